@@ -1,0 +1,218 @@
+"""Control: what a client may ask of the engine, and what it is answered.
+
+A request is `[id (u64, big-endian), msgpack command]` from a DEALER socket; every reply to it
+carries the same id: `[id, msgpack reply]`. One command has one reply, except `Submit`, which is
+answered by `Submitted` and then by `Output` messages until one of them is `finished`. Decoding is
+strict (no unknown fields) and bounded.
+"""
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from stepscope.engine.wire import EngineInfo, KnobValue, Snapshot
+
+MAX_COMMAND_BYTES = 8 * 1024 * 1024
+
+Name: TypeAlias = Annotated[str, Meta(max_length=256)]
+TokenIds: TypeAlias = Annotated[
+    list[Annotated[int, Meta(ge=0, le=2**31 - 1)]], Meta(max_length=1_000_000)
+]
+
+
+class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the tokens of one request are chosen, and when it ends."""
+
+    max_tokens: Annotated[int, Meta(ge=1, le=10_000_000)] = 16
+    min_tokens: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0  # 0: greedy
+    top_k: Annotated[int, Meta(ge=0)] = 0  # 0: all
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    ignore_eos: bool = False
+    stop_token_ids: Annotated[tuple[int, ...], Meta(max_length=64)] = ()
+
+
+class WorkloadSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A synthetic mix: short chats and now and then a long document, arrivals Poisson."""
+
+    rate: Annotated[float, Meta(gt=0.0, le=10_000.0)] = 1.0  # requests a second
+    document_share: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1
+    chat_tokens: Annotated[int, Meta(ge=1)] = 128  # mean prompt
+    document_tokens: Annotated[int, Meta(ge=1)] = 3072
+    output_tokens: Annotated[int, Meta(ge=1)] = 64  # mean
+    num_requests: Annotated[int, Meta(ge=1)] | None = None  # None: until told otherwise
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
+    seed: int = 0
+
+
+class Command(
+    Struct, frozen=True, kw_only=True, tag_field="type", tag=True, forbid_unknown_fields=True
+):
+    """Base of what may be asked."""
+
+
+class GetInfo(Command, frozen=True):
+    pass
+
+
+class GetSnapshot(Command, frozen=True):
+    pass
+
+
+class ReplayFrom(Command, frozen=True, kw_only=True):
+    """Messages from `sequence` on that the replay ring still holds, oldest first."""
+
+    sequence: Annotated[int, Meta(ge=0)]
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
+
+
+class SetKnobs(Command, frozen=True, kw_only=True):
+    """All of `changes` or none. `expected_version` guards against overwriting another's change."""
+
+    changes: Annotated[dict[Name, KnobValue], Meta(min_length=1, max_length=64)]
+    who: Name = "unknown"
+    expected_version: int | None = None
+    dry_run: bool = False
+
+
+class Pause(Command, frozen=True):
+    pass
+
+
+class Resume(Command, frozen=True):
+    pass
+
+
+class StepOnce(Command, frozen=True, kw_only=True, tag="Step"):
+    """Run `n` steps, then pause."""
+
+    n: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+
+
+class Submit(Command, frozen=True, kw_only=True):
+    """A prompt as text or as token ids (exactly one of the two).
+
+    `max_prompt_tokens` keeps the first so many tokens: a client without the tokenizer sends enough
+    text and lets the engine cut it.
+    """
+
+    client_id: Name = ""
+    prompt: str | None = None
+    prompt_token_ids: TokenIds | None = None
+    max_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
+    sampling: SamplingParams = SamplingParams()
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0  # lower is served first
+    stream: bool = True  # one Output a token; else one at the end
+    with_text: bool = True
+
+
+class Abort(Command, frozen=True, kw_only=True):
+    request_id: int
+
+
+class ResetPrefixCache(Command, frozen=True):
+    pass
+
+
+class SetWorkload(Command, frozen=True, kw_only=True):
+    """Start (or replace) the engine's own workload; None stops it."""
+
+    workload: WorkloadSpec | None = None
+
+
+class Drain(Command, frozen=True):
+    """Refuse new requests and finish the ones that are there. `Resume` opens the door again."""
+
+
+class Shutdown(Command, frozen=True):
+    pass
+
+
+AnyCommand: TypeAlias = (
+    GetInfo
+    | GetSnapshot
+    | ReplayFrom
+    | SetKnobs
+    | Pause
+    | Resume
+    | StepOnce
+    | Submit
+    | Abort
+    | ResetPrefixCache
+    | SetWorkload
+    | Drain
+    | Shutdown
+)
+
+
+class Reply(Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
+    """Base of what is answered."""
+
+
+class Ack(Reply, frozen=True, kw_only=True):
+    effective_step: int  # the first step for which it holds
+    version: int | None = None  # of the knobs, after SetKnobs
+    detail: str = ""
+
+
+class Error(Reply, frozen=True, kw_only=True):
+    """Nothing was changed. `code` is for programs, `message` says what to do."""
+
+    code: str
+    message: str
+
+
+class Submitted(Reply, frozen=True, kw_only=True):
+    request_id: int
+    num_prompt_tokens: int
+
+
+class Output(Reply, frozen=True, kw_only=True):
+    """Tokens of a request. The last one has `finish_reason`: stop, length or abort."""
+
+    request_id: int
+    token_ids: list[int]
+    text: str | None = None
+    finish_reason: str | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0  # so far
+
+
+class ReplayedFrame(Struct, array_like=True, frozen=True):
+    topic: bytes
+    sequence: int
+    payload: bytes
+
+
+class Replayed(Reply, frozen=True, kw_only=True):
+    frames: list[ReplayedFrame]
+    oldest_sequence: int  # the oldest the ring holds
+    next_sequence: int  # the one the publisher will use next
+
+
+AnyReply: TypeAlias = Ack | Error | Submitted | Output | Replayed | EngineInfo | Snapshot
+
+_encoder = msgspec.msgpack.Encoder()
+_command_decoder = msgspec.msgpack.Decoder(AnyCommand)
+_reply_decoder = msgspec.msgpack.Decoder(AnyReply)
+
+
+def encode(message: Command | Reply | EngineInfo | Snapshot) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_command(payload: bytes) -> AnyCommand:
+    """Raises msgspec.DecodeError (malformed) or msgspec.ValidationError (wrong field, too big)."""
+    if len(payload) > MAX_COMMAND_BYTES:
+        raise msgspec.ValidationError(
+            f"command of {len(payload)} bytes, at most {MAX_COMMAND_BYTES} are taken"
+        )
+    return _command_decoder.decode(payload)
+
+
+def decode_reply(payload: bytes) -> AnyReply:
+    return _reply_decoder.decode(payload)

@@ -1,0 +1,72 @@
+"""`Request`: one prompt on its way through the engine.
+
+The scheduler owns the queues a request stands in, the KV cache manager owns the blocks its table
+names; the request itself is the state both read.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from stepscope.engine.commands import SamplingParams
+
+
+class RequestStatus(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"  # waiting again, with tokens to recompute
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One prompt and the tokens it has produced so far."""
+
+    request_id: int
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    arrival_ns: int
+    client_id: str = ""
+    priority: int = 0
+    eos_token_ids: frozenset[int] = frozenset()
+
+    status: RequestStatus = RequestStatus.WAITING
+    token_ids: list[int] = field(init=False)  # prompt, then output
+    num_computed_tokens: int = 0  # tokens whose K/V is in the cache
+    block_table: list[int] = field(default_factory=list)  # block i holds tokens [i*bs, (i+1)*bs)
+    block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks, chained
+    num_hashed_blocks: int = 0  # of block_table, registered in the prefix cache
+    num_cached_tokens: int = 0  # prefix hit at the first admission
+    num_preemptions: int = 0
+    high_water: int = 0  # most tokens ever computed: below it, prefill is recomputation
+    finish_reason: str | None = None
+    waiting_reason: str = "queued"
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.prompt_token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[len(self.prompt_token_ids) :]
+
+    def finish_reason_after(self, token_id: int) -> str | None:
+        """Why the request ends with `token_id`, its newest token: "stop", "length" or None."""
+        sampling = self.sampling
+        num_output = self.num_output_tokens
+        if num_output >= sampling.min_tokens and (
+            token_id in sampling.stop_token_ids
+            or (not sampling.ignore_eos and token_id in self.eos_token_ids)
+        ):
+            return "stop"
+        return "length" if num_output >= sampling.max_tokens else None

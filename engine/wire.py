@@ -1,0 +1,324 @@
+"""Telemetry: every message the engine publishes, and how it is framed.
+
+A message is three frames, `[topic, sequence (u64, big-endian), msgpack payload]`. One publisher
+counts all its topics with one sequence, so a subscriber to everything sees a lost message as a
+gap. Times are the engine's `time.monotonic_ns()` unless a name says `wall`. `None` means that the
+source cannot know the value; readers draw it as unknown, never as zero.
+
+Only per-request rows are array-encoded, and they grow at the end only; everything else is
+map-encoded, so that an older reader skips the fields it does not know.
+"""
+
+from enum import IntEnum, IntFlag
+from typing import Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+SCHEMA_VERSION = 1
+MAX_TELEMETRY_BYTES = 64 * 1024 * 1024
+
+KnobValue: TypeAlias = bool | int | float | str
+
+
+class Phase(IntEnum):
+    """What one request does in one step. A batch as a whole has no phase."""
+
+    PREFILL = 0
+    DECODE = 1
+    RECOMPUTE = 2  # prefill of tokens that were computed before a preemption
+
+
+class RowFlag(IntFlag):
+    LAST_CHUNK = 1  # the row ends in a sampled token
+    FIRST_TOKEN = 2  # ... which is the first of the request
+    RESUMED = 4  # first row after a preemption
+
+
+class BatchRow(Struct, array_like=True, frozen=True):
+    """One request in one step."""
+
+    request_id: int
+    phase: int  # Phase
+    start: int  # position of the first token computed in this step
+    num_tokens: int
+    num_cached_tokens: int  # skipped by a prefix hit at this step's admission, else 0
+    num_blocks: int  # held after scheduling
+    flags: int  # RowFlag
+
+
+CACHED = -1  # free, but its content can still be hit
+EMPTY = -2  # free, holds nothing
+
+
+class BlockMove(Struct, array_like=True, frozen=True):
+    """State of one KV block after the step, for a block that changed in it."""
+
+    block_id: int
+    owner: int  # request id of the latest holder, or CACHED, or EMPTY
+    ref_count: int
+
+
+class BlockRun(Struct, array_like=True, frozen=True):
+    """`count` neighbouring blocks in the same state (run-length coding of a snapshot)."""
+
+    count: int
+    owner: int
+    ref_count: int
+
+
+class KVCounts(Struct, frozen=True):
+    """Blocks by state; used + cached + empty is the number of usable blocks."""
+
+    used: int
+    cached: int
+    empty: int
+    evicted: int  # cached blocks overwritten in this step
+    queried_tokens: int = 0  # prompt tokens looked up in the prefix cache in this step
+    hit_tokens: int = 0  # ... and found
+
+
+class Event(Struct, frozen=True, tag_field="type", tag=str.lower):
+    """Something that happened to one request, in the step (or between steps) that reports it."""
+
+    request_id: int
+
+
+class Arrived(Event, frozen=True):
+    client_id: str
+    num_prompt_tokens: int
+    max_tokens: int
+    priority: int
+    time_ns: int
+
+
+class Admitted(Event, frozen=True):
+    num_cached_tokens: int
+
+
+class FirstToken(Event, frozen=True):
+    pass
+
+
+class Finished(Event, frozen=True):
+    reason: str  # stop, length
+    num_output_tokens: int
+
+
+class Preempted(Event, frozen=True):
+    num_blocks: int  # freed
+    reason: str
+
+
+class Aborted(Event, frozen=True):
+    reason: str
+
+
+class Rejected(Event, frozen=True):
+    client_id: str
+    reason: str
+
+
+RequestEvent: TypeAlias = (
+    Arrived | Admitted | FirstToken | Finished | Preempted | Aborted | Rejected
+)
+
+
+class Telemetry(Struct, tag_field="type", tag=True, omit_defaults=True):
+    """Base of what is published."""
+
+
+class KnobSpec(Struct, frozen=True):
+    """One live setting, described for people and for clients that never import the engine."""
+
+    name: str
+    kind: Literal["int", "float", "bool", "choice"]
+    default: KnobValue
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    help: str = ""
+
+
+class EngineInfo(Telemetry, frozen=True, kw_only=True):
+    """Who is speaking. Published at start and every few seconds."""
+
+    engine_id: str  # new at every start of an engine
+    name: str
+    schema_version: int = SCHEMA_VERSION
+    software_version: str
+    pid: int | None = None
+    model: str
+    architecture: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    attention_backend: str | None = None
+    num_layers: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    num_parameters: int | None = None
+    weight_bytes: int | None = None
+    flops_per_token: int | None = None
+    block_size: int | None = None
+    num_blocks: int | None = None  # usable ones
+    max_model_len: int | None = None
+    max_num_batched_tokens: int | None = None  # capacity
+    max_num_seqs: int | None = None  # capacity
+    chars_per_token: float | None = None  # of English prose, for clients without the tokenizer
+    knobs: tuple[KnobSpec, ...] = ()
+    telemetry_endpoint: str = ""
+    control_endpoint: str = ""
+    monotonic_ns: int  # these two name the same instant
+    wall_ns: int
+    with_tokens: bool = False
+    config_hash: str | None = None
+
+
+class KnobsChanged(Telemetry, frozen=True, kw_only=True):
+    version: int
+    effective_step: int  # the first step scheduled with the new values
+    who: str
+    old: dict[str, KnobValue]
+    new: dict[str, KnobValue]
+    time_ns: int
+
+
+class StepRecord(Telemetry, frozen=True, kw_only=True):
+    """One forward step: who was in the batch, what it cost, what moved."""
+
+    step: int
+    schedule_start_ns: int
+    schedule_end_ns: int | None = None
+    launch_ns: int | None = None  # the model was started
+    tokens_ns: int  # the sampled tokens were known on the host
+    device_ns: int | None = None  # time the accelerator was busy
+    knobs_version: int | None = None
+    token_budget: int | None = None
+    max_num_seqs: int | None = None
+    num_prefill_tokens: int  # recomputed tokens included
+    num_decode_tokens: int
+    num_padded_tokens: int | None = None
+    batch: list[BatchRow] | None = None
+    kv: KVCounts | None = None
+    moves: list[BlockMove] = []
+    num_running: int
+    num_waiting: int
+    waiting_reasons: dict[str, int] | None = None
+    events: list[RequestEvent] = []
+    num_dropped: int = 0  # telemetry messages dropped by the publisher so far
+
+
+EngineState: TypeAlias = Literal["running", "idle", "paused", "draining", "stopped"]
+
+
+class EngineStatus(Telemetry, frozen=True, kw_only=True):
+    """A sign of life, once a second and at every change, and what happened outside of any step."""
+
+    time_ns: int
+    state: EngineState
+    step: int  # the last step that ran, -1 before the first
+    num_running: int
+    num_waiting: int
+    kv: KVCounts | None = None
+    moves: list[BlockMove] = []
+    events: list[RequestEvent] = []
+    num_dropped: int = 0
+    workload: str | None = None  # what the engine's own workload is, None when it has none
+
+
+RequestStatus: TypeAlias = Literal["waiting", "running", "preempted", "finished"]
+
+
+class RequestView(Struct, kw_only=True):
+    """One request as an observer sees it: part of a Snapshot and of the reducer's state."""
+
+    request_id: int
+    client_id: str
+    status: RequestStatus
+    arrival_ns: int
+    num_prompt_tokens: int
+    max_tokens: int
+    priority: int = 0
+    num_computed_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_blocks: int = 0
+    num_preemptions: int = 0
+    first_token_ns: int | None = None
+    last_token_ns: int | None = None
+    finish_reason: str | None = None
+    finish_step: int | None = None
+    finish_ns: int | None = None
+
+
+class Snapshot(Telemetry, frozen=True, kw_only=True):
+    """Everything a late joiner needs, true right after the message `sequence` was published."""
+
+    sequence: int
+    step: int
+    time_ns: int
+    info: EngineInfo
+    knobs: dict[str, KnobValue]
+    knobs_version: int
+    state: EngineState
+    requests: list[RequestView]
+    blocks: list[BlockRun] | None
+    kv: KVCounts | None
+    num_dropped: int = 0
+    workload: str | None = None
+
+
+class Mark(Telemetry, frozen=True, kw_only=True):
+    """A person's note at a step. Made by an observer and kept in recordings."""
+
+    step: int
+    time_ns: int
+    text: str
+    who: str
+
+
+TelemetryMessage: TypeAlias = (
+    EngineInfo | KnobsChanged | StepRecord | EngineStatus | Snapshot | Mark
+)
+
+TOPICS: dict[type[Telemetry], bytes] = {
+    EngineInfo: b"info",
+    KnobsChanged: b"knobs",
+    StepRecord: b"step",
+    EngineStatus: b"status",
+    Snapshot: b"keyframe",
+    Mark: b"mark",
+}
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(TelemetryMessage)
+
+
+def encode(message: Telemetry) -> bytes:
+    """Msgpack payload of one telemetry message."""
+    return _encoder.encode(message)
+
+
+def decode(payload: bytes | memoryview) -> TelemetryMessage:
+    """Inverse of `encode`.
+
+    Raises:
+        msgspec.DecodeError: malformed msgpack, or (`msgspec.ValidationError`) a wrong field; the
+            error names the path to it.
+    """
+    if len(payload) > MAX_TELEMETRY_BYTES:
+        raise msgspec.ValidationError(
+            f"message of {len(payload)} bytes, at most {MAX_TELEMETRY_BYTES} are taken"
+        )
+    return _decoder.decode(payload)
+
+
+def sequence_frame(sequence: int) -> bytes:
+    return sequence.to_bytes(8, "big")
+
+
+def sequence_of(frame: bytes) -> int:
+    """Sequence number of a second frame; ValueError if it is not eight bytes."""
+    if len(frame) != 8:
+        raise ValueError(f"sequence frame of {len(frame)} bytes, expected 8")
+    return int.from_bytes(frame, "big")
