@@ -1,0 +1,149 @@
+"""`ControlClient`: asks an engine over its control socket. Belongs to one thread."""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TypeVar
+
+import msgspec
+import zmq
+
+from stepscope.engine import commands
+from stepscope.engine.commands import Ack, AnyReply, Command, Error, GetInfo, GetSnapshot, SetKnobs
+from stepscope.engine.endpoints import Endpoint
+from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo, KnobValue, Snapshot
+
+
+_T = TypeVar("_T")
+
+
+class EngineUnreachable(Exception):  # noqa: N818 - reads as what happened
+    """Nobody answered at the endpoint within the time given."""
+
+
+class CommandRefused(Exception):  # noqa: N818
+    """The engine answered with an error; nothing was changed."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class ControlClient:
+    """A DEALER socket and the ids of what was asked on it.
+
+    Args:
+        endpoint: whom to ask.
+        timeout_s: how long `ask` waits for an answer unless told otherwise.
+    """
+
+    def __init__(self, endpoint: Endpoint | str, timeout_s: float = 3.0) -> None:
+        self.endpoint = Endpoint.parse(endpoint) if isinstance(endpoint, str) else endpoint
+        self.timeout_s = timeout_s
+        self._ids = itertools.count(1)
+        self._early: deque[tuple[int, AnyReply]] = deque()  # came while another was awaited
+        self._socket = zmq.Context.instance().socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.rcvhwm = 0
+        self._socket.connect(self.endpoint.control)
+
+    def __enter__(self) -> "ControlClient":
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def send(self, command: Command) -> int:
+        """Send without waiting; returns the id that the replies will carry."""
+        command_id = next(self._ids)
+        self._socket.send_multipart([command_id.to_bytes(8, "big"), commands.encode(command)])
+        return command_id
+
+    def receive(self, timeout_s: float) -> tuple[int, AnyReply] | None:
+        """The next reply to anything that was sent, None when none comes in time."""
+        if self._early:
+            return self._early.popleft()
+        return self._receive(timeout_s)
+
+    def ask(self, command: Command, timeout_s: float | None = None) -> AnyReply:
+        """Send and wait for the answer.
+
+        Raises:
+            EngineUnreachable: no answer in time.
+            CommandRefused: the engine answered with an error.
+        """
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        path = self.endpoint.path
+        if path is not None and not path.exists():
+            raise EngineUnreachable(
+                f"no engine at {self.endpoint.control}: there is no such socket"
+            )
+        wanted = self.send(command)
+        deadline = time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > 0:
+            received = self._receive(left)
+            if received is None:
+                continue
+            if received[0] != wanted:
+                self._early.append(received)
+                continue
+            reply = received[1]
+            if isinstance(reply, Error):
+                raise CommandRefused(reply.code, reply.message)
+            return reply
+        raise EngineUnreachable(
+            f"no engine answers at {self.endpoint.control} (waited {timeout_s:g} s); "
+            "is it running? 'stepscope top' without an endpoint lists the local ones"
+        )
+
+    def info(self) -> EngineInfo:
+        return self._ask_for(EngineInfo, GetInfo())
+
+    def snapshot(self) -> Snapshot:
+        return self._ask_for(Snapshot, GetSnapshot())
+
+    def set_knobs(
+        self,
+        changes: Mapping[str, KnobValue],
+        who: str,
+        expected_version: int | None = None,
+        dry_run: bool = False,
+    ) -> Ack:
+        """Change knobs; the Ack tells the first step with the new values and the new version."""
+        command = SetKnobs(
+            changes=dict(changes), who=who, expected_version=expected_version, dry_run=dry_run
+        )
+        return self._ask_for(Ack, command)
+
+    def _ask_for(self, kind: type[_T], command: Command) -> _T:
+        reply = self.ask(command)
+        if not isinstance(reply, kind):
+            raise CommandRefused(
+                "protocol",
+                f"{self.endpoint.control} answered with {type(reply).__name__}, expected "
+                f"{kind.__name__}: is it a stepscope engine of schema {SCHEMA_VERSION}?",
+            )
+        return reply
+
+    def _receive(self, timeout_s: float) -> tuple[int, AnyReply] | None:
+        if not self._socket.poll(max(0, round(timeout_s * 1000))):
+            return None
+        frames = self._socket.recv_multipart()
+        try:
+            command_id, payload = frames
+            return int.from_bytes(command_id, "big"), commands.decode_reply(payload)
+        except (ValueError, msgspec.DecodeError) as error:
+            raise CommandRefused(
+                "protocol", f"{self.endpoint.control} sent what is no reply: {error}"
+            ) from error

@@ -1,0 +1,237 @@
+"""Where engines listen on this machine: addresses, the runtime folder, and who holds which.
+
+An endpoint names the control socket; telemetry lies beside it (`PATH.telemetry`, or the next TCP
+port). An engine holds a lock file for as long as it lives, because binding an `ipc` address takes
+it over from whoever had it: the lock tells a live engine from the files of a dead one.
+"""
+
+import fcntl
+import ipaddress
+import json
+import os
+import stat
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import platformdirs
+
+from stepscope.engine.config import ConfigError
+
+MAX_IPC_PATH = 103  # sun_path holds 108 bytes on Linux and 104 on macOS
+_TELEMETRY_SUFFIX = ".telemetry"
+_LOCK_SUFFIX = ".lock"
+
+
+def runtime_dir() -> Path:
+    """The user's own folder for sockets, made with mode 0700.
+
+    Raises:
+        ConfigError: it belongs to someone else or others may enter it.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns where XDG_RUNTIME_DIR is not set
+        path = platformdirs.user_runtime_path("stepscope")
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.stat()
+    if status.st_uid != os.getuid():
+        raise ConfigError("runtime_dir", f"{path} belongs to another user; set XDG_RUNTIME_DIR")
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        path.chmod(0o700)
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Address of an engine's control socket (a ZeroMQ address)."""
+
+    control: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Endpoint":
+        """From `ipc://PATH`, `tcp://HOST:PORT`, a path, or the name of a local engine.
+
+        Raises:
+            ConfigError: it is none of these.
+        """
+        text = text.strip()
+        if text.startswith("tcp://"):
+            host, _, port = text.removeprefix("tcp://").rpartition(":")
+            if not host or not port.isdigit() or not 0 < int(port) < 65535:
+                raise ConfigError(
+                    "bad_endpoint", f"{text!r} is not tcp://HOST:PORT with a port of 1..65534"
+                )
+            return cls(text)
+        path = text.removeprefix("ipc://")
+        if not path or "://" in path:
+            raise ConfigError(
+                "bad_endpoint", f"{text!r} is not ipc://PATH, tcp://HOST:PORT or an engine's name"
+            )
+        full = Path(path) if "/" in path else runtime_dir() / path
+        if len(os.fsencode(full)) + len(_TELEMETRY_SUFFIX) > MAX_IPC_PATH:
+            raise ConfigError(
+                "bad_endpoint", f"{full} is too long for a socket; choose a shorter path"
+            )
+        return cls(f"ipc://{full}")
+
+    @property
+    def path(self) -> Path | None:
+        """Socket file, None for TCP."""
+        return Path(self.control.removeprefix("ipc://")) if self.is_ipc else None
+
+    @property
+    def is_ipc(self) -> bool:
+        return self.control.startswith("ipc://")
+
+    @property
+    def telemetry(self) -> str:
+        """Address of the PUB socket."""
+        if self.is_ipc:
+            return self.control + _TELEMETRY_SUFFIX
+        host, _, port = self.control.rpartition(":")
+        return f"{host}:{int(port) + 1}"
+
+    @property
+    def name(self) -> str:
+        """What to call it in a list."""
+        path = self.path
+        return path.name if path else self.control.removeprefix("tcp://")
+
+    def check_private(self) -> None:
+        """Raises ConfigError when binding it would let strangers in."""
+        if self.is_ipc:
+            return
+        host = self.control.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+        try:
+            private = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            private = False
+        if not private:
+            raise ConfigError(
+                "public_bind",
+                f"{self.control} can be reached from other machines and the control socket has no "
+                "keys; bind tcp://127.0.0.1:PORT and reach it through ssh -L",
+            )
+
+
+class EndpointLock:
+    """Held by the one engine that may bind an endpoint. A context manager.
+
+    Raises:
+        ConfigError: on entering, when a live engine holds it already.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.path = _lock_path(endpoint)
+        self._fd = -1
+
+    def __enter__(self) -> "EndpointLock":
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # `find_local` takes the lock for an instant to see whether anybody has it.
+        for _ in range(20):
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = _holder(self._fd)
+                os.close(self._fd)
+                time.sleep(0.02)
+                continue
+            if _same_file(self._fd, self.path):
+                break
+            os.close(self._fd)  # the holder before us removed the file after we opened it
+        else:
+            raise ConfigError(
+                "endpoint_in_use",
+                f"an engine (pid {holder.get('pid', '?')}) is already on "
+                f"{self.endpoint.control}; stop it, or give --endpoint or --name another one",
+            )
+        os.ftruncate(self._fd, 0)
+        os.write(
+            self._fd,
+            json.dumps({"pid": os.getpid(), "control": self.endpoint.control}).encode(),
+        )
+        self._remove_sockets()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._remove_sockets()
+        self.path.unlink(missing_ok=True)
+        os.close(self._fd)
+
+    def _remove_sockets(self) -> None:
+        """Files that a dead engine left here; ours once we hold the lock."""
+        if (path := self.endpoint.path) is not None:
+            path.unlink(missing_ok=True)
+            Path(str(path) + _TELEMETRY_SUFFIX).unlink(missing_ok=True)
+
+
+def free_name() -> str:
+    """The first of engine-0, engine-1, ... that no live engine has."""
+    taken = {endpoint.name for endpoint in find_local()}
+    return next(name for i in range(10_000) if (name := f"engine-{i}") not in taken)
+
+
+def find_local() -> list[Endpoint]:
+    """Endpoints of the engines of this user that are alive on this machine, by name."""
+    found = []
+    for path in sorted(runtime_dir().glob("*" + _LOCK_SUFFIX)):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue  # gone since it was listed
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if control := _holder(fd).get("control"):
+                found.append(Endpoint(str(control)))
+        finally:
+            os.close(fd)
+    return found
+
+
+def stale_files() -> list[Path]:
+    """Files in the runtime folder that dead engines left behind."""
+    alive = {e.control for e in find_local()}
+    stale = []
+    for path in sorted(runtime_dir().iterdir()):
+        base = str(path).removesuffix(_LOCK_SUFFIX).removesuffix(_TELEMETRY_SUFFIX)
+        if f"ipc://{base}" in alive:
+            continue
+        if Path(base).name.startswith("tcp-") and any(
+            control.endswith(":" + base.rpartition("-")[2]) for control in alive
+        ):
+            continue
+        stale.append(path)
+    return stale
+
+
+def _lock_path(endpoint: Endpoint) -> Path:
+    if (path := endpoint.path) is not None:
+        return Path(str(path) + _LOCK_SUFFIX)
+    return runtime_dir() / f"tcp-{endpoint.control.rpartition(':')[2]}{_LOCK_SUFFIX}"
+
+
+def _holder(fd: int) -> dict[str, object]:
+    try:
+        holder = json.loads(os.pread(fd, 4096, 0) or b"{}")
+    except ValueError:
+        return {}  # its holder is writing it just now
+    return holder if isinstance(holder, dict) else {}
+
+
+def _same_file(fd: int, path: Path) -> bool:
+    try:
+        named = path.stat()
+    except FileNotFoundError:
+        return False
+    opened = os.fstat(fd)
+    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
