@@ -15,7 +15,6 @@ from stepscope.engine.commands import Ack, AnyReply, Command, Error, GetInfo, Ge
 from stepscope.engine.endpoints import Endpoint
 from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo, KnobValue, Snapshot
 
-
 _T = TypeVar("_T")
 
 

@@ -38,6 +38,8 @@ class Request:
     num_cached_tokens: int = 0  # prefix hit at the first admission
     num_preemptions: int = 0
     high_water: int = 0  # most tokens ever computed: below it, prefill is recomputation
+    first_token_ns: int | None = None
+    last_token_ns: int | None = None
     finish_reason: str | None = None
     waiting_reason: str = "queued"
 

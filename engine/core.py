@@ -1,0 +1,344 @@
+"""`EngineCore`: the loop. Everything in it runs on one thread, the engine's.
+
+Whatever a client or an operator asks for waits in the inbox and is applied between two steps, at
+the top of the next one; the record of that step says so.
+"""
+
+import itertools
+import logging
+import queue
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from stepscope.engine import records
+from stepscope.engine.commands import AnyCommand, AnyReply, Output, Submit
+from stepscope.engine.config import Limits
+from stepscope.engine.request import Request
+from stepscope.engine.scheduler import Scheduler
+from stepscope.engine.step import Runner, ScheduledRow, ScheduledStep, StepResult
+from stepscope.engine.wire import (
+    Arrived,
+    EngineInfo,
+    EngineState,
+    EngineStatus,
+    Rejected,
+    RequestEvent,
+    Snapshot,
+    Telemetry,
+)
+
+log = logging.getLogger("stepscope.engine")
+
+STATUS_INTERVAL_NS = 1_000_000_000
+INFO_INTERVAL_NS = 5_000_000_000
+
+
+class Client(Protocol):
+    """Whoever asked. `reply` is called on the engine's thread and must not wait."""
+
+    def reply(self, message: AnyReply) -> None: ...
+
+
+class TelemetrySink(Protocol):
+    """Where records go; `telemetry.Publisher` is the real one."""
+
+    next_sequence: int
+    num_dropped: int
+
+    def publish(self, message: Telemetry) -> None: ...
+
+
+@dataclass(slots=True)
+class Call:
+    """One command in the inbox. `token_ids` is the prepared prompt of a `Submit`."""
+
+    command: AnyCommand
+    client: Client
+    token_ids: list[int] | None = None
+
+
+@dataclass(slots=True)
+class Refusal:
+    """A `Submit` that never became a request, for the record."""
+
+    client_id: str
+    reason: str
+
+
+class EngineCore:
+    """One model, one scheduler, one loop.
+
+    Args:
+        info: published as it stands.
+        runner: executes steps; its clock is the engine's time.
+        scheduler: owns the queues and, through its KV cache manager, the blocks.
+        limits: bounds of the knobs.
+        sink: where telemetry goes; None publishes nothing.
+        apply: carries out one command (`dispatch.apply`).
+        eos_token_ids: tokens that end a request.
+        max_waiting: requests that may wait before a further one is refused.
+    """
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        runner: Runner,
+        scheduler: Scheduler,
+        limits: Limits,
+        sink: TelemetrySink | None,
+        apply: Callable[["EngineCore", Call], None],
+        eos_token_ids: frozenset[int] = frozenset(),
+        max_waiting: int = 100_000,
+    ) -> None:
+        self.info = info
+        self.runner = runner
+        self.scheduler = scheduler
+        self.limits = limits
+        self.sink = sink
+        self.eos_token_ids = eos_token_ids
+        self.max_waiting = max_waiting
+        self.inbox: queue.SimpleQueue[Call | Refusal] = queue.SimpleQueue()
+        self.next_step = 0
+        self.knobs_version = 0
+        self.steps_allowed: int | None = None  # None: run freely; 0: paused
+        self.draining = False
+        self.stopping = False
+        self.workload: str | None = None
+        self._apply = apply
+        self._request_ids = itertools.count()
+        self._clients: dict[int, tuple[Client, Submit]] = {}
+        self._events: list[RequestEvent] = []
+        self._told_state: EngineState | None = None
+        self._untold = False  # something happened that no message has told yet
+        self._next_status_ns = 0
+        self._next_info_ns = 0
+
+    # The loop
+
+    def run(self) -> None:
+        """Step until told to stop; sleep while there is nothing to do."""
+        while not self.stopping:
+            if not self.step():
+                self.publish_signs_of_life(idle=True)
+                self._wait()
+            else:
+                self.publish_signs_of_life(idle=False)
+        for request_id in list(self.scheduler.requests):
+            self.abort(request_id, "the engine was shut down")
+        self._publish_status("stopped")
+
+    def step(self) -> bool:
+        """One forward step; False when there was nothing to run."""
+        self._apply_commands()
+        if self.steps_allowed == 0 or not self.scheduler.has_work():
+            return False
+        schedule_start_ns = self.runner.clock()
+        rows = self.scheduler.schedule()
+        schedule_end_ns = self.runner.clock()
+        if not rows:
+            return False
+        result = self._execute(rows)
+        if result is None:
+            return True
+        batch = records.batch_rows(rows, self.scheduler) if self.sink is not None else []
+        self.scheduler.update(rows, result.token_ids)
+        self._deliver(rows, result)
+        if self.sink is not None:
+            self.sink.publish(
+                records.step_record(
+                    step=self.next_step,
+                    schedule_ns=(schedule_start_ns, schedule_end_ns),
+                    result=result,
+                    rows=rows,
+                    batch=batch,
+                    scheduler=self.scheduler,
+                    knobs_version=self.knobs_version,
+                    events=self._drain_events(),
+                    num_dropped=self.sink.num_dropped,
+                )
+            )
+        self.next_step += 1
+        if self.steps_allowed is not None:
+            self.steps_allowed -= 1
+        return True
+
+    def _apply_commands(self) -> None:
+        while True:
+            try:
+                call = self.inbox.get_nowait()
+            except queue.Empty:
+                return
+            self._take(call)
+
+    def _take(self, call: Call | Refusal) -> None:
+        self._untold = True
+        if isinstance(call, Refusal):
+            self.refuse(call.client_id, call.reason)
+        else:
+            self._apply(self, call)
+
+    def _wait(self) -> None:
+        """Until something is asked, or a sign of life is due."""
+        left_ns = self._next_status_ns - self.runner.clock()
+        try:
+            call = self.inbox.get(timeout=max(left_ns, 1_000_000) / 1e9)
+        except queue.Empty:
+            return
+        self._take(call)
+
+    def _execute(self, rows: list[ScheduledRow]) -> StepResult | None:
+        try:
+            return self.runner.execute(ScheduledStep(self.next_step, rows))
+        except Exception:
+            # A step that fails ends the requests in it, not the engine.
+            log.exception("step %d failed; its %d requests are ended", self.next_step, len(rows))
+            self._untold = True
+            for row in rows:
+                self.abort(row.request.request_id, "the engine failed in this step")
+            return None
+
+    def _deliver(self, rows: list[ScheduledRow], result: StepResult) -> None:
+        """New tokens to whoever submitted their requests."""
+        now_ns = result.tokens_ns
+        for row, token_id in zip(rows, result.token_ids, strict=True):
+            if token_id is None:
+                continue
+            request = row.request
+            if request.first_token_ns is None:
+                request.first_token_ns = now_ns
+            request.last_token_ns = now_ns
+            reason = request.finish_reason
+            if reason is not None:
+                client, submit = self._clients.pop(request.request_id)
+            else:
+                client, submit = self._clients[request.request_id]
+            if submit.stream or reason is not None:
+                token_ids = [token_id] if submit.stream else request.output_token_ids
+                client.reply(_output(request, token_ids, reason))
+
+    # What commands do (called by dispatch, between steps)
+
+    def add(self, submit: Submit, token_ids: list[int], client: Client) -> Request:
+        """Queue a prepared prompt."""
+        request = Request(
+            request_id=next(self._request_ids),
+            prompt_token_ids=token_ids,
+            sampling=submit.sampling,
+            arrival_ns=self.runner.clock(),
+            client_id=submit.client_id,
+            priority=submit.priority,
+            eos_token_ids=self.eos_token_ids,
+        )
+        self._clients[request.request_id] = (client, submit)
+        self._events.append(
+            Arrived(
+                request_id=request.request_id,
+                client_id=request.client_id,
+                num_prompt_tokens=request.num_prompt_tokens,
+                max_tokens=submit.sampling.max_tokens,
+                priority=request.priority,
+                time_ns=request.arrival_ns,
+            )
+        )
+        self.scheduler.add(request)
+        return request
+
+    def refuse(self, client_id: str, reason: str) -> None:
+        """Note in the next record that a request was turned away."""
+        self._events.append(
+            Rejected(request_id=next(self._request_ids), client_id=client_id, reason=reason)
+        )
+
+    def abort(self, request_id: int, reason: str) -> bool:
+        """End a request now; its client gets a last Output. False if there is no such request."""
+        request = self.scheduler.abort(request_id, reason)
+        if request is None:
+            return False
+        client, submit = self._clients.pop(request_id)
+        client.reply(_output(request, [] if submit.stream else request.output_token_ids, "abort"))
+        return True
+
+    def publish(self, message: Telemetry) -> None:
+        if self.sink is not None:
+            self.sink.publish(message)
+
+    @property
+    def state(self) -> EngineState:
+        if self.steps_allowed == 0:
+            return "paused"
+        if self.draining:
+            return "draining"
+        return "running" if self.scheduler.has_work() else "idle"
+
+    def snapshot(self) -> Snapshot:
+        """The state as of the last message published.
+
+        What happened since it is flushed first, so that nothing can be in the snapshot that a
+        later message repeats.
+        """
+        self._publish_status(self.state)
+        return records.snapshot(
+            sequence=self.sink.next_sequence - 1 if self.sink is not None else 0,
+            step=self.next_step - 1,
+            time_ns=self.runner.clock(),
+            info=self.info,
+            knobs=self.scheduler.knobs,
+            knobs_version=self.knobs_version,
+            state=self.state,
+            scheduler=self.scheduler,
+            num_dropped=self.sink.num_dropped if self.sink is not None else 0,
+            workload=self.workload,
+        )
+
+    # Signs of life
+
+    def publish_signs_of_life(self, *, idle: bool) -> None:
+        now_ns = self.runner.clock()
+        if now_ns >= self._next_info_ns:
+            self._next_info_ns = now_ns + INFO_INTERVAL_NS
+            self.publish(self.info)
+        # Outside of a step nothing else would tell what happened.
+        if (
+            self.state != self._told_state
+            or now_ns >= self._next_status_ns
+            or (idle and self._untold)
+        ):
+            self._publish_status(self.state)
+
+    def _publish_status(self, state: EngineState) -> None:
+        now_ns = self.runner.clock()
+        self._told_state = state
+        self._next_status_ns = now_ns + STATUS_INTERVAL_NS
+        kv = self.scheduler.kv
+        self.publish(
+            EngineStatus(
+                time_ns=now_ns,
+                state=state,
+                step=self.next_step - 1,
+                num_running=len(self.scheduler.running),
+                num_waiting=len(self.scheduler.waiting),
+                kv=kv.counts(),
+                moves=kv.drain_moves(),
+                events=self._drain_events(),
+                num_dropped=self.sink.num_dropped if self.sink is not None else 0,
+                workload=self.workload,
+            )
+        )
+
+    def _drain_events(self) -> list[RequestEvent]:
+        events = self._events + self.scheduler.drain_events()
+        self._events = []
+        self._untold = False
+        return events
+
+
+def _output(request: Request, token_ids: list[int], finish_reason: str | None) -> Output:
+    return Output(
+        request_id=request.request_id,
+        token_ids=token_ids,
+        finish_reason=finish_reason,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_cached_tokens=request.num_cached_tokens,
+        num_output_tokens=request.num_output_tokens,
+    )

@@ -1,0 +1,156 @@
+"""From the engine's state to what is told of it: step records, snapshots, signs of life."""
+
+from stepscope.engine.config import Knobs
+from stepscope.engine.request import Request
+from stepscope.engine.scheduler import Scheduler
+from stepscope.engine.step import ScheduledRow, StepResult
+from stepscope.engine.wire import (
+    BatchRow,
+    EngineInfo,
+    EngineState,
+    Phase,
+    RequestEvent,
+    RequestView,
+    RowFlag,
+    Snapshot,
+    StepRecord,
+)
+
+_LAST_CHUNK = int(RowFlag.LAST_CHUNK)
+_FIRST_TOKEN = int(RowFlag.FIRST_TOKEN)
+_RESUMED = int(RowFlag.RESUMED)
+
+
+def batch_rows(rows: list[ScheduledRow], scheduler: Scheduler) -> list[BatchRow]:
+    """The batch as observers see it.
+
+    To be called between `schedule` and `update`: after it, finished requests hold no blocks and
+    a first token cannot be told from a later one.
+    """
+    admitted = scheduler.admitted_now
+    resumed = scheduler.resumed_now
+    batch = []
+    for request, phase, start, num_tokens, samples in rows:
+        flags = 0
+        if samples:
+            flags = _LAST_CHUNK
+            if request.num_tokens == request.num_prompt_tokens:
+                flags |= _FIRST_TOKEN
+        request_id = request.request_id
+        if request_id in resumed:
+            flags |= _RESUMED
+        batch.append(
+            BatchRow(
+                request_id,
+                int(phase),
+                start,
+                num_tokens,
+                admitted.get(request_id, 0),
+                len(request.block_table),
+                flags,
+            )
+        )
+    return batch
+
+
+def step_record(
+    *,
+    step: int,
+    schedule_ns: tuple[int, int],
+    result: StepResult,
+    rows: list[ScheduledRow],
+    batch: list[BatchRow],
+    scheduler: Scheduler,
+    knobs_version: int,
+    events: list[RequestEvent],
+    num_dropped: int,
+) -> StepRecord:
+    """The record of a step, built after `update`.
+
+    Args:
+        schedule_ns: when scheduling began and ended.
+        batch: from `batch_rows`, taken before `update`.
+        events: of this step and of the time since the step before.
+    """
+    num_decode = 0
+    num_prefill = 0
+    for row in rows:
+        if row.phase is Phase.DECODE:
+            num_decode += row.num_tokens
+        else:
+            num_prefill += row.num_tokens
+    knobs = scheduler.knobs
+    # The counts of this step are drained with its block moves.
+    counts = scheduler.kv.counts()
+    return StepRecord(
+        step=step,
+        schedule_start_ns=schedule_ns[0],
+        schedule_end_ns=schedule_ns[1],
+        launch_ns=result.launch_ns,
+        tokens_ns=result.tokens_ns,
+        device_ns=result.device_ns,
+        knobs_version=knobs_version,
+        token_budget=knobs.max_num_batched_tokens,
+        max_num_seqs=knobs.max_num_seqs,
+        num_prefill_tokens=num_prefill,
+        num_decode_tokens=num_decode,
+        num_padded_tokens=result.num_padded_tokens,
+        batch=batch,
+        kv=counts,
+        moves=scheduler.kv.drain_moves(),
+        num_running=len(scheduler.running),
+        num_waiting=len(scheduler.waiting),
+        waiting_reasons=scheduler.waiting_reasons(),
+        events=events,
+        num_dropped=num_dropped,
+    )
+
+
+def request_view(request: Request) -> RequestView:
+    """A request as a late joiner gets to know it."""
+    return RequestView(
+        request_id=request.request_id,
+        client_id=request.client_id,
+        status=request.status.value,
+        arrival_ns=request.arrival_ns,
+        num_prompt_tokens=request.num_prompt_tokens,
+        max_tokens=request.sampling.max_tokens,
+        priority=request.priority,
+        num_computed_tokens=request.num_computed_tokens,
+        num_output_tokens=request.num_output_tokens,
+        num_cached_tokens=request.num_cached_tokens,
+        num_blocks=len(request.block_table),
+        num_preemptions=request.num_preemptions,
+        first_token_ns=request.first_token_ns,
+        last_token_ns=request.last_token_ns,
+    )
+
+
+def snapshot(
+    *,
+    sequence: int,
+    step: int,
+    time_ns: int,
+    info: EngineInfo,
+    knobs: Knobs,
+    knobs_version: int,
+    state: EngineState,
+    scheduler: Scheduler,
+    num_dropped: int,
+    workload: str | None,
+) -> Snapshot:
+    """Everything at once, true right after the message `sequence` was published."""
+    return Snapshot(
+        sequence=sequence,
+        step=step,
+        time_ns=time_ns,
+        info=info,
+        knobs=knobs.as_dict(),
+        knobs_version=knobs_version,
+        state=state,
+        requests=[request_view(request) for request in scheduler.requests.values()],
+        blocks=scheduler.kv.runs(),
+        kv=scheduler.kv.counts(),
+        num_dropped=num_dropped,
+        workload=workload,
+    )

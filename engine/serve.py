@@ -1,0 +1,202 @@
+"""The engine process: builds the parts, serves until told to stop, cleans up."""
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from stepscope.engine import dispatch
+from stepscope.engine.commands import AnyReply, Shutdown, Submit, WorkloadSpec
+from stepscope.engine.config import ConfigError, EngineConfig, Knobs, Limits, knob_specs
+from stepscope.engine.control import ControlServer
+from stepscope.engine.core import Call, EngineCore, Refusal
+from stepscope.engine.endpoints import Endpoint, EndpointLock, free_name
+from stepscope.engine.environment import prepare_environment
+from stepscope.engine.intake import Intake
+from stepscope.engine.kv_cache import KVCacheManager
+from stepscope.engine.scheduler import Scheduler
+from stepscope.engine.telemetry import Publisher
+from stepscope.engine.wire import EngineInfo
+from stepscope.engine.workload import WorkloadDriver
+
+if TYPE_CHECKING:
+    from stepscope.engine.runner import ModelRunner
+
+log = logging.getLogger("stepscope.engine")
+
+MIN_TOKEN_CAPACITY = 8192
+
+
+class Silent:
+    """A client that does not listen: the engine's own workload and signals."""
+
+    def reply(self, message: AnyReply) -> None:
+        return
+
+
+def serve(
+    config: EngineConfig,
+    knobs: Knobs,
+    *,
+    progress: Callable[[str, float], None],
+    ready: Callable[[EngineInfo], None],
+    exit_with_stdin: bool = False,
+) -> None:
+    """Load the model and serve it until Shutdown, SIGINT, SIGTERM or SIGHUP.
+
+    Args:
+        progress: told what is being done and its share (0..1) while the model loads.
+        ready: told once that the engine answers.
+        exit_with_stdin: stop when standard input ends, that is when the parent process dies.
+
+    Raises:
+        ConfigError: anything that keeps the engine from starting, in one line.
+    """
+    name = config.name or (free_name() if not config.endpoint else "")
+    endpoint = Endpoint.parse(config.endpoint or name)
+    endpoint.check_private()
+    prepare_environment(config)
+    with EndpointLock(endpoint):
+        # Only here: it imports torch, which reads the environment.
+        from stepscope.engine.runner import ModelRunner
+
+        runner = ModelRunner.load(config, progress)
+        limits = Limits(
+            max_num_batched_tokens=config.token_capacity
+            or max(MIN_TOKEN_CAPACITY, runner.max_model_len, knobs.max_num_batched_tokens),
+            max_num_seqs=config.seq_capacity,
+            max_model_len=runner.max_model_len,
+        )
+        knobs.check(limits)
+        scheduler = Scheduler(KVCacheManager(runner.num_blocks, config.block_size), knobs, limits)
+        with _private_files():
+            publisher = Publisher(endpoint.telemetry, config.replay_steps)
+        core = EngineCore(
+            _info(config, name or endpoint.name, endpoint, limits, runner),
+            runner,
+            scheduler,
+            limits,
+            publisher if config.telemetry else None,
+            dispatch.apply,
+            runner.eos_token_ids,
+            config.max_waiting,
+        )
+        intake = Intake(runner.tokenizer, runner.vocab_size, limits.max_model_len)
+        workload = WorkloadDriver(
+            submit=_workload_submit(core, intake),
+            chars_per_token=runner.tokenizer.chars_per_token,
+            max_model_len=limits.max_model_len,
+        )
+
+        def set_workload(spec: WorkloadSpec | None) -> None:
+            workload.set(spec)
+            core.workload = workload.description
+
+        with _private_files():
+            control = ControlServer(
+                endpoint.control, core, intake, runner.tokenizer, publisher.replay, set_workload
+            )
+        with _stop_signals(core):
+            if exit_with_stdin:
+                threading.Thread(target=_watch_stdin, args=(core,), daemon=True).start()
+            control.start()
+            ready(core.info)
+            log.info("serving %s on %s", core.info.model, endpoint.control)
+            try:
+                core.run()
+            finally:
+                workload.close()
+                control.close()
+                publisher.close()
+
+
+def _info(
+    config: EngineConfig, name: str, endpoint: Endpoint, limits: Limits, runner: "ModelRunner"
+) -> EngineInfo:
+    description = runner.description
+    return EngineInfo(
+        engine_id=uuid.uuid4().hex,
+        name=name,
+        software_version=version("stepscope"),
+        pid=os.getpid(),
+        model=description.model,
+        architecture=description.architecture,
+        dtype=description.dtype,
+        device=description.device,
+        attention_backend=description.attention_backend,
+        num_layers=description.num_layers,
+        num_kv_heads=description.num_kv_heads,
+        head_dim=description.head_dim,
+        num_parameters=description.num_parameters,
+        weight_bytes=description.weight_bytes,
+        flops_per_token=description.flops_per_token,
+        block_size=config.block_size,
+        num_blocks=runner.num_blocks,
+        max_model_len=limits.max_model_len,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        chars_per_token=runner.tokenizer.chars_per_token,
+        knobs=knob_specs(limits),
+        telemetry_endpoint=endpoint.telemetry,
+        control_endpoint=endpoint.control,
+        monotonic_ns=time.monotonic_ns(),
+        wall_ns=time.time_ns(),
+        config_hash=config.hash(),
+    )
+
+
+def _workload_submit(core: EngineCore, intake: Intake) -> Callable[[Submit], None]:
+    silent = Silent()
+
+    def submit(command: Submit) -> None:
+        try:
+            token_ids = intake.prepare(command)
+        except ConfigError as error:
+            core.inbox.put(Refusal(command.client_id, str(error)))
+            return
+        core.inbox.put(Call(command, silent, token_ids))
+
+    return submit
+
+
+@contextlib.contextmanager
+def _private_files() -> Iterator[None]:
+    """Sockets bound in here are for this user only (mode 0600)."""
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextlib.contextmanager
+def _stop_signals(core: EngineCore) -> Iterator[None]:
+    """The first of these signals ends the engine in good order, a second one at once."""
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in signals}
+
+    def stop(number: int, frame: object) -> None:
+        for each in signals:
+            signal.signal(each, signal.SIG_DFL)
+        # A SimpleQueue may be filled from a signal handler.
+        core.inbox.put(Call(Shutdown(), Silent()))
+
+    for number in signals:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _watch_stdin(core: EngineCore) -> None:
+    while os.read(0, 4096):
+        continue
+    core.inbox.put(Call(Shutdown(), Silent()))
