@@ -1,0 +1,128 @@
+"""Who may bind what, and how a live engine is told from the files of a dead one."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepscope.engine.config import ConfigError
+from stepscope.engine.endpoints import (
+    Endpoint,
+    EndpointLock,
+    find_local,
+    free_name,
+    runtime_dir,
+    stale_files,
+)
+
+
+@pytest.fixture(autouse=True)
+def private_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def test_runtime_dir_is_for_its_user_only() -> None:
+    path = runtime_dir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    path.chmod(0o755)
+    assert stat.S_IMODE(runtime_dir().stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    ("text", "control", "telemetry"),
+    [
+        ("tcp://127.0.0.1:5000", "tcp://127.0.0.1:5000", "tcp://127.0.0.1:5001"),
+        ("ipc:///tmp/e", "ipc:///tmp/e", "ipc:///tmp/e.telemetry"),
+        ("/tmp/e", "ipc:///tmp/e", "ipc:///tmp/e.telemetry"),
+    ],
+)
+def test_an_endpoint_names_both_sockets(text: str, control: str, telemetry: str) -> None:
+    endpoint = Endpoint.parse(text)
+    assert (endpoint.control, endpoint.telemetry) == (control, telemetry)
+
+
+def test_a_bare_name_is_an_engine_in_the_runtime_dir() -> None:
+    assert Endpoint.parse("engine-7").path == runtime_dir() / "engine-7"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "ipc://",
+        "tcp://127.0.0.1",
+        "tcp://127.0.0.1:0",
+        "tcp://:x",
+        "udp://h:1",
+        "/" + "x" * 120,
+    ],
+)
+def test_what_is_no_endpoint_is_refused_with_what_would_be_one(text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Endpoint.parse(text)
+    assert error.value.code == "bad_endpoint"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "*", "192.168.1.5", "[::]", "example.org"])
+def test_an_address_others_can_reach_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Endpoint.parse(f"tcp://{host}:5000").check_private()
+    assert error.value.code == "public_bind"
+
+
+@pytest.mark.parametrize("text", ["tcp://127.0.0.1:5000", "tcp://localhost:5000", "ipc:///tmp/e"])
+def test_addresses_of_this_machine_need_no_key(text: str) -> None:
+    Endpoint.parse(text).check_private()
+
+
+def test_two_engines_on_one_endpoint_are_refused_by_pid() -> None:
+    endpoint = Endpoint.parse("engine-0")
+    with EndpointLock(endpoint), pytest.raises(ConfigError) as error, EndpointLock(endpoint):
+        pass
+    assert error.value.code == "endpoint_in_use"
+    assert f"pid {os.getpid()}" in str(error.value)
+
+
+def test_a_live_engine_is_found_and_its_name_is_taken() -> None:
+    assert find_local() == []
+    assert free_name() == "engine-0"
+    with (
+        EndpointLock(Endpoint.parse("engine-0")),
+        EndpointLock(Endpoint.parse("tcp://127.0.0.1:5")),
+    ):
+        assert [e.name for e in find_local()] == ["engine-0", "127.0.0.1:5"]
+        assert free_name() == "engine-1"
+    assert find_local() == []
+    assert list(runtime_dir().iterdir()) == []
+
+
+def test_files_of_a_killed_engine_are_stale_and_do_not_stop_the_next_one() -> None:
+    endpoint = Endpoint.parse("engine-0")
+    code = (
+        "import sys, zmq\n"
+        "from stepscope.engine.endpoints import Endpoint, EndpointLock\n"
+        "endpoint = Endpoint.parse('engine-0')\n"
+        "with EndpointLock(endpoint):\n"
+        "    socket = zmq.Context.instance().socket(zmq.ROUTER)\n"
+        "    socket.bind(endpoint.control)\n"
+        "    print('bound', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"bound\n"
+    assert [e.name for e in find_local()] == ["engine-0"]
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    assert find_local() == []
+    assert [p.name for p in stale_files()] == ["engine-0", "engine-0.lock"]
+    with EndpointLock(endpoint):
+        assert endpoint.path is not None
+        assert not endpoint.path.exists()
+        assert stale_files() == []
