@@ -11,7 +11,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from stepscope.engine.wire import EngineInfo, KnobValue, Snapshot
+from stepscope.engine.wire import EngineInfo, KnobValue, Snapshot, decode_bounded
 
 MAX_COMMAND_BYTES = 8 * 1024 * 1024
 
@@ -38,14 +38,30 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class WorkloadSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A synthetic mix: short chats and now and then a long document, arrivals Poisson."""
 
-    rate: Annotated[float, Meta(gt=0.0, le=10_000.0)] = 1.0  # requests a second
-    document_share: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1
-    chat_tokens: Annotated[int, Meta(ge=1)] = 128  # mean prompt
-    document_tokens: Annotated[int, Meta(ge=1)] = 3072
-    output_tokens: Annotated[int, Meta(ge=1)] = 64  # mean
-    num_requests: Annotated[int, Meta(ge=1)] | None = None  # None: until told otherwise
-    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
-    seed: int = 0
+    rate: Annotated[
+        float, Meta(gt=0.0, le=10_000.0, description="requests a second, on average")
+    ] = 1.0
+    document_share: Annotated[
+        float, Meta(ge=0.0, le=1.0, description="share of long documents, the rest are chats")
+    ] = 0.1
+    chat_tokens: Annotated[int, Meta(ge=1, description="mean prompt of a chat, in tokens")] = 128
+    document_tokens: Annotated[
+        int, Meta(ge=1, description="mean prompt of a document, in tokens")
+    ] = 3072
+    output_tokens: Annotated[int, Meta(ge=1, description="mean output, in tokens")] = 64
+    num_requests: (
+        Annotated[int, Meta(ge=1, description="stop after so many (default: go on)")] | None
+    ) = None
+    max_concurrency: (
+        Annotated[
+            int, Meta(ge=1, description="requests under way at most; further arrivals are put off")
+        ]
+        | None
+    ) = None
+    temperature: Annotated[
+        float, Meta(ge=0.0, le=100.0, description="of the sampling; 0 is greedy")
+    ] = 0.0
+    seed: Annotated[int, Meta(description="equal seeds make equal workloads")] = 0
 
 
 class Command(
@@ -211,8 +227,8 @@ def decode_command(payload: bytes) -> AnyCommand:
         raise msgspec.ValidationError(
             f"command of {len(payload)} bytes, at most {MAX_COMMAND_BYTES} are taken"
         )
-    return _command_decoder.decode(payload)
+    return decode_bounded(_command_decoder, payload)
 
 
 def decode_reply(payload: bytes) -> AnyReply:
-    return _reply_decoder.decode(payload)
+    return decode_bounded(_reply_decoder, payload)
