@@ -10,7 +10,7 @@ map-encoded, so that an older reader skips the fields it does not know.
 """
 
 from enum import IntEnum, IntFlag
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -18,6 +18,7 @@ from msgspec import Struct
 SCHEMA_VERSION = 1
 MAX_TELEMETRY_BYTES = 64 * 1024 * 1024
 
+_T = TypeVar("_T")
 KnobValue: TypeAlias = bool | int | float | str
 
 
@@ -310,7 +311,15 @@ def decode(payload: bytes | memoryview) -> TelemetryMessage:
         raise msgspec.ValidationError(
             f"message of {len(payload)} bytes, at most {MAX_TELEMETRY_BYTES} are taken"
         )
-    return _decoder.decode(payload)
+    return decode_bounded(_decoder, payload)
+
+
+def decode_bounded(decoder: msgspec.msgpack.Decoder[_T], payload: bytes | memoryview) -> _T:
+    """Decode what a stranger sent: whatever is wrong with it is a msgspec.DecodeError."""
+    try:
+        return decoder.decode(payload)
+    except (RecursionError, UnicodeDecodeError) as error:
+        raise msgspec.DecodeError(f"malformed message: {error}") from error
 
 
 def sequence_frame(sequence: int) -> bytes:

@@ -78,9 +78,9 @@ def test_what_a_source_does_not_know_is_none_and_not_zero() -> None:
     ],
 )
 def test_bad_payloads_are_decode_errors_and_nothing_else(payload: bytes) -> None:
-    with pytest.raises((msgspec.DecodeError, RecursionError)):
+    with pytest.raises(msgspec.DecodeError):
         wire.decode(payload)
-    with pytest.raises((msgspec.DecodeError, RecursionError)):
+    with pytest.raises(msgspec.DecodeError):
         commands.decode_command(payload)
 
 

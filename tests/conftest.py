@@ -1,0 +1,89 @@
+"""Fixtures that several test files share."""
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import zmq
+
+from stepscope.engine import dispatch
+from stepscope.engine.commands import Shutdown
+from stepscope.engine.config import Knobs, Limits
+from stepscope.engine.control import ControlServer
+from stepscope.engine.core import Call, EngineCore
+from stepscope.engine.endpoints import Endpoint, EndpointLock
+from stepscope.engine.intake import Intake
+from stepscope.engine.kv_cache import KVCacheManager
+from stepscope.engine.scheduler import Scheduler
+from stepscope.engine.serve import Silent
+from stepscope.engine.simulated import VOCAB_SIZE, CostModel, SimulatedRunner, simulated_info
+from stepscope.engine.step import ScheduledStep, StepResult
+from stepscope.engine.telemetry import Publisher
+
+
+class PacedRunner(SimulatedRunner):
+    """The simulated runner in real time: it sleeps as long as its cost model says."""
+
+    def clock(self) -> int:
+        return time.monotonic_ns()
+
+    def execute(self, step: ScheduledStep) -> StepResult:
+        launch_ns = time.monotonic_ns()
+        token_ids = super().execute(step).token_ids
+        time.sleep(self._cost.duration_ns(step) / 1e9)
+        return StepResult(token_ids, launch_ns=launch_ns, tokens_ns=time.monotonic_ns())
+
+
+@dataclass
+class LiveEngine:
+    """A simulated engine behind real sockets, on a thread of the test's process."""
+
+    endpoint: Endpoint
+    core: EngineCore
+    publisher: Publisher
+    control: ControlServer
+
+
+@pytest.fixture
+def live_engine(tmp_path: Path) -> Iterator[LiveEngine]:
+    """Steps of about 2 ms, 256 blocks of 16 tokens, requests of up to 1024 tokens."""
+    endpoint = Endpoint.parse(f"{tmp_path}/engine")
+    limits = Limits(max_num_batched_tokens=2048, max_num_seqs=64, max_model_len=1024)
+    cost = CostModel(floor_ms=2.0, token_us=2.0, context_ns=0.0)
+    with EndpointLock(endpoint):
+        publisher = Publisher(endpoint.telemetry, ring_size=4096)
+        scheduler = Scheduler(KVCacheManager(256, 16), Knobs(max_num_seqs=64), limits)
+        core = EngineCore(
+            simulated_info(limits, 256, 16, seed=0),
+            PacedRunner(cost),
+            scheduler,
+            limits,
+            publisher,
+            dispatch.apply,
+        )
+        control = ControlServer(
+            endpoint.control,
+            core,
+            Intake(None, VOCAB_SIZE, limits.max_model_len),
+            None,
+            publisher.replay,
+            lambda spec: None,
+        )
+        control.start()
+        thread = threading.Thread(target=core.run, name="engine")
+        thread.start()
+        yield LiveEngine(endpoint, core, publisher, control)
+        core.inbox.put(Call(Shutdown(), Silent()))
+        thread.join(timeout=10)
+        assert not thread.is_alive(), "the engine did not stop"
+        control.close()
+        publisher.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _end_zmq() -> Iterator[None]:
+    yield
+    zmq.Context.instance().destroy(linger=0)
