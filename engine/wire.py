@@ -250,6 +250,9 @@ class RequestView(Struct, kw_only=True):
     finish_reason: str | None = None
     finish_step: int | None = None
     finish_ns: int | None = None
+    # First seen in mid-life, after a gap: arrival_ns and max_tokens are 0 and not known, and
+    # num_prompt_tokens is the context it had by then.
+    is_partial: bool = False
 
 
 class Snapshot(Telemetry, frozen=True, kw_only=True):
@@ -267,6 +270,9 @@ class Snapshot(Telemetry, frozen=True, kw_only=True):
     kv: KVCounts | None
     num_dropped: int = 0
     workload: str | None = None
+    num_running: int | None = None
+    num_waiting: int | None = None
+    waiting_reasons: dict[str, int] | None = None
 
 
 class Mark(Telemetry, frozen=True, kw_only=True):
