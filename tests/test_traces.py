@@ -1,0 +1,106 @@
+"""Trace files: what is read from good ones, and what an operator is told about broken ones."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stepscope.engine.traces import TraceError, TraceRow, read_trace
+
+HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
+GOOD = "2023-11-16 18:15:46.6805900,374,44"
+
+
+def write(tmp_path: Path, *lines: str | bytes) -> Path:
+    path = tmp_path / "trace"
+    path.write_bytes(b"\n".join(x.encode() if isinstance(x, str) else x for x in lines) + b"\n")
+    return path
+
+
+def record(**fields: object) -> str:
+    row = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}
+    return json.dumps(row | fields)
+
+
+def test_azure_rows_count_from_the_first_request(tmp_path: Path) -> None:
+    path = write(tmp_path, HEADER, GOOD, "2023-11-16 18:15:50.9951690,396,109")
+    first, second = read_trace(path)
+    assert first == TraceRow(0.0, 374, 44, None)
+    assert second.offset_s == pytest.approx(4.314579)
+
+
+def test_azure_files_may_have_other_columns_quotes_zones_and_windows_lines(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        b"\xef\xbb\xbfGeneratedTokens,Model,TIMESTAMP,ContextTokens\r",
+        '7,"a, b",2024-05-10 00:00:00.009930+00:00,12\r',
+        "\r",
+        "8,c,2024-05-10 00:00:01.009930+00:00,13\r",
+    )
+    assert read_trace(path) == [TraceRow(0.0, 12, 7), TraceRow(1.0, 13, 8)]
+
+
+def test_mooncake_rows_keep_their_prefix_blocks(tmp_path: Path) -> None:
+    path = write(tmp_path, record(timestamp=2000), record(timestamp=3500, hash_ids=[1, 3]))
+    assert read_trace(path) == [TraceRow(0.0, 600, 5, (1, 2)), TraceRow(1.5, 600, 5, (1, 3))]
+
+
+def test_rows_out_of_order_are_sorted_and_a_limit_takes_the_first_lines(tmp_path: Path) -> None:
+    path = write(tmp_path, *(record(timestamp=t, input_length=t + 1) for t in (5000, 1000, 9000)))
+    assert [row.num_prompt_tokens for row in read_trace(path)] == [1001, 5001, 9001]
+    assert [row.num_prompt_tokens for row in read_trace(path, limit=2)] == [1001, 5001]
+
+
+@pytest.mark.parametrize(
+    ("lines", "where"),
+    [
+        ([HEADER, GOOD, "2023-11-16 18:15:47,abc,44"], ":3: column 2 (ContextTokens): "),
+        ([HEADER, GOOD, "", "yesterday,374,44"], ":4: column 1 (TIMESTAMP): "),
+        ([HEADER, "2023-11-16 18:15:47,374,0"], ":2: column 3 (GeneratedTokens): "),
+        ([HEADER, "2023-11-16 18:15:47,-5,4"], ":2: column 2 (ContextTokens): "),
+        ([HEADER, "2023-11-16 18:15:47,99999999999,4"], ":2: column 2 (ContextTokens): "),
+        ([HEADER, "2023-11-16 18:15:47,374"], ":2: column 3: "),
+        ([HEADER, GOOD + ",1"], ":2: column 4: "),
+        ([HEADER, GOOD, '"2023-11-16,374,44'], ":3: column 1: "),
+        (["TIMESTAMP,Prompt,GeneratedTokens", GOOD], ":1: column ContextTokens: "),
+        ([HEADER, GOOD, b"2023-11-16 18:15:47,\xff,44"], ":3: column 21: "),
+        ([record(), '{"timestamp": 0, "input_length": 6,,}'], ":2: column 36: "),
+        ([record(), "[1, 2]"], ":2: column 1: "),
+        ([record(), record(input_length="6")], ":2: column input_length: "),
+        ([record(), record(output_length=0)], ":2: column output_length: "),
+        ([record(), record(output_length=True)], ":2: column output_length: "),
+        ([record(), record(timestamp=None)], ":2: column timestamp: "),
+        ([record(), record(timestamp=float("nan"))], ":2: column timestamp: "),
+        ([record(), record(hash_ids=["a"])], ":2: column hash_ids: "),
+        ([record(), '{"timestamp": 0, "output_length": 6}'], ":2: column input_length: "),
+        ([record(), '{"a":' * 100_000], ":2: column 1: "),
+    ],
+)
+def test_a_broken_line_is_named_by_line_and_column(
+    tmp_path: Path, lines: list[str | bytes], where: str
+) -> None:
+    path = write(tmp_path, *lines)
+    with pytest.raises(TraceError) as raised:
+        read_trace(path)
+    message = str(raised.value)
+    assert message.startswith(f"{path}{where}expected ")
+    assert "\n" not in message
+    assert len(message) < 400
+
+
+def test_a_broken_line_behind_the_limit_is_found_too(tmp_path: Path) -> None:
+    path = write(tmp_path, HEADER, GOOD, GOOD, "broken")
+    with pytest.raises(TraceError, match=":4: "):
+        read_trace(path, limit=1)
+
+
+def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="No such file"):
+        read_trace(tmp_path / "absent.csv")
+    with pytest.raises(TraceError, match="directory"):
+        read_trace(tmp_path)
+    for content in (b"", b"\n\n", HEADER.encode()):
+        path = tmp_path / "empty"
+        path.write_bytes(content)
+        with pytest.raises(TraceError, match="holds no requests"):
+            read_trace(path)

@@ -1,0 +1,213 @@
+"""What the arrivals promise: same seed same work, lengths that fit, prefixes that are shared."""
+
+import itertools
+import threading
+import time
+
+import pytest
+
+from stepscope.engine.commands import Submit, WorkloadSpec
+from stepscope.engine.corpus import Corpus
+from stepscope.engine.driver import WorkloadDriver
+from stepscope.engine.traces import HASH_BLOCK_TOKENS, TraceRow
+from stepscope.engine.workload import Arrival, PromptWriter, fit, from_trace, synthetic
+
+WAIT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def writer() -> PromptWriter:
+    return PromptWriter(Corpus.english(), chars_per_token=2.0)
+
+
+def mix(writer: PromptWriter, num: int, **fields: float) -> list[Arrival]:
+    spec = WorkloadSpec(num_requests=num, **fields)
+    return list(synthetic(spec, writer, max_model_len=4096))
+
+
+def test_the_corpus_is_english_prose_with_or_without_the_shipped_topics() -> None:
+    for corpus in (Corpus.english(), Corpus.docstrings()):
+        assert len(corpus) > 20_000
+        words = corpus.passage(5_000, 20_000).lower().split()
+        assert sum(word in {"the", "a", "of", "is", "to", "in"} for word in words) > 0.1 * len(
+            words
+        )
+
+
+def test_a_passage_starts_at_a_word_and_may_be_longer_than_the_corpus() -> None:
+    paragraph = "This is one paragraph of prose that is long enough to be taken by the corpus."
+    corpus = Corpus(f"{paragraph}\n\nx = 1 + 2  # code is left out: {{}}[]()==!!\n\n")
+    assert corpus.passage(1, 6) == "is one"
+    assert corpus.passage(0, 200)[:78] == corpus.passage(0, 200)[78:156]
+    assert len(corpus.passage(10**9, 12_345)) == 12_345
+
+
+def test_a_corpus_without_prose_is_refused() -> None:
+    with pytest.raises(ValueError, match="prose"):
+        Corpus("x = 1\n\ny = 2\n")
+
+
+def test_equal_seeds_make_equal_workloads_and_others_do_not(writer: PromptWriter) -> None:
+    first = mix(writer, 40, seed=3)
+    assert first == mix(writer, 40, seed=3)
+    other = mix(writer, 40, seed=4)
+    assert [a.offset_s for a in first] != [a.offset_s for a in other]
+    assert not {a.prompt for a in first} & {a.prompt for a in other}
+
+
+def test_the_mix_keeps_its_rate_share_and_mean_lengths(writer: PromptWriter) -> None:
+    arrivals = mix(writer, 4000, rate=5.0, document_share=0.25, document_tokens=1000)
+    chats = [a for a in arrivals if a.kind == "chat"]
+    documents = [a for a in arrivals if a.kind == "document"]
+    assert 4000 / arrivals[-1].offset_s == pytest.approx(5.0, rel=0.1)
+    assert len(documents) / 4000 == pytest.approx(0.25, rel=0.1)
+    assert sum(a.num_prompt_tokens for a in chats) / len(chats) == pytest.approx(128, rel=0.1)
+    mean = sum(a.num_prompt_tokens for a in documents) / len(documents)
+    assert mean == pytest.approx(1000, rel=0.1)
+    assert sum(a.max_tokens for a in arrivals) / 4000 == pytest.approx(64, rel=0.1)
+
+
+def test_arrivals_come_in_order_of_time_and_go_on_without_an_end(writer: PromptWriter) -> None:
+    arrivals = list(itertools.islice(synthetic(WorkloadSpec(), writer, None), 500))
+    offsets = [a.offset_s for a in arrivals]
+    assert offsets == sorted(offsets)
+    assert len(offsets) == 500
+
+
+def test_prompts_differ_but_chats_share_their_system_prompt(writer: PromptWriter) -> None:
+    arrivals = mix(writer, 300, document_share=0.3)
+    assert len({a.prompt for a in arrivals}) == 300
+    chats = [a for a in arrivals if a.kind == "chat" and a.num_prompt_tokens > 40]
+    documents = [a for a in arrivals if a.kind == "document"]
+    shared_chars = 32 * 2  # a quarter of 128 tokens, at 2 characters each
+    assert len({a.prompt[:shared_chars] for a in chats}) == 1
+    assert len({a.prompt[:16] for a in documents}) == len(documents)
+
+
+def test_every_prompt_holds_more_text_than_its_tokens_need(writer: PromptWriter) -> None:
+    for arrival in mix(writer, 200, document_share=0.5):
+        assert len(arrival.prompt) >= 2.0 * arrival.num_prompt_tokens
+
+
+def test_requests_are_cut_to_the_model_and_marked(writer: PromptWriter) -> None:
+    arrivals = mix(writer, 200, document_share=0.5, document_tokens=4000)
+    assert all(a.num_prompt_tokens + a.max_tokens <= 4096 for a in arrivals)
+    cut = [a for a in arrivals if a.is_cut]
+    assert cut
+    assert all(a.num_prompt_tokens + a.max_tokens == 4096 for a in cut)
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        ((100, 50), (100, 50, False)),
+        ((4000, 96), (4000, 96, False)),
+        ((4000, 97), (3999, 97, True)),
+        ((100_000, 200), (3896, 200, True)),
+        ((10, 100_000), (10, 2048, True)),
+        ((100_000, 100_000), (2048, 2048, True)),
+    ],
+)
+def test_the_output_is_kept_before_the_prompt(
+    asked: tuple[int, int], given: tuple[int, int, bool]
+) -> None:
+    assert fit(*asked, max_model_len=4096) == given
+
+
+def test_equal_hash_ids_make_equal_text_and_no_more_than_that(writer: PromptWriter) -> None:
+    rows = [
+        TraceRow(0.0, 2000, 5, (7, 8, 9, 10)),
+        TraceRow(1.0, 2000, 5, (7, 8, 9, 11)),
+        TraceRow(2.0, 1000, 5, (7, 12)),
+        TraceRow(3.0, 900, 5, (13, 8)),
+    ]
+    a, b, c, d = (arrival.prompt for arrival in from_trace(rows, writer, None))
+    block_chars = HASH_BLOCK_TOKENS * 2
+    assert a[: 3 * block_chars] == b[: 3 * block_chars]
+    assert a[: 3 * block_chars + 8] != b[: 3 * block_chars + 8]
+    assert a[:block_chars] == c[:block_chars]
+    assert a[: block_chars + 8] != c[: block_chars + 8]
+    assert a[:8] != d[:8]
+    assert d[block_chars : 2 * block_chars] == a[block_chars : 2 * block_chars]
+
+
+def test_a_trace_is_replayed_on_its_own_time_scale(writer: PromptWriter) -> None:
+    rows = [TraceRow(0.0, 10, 5), TraceRow(4.0, 20, 6)]
+    arrivals = list(from_trace(rows, writer, 4096, time_scale=0.25))
+    assert [a.offset_s for a in arrivals] == [0.0, 1.0]
+    assert [(a.num_prompt_tokens, a.max_tokens) for a in arrivals] == [(10, 5), (20, 6)]
+    assert arrivals[0].prompt != arrivals[1].prompt
+
+
+def test_an_arrival_asks_for_exactly_its_lengths(writer: PromptWriter) -> None:
+    arrival = mix(writer, 1, temperature=0.7)[0]
+    submit = arrival.submit()
+    assert submit.max_prompt_tokens == arrival.num_prompt_tokens
+    assert submit.sampling.max_tokens == arrival.max_tokens
+    assert submit.sampling.ignore_eos
+    assert submit.sampling.seed is not None
+
+
+class Inbox:
+    """Collects what a driver submits."""
+
+    def __init__(self) -> None:
+        self.taken: list[Submit] = []
+        self._changed = threading.Condition()
+
+    def submit(self, command: Submit) -> None:
+        with self._changed:
+            self.taken.append(command)
+            self._changed.notify_all()
+
+    def wait_for(self, num: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.taken) >= num, WAIT_S)
+
+
+def test_the_driver_submits_until_it_is_told_to_stop() -> None:
+    inbox = Inbox()
+    driver = WorkloadDriver(inbox.submit, chars_per_token=1.0, max_model_len=4096)
+    assert driver.description is None
+    driver.set(WorkloadSpec(rate=500.0))
+    assert "500 requests/s" in (driver.description or "")
+    inbox.wait_for(5)
+    driver.set(None)
+    num = len(inbox.taken)
+    assert driver.description is None
+    time.sleep(0.1)
+    assert len(inbox.taken) == num
+
+
+def test_a_new_mix_replaces_the_old_one_and_a_bounded_one_ends() -> None:
+    inbox = Inbox()
+    driver = WorkloadDriver(inbox.submit, chars_per_token=1.0, max_model_len=4096)
+    driver.set(WorkloadSpec(rate=0.001))
+    driver.set(WorkloadSpec(rate=500.0, num_requests=7))
+    inbox.wait_for(7)
+    deadline = time.monotonic() + WAIT_S
+    while driver.spec is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert driver.spec is None
+    assert len(inbox.taken) == 7
+    driver.close()
+
+
+def test_no_more_than_max_concurrency_are_under_way() -> None:
+    inbox = Inbox()
+    num_ended = 0
+    driver = WorkloadDriver(
+        inbox.submit,
+        chars_per_token=1.0,
+        max_model_len=4096,
+        num_unfinished=lambda: len(inbox.taken) - num_ended,
+    )
+    driver.set(WorkloadSpec(rate=2000.0, max_concurrency=3))
+    inbox.wait_for(3)
+    time.sleep(0.15)
+    assert len(inbox.taken) == 3
+    num_ended = 2
+    inbox.wait_for(5)
+    time.sleep(0.15)
+    assert len(inbox.taken) == 5
+    driver.close()
