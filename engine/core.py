@@ -129,7 +129,7 @@ class EngineCore:
         self._publish_status("stopped")
 
     def step(self) -> bool:
-        """One forward step; False when there was nothing to run."""
+        """One forward step; False when there is nothing to run."""
         self._apply_commands()
         if self.steps_allowed == 0 or not self.scheduler.has_work():
             return False
@@ -137,7 +137,7 @@ class EngineCore:
         rows = self.scheduler.schedule()
         schedule_end_ns = self.runner.clock()
         if not rows:
-            return False
+            return True  # the only request preempted itself: it is admitted again by the next step
         result = self._execute(rows)
         if result is None:
             return True
@@ -194,6 +194,8 @@ class EngineCore:
             # A step that fails ends the requests in it, not the engine.
             log.exception("step %d failed; its %d requests are ended", self.next_step, len(rows))
             self._untold = True
+            # Blocks are known by what this step should have written to them.
+            self.scheduler.kv.reset_prefix_cache()
             for row in rows:
                 self.abort(row.request.request_id, "the engine failed in this step")
             return None

@@ -1,11 +1,16 @@
 """Fixtures that several test files share."""
 
+import os
+import re
+import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import ptyprocess
+import pyte
 import pytest
 import zmq
 
@@ -87,3 +92,82 @@ def live_engine(tmp_path: Path) -> Iterator[LiveEngine]:
 def _end_zmq() -> Iterator[None]:
     yield
     zmq.Context.instance().destroy(linger=0)
+
+
+class Terminal:
+    """A program in a pseudo-terminal, and the screen it has drawn.
+
+    Args:
+        arguments: the program and its arguments.
+        columns, rows: size of the terminal.
+        environment: of the program.
+    """
+
+    def __init__(
+        self, arguments: list[str], columns: int, rows: int, environment: dict[str, str]
+    ) -> None:
+        self.screen = pyte.Screen(columns, rows)
+        self._stream = pyte.ByteStream(self.screen)
+        self.process = ptyprocess.PtyProcess.spawn(
+            arguments, env=environment, dimensions=(rows, columns)
+        )
+        self._lock = threading.Lock()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                received = self.process.read(65536)
+            except (EOFError, OSError):
+                return
+            with self._lock:
+                self._stream.feed(received)
+
+    def text(self) -> str:
+        with self._lock:
+            return "\n".join(self.screen.display)
+
+    def send(self, keys: str) -> None:
+        self.process.write(keys.encode())
+
+    def wait_for(self, pattern: str, timeout_s: float = 30.0) -> re.Match[str]:
+        """The first match of a regular expression on the screen."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            text = self.text()
+            if match := re.search(pattern, text):
+                return match
+            assert time.monotonic() < deadline, f"{pattern!r} never appeared:\n{text}"
+            time.sleep(0.05)
+
+    def wait_for_exit(self, timeout_s: float = 30.0) -> int:
+        """Exit status, or minus the number of the signal that ended it."""
+        deadline = time.monotonic() + timeout_s
+        while self.process.isalive():
+            assert time.monotonic() < deadline, f"still running:\n{self.text()}"
+            time.sleep(0.05)
+        if self.process.signalstatus is not None:
+            return -int(self.process.signalstatus)
+        return int(self.process.exitstatus)
+
+    def close(self) -> None:
+        if self.process.isalive():
+            self.process.kill(signal.SIGKILL)
+        self.process.close(force=True)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
+    """Starts programs in pseudo-terminals; ends what is left of them."""
+    started: list[Terminal] = []
+
+    def start(*arguments: str, columns: int = 120, rows: int = 40, **environment: str) -> Terminal:
+        full = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", **environment}
+        full.pop("NO_COLOR", None)
+        started.append(Terminal(list(arguments), columns, rows, full))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
