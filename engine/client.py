@@ -44,7 +44,7 @@ class ControlClient:
         self.timeout_s = timeout_s
         self._ids = itertools.count(1)
         self._early: deque[tuple[int, AnyReply]] = deque()  # came while another was awaited
-        self._socket = zmq.Context.instance().socket(zmq.DEALER)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.linger = 0
         self._socket.rcvhwm = 0
         self._socket.connect(self.endpoint.control)

@@ -213,8 +213,8 @@ class Replayed(Reply, frozen=True, kw_only=True):
 AnyReply: TypeAlias = Ack | Error | Submitted | Output | Replayed | EngineInfo | Snapshot
 
 _encoder = msgspec.msgpack.Encoder()
-_command_decoder = msgspec.msgpack.Decoder(AnyCommand)
-_reply_decoder = msgspec.msgpack.Decoder(AnyReply)
+_command_decoder: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(AnyCommand)
+_reply_decoder: msgspec.msgpack.Decoder[AnyReply] = msgspec.msgpack.Decoder(AnyReply)
 
 
 def encode(message: Command | Reply | EngineInfo | Snapshot) -> bytes:

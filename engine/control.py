@@ -96,7 +96,7 @@ class ControlServer:
         self._requests: dict[bytes, set[int]] = {}  # unfinished ones of each client
         self._closing = False
         self.num_bad_messages = 0
-        self._socket = zmq.Context.instance().socket(zmq.ROUTER)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         self._socket.linger = 500
         self._socket.sndhwm = CLIENT_QUEUE
         self._socket.router_mandatory = True  # a vanished client is an error we can act on

@@ -37,11 +37,12 @@ class Publisher:
         self._ring: list[_Kept | None] = [None] * ring_size
         self._socket: zmq.Socket[bytes] | None = None
         if address is not None:
-            self._socket = zmq.Context.instance().socket(zmq.PUB)
-            self._socket.linger = 200
-            self._socket.sndhwm = SUBSCRIBER_QUEUE
-            self._socket.setsockopt(zmq.XPUB_NODROP, 1)
-            self._socket.bind(address)
+            socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUB)
+            socket.setsockopt(zmq.LINGER, 200)
+            socket.setsockopt(zmq.SNDHWM, SUBSCRIBER_QUEUE)
+            socket.setsockopt(zmq.XPUB_NODROP, 1)
+            socket.bind(address)
+            self._socket = socket
 
     def publish(self, message: Telemetry) -> None:
         """Number, keep and send one message."""

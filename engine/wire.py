@@ -125,7 +125,7 @@ RequestEvent: TypeAlias = (
 )
 
 
-class Telemetry(Struct, tag_field="type", tag=True, omit_defaults=True):
+class Telemetry(Struct, frozen=True, tag_field="type", tag=True, omit_defaults=True):
     """Base of what is published."""
 
 
@@ -298,7 +298,7 @@ TOPICS: dict[type[Telemetry], bytes] = {
 }
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(TelemetryMessage)
+_decoder: msgspec.msgpack.Decoder[TelemetryMessage] = msgspec.msgpack.Decoder(TelemetryMessage)
 
 
 def encode(message: Telemetry) -> bytes:
