@@ -45,8 +45,8 @@ class ControlClient:
         self._ids = itertools.count(1)
         self._early: deque[tuple[int, AnyReply]] = deque()  # came while another was awaited
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        self._socket.linger = 0
-        self._socket.rcvhwm = 0
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.connect(self.endpoint.control)
 
     def __enter__(self) -> "ControlClient":

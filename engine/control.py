@@ -97,9 +97,9 @@ class ControlServer:
         self._closing = False
         self.num_bad_messages = 0
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
-        self._socket.linger = 500
-        self._socket.sndhwm = CLIENT_QUEUE
-        self._socket.router_mandatory = True  # a vanished client is an error we can act on
+        self._socket.setsockopt(zmq.LINGER, 500)
+        self._socket.setsockopt(zmq.SNDHWM, CLIENT_QUEUE)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a vanished client is an error we can act on
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, 2_000)
         self._socket.setsockopt(zmq.MAXMSGSIZE, commands.MAX_COMMAND_BYTES)
         self._socket.bind(address)
