@@ -104,7 +104,7 @@ class EngineCore:
         self.steps_allowed: int | None = None  # None: run freely; 0: paused
         self.draining = False
         self.stopping = False
-        self.workload: str | None = None
+        self.describe_workload: Callable[[], str | None] = lambda: None
         self._apply = apply
         self._request_ids = itertools.count()
         self._clients: dict[int, tuple[Client, Submit]] = {}
@@ -290,7 +290,7 @@ class EngineCore:
             state=self.state,
             scheduler=self.scheduler,
             num_dropped=self.sink.num_dropped if self.sink is not None else 0,
-            workload=self.workload,
+            workload=self.describe_workload(),
         )
 
     # Signs of life
@@ -324,7 +324,7 @@ class EngineCore:
                 moves=kv.drain_moves(),
                 events=self._drain_events(),
                 num_dropped=self.sink.num_dropped if self.sink is not None else 0,
-                workload=self.workload,
+                workload=self.describe_workload(),
             )
         )
 

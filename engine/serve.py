@@ -12,10 +12,12 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from stepscope.engine import dispatch
-from stepscope.engine.commands import AnyReply, Shutdown, Submit, WorkloadSpec
+from stepscope.engine.commands import AnyReply, Shutdown, Submit
 from stepscope.engine.config import ConfigError, EngineConfig, Knobs, Limits, knob_specs
 from stepscope.engine.control import ControlServer
 from stepscope.engine.core import Call, EngineCore, Refusal
+from stepscope.engine.driver import WorkloadDriver
+from stepscope.engine.driver import WorkloadDriver
 from stepscope.engine.endpoints import Endpoint, EndpointLock, free_name
 from stepscope.engine.environment import prepare_environment
 from stepscope.engine.intake import Intake
@@ -23,7 +25,6 @@ from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.telemetry import Publisher
 from stepscope.engine.wire import EngineInfo
-from stepscope.engine.workload import WorkloadDriver
 
 if TYPE_CHECKING:
     from stepscope.engine.runner import ModelRunner
@@ -89,18 +90,15 @@ def serve(
         )
         intake = Intake(runner.tokenizer, runner.vocab_size, limits.max_model_len)
         workload = WorkloadDriver(
-            submit=_workload_submit(core, intake),
+            _workload_submit(core, intake),
             chars_per_token=runner.tokenizer.chars_per_token,
             max_model_len=limits.max_model_len,
+            num_unfinished=lambda: len(scheduler.requests),
         )
-
-        def set_workload(spec: WorkloadSpec | None) -> None:
-            workload.set(spec)
-            core.workload = workload.description
-
+        core.describe_workload = lambda: workload.description
         with _private_files():
             control = ControlServer(
-                endpoint.control, core, intake, runner.tokenizer, publisher.replay, set_workload
+                endpoint.control, core, intake, runner.tokenizer, publisher.replay, workload.set
             )
         with _stop_signals(core):
             if exit_with_stdin:
