@@ -17,7 +17,6 @@ from stepscope.engine.config import ConfigError, EngineConfig, Knobs, Limits, kn
 from stepscope.engine.control import ControlServer
 from stepscope.engine.core import Call, EngineCore, Refusal
 from stepscope.engine.driver import WorkloadDriver
-from stepscope.engine.driver import WorkloadDriver
 from stepscope.engine.endpoints import Endpoint, EndpointLock, free_name
 from stepscope.engine.environment import prepare_environment
 from stepscope.engine.intake import Intake
