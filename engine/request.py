@@ -31,6 +31,8 @@ class Request:
 
     status: RequestStatus = RequestStatus.WAITING
     token_ids: list[int] = field(init=False)  # prompt, then output
+    max_num_tokens: int = field(init=False)  # prompt and output at most
+    end_token_ids: frozenset[int] = field(init=False)  # tokens that may end it
     num_computed_tokens: int = 0  # tokens whose K/V is in the cache
     block_table: list[int] = field(default_factory=list)  # block i holds tokens [i*bs, (i+1)*bs)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks, chained
@@ -44,7 +46,12 @@ class Request:
     waiting_reason: str = "queued"
 
     def __post_init__(self) -> None:
+        sampling = self.sampling
         self.token_ids = list(self.prompt_token_ids)
+        self.max_num_tokens = len(self.prompt_token_ids) + sampling.max_tokens
+        self.end_token_ids = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            self.end_token_ids |= self.eos_token_ids
 
     @property
     def num_prompt_tokens(self) -> int:

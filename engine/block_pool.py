@@ -1,0 +1,225 @@
+"""`BlockPool`: the state of every KV block, and the order in which free ones are reused.
+
+The pool owns reference counts, owners and prefix hashes. A free block is *empty* (holds nothing
+that can be hit) or *cached* (its content can be hit until it is reused). Empty blocks are reused
+first, the latest freed one first; then cached ones, the least recently used first (the order of
+vLLM's free queue). No operation costs more in a larger pool.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+
+from stepscope.engine.wire import CACHED, EMPTY, BlockMove, BlockRun
+
+
+class KVCacheIntegrityError(AssertionError):
+    """The books on KV blocks contradict each other: a bug of ours."""
+
+
+class BlockPool:
+    """States of `num_blocks` blocks with ids 0..num_blocks-1."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.num_evicted = 0  # cached blocks reused so far
+        self._ref_counts = [0] * num_blocks
+        self._owners = [EMPTY] * num_blocks  # the latest holder; meaningful while held
+        self._digests: list[bytes | None] = [None] * num_blocks
+        self._empty = list(range(num_blocks - 1, -1, -1))  # the next one to reuse is last
+        self._cached: OrderedDict[int, None] = OrderedDict()  # the next one to reuse is first
+        self._by_digest: dict[bytes, int] = {}
+        self._copies: dict[bytes, list[int]] = {}  # further blocks with the same content
+        self._changed: dict[int, None] = {}
+
+    @property
+    def num_free(self) -> int:
+        return len(self._empty) + len(self._cached)
+
+    @property
+    def num_empty(self) -> int:
+        return len(self._empty)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that are free and can still be hit."""
+        return len(self._cached)
+
+    def find(self, digest: bytes) -> int | None:
+        """The block that holds this content, the first registered one if there are several."""
+        return self._by_digest.get(digest)
+
+    def num_idle(self, blocks: Sequence[int]) -> int:
+        """How many of `blocks` nobody holds: taking them uses up free blocks."""
+        ref_counts = self._ref_counts
+        return sum(not ref_counts[block] for block in blocks)
+
+    def take(self, count: int, owner: int) -> list[int]:
+        """`count` free blocks, for `owner` alone. What was cached in them is forgotten.
+
+        Raises:
+            KVCacheIntegrityError: fewer than `count` are free (the caller has to look first).
+        """
+        empty = self._empty
+        if count <= len(empty):
+            blocks = empty[-count:] if count else []
+            blocks.reverse()
+            del empty[len(empty) - count :]
+        else:
+            if count > self.num_free:
+                raise KVCacheIntegrityError(f"{count} blocks wanted, {self.num_free} are free")
+            blocks = empty[::-1]
+            empty.clear()
+            for _ in range(count - len(blocks)):
+                block, _ = self._cached.popitem(last=False)
+                self._forget(block)
+                self.num_evicted += 1
+                blocks.append(block)
+        for block in blocks:
+            self._ref_counts[block] = 1
+            self._owners[block] = owner
+            self._changed[block] = None
+        return blocks
+
+    def share(self, blocks: Sequence[int], owner: int) -> None:
+        """Hold blocks found by their content: `owner` is their latest holder now."""
+        for block in blocks:
+            if not self._ref_counts[block]:
+                del self._cached[block]
+            self._ref_counts[block] += 1
+            self._owners[block] = owner
+            self._changed[block] = None
+
+    def release(
+        self, blocks: Sequence[int], owner: int, heir: Callable[[int, int], int | None]
+    ) -> None:
+        """`owner` holds `blocks` (its block table, in order) no more.
+
+        `heir(index, block)` names a remaining holder of a block that others share. The tail of a
+        prefix becomes reusable before its head, so that what stays is hit longest.
+        """
+        ref_counts, owners, digests = self._ref_counts, self._owners, self._digests
+        cached: list[int] = []
+        for index, block in enumerate(blocks):
+            self._changed[block] = None
+            ref_counts[block] -= 1
+            if ref_counts[block]:
+                if owners[block] == owner:
+                    owners[block] = _known(heir(index, block), block)
+            elif digests[block] is None:
+                self._empty.append(block)
+            else:
+                cached.append(block)
+        for block in reversed(cached):
+            self._cached[block] = None
+
+    def register(self, block: int, digest: bytes) -> None:
+        """The content of a held block is full and can be hit from now on."""
+        self._digests[block] = digest
+        if self._by_digest.setdefault(digest, block) != block:
+            self._copies.setdefault(digest, []).append(block)
+
+    def forget_all(self) -> int:
+        """Drop all content that could be hit. Returns how many blocks held some."""
+        num_forgotten = len(self._by_digest) + sum(map(len, self._copies.values()))
+        self._by_digest.clear()
+        self._copies.clear()
+        self._digests = [None] * self.num_blocks
+        self._changed.update(self._cached)
+        self._empty[:0] = reversed(self._cached)
+        self._cached.clear()
+        return num_forgotten
+
+    def _forget(self, block: int) -> None:
+        digest = self._digests[block]
+        if digest is None:
+            raise KVCacheIntegrityError(f"block {block} is among the cached ones and has no content")
+        self._digests[block] = None
+        copies = self._copies.get(digest)
+        if copies is None:
+            del self._by_digest[digest]
+            return
+        if self._by_digest[digest] == block:
+            self._by_digest[digest] = copies.pop(0)
+        else:
+            copies.remove(block)
+        if not copies:
+            del self._copies[digest]
+
+    def drain_moves(self) -> list[BlockMove]:
+        """The last state of each block that changed since the last drain, by first change."""
+        moves = [BlockMove(block, *self._state(block)) for block in self._changed]
+        self._changed.clear()
+        return moves
+
+    def runs(self) -> list[BlockRun]:
+        """All blocks in order of their ids, neighbours in the same state as one run."""
+        runs: list[BlockRun] = []
+        count, state = 0, (EMPTY, 0)
+        for block in range(self.num_blocks):
+            here = self._state(block)
+            if here != state and count:
+                runs.append(BlockRun(count, *state))
+                count = 0
+            state = here
+            count += 1
+        if count:
+            runs.append(BlockRun(count, *state))
+        return runs
+
+    def _state(self, block: int) -> tuple[int, int]:
+        if self._ref_counts[block]:
+            return self._owners[block], self._ref_counts[block]
+        return EMPTY if self._digests[block] is None else CACHED, 0
+
+    def digest_of(self, block: int) -> bytes | None:
+        return self._digests[block]
+
+    def check_integrity(self, holders: Sequence[tuple[int, Sequence[int]]]) -> None:
+        """Hold the books against the block tables: (owner, blocks), in order of admission.
+
+        Raises:
+            KVCacheIntegrityError: which block, and what is wrong with it.
+        """
+        for problem in self._problems(holders):
+            raise KVCacheIntegrityError(problem)
+
+    def _problems(self, holders: Sequence[tuple[int, Sequence[int]]]) -> Iterator[str]:
+        ref_counts = [0] * self.num_blocks
+        owned: set[int] = set()
+        for owner, blocks in holders:
+            if len(set(blocks)) != len(blocks):
+                yield f"request {owner} holds a block twice: {blocks}"
+            for block in blocks:
+                ref_counts[block] += 1
+                if self._owners[block] == owner:
+                    owned.add(block)
+        empty = set(self._empty)
+        if len(empty) != len(self._empty):
+            yield "a block is twice among the empty ones"
+        for block, expected in enumerate(ref_counts):
+            digest = self._digests[block]
+            places = [block in empty, block in self._cached, expected > 0]
+            if self._ref_counts[block] != expected:
+                yield f"block {block}: {expected} holders, {self._ref_counts[block]} counted"
+            if expected and block not in owned:
+                yield f"block {block}: owner {self._owners[block]} does not hold it"
+            if sum(places) != 1:
+                yield f"block {block}: empty, cached, held are {places}, expected one of them"
+            if not expected and (digest is None) != places[0]:
+                yield f"block {block}: free with content {digest!r} in the wrong list"
+            if digest is not None and block not in self._with(digest):
+                yield f"block {block}: its content cannot be found"
+        for digest in self._by_digest:
+            for block in self._with(digest):
+                if self._digests[block] != digest:
+                    yield f"block {block}: found by content that it does not hold"
+
+    def _with(self, digest: bytes) -> list[int]:
+        first = self._by_digest.get(digest)
+        return [] if first is None else [first, *self._copies.get(digest, ())]
+
+
+def _known(owner: int | None, block: int) -> int:
+    if owner is None:
+        raise KVCacheIntegrityError(f"block {block} is shared, and nobody else holds it")
+    return owner
