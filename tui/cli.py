@@ -1,0 +1,174 @@
+"""The `stepscope` command: one table of commands, each run by a module of its own.
+
+Nothing heavy is imported here: a command imports what it needs when it runs.
+"""
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stepscope.tui.cli_errors import DONE, INTERRUPTED, WRONG_USAGE, report
+from stepscope.tui.cli_options import with_options
+
+app = typer.Typer(
+    name="stepscope",
+    help="See and steer every forward step of an LLM inference engine, in a terminal.",
+    epilog="\b\nExample:\n  stepscope demo\n\nExit codes: 0 done, 1 it failed, 2 wrong usage.",
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+Endpoint = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="ENDPOINT",
+        help="name of a local engine, ipc://PATH or tcp://HOST:PORT (default: the only local one)",
+    ),
+]
+
+
+def _example(*lines: str) -> str:
+    return "\b\nExample:\n" + "\n".join("  " + line for line in lines)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"stepscope {version('stepscope')}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(WRONG_USAGE)
+
+
+@app.command(epilog=_example("stepscope serve --model demo --max-num-batched-tokens 512"))
+@with_options("serve", "knobs")
+def serve(
+    exit_with_stdin: Annotated[bool, typer.Option("--exit-with-stdin", hidden=True)] = False,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Run an engine, and publish every step of it.
+
+    Every option is also a key of the config file (sections [serve] and [knobs]) and a variable:
+    STEPSCOPE_SERVE_MODEL, STEPSCOPE_KNOBS_ORDER. Flags win over variables, those over the file.
+    """
+    from stepscope.tui import cli_serve
+
+    cli_serve.serve(flags, exit_with_stdin)
+
+
+@app.command(
+    epilog=_example(
+        "stepscope load --rate 2 --document-share 0.2 --seconds 60",
+        "stepscope load engine-0 --trace trace.csv --time-scale 0.1 --limit 200",
+    )
+)
+@with_options("load")
+def load(
+    endpoint: Endpoint = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="replay a trace: Azure CSV or Mooncake JSONL", metavar="FILE", show_default=False
+        ),
+    ] = None,
+    time_scale: Annotated[
+        float | None,
+        typer.Option(help="multiply the trace's times: 0.1 is ten times as fast", metavar="NUMBER"),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="only the first so many requests of the trace", metavar="INT")
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="send for so long, then wait for the rest", metavar="NUMBER"),
+    ] = None,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Send work to an engine: a synthetic mix, or a real trace."""
+    from stepscope.tui import cli_load
+
+    cli_load.load(endpoint, trace, time_scale, limit, seconds, flags)
+
+
+@app.command("set", epilog=_example("stepscope set max_num_batched_tokens=512 order=arrival"))
+def set_(
+    assignments: Annotated[
+        list[str], typer.Argument(metavar="KEY=VALUE", help="knobs and their new values")
+    ],
+    endpoint: Annotated[
+        str | None,
+        typer.Option(help="the engine (default: the only local one)", metavar="ENDPOINT"),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="only check whether the engine would take it")
+    ] = False,
+    expect_version: Annotated[
+        int | None,
+        typer.Option(help="fail if the knobs are not at this version any more", metavar="INT"),
+    ] = None,
+) -> None:
+    """Change knobs of a running engine; print the step of effect."""
+    from stepscope.tui import cli_set
+
+    cli_set.set_knobs(assignments, endpoint, dry_run, expect_version)
+
+
+@app.command(epilog=_example("stepscope snapshot --json | jq .kv"))
+def snapshot(
+    endpoint: Endpoint = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="the whole snapshot as one JSON document")
+    ] = False,
+) -> None:
+    """Show what an engine is doing right now, once."""
+    from stepscope.tui import cli_snapshot
+
+    cli_snapshot.snapshot(endpoint, as_json)
+
+
+@app.command(epilog=_example("stepscope doctor"))
+def doctor() -> None:
+    """Say what is installed, what will be used, what is missing.
+
+    Ends with 1 when an engine could not run here.
+    """
+    from stepscope.tui import cli_doctor
+
+    cli_doctor.doctor()
+
+
+def main() -> None:
+    """Entry point of the console script; ends the process."""
+    try:
+        result = app(prog_name="stepscope", standalone_mode=False)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough ('| head').
+        sys.stdout = None  # type: ignore[assignment]
+        sys.exit(DONE)
+    except Exception as error:  # noqa: BLE001 - the one place where errors meet a person
+        sys.exit(report(error))
+    sys.exit(result if isinstance(result, int) else DONE)
+
+
+if __name__ == "__main__":
+    main()

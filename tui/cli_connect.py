@@ -1,0 +1,65 @@
+"""Finding the engine a command is meant for, and connecting to it."""
+
+import getpass
+import os
+import socket
+
+from stepscope.engine.client import ControlClient
+from stepscope.engine.endpoints import Endpoint, find_local
+from stepscope.tui.cli_errors import CommandFailed, WrongUsage
+
+_HELLO_S = 2.0  # an engine that lives says who it is at once, whatever it is computing
+_ANSWER_S = 60.0  # other answers come between two steps, and a step may be long
+
+
+def choose(endpoint: str | None, usage: str) -> Endpoint:
+    """The endpoint that was named, or that of the only engine on this machine.
+
+    Args:
+        endpoint: as the user gave it.
+        usage: the command with {} where the endpoint goes, for the error.
+
+    Raises:
+        ConfigError: `endpoint` is not one.
+        CommandFailed: no engine runs here.
+        WrongUsage: several do.
+    """
+    if endpoint:
+        return Endpoint.parse(endpoint)
+    found = find_local()
+    if not found:
+        raise CommandFailed(
+            "no engine runs on this machine; start one with 'stepscope serve', "
+            f"or name one elsewhere: '{usage.format('tcp://HOST:PORT')}'"
+        )
+    if len(found) > 1:
+        names = ", ".join(each.name for each in found)
+        raise WrongUsage(
+            f"{len(found)} engines run here ({names}); name one: '{usage.format(found[0].name)}'"
+        )
+    return found[0]
+
+
+def connect(endpoint: Endpoint) -> ControlClient:
+    """A client of an engine that has answered.
+
+    Raises:
+        EngineUnreachable: nobody answers within two seconds.
+    """
+    client = ControlClient(endpoint, timeout_s=_HELLO_S)
+    try:
+        client.info()
+    except BaseException:
+        client.close()
+        raise
+    client.timeout_s = _ANSWER_S
+    return client
+
+
+def who() -> str:
+    """The person at this terminal, for the engine's audit."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # no name for this id, as in some containers
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

@@ -1,0 +1,62 @@
+"""How a command ends: the exceptions a person sees as one line, and their exit codes."""
+
+import os
+import sys
+import traceback
+
+import typer
+
+DONE, FAILED, WRONG_USAGE = 0, 1, 2
+INTERRUPTED = 130  # Ctrl-C in a command that does not end well by it, as shells have it
+
+
+class CommandFailed(Exception):  # noqa: N818 - reads as what happened
+    """The command could not do its work; the message says what to do."""
+
+    exit_code = FAILED
+
+
+class WrongUsage(CommandFailed):
+    """It was called with something it does not take."""
+
+    exit_code = WRONG_USAGE
+
+
+def report(error: BaseException) -> int:
+    """Say on stderr, in one line, what went wrong; returns the exit code.
+
+    `STEPSCOPE_DEBUG=1` shows the traceback as well.
+    """
+    if os.environ.get("STEPSCOPE_DEBUG", "0") not in ("", "0"):
+        traceback.print_exception(error)
+    exit_code, message = _explained(error)
+    line = " ".join(message.split())
+    print(f"stepscope: error: {line}", file=sys.stderr)
+    return exit_code
+
+
+def _explained(error: BaseException) -> tuple[int, str]:
+    # Imported here: a start that goes well does not need them.
+    from stepscope.engine.client import CommandRefused, EngineUnreachable
+    from stepscope.engine.config import ConfigError
+
+    if isinstance(error, CommandFailed):
+        return error.exit_code, str(error)
+    if isinstance(error, ConfigError | EngineUnreachable):
+        return FAILED, str(error)
+    if isinstance(error, CommandRefused):
+        return FAILED, f"the engine refused: {error.message}"
+    if isinstance(error, typer.TyperException):
+        return error.exit_code, error.format_message() + _where_to_look(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        return FAILED, f"{error.filename}: {error.strerror}"
+    return FAILED, (
+        f"{type(error).__name__}: {error} (this is a bug in stepscope: "
+        "run it again with STEPSCOPE_DEBUG=1 and report what it shows)"
+    )
+
+
+def _where_to_look(error: typer.TyperException) -> str:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "stepscope"
+    return f" (see '{command} --help')"

@@ -1,0 +1,149 @@
+"""Command-line options made from the annotated fields of a msgspec Struct.
+
+One table of fields, `EngineConfig` for example, makes the options, their help, the keys of the
+config file and the names in the environment.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+import msgspec
+import typer
+from msgspec import Struct
+from msgspec.structs import FieldInfo
+
+from stepscope.tui.cli_errors import WrongUsage
+from stepscope.tui.settings import (
+    SECTIONS,
+    Section,
+    config_path,
+    environment_name,
+    from_environment,
+    load_settings,
+)
+
+_S = TypeVar("_S", bound=Struct)
+_KINDS: dict[object, tuple[str, str]] = {
+    bool: ("", "true or false"),
+    int: ("INT", "a whole number"),
+    float: ("NUMBER", "a number"),
+    str: ("TEXT", "text"),
+}
+
+
+def with_options(*sections: Section) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command every field of these sections as an option.
+
+    The command takes them as its keyword argument `flags`: only those that were given.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [
+            parameter
+            for parameter in inspect.signature(command).parameters.values()
+            if parameter.name != "flags"
+        ]
+        made = {
+            field.name: _parameter(field)
+            for section in sections
+            for field in msgspec.structs.fields(SECTIONS[section])
+            if not _is_table(field)
+        }
+
+        def run(**arguments: Any) -> None:
+            flags = {name: arguments.pop(name) for name in made}
+            given = {name: value for name, value in flags.items() if value is not None}
+            command(**arguments, flags=given)
+
+        parameters = [*own, *made.values()]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        run.__name__ = command.__name__
+        run.__doc__ = command.__doc__
+        return run
+
+    return decorate
+
+
+def resolve(
+    kind: type[_S],
+    section: Section,
+    flags: Mapping[str, Any],
+    defaults: Mapping[str, Any] | None = None,
+) -> _S:
+    """The Struct of a section: flag over environment over file over `defaults` over its own.
+
+    Raises:
+        WrongUsage: a value that the field does not take; the message says where it came from.
+    """
+    from_file = load_settings()[section]
+    values: dict[str, Any] = {}
+    for field in msgspec.structs.fields(kind):
+        name = field.name
+        if name in flags:
+            value, source = flags[name], _flag(name)
+        elif (value := from_environment(section, name)) is not None:
+            source = environment_name(section, name)
+        elif name in from_file:
+            value, source = from_file[name], f"{config_path()}: [{section}] {name}"
+        elif defaults and name in defaults:
+            value, source = defaults[name], "the default"
+        else:
+            continue
+        try:
+            values[name] = msgspec.convert(value, field.type, strict=False)
+        except msgspec.ValidationError:
+            raise WrongUsage(f"{source}: expected {_expected(field)}, got {value!r}") from None
+    return kind(**values)
+
+
+def _parameter(field: FieldInfo) -> inspect.Parameter:
+    base, meta = _base_and_meta(field)
+    names = [_flag(field.name)]
+    if base is bool:
+        names = [f"{names[0]}/{_flag('no_' + field.name)}"]
+    metavar = "|".join(get_args(base)) if get_origin(base) is Literal else _KINDS[base][0]
+    description = meta.description or ""
+    if "default:" not in description and field.default not in ("", None):
+        default = str(field.default).lower() if base is bool else field.default
+        description += f"  [default: {default}]"
+    option = typer.Option(
+        *names, help=description, metavar=metavar or None, show_default=False, parser=None
+    )
+    # Values are taken as text and checked in `resolve`, where their source is known.
+    value_type = bool if base is bool else str
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[value_type | None, option],
+    )
+
+
+def _base_and_meta(field: FieldInfo) -> tuple[Any, msgspec.Meta]:
+    kind = next((each for each in get_args(field.type) if get_origin(each) is Annotated), None)
+    base, meta = get_args(kind if kind is not None else field.type)
+    return base, meta
+
+
+def _is_table(field: FieldInfo) -> bool:
+    return get_origin(_base_and_meta(field)[0]) is dict
+
+
+def _expected(field: FieldInfo) -> str:
+    base, meta = _base_and_meta(field)
+    if get_origin(base) is Literal:
+        return "one of " + ", ".join(get_args(base))
+    bounds = []
+    if meta.gt is not None:
+        bounds.append(f"above {meta.gt:g}")
+    if meta.ge is not None:
+        bounds.append(f"of at least {meta.ge:g}")
+    if meta.le is not None:
+        bounds.append(f"of at most {meta.le:g}")
+    return " ".join([_KINDS[base][1], " and ".join(bounds)]).strip()
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,84 @@
+"""`Progress`: a bar on a terminal, plain lines elsewhere. Written to stderr."""
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+_LINE_INTERVAL_S = 5.0
+
+
+class Progress:
+    """Shows one piece of long work. Call it with what is being done and its share.
+
+    On a terminal the line is redrawn and disappears at the end; elsewhere a line is printed when
+    the work changes its name, and every few seconds in between.
+    """
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._bar: RichProgress | None = None
+        self._task: TaskID | None = None
+        self._last_what = ""
+        self._last_line_s = float("-inf")
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __call__(self, what: str, share: float | None, detail: str = "") -> None:
+        """`share` is 0..1, or None when nobody knows how long it will take."""
+        if self._is_terminal:
+            self._draw(what, share, detail)
+        else:
+            self._print(what, share, detail)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _draw(self, what: str, share: float | None, detail: str) -> None:
+        if self._bar is None or self._task is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, TextColumn
+            from rich.progress import Progress as RichProgress
+
+            self._bar = RichProgress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[detail]}", markup=False),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._task = self._bar.add_task("", total=None, detail="")
+            self._bar.start()
+        shown = detail or ("" if share is None else f"{share:.0%}")
+        self._bar.update(
+            self._task,
+            description=what,
+            total=None if share is None else 1.0,
+            completed=share or 0.0,
+            detail=shown,
+        )
+
+    def _print(self, what: str, share: float | None, detail: str) -> None:
+        now_s = time.monotonic()
+        is_new = what != self._last_what
+        is_due = now_s - self._last_line_s >= _LINE_INTERVAL_S
+        if not is_new and not is_due:
+            return
+        self._last_what, self._last_line_s = what, now_s
+        shown = detail or ("" if share is None or is_new else f"{share:.0%}")
+        print(f"{what}: {shown}" if shown else what, file=sys.stderr, flush=True)

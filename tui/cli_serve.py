@@ -1,0 +1,64 @@
+"""`stepscope serve`: runs an engine in this process."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from stepscope.engine.config import EngineConfig, Knobs
+from stepscope.engine.wire import EngineInfo
+from stepscope.tui.cli_errors import CommandFailed
+from stepscope.tui.cli_options import resolve
+from stepscope.tui.cli_progress import Progress
+
+_EXTRAS = {"torch", "transformers", "tokenizers", "safetensors", "numpy"}
+_GRACE_S = 5.0
+
+
+def serve(flags: Mapping[str, Any], exit_with_stdin: bool) -> None:
+    """Serve until a signal or `Shutdown`.
+
+    Raises:
+        CommandFailed: the packages an engine needs are not installed.
+        ConfigError: it cannot start with this configuration.
+    """
+    config = resolve(EngineConfig, "serve", flags)
+    knobs = resolve(Knobs, "knobs", flags)
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
+    )
+    if exit_with_stdin:
+        threading.Thread(target=_end_with_stdin, name="parent-watch", daemon=True).start()
+    progress = Progress()
+
+    def ready(info: EngineInfo) -> None:
+        progress.close()
+        what = ", ".join(part for part in (info.dtype, info.device, info.attention_backend) if part)
+        print(f"{info.name} serves {info.model} ({what}) on {info.control_endpoint}", flush=True)
+        print(f"watch it: stepscope top {info.name}    stop it: Ctrl-C", flush=True)
+
+    try:
+        from stepscope.engine.serve import serve as run
+
+        with progress:
+            run(config, knobs, progress=progress, ready=ready)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _EXTRAS:
+            raise
+        raise CommandFailed(
+            f"{missing} is not installed, and an engine needs it: pip install 'stepscope[engine]'"
+        ) from error
+
+
+def _end_with_stdin() -> None:
+    """Stop when standard input ends: it is a pipe that the parent holds open while it lives."""
+    while os.read(sys.stdin.fileno(), 4096):
+        continue
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_GRACE_S)  # a step in flight may finish
+    os._exit(1)
