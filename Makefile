@@ -1,0 +1,41 @@
+# Everything needs only Python 3.11 or newer and a C compiler; the first target that runs makes .venv.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PACKAGES := engine kernels recordings tui
+ARGS ?=
+
+.PHONY: demo test lint types bench clean
+
+demo: $(INSTALLED)
+	$(BIN)/stepscope demo $(ARGS)
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(INSTALLED) types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	MYPYPATH=.types $(BIN)/mypy -p stepscope
+
+# The folders under the name they are imported by, for the type checker.
+types:
+	@mkdir -p .types/stepscope
+	@for package in $(PACKAGES); do ln -sfn "$(CURDIR)/$$package" ".types/stepscope/$$package"; done
+
+bench: $(INSTALLED)
+	@for script in tests/bench/bench_*.py; do \
+		echo "== $$script"; $(BIN)/python "$$script" || exit 1; \
+	done
+
+clean:
+	rm -rf $(VENV) .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# Again only when what is to be installed has changed. pip keeps what fits already.
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "no python3.11 or python3 found: set PYTHON=/path/to/python" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[engine,dev]"
+	@touch $@
