@@ -1,0 +1,1 @@
+"""Sessions without a screen: receive, reduce, keep, write, read and replay what engines publish."""

@@ -1,0 +1,76 @@
+"""`BlockMap`: owner and references of every KV block, as an observer knows them."""
+
+import zlib
+from array import array
+from itertools import groupby
+from typing import NamedTuple
+
+from stepscope.engine.wire import EMPTY, BlockMove, BlockRun
+
+
+class PackedBlocks(NamedTuple):
+    """A compressed `BlockMap`: for keyframes of large pools."""
+
+    owner: bytes
+    refs: bytes
+
+    def unpack(self) -> "BlockMap":
+        return BlockMap(
+            array("q", zlib.decompress(self.owner)), array("q", zlib.decompress(self.refs))
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.owner) + len(self.refs)
+
+
+class BlockMap:
+    """One entry a block in both arrays; owner is a request id, `CACHED` or `EMPTY`."""
+
+    __slots__ = ("owner", "refs")
+
+    def __init__(self, owner: "array[int]", refs: "array[int]") -> None:
+        self.owner = owner
+        self.refs = refs
+
+    @classmethod
+    def empty(cls, num_blocks: int) -> "BlockMap":
+        return cls(array("q", (EMPTY,)) * num_blocks, array("q", (0,)) * num_blocks)
+
+    @classmethod
+    def from_runs(cls, runs: list[BlockRun]) -> "BlockMap":
+        blocks = cls(array("q"), array("q"))
+        for run in runs:
+            blocks.owner.extend(array("q", (run.owner,)) * run.count)
+            blocks.refs.extend(array("q", (run.ref_count,)) * run.count)
+        return blocks
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BlockMap) and self.owner == other.owner and self.refs == other.refs
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def runs(self) -> list[BlockRun]:
+        pairs = zip(self.owner, self.refs, strict=True)
+        return [
+            BlockRun(len(list(group)), owner, ref_count)
+            for (owner, ref_count), group in groupby(pairs)
+        ]
+
+    def copy(self) -> "BlockMap":
+        return BlockMap(self.owner[:], self.refs[:])
+
+    def pack(self) -> PackedBlocks:
+        return PackedBlocks(
+            zlib.compress(self.owner.tobytes(), 1), zlib.compress(self.refs.tobytes(), 1)
+        )
+
+    def apply(self, moves: list[BlockMove]) -> None:
+        """Blocks that the map does not have are passed over."""
+        owner, refs = self.owner, self.refs
+        num_blocks = len(owner)
+        for move in moves:
+            block_id = move.block_id
+            if 0 <= block_id < num_blocks:
+                owner[block_id] = move.owner
+                refs[block_id] = move.ref_count

@@ -1,0 +1,213 @@
+"""Summaries of steps in columns: what a chart draws of a step without decoding its record.
+
+One array a field, one entry a step, in order of steps; -1 stands for unknown inside, None outside.
+"""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import NamedTuple
+
+from stepscope.engine.wire import StepRecord
+from stepscope.recordings.outcome import Outcome
+
+_UNKNOWN = -1
+
+
+class StepSummary(NamedTuple):
+    """One step in figures. Times are the engine's, in nanoseconds; None is unknown."""
+
+    step: int
+    sequence: int  # of its record
+    schedule_start_ns: int
+    schedule_end_ns: int | None
+    launch_ns: int | None
+    tokens_ns: int
+    device_ns: int | None
+    knobs_version: int | None
+    token_budget: int | None
+    max_num_seqs: int | None
+    num_prefill_tokens: int  # recomputed tokens included
+    num_recomputed_tokens: int
+    num_decode_tokens: int
+    num_padded_tokens: int | None
+    num_cached_tokens: int  # skipped by prefix hits, not spent
+    num_output_tokens: int
+    num_rows: int | None  # seats in use
+    num_decode_rows: int | None
+    num_running: int
+    num_waiting: int
+    num_arrived: int
+    num_finished: int
+    num_preempted: int
+    kv_used: int | None
+    kv_cached: int | None
+    kv_empty: int | None
+    num_evicted: int | None
+    queried_tokens: int | None
+    hit_tokens: int | None
+    max_itl_ns: int | None  # longest gap that ended in this step
+    max_itl_request_id: int | None
+    has_knob_change: bool = False  # the first step with new values
+    after_gap: bool = False  # steps or messages before it were lost
+    has_mark: bool = False
+
+    @property
+    def duration_ns(self) -> int:
+        return self.tokens_ns - self.schedule_start_ns
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the budget spent."""
+        return self.num_prefill_tokens + self.num_decode_tokens
+
+
+NUM_COLUMNS = len(StepSummary._fields) - 3  # the flags are looked up
+
+
+class Rates(NamedTuple):
+    """How things went over a window of engine time; None is unknown or nothing to divide by."""
+
+    seconds: float
+    num_steps: int
+    steps_per_s: float | None
+    prefill_tokens_per_s: float | None
+    output_tokens_per_s: float | None
+    preemptions_per_min: float | None
+    evictions_per_s: float | None
+    prefix_hit_rate: float | None  # hit / looked-up prompt tokens
+    mixed_share: float | None  # of steps that held prefill and decode
+    model_share: float | None  # of the wall time: model running
+    schedule_share: float | None  # ... scheduling
+    idle_share: float | None  # ... between steps
+
+
+class StepColumns:
+    """The columns. One writer; the holder of the lock reads."""
+
+    def __init__(self) -> None:
+        self._columns = [array("q") for _ in range(NUM_COLUMNS)]
+        self.steps = self._columns[0]
+        self.tokens_ns = self.column("tokens_ns")
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def column(self, name: str) -> "array[int]":
+        return self._columns[StepSummary._fields.index(name)]
+
+    def append(self, sequence: int, record: StepRecord, outcome: Outcome) -> None:
+        """Add a step; it must be later than the last one."""
+        kv = record.kv
+        rows = record.batch
+        values = (
+            record.step,
+            sequence,
+            record.schedule_start_ns,
+            _known(record.schedule_end_ns),
+            _known(record.launch_ns),
+            record.tokens_ns,
+            _known(record.device_ns),
+            _known(record.knobs_version),
+            _known(record.token_budget),
+            _known(record.max_num_seqs),
+            record.num_prefill_tokens,
+            outcome.num_recomputed_tokens,
+            record.num_decode_tokens,
+            _known(record.num_padded_tokens),
+            outcome.num_cached_tokens,
+            outcome.num_output_tokens,
+            _UNKNOWN if rows is None else len(rows),
+            _UNKNOWN if rows is None else outcome.num_decode_rows,
+            record.num_running,
+            record.num_waiting,
+            outcome.num_arrived,
+            outcome.num_finished,
+            outcome.num_preempted,
+            _UNKNOWN if kv is None else kv.used,
+            _UNKNOWN if kv is None else kv.cached,
+            _UNKNOWN if kv is None else kv.empty,
+            _UNKNOWN if kv is None else kv.evicted,
+            _UNKNOWN if kv is None else kv.queried_tokens,
+            _UNKNOWN if kv is None else kv.hit_tokens,
+            _known(outcome.max_gap_ns),
+            _known(outcome.max_gap_request_id),
+        )
+        for column, value in zip(self._columns, values, strict=True):
+            column.append(value)
+
+    def forget_before(self, step: int) -> None:
+        num_old = bisect_left(self.steps, step)
+        for column in self._columns:
+            del column[:num_old]
+
+    def forget_after(self, step: int) -> None:
+        num_kept = bisect_right(self.steps, step)
+        for column in self._columns:
+            del column[num_kept:]
+
+    def index(self, step: int) -> int | None:
+        """Where a step stands; None when it is not there."""
+        index = bisect_left(self.steps, step)
+        return index if index < len(self.steps) and self.steps[index] == step else None
+
+    def index_at(self, time_ns: int) -> int:
+        """The last step whose tokens were known by `time_ns`; -1 before the first."""
+        return bisect_right(self.tokens_ns, time_ns) - 1
+
+    def summary(self, index: int) -> StepSummary:
+        values = [column[index] for column in self._columns]
+        return StepSummary(*(None if value == _UNKNOWN else value for value in values))  # type: ignore[arg-type]
+
+    def rates(self, start_ns: int, end_ns: int) -> Rates:
+        """Over the steps that ended in (start_ns, end_ns]."""
+        first = bisect_right(self.tokens_ns, start_ns)
+        last = bisect_right(self.tokens_ns, end_ns)
+        if first == last:
+            return Rates(0.0, 0, *(None,) * 10)
+        # No step reaches further back than the history does.
+        begin_ns = max(start_ns, min(self.column("schedule_start_ns")[0], end_ns))
+        seconds = (end_ns - begin_ns) / 1e9
+        queried = self._total("queried_tokens", first, last)
+        hit = self._total("hit_tokens", first, last)
+        prefill = self.column("num_prefill_tokens")[first:last]
+        decode = self.column("num_decode_tokens")[first:last]
+        num_mixed = sum(p > 0 and d > 0 for p, d in zip(prefill, decode, strict=True))
+        busy_ns = self._spent("schedule_start_ns", "tokens_ns", first, last)
+        return Rates(
+            seconds=seconds,
+            num_steps=last - first,
+            steps_per_s=_ratio(last - first, seconds),
+            prefill_tokens_per_s=_ratio(sum(prefill), seconds),
+            output_tokens_per_s=_ratio(self._total("num_output_tokens", first, last), seconds),
+            preemptions_per_min=_ratio(self._total("num_preempted", first, last), seconds / 60),
+            evictions_per_s=_ratio(self._total("num_evicted", first, last), seconds),
+            prefix_hit_rate=None if queried is None else _ratio(hit, queried),
+            mixed_share=num_mixed / (last - first),
+            model_share=_share(self._spent("launch_ns", "tokens_ns", first, last), seconds),
+            schedule_share=_share(
+                self._spent("schedule_start_ns", "schedule_end_ns", first, last), seconds
+            ),
+            idle_share=None if busy_ns is None else max(0.0, 1.0 - busy_ns / 1e9 / seconds),
+        )
+
+    def _total(self, name: str, first: int, last: int) -> int | None:
+        """Sum over a range of steps, None when it is unknown for one of them."""
+        values = self.column(name)[first:last]
+        return None if min(values) == _UNKNOWN else sum(values)
+
+    def _spent(self, begin: str, end: str, first: int, last: int) -> int | None:
+        begin_ns = self._total(begin, first, last)
+        end_ns = self._total(end, first, last)
+        return None if begin_ns is None or end_ns is None else end_ns - begin_ns
+
+
+def _known(value: int | None) -> int:
+    return _UNKNOWN if value is None else value
+
+
+def _ratio(part: int | None, whole: float) -> float | None:
+    return None if part is None or not whole else part / whole
+
+
+def _share(spent_ns: int | None, seconds: float) -> float | None:
+    return None if spent_ns is None or not seconds else min(1.0, spent_ns / 1e9 / seconds)

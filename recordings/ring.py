@@ -1,0 +1,194 @@
+"""`StepRing`: the raw messages of a session, in segments that each begin with a keyframe.
+
+It owns the payloads and the keyframes, and forgets whole segments, oldest first, when there are
+too many steps or bytes. Any state is a keyframe and at most `SEGMENT_STEPS` records away.
+"""
+
+import copy
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import NamedTuple
+
+from stepscope.engine import wire
+from stepscope.recordings.blocks import PackedBlocks
+from stepscope.recordings.session import SessionState
+
+SEGMENT_STEPS = 256
+SEGMENT_MESSAGES = 4 * SEGMENT_STEPS  # an idle engine sends no steps
+_PAYLOAD_OVERHEAD = 64  # bytes of an object and its place in a list
+_VIEW_BYTES = 480  # of a copy of one request
+_ENTRY_BYTES = 100  # of a request that is shared with other copies
+
+
+class Keyframe(NamedTuple):
+    """A state with its blocks compressed: those of a large pool would outweigh all else."""
+
+    state: SessionState
+    blocks: PackedBlocks | None
+
+    @classmethod
+    def of(cls, state: SessionState) -> "Keyframe":
+        blocks = state.blocks
+        bare = copy.copy(state)
+        bare.blocks = None
+        return cls(bare.copy(), None if blocks is None else blocks.pack())
+
+    def restore(self) -> SessionState:
+        state = self.state.copy()
+        if self.blocks is not None:
+            state.blocks = self.blocks.unpack()
+        return state
+
+    @property
+    def num_bytes(self) -> int:
+        views = self.state.requests.values()
+        num_own = sum(view.status == "running" for view in views)
+        return (
+            (0 if self.blocks is None else self.blocks.num_bytes)
+            + num_own * _VIEW_BYTES
+            + len(views) * _ENTRY_BYTES
+        )
+
+
+class Segment:
+    """Messages from one keyframe to the next."""
+
+    __slots__ = ("first_number", "keyframe", "num_bytes", "payloads", "step_places", "steps")
+
+    def __init__(self, keyframe: Keyframe, first_number: int) -> None:
+        self.keyframe = keyframe
+        self.first_number = first_number  # messages before it since the ring was new
+        self.payloads: list[bytes] = []
+        self.steps = array("q")
+        self.step_places = array("q")  # where in `payloads` each step is
+        self.num_bytes = keyframe.num_bytes
+
+
+class StepRing:
+    """Segments, oldest first. One writer; readers hold the writer's lock while they ask, and may
+    keep payloads and keyframes they got: neither is ever changed.
+
+    Args:
+        state: before the first message.
+        max_steps, max_bytes: what is kept at most (one segment more or less).
+    """
+
+    def __init__(self, state: SessionState, max_steps: int, max_bytes: int) -> None:
+        self.max_steps = max_steps
+        self.max_bytes = max_bytes
+        self.num_steps = 0
+        self.num_bytes = 0
+        self.segments: list[Segment] = []
+        self._begin(state)
+
+    @property
+    def first_step(self) -> int | None:
+        for segment in self.segments:
+            if segment.steps:
+                return segment.steps[0]
+        return None
+
+    @property
+    def end_number(self) -> int:
+        """Number that the next message will get."""
+        newest = self.segments[-1]
+        return newest.first_number + len(newest.payloads)
+
+    def append(self, payload: bytes, step: int | None, before: SessionState) -> bool:
+        """Keep a message; True when an old segment was given up for it.
+
+        Args:
+            step: of a step record, None for any other message.
+            before: the state before this message.
+        """
+        segment = self.segments[-1]
+        if len(segment.steps) >= SEGMENT_STEPS or len(segment.payloads) >= SEGMENT_MESSAGES:
+            segment = self._begin(before)
+        if step is not None:
+            segment.steps.append(step)
+            segment.step_places.append(len(segment.payloads))
+            self.num_steps += 1
+        segment.payloads.append(payload)
+        num_bytes = len(payload) + _PAYLOAD_OVERHEAD
+        segment.num_bytes += num_bytes
+        self.num_bytes += num_bytes
+        return self._evict()
+
+    def locate(self, step: int) -> tuple[Segment, int] | None:
+        """Segment and place of the last record whose step is not after `step`."""
+        index = bisect_right(self.segments, step, key=_first_step) - 1
+        while index >= 0:
+            segment = self.segments[index]
+            position = bisect_right(segment.steps, step) - 1
+            if position >= 0:
+                return segment, segment.step_places[position]
+            index -= 1
+        return None
+
+    def payload(self, step: int) -> bytes | None:
+        """Record of exactly this step."""
+        found = self.locate(step)
+        if found is None:
+            return None
+        segment, place = found
+        index = bisect_left(segment.step_places, place)
+        return segment.payloads[place] if segment.steps[index] == step else None
+
+    def payloads_from(self, number: int, limit: int) -> list[bytes]:
+        """Up to `limit` messages from a number on."""
+        index = bisect_right(self.segments, number, key=_first_number) - 1
+        found: list[bytes] = []
+        for segment in self.segments[max(index, 0) :]:
+            begin = max(0, number - segment.first_number)
+            found += segment.payloads[begin : begin + limit - len(found)]
+            if len(found) >= limit:
+                break
+        return found
+
+    def forget_after(self, segment: Segment, place: int) -> None:
+        """Drop all messages after `place` in `segment`."""
+        del self.segments[self.segments.index(segment) + 1 :]
+        num_kept = bisect_right(segment.step_places, place)
+        kept = Segment(segment.keyframe, segment.first_number)
+        kept.payloads = segment.payloads[: place + 1]
+        kept.steps = segment.steps[:num_kept]
+        kept.step_places = segment.step_places[:num_kept]
+        kept.num_bytes += sum(len(payload) + _PAYLOAD_OVERHEAD for payload in kept.payloads)
+        self.segments[-1] = kept
+        self.num_steps = sum(len(each.steps) for each in self.segments)
+        self.num_bytes = sum(each.num_bytes for each in self.segments)
+
+    def _begin(self, state: SessionState) -> Segment:
+        number = self.end_number if self.segments else 0
+        segment = Segment(Keyframe.of(state), number)
+        self.segments.append(segment)
+        self.num_bytes += segment.num_bytes
+        return segment
+
+    def _evict(self) -> bool:
+        evicted = False
+        while len(self.segments) > 1 and (
+            self.num_steps - len(self.segments[0].steps) >= self.max_steps
+            or self.num_bytes > self.max_bytes
+        ):
+            oldest = self.segments.pop(0)
+            self.num_steps -= len(oldest.steps)
+            self.num_bytes -= oldest.num_bytes
+            evicted = True
+        return evicted
+
+
+def replayed(keyframe: Keyframe, payloads: list[bytes]) -> SessionState:
+    """The state after `payloads`, beginning from a keyframe."""
+    state = keyframe.restore()
+    for payload in payloads:
+        state.apply(wire.decode(payload))
+    return state
+
+
+def _first_step(segment: Segment) -> int:
+    return segment.steps[0] if segment.steps else segment.keyframe.state.step + 1
+
+
+def _first_number(segment: Segment) -> int:
+    return segment.first_number

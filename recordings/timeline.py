@@ -1,0 +1,216 @@
+"""`Timeline`: everything kept of one engine, without any locking. `History` owns it.
+
+It turns each message into the newest state, a summary, latency samples and events, and forgets the
+oldest of all of them together when the ring gives up a segment.
+"""
+
+from stepscope.engine.wire import (
+    EngineStatus,
+    KnobsChanged,
+    Mark,
+    Snapshot,
+    StepRecord,
+    Telemetry,
+)
+from stepscope.recordings.columns import StepColumns, StepSummary
+from stepscope.recordings.events import EventLog, Gap, SessionEvent, knobs_event, request_event
+from stepscope.recordings.latency import SLO, Latencies
+from stepscope.recordings.outcome import Outcome
+from stepscope.recordings.ring import StepRing, replayed
+from stepscope.recordings.session import SessionState, request_name
+
+SLO_EVENT_INTERVAL_NS = 1_000_000_000  # breaches come in swarms
+
+
+class Timeline:
+    """One engine from a state on.
+
+    Args:
+        state: what is known before the first message.
+        last_sequence: of the message after which `state` is true, None when that is not known.
+        max_steps, max_bytes: what is kept at most.
+    """
+
+    def __init__(
+        self,
+        slo: SLO,
+        max_steps: int,
+        max_bytes: int,
+        state: SessionState,
+        last_sequence: int | None,
+    ) -> None:
+        self.slo = slo
+        self.state = state
+        self.last_sequence = last_sequence
+        self.anchor = state.info  # the first pair of monotonic and wall time
+        self.ring = StepRing(state, max_steps, max_bytes)
+        self.columns = StepColumns()
+        self.latencies = Latencies(slo)
+        self.log = EventLog()
+        self.gaps: list[Gap] = []
+        self.marks: list[Mark] = []
+        self.knob_changes: list[KnobsChanged] = []
+        self.last_stall_step: int | None = None
+        self._knob_steps: set[int] = set()
+        self._gap_steps: set[int] = set()
+        self._mark_steps: set[int] = set()
+        self._next_slo_event_ns = 0
+        self._needs_snapshot = False
+        self._num_lost_before = 0
+
+    def take(self, sequence: int, message: Telemetry, payload: bytes) -> None:
+        """The next message; see `History.append`."""
+        last = self.last_sequence
+        if last is not None:
+            if isinstance(message, Snapshot):
+                if sequence < last or (sequence == last and not self._needs_snapshot):
+                    return
+                if sequence > last:  # it stands for messages that never came
+                    self._note_gap(last + 1, sequence)
+                self._needs_snapshot = False
+            elif sequence <= last:
+                return
+            elif sequence > last + 1:
+                self._note_gap(last + 1, sequence - 1)
+        self.last_sequence = sequence
+        state = self.state
+        step = message.step if isinstance(message, StepRecord) else None
+        if step is not None and self.columns.steps and step <= self.columns.steps[-1]:
+            return  # of a publisher that repeats steps under new numbers
+        if self.ring.append(payload, step, state):
+            self._forget_old()
+        outcome = state.apply(message)
+        if isinstance(message, StepRecord):
+            assert outcome is not None
+            self._add_step(sequence, message, outcome)
+        elif isinstance(message, EngineStatus):
+            self._add_events(message, max(message.step, 0), message.time_ns)
+        elif isinstance(message, KnobsChanged):
+            self._add_knobs(message)
+        if self.anchor is None:
+            self.anchor = state.info
+
+    def rewind(self, step: int) -> bool:
+        """Back to just after the record of `step`; False when it is not kept."""
+        found = self.ring.locate(step)
+        index = self.columns.index(step)
+        if found is None or index is None:
+            return False
+        segment, place = found
+        self.state = replayed(segment.keyframe, segment.payloads[: place + 1])
+        self.last_sequence = self.columns.column("sequence")[index]
+        self.ring.forget_after(segment, place)
+        self.columns.forget_after(step)
+        self.latencies.forget_after(self.columns.tokens_ns[-1])
+        self.log.forget_after(step)
+        self.gaps = [g for g in self.gaps if g.before_step is not None and g.before_step <= step]
+        self._gap_steps = {gap_step for gap_step in self._gap_steps if gap_step <= step}
+        self.knob_changes = [c for c in self.knob_changes if c.effective_step <= step]
+        self._knob_steps = {change.effective_step for change in self.knob_changes}
+        self.last_stall_step = self.newest_breach(step)
+        self._next_slo_event_ns = 0
+        return True
+
+    def add_mark(self, mark: Mark) -> None:
+        if mark in self.marks:
+            return
+        self.marks.append(mark)
+        self.marks.sort(key=lambda each: each.step)
+        self._mark_steps.add(mark.step)
+        self.log.add(SessionEvent(mark.step, mark.time_ns, "mark", f"{mark.text} ({mark.who})"))
+
+    def summary(self, step: int) -> StepSummary | None:
+        index = self.columns.index(step)
+        if index is None:
+            return None
+        summary = self.columns.summary(index)
+        if step in self._knob_steps or step in self._gap_steps or step in self._mark_steps:
+            return summary._replace(
+                has_knob_change=step in self._knob_steps,
+                after_gap=step in self._gap_steps,
+                has_mark=step in self._mark_steps,
+            )
+        return summary
+
+    def newest_breach(self, step: int) -> int | None:
+        """The last step up to `step` in which a gap above the ITL bound ended."""
+        bound_ns = self.slo.itl_ms * 1e6
+        gaps_ns = self.columns.column("max_itl_ns")
+        steps = self.columns.steps
+        for index in range(len(steps) - 1, -1, -1):
+            if gaps_ns[index] > bound_ns and steps[index] <= step:
+                return steps[index]
+        return None
+
+    @property
+    def num_lost(self) -> int:
+        """Messages lost for good."""
+        return self._num_lost_before + sum(gap.num_messages for gap in self.gaps)
+
+    def _note_gap(self, first_sequence: int, last_sequence: int) -> None:
+        step = self.columns.steps[-1] if self.columns.steps else self.state.step
+        gap = Gap(first_sequence, last_sequence, step, None)
+        self.gaps.append(gap)
+        self._needs_snapshot = True
+        text = f"{gap.num_messages:,} messages lost after step {step:,}"
+        self.log.add(SessionEvent(max(step, 0), self.state.time_ns, "gap", text))
+
+    def _add_step(self, sequence: int, record: StepRecord, outcome: Outcome) -> None:
+        step, now_ns = record.step, record.tokens_ns
+        for index in range(len(self.gaps) - 1, -1, -1):
+            if self.gaps[index].before_step is not None:
+                break
+            self.gaps[index] = self.gaps[index]._replace(before_step=step)
+            self._gap_steps.add(step)
+        self.columns.append(sequence, record, outcome)
+        self.latencies.add(now_ns, now_ns - record.schedule_start_ns, outcome)
+        if record.events:
+            self._add_events(record, step, now_ns)
+        worst_ns = outcome.max_gap_ns
+        if worst_ns is not None and worst_ns > self.slo.itl_ms * 1e6:
+            self.last_stall_step = step
+            self._add_breach(step, now_ns, "ITL", worst_ns, outcome.max_gap_request_id)
+        for request_id, ttft_ns in outcome.ttft_ns:
+            if ttft_ns > self.slo.ttft_ms * 1e6:
+                self._add_breach(step, now_ns, "TTFT", ttft_ns, request_id)
+
+    def _add_breach(
+        self, step: int, now_ns: int, kind: str, value_ns: int, request_id: int | None
+    ) -> None:
+        if now_ns < self._next_slo_event_ns:
+            return
+        self._next_slo_event_ns = now_ns + SLO_EVENT_INTERVAL_NS
+        bound_ms = self.slo.itl_ms if kind == "ITL" else self.slo.ttft_ms
+        who = "" if request_id is None else f" ({request_name(request_id)})"
+        text = f"{kind} {value_ns / 1e6:.0f} ms > {bound_ms:g} ms{who}"
+        self.log.add(SessionEvent(step, now_ns, "slo", text, request_id))
+
+    def _add_events(self, message: StepRecord | EngineStatus, step: int, time_ns: int) -> None:
+        for event in message.events:
+            line = request_event(event, self.state, step, time_ns)
+            if line is not None:
+                self.log.add(line)
+
+    def _add_knobs(self, change: KnobsChanged) -> None:
+        line = knobs_event(change)
+        if line is not None:
+            self.knob_changes.append(change)
+            self._knob_steps.add(change.effective_step)
+            self.log.add(line)
+
+    def _forget_old(self) -> None:
+        step = self.ring.first_step
+        if step is None or not self.columns.steps:
+            return
+        self.columns.forget_before(step)
+        if self.columns.steps:
+            self.latencies.forget_before(self.columns.tokens_ns[0])
+        self.log.forget_before(step)
+        self.knob_changes = [c for c in self.knob_changes if c.effective_step >= step]
+        self._knob_steps = {change.effective_step for change in self.knob_changes}
+        recent = [gap for gap in self.gaps if gap.before_step is None or gap.before_step >= step]
+        self._num_lost_before = self.num_lost - sum(gap.num_messages for gap in recent)
+        self.gaps = recent
+        self._gap_steps = {gap_step for gap_step in self._gap_steps if gap_step >= step}
+        self.marks = [mark for mark in self.marks if mark.step >= step]
+        self._mark_steps = {mark.step for mark in self.marks}
