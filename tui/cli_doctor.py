@@ -119,6 +119,11 @@ def _files() -> Iterator[Finding]:
         folder = runtime_dir()
         mode = stat.S_IMODE(folder.stat().st_mode)
         yield Finding("ok", "sockets", f"{folder} (mode {mode:04o})")
+        wanted = os.environ.get("XDG_RUNTIME_DIR")
+        if wanted and not folder.is_relative_to(wanted):
+            yield Finding(
+                "note", "sockets", f"XDG_RUNTIME_DIR={wanted} is not yours alone (mode 0700)"
+            )
         stale = stale_files()
         if stale:
             names = ", ".join(path.name for path in stale)

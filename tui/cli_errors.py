@@ -6,6 +6,8 @@ import traceback
 
 import typer
 
+from stepscope.engine.config import ConfigError
+
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
 INTERRUPTED = 130  # Ctrl-C in a command that does not end well by it, as shells have it
 
@@ -36,16 +38,17 @@ def report(error: BaseException) -> int:
 
 
 def _explained(error: BaseException) -> tuple[int, str]:
-    # Imported here: a start that goes well does not need them.
-    from stepscope.engine.client import CommandRefused, EngineUnreachable
-    from stepscope.engine.config import ConfigError
-
+    # An exception of a module that was never imported cannot have been raised, and importing it
+    # just to look would cost the commands that do not need it.
+    client = sys.modules.get("stepscope.engine.client")
     if isinstance(error, CommandFailed):
         return error.exit_code, str(error)
-    if isinstance(error, ConfigError | EngineUnreachable):
+    if isinstance(error, ConfigError):
         return FAILED, str(error)
-    if isinstance(error, CommandRefused):
-        return FAILED, f"the engine refused: {error.message}"
+    if client is not None and isinstance(error, client.EngineUnreachable):
+        return FAILED, str(error)
+    if client is not None and isinstance(error, client.CommandRefused):
+        return FAILED, f"the engine refused: {error}"
     if isinstance(error, typer.TyperException):
         return error.exit_code, error.format_message() + _where_to_look(error)
     if isinstance(error, OSError) and error.filename is not None:
