@@ -42,6 +42,13 @@ class PacedRunner(SimulatedRunner):
         return StepResult(token_ids, launch_ns=launch_ns, tokens_ns=time.monotonic_ns())
 
 
+class ByteEncoder:
+    """One token a byte."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+
 @dataclass
 class LiveEngine:
     """A simulated engine behind real sockets, on a thread of the test's process."""
@@ -72,7 +79,7 @@ def live_engine(tmp_path: Path) -> Iterator[LiveEngine]:
         control = ControlServer(
             endpoint.control,
             core,
-            Intake(None, VOCAB_SIZE, limits.max_model_len),
+            Intake(ByteEncoder(), VOCAB_SIZE, limits.max_model_len),
             None,
             publisher.replay,
             lambda spec: None,
@@ -171,3 +178,84 @@ def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
     yield start
     for each in started:
         each.close()
+
+
+# Two layers of 64 with 4 query and 2 KV heads; what makes each family another model.
+TINY_MODELS: dict[str, dict[str, object]] = {
+    "llama": {"rms_norm_eps": 1e-5},
+    "qwen2": {"use_sliding_window": False},
+    "qwen3": {"head_dim": 32},
+    "mistral": {"sliding_window": 20, "head_dim": 16},
+    "gemma3_text": {
+        "head_dim": 16,
+        "sliding_window": 12,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "query_pre_attn_scalar": 24,
+    },
+    "gemma2": {
+        "head_dim": 16,
+        "sliding_window": 12,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 5.0,
+    },
+    "phi3": {},
+    "gpt_oss": {
+        "head_dim": 16,
+        "sliding_window": 12,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    },
+}
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Writes a small random checkpoint of a family of models, with a tokenizer of bytes.
+
+    Called as `tiny_checkpoint(family, **changes to its config)`; the same call gives the same
+    folder, which tests must leave as it is.
+    """
+    written: dict[str, Path] = {}
+
+    def make(family: str, **changes: object) -> Path:
+        key = f"{family} {sorted(changes.items())}"
+        if key not in written:
+            written[key] = tmp_path_factory.mktemp(family)
+            _write_checkpoint(written[key], family, changes)
+        return written[key]
+
+    return make
+
+
+def _write_checkpoint(folder: Path, family: str, changes: dict[str, object]) -> None:
+    # Here, not above: most tests need no torch, and importing it takes seconds.
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from stepscope.engine.models.demo import EOS_TOKEN_ID, VOCAB_SIZE, byte_tokenizer
+
+    settings: dict[str, object] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "bos_token_id": None,
+        "eos_token_id": EOS_TOKEN_ID,
+        "pad_token_id": EOS_TOKEN_ID,
+        **TINY_MODELS[family],
+        **changes,
+    }
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings))
+    with torch.no_grad():
+        for weight in model.parameters():
+            # Larger than usual, so that attention is sharp and no two logits are nearly equal.
+            weight.add_(torch.randn_like(weight) * 0.15)
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)

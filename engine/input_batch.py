@@ -1,0 +1,120 @@
+"""Turns the rows of a step into the arrays a model takes. Host work only, on every step's path.
+
+Nothing here loops over tokens in Python; the loops over requests do the least they can.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.engine.request import Request
+from stepscope.engine.step import ScheduledRow
+
+IntArray = npt.NDArray[np.int64]
+
+
+class InputBatch(NamedTuple):
+    """One flattened step: the tokens of R requests, one request after the other."""
+
+    input_ids: IntArray  # [num_tokens]
+    positions: IntArray  # [num_tokens], of each token in its request
+    slot_mapping: IntArray  # [num_tokens], where its keys and values go
+    query_starts: IntArray  # [R + 1]
+    context_lens: IntArray  # [R], tokens of the request after this step
+    block_tables: IntArray  # [R, blocks of the longest]; past a request's end: any valid block
+    sampling_rows: list[int]  # the rows that are followed by a new token
+    logits_of: IntArray  # the last token of each of these
+
+
+class BlockTables:
+    """The block tables of running requests as rows of one array, kept up to date by appending.
+
+    Copying lists of thousands of ids into arrays would cost more than anything else on the host in
+    a step; comparing a list with what was copied of it before costs a few nanoseconds an id.
+    """
+
+    def __init__(self) -> None:
+        self._table: IntArray = np.zeros((64, 64), dtype=np.int64)
+        self._row_of: dict[int, int] = {}
+        self._known: list[list[int]] = [[] for _ in range(len(self._table))]
+        self._free = list(range(len(self._table)))
+
+    def gather(self, requests: Sequence[Request]) -> IntArray:
+        """[requests, blocks of the longest], a copy."""
+        width = max(len(request.block_table) for request in requests)
+        if width > self._table.shape[1]:
+            grown = np.zeros((len(self._table), 2 * width), dtype=np.int64)
+            grown[:, : self._table.shape[1]] = self._table
+            self._table = grown
+        if len(requests) > len(self._free):
+            self._make_room(requests)
+        rows = [self._update(request) for request in requests]
+        return self._table[rows, :width]
+
+    def _update(self, request: Request) -> int:
+        table = request.block_table
+        row = self._row_of.get(request.request_id)
+        if row is None:
+            row = self._row_of[request.request_id] = self._free.pop()
+            self._known[row] = []
+        known = self._known[row]
+        num_known = len(known)
+        if table[:num_known] != known:  # preempted and admitted again
+            known.clear()
+            num_known = 0
+        if len(table) > num_known:
+            new = table[num_known:]
+            self._table[row, num_known : len(table)] = new
+            known.extend(new)
+        return row
+
+    def _make_room(self, requests: Sequence[Request]) -> None:
+        """Forget requests that are not in the step, then grow until every one in it has a row."""
+        needed = {request.request_id for request in requests}
+        for request_id in [known for known in self._row_of if known not in needed]:
+            self._free.append(self._row_of.pop(request_id))
+        missing = len(needed) - len(self._row_of) - len(self._free)
+        if missing > 0:
+            num_rows = len(self._table)
+            added = max(missing, num_rows)
+            empty = np.zeros((added, self._table.shape[1]), dtype=np.int64)
+            self._table = np.concatenate([self._table, empty])
+            self._known.extend([] for _ in range(added))
+            self._free.extend(range(num_rows, num_rows + added))
+
+
+def build(rows: Sequence[ScheduledRow], tables: BlockTables, block_size: int) -> InputBatch:
+    """Lay out `rows`, at least one, in their order."""
+    num_rows = len(rows)
+    starts = np.fromiter((row.start for row in rows), np.int64, num_rows)
+    counts = np.fromiter((row.num_tokens for row in rows), np.int64, num_rows)
+    query_starts = np.zeros(num_rows + 1, dtype=np.int64)
+    np.cumsum(counts, out=query_starts[1:])
+    num_tokens = int(query_starts[-1])
+
+    input_ids = np.empty(num_tokens, dtype=np.int64)
+    at = 0
+    for row in rows:
+        token_ids = row.request.token_ids
+        if row.num_tokens == 1:
+            input_ids[at] = token_ids[row.start]
+        else:
+            input_ids[at : at + row.num_tokens] = token_ids[row.start : row.start + row.num_tokens]
+        at += row.num_tokens
+
+    block_tables = tables.gather([row.request for row in rows])
+    positions = np.arange(num_tokens) + np.repeat(starts - query_starts[:-1], counts)
+    blocks = block_tables[np.repeat(np.arange(num_rows), counts), positions // block_size]
+    sampling_rows = [i for i, row in enumerate(rows) if row.samples]
+    return InputBatch(
+        input_ids=input_ids,
+        positions=positions,
+        slot_mapping=blocks * block_size + positions % block_size,
+        query_starts=query_starts,
+        context_lens=starts + counts,
+        block_tables=block_tables,
+        sampling_rows=sampling_rows,
+        logits_of=query_starts[1:][sampling_rows] - 1,
+    )

@@ -1,0 +1,113 @@
+"""How many KV blocks there are: the one place that turns memory into blocks."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from stepscope.engine.config import ConfigError, EngineConfig
+
+# A share of what is free would give a small model far more than it can ever use, and would commit
+# memory of a machine that serves more than this; a size that is asked for outright is not capped.
+CPU_SHARE_CAP_BYTES = 1 << 30
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
+
+
+class KVShape(msgspec.Struct, frozen=True, kw_only=True):
+    """What one token leaves in the cache. `dtype_bytes` is the size of one element."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype_bytes: int
+
+    def block_bytes(self, block_size: int) -> int:
+        """Keys and values of one block, in all layers."""
+        return (
+            2 * self.num_layers * self.num_kv_heads * self.head_dim * block_size * self.dtype_bytes
+        )
+
+
+def kv_memory_bytes(setting: str, free_bytes: int, *, cap_share: bool) -> int:
+    """Bytes that `setting` stands for: a size ("512MB", "1.5GiB") or a share of what is free.
+
+    K, M, G and T are powers of 1024, with or without "i" and "B".
+
+    Args:
+        free_bytes: memory that is free on the device.
+        cap_share: whether a share (not a size) ends at `CPU_SHARE_CAP_BYTES`.
+
+    Raises:
+        ConfigError: not a size and not a share, or zero, or more than is free.
+    """
+    text = setting.strip()
+    if share := _SHARE.fullmatch(text):
+        percent = float(share[1])
+        if not 0 < percent <= 100:
+            raise ConfigError("kv_memory", f"kv_memory is above 0% and up to 100%, not {text}")
+        wanted = int(free_bytes * percent / 100)
+        return min(wanted, CPU_SHARE_CAP_BYTES) if cap_share else wanted
+    if size := _SIZE.fullmatch(text):
+        wanted = int(float(size[1]) * _UNITS[size[2].upper()])
+        if wanted > free_bytes:
+            raise ConfigError(
+                "kv_memory",
+                f"kv_memory={text} is more than the {_amount(free_bytes)} that are free: "
+                "ask for less, or give a share such as 20%",
+            )
+        if wanted > 0:
+            return wanted
+    raise ConfigError(
+        "kv_memory", f"kv_memory is a size (512MB, 1.5GiB) or a share (20%), not {setting!r}"
+    )
+
+
+def num_kv_blocks(
+    config: EngineConfig, shape: KVShape, max_model_len: int, free_bytes: int, *, cap_share: bool
+) -> int:
+    """Blocks the KV cache gets: what the memory holds, and never more than could be in use.
+
+    Raises:
+        ConfigError: the memory does not hold one request of `max_model_len` tokens.
+    """
+    memory = kv_memory_bytes(config.kv_memory, free_bytes, cap_share=cap_share)
+    block_bytes = shape.block_bytes(config.block_size)
+    affordable = memory // block_bytes
+    per_request = -(-max_model_len // config.block_size)
+    if affordable < per_request:
+        fits = affordable * config.block_size
+        lower = f"--max-model-len {fits}" if fits else "a smaller model"
+        raise ConfigError(
+            "kv_memory",
+            f"one request of max_model_len={max_model_len} tokens needs "
+            f"{_amount(per_request * block_bytes, up=True)} of KV cache, but "
+            f"kv_memory={config.kv_memory} gives {_amount(memory)}: "
+            f"set --kv-memory {_amount(per_request * block_bytes, up=True)} or {lower}",
+        )
+    return min(affordable, config.seq_capacity * per_request)
+
+
+def free_host_bytes() -> int:
+    """Memory of this machine that can still be used, within the limit of the container if any."""
+    free = int(psutil.virtual_memory().available)
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        used = (group / "memory.current").read_text().strip()
+    except OSError:
+        return free
+    if limit.isdigit() and used.isdigit():
+        free = min(free, max(0, int(limit) - int(used)))
+    return free
+
+
+def _amount(num_bytes: int, *, up: bool = False) -> str:
+    """A size that `kv_memory` takes; `up`: never less than `num_bytes`."""
+    unit = "GB" if num_bytes >= 1 << 30 else "MB"
+    tenths = 10 * num_bytes / _UNITS[unit[0]]
+    tenths = -int(-tenths // 1) if up else int(tenths)
+    return f"{tenths / 10:g}{unit}"

@@ -1,0 +1,158 @@
+"""Finds a checkpoint on this machine and reads it; every way it can be wrong gets its own line.
+
+Nothing here reaches for the network.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from stepscope.engine.config import ConfigError
+from stepscope.engine.models import demo
+from stepscope.engine.tokenizer import Tokenizer
+
+Progress = Callable[[str, float], None]
+
+INDEX = "model.safetensors.index.json"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+    "tekken.json",
+)
+
+
+def locate(model: str, progress: Progress) -> Path:
+    """The folder of the checkpoint that `model` names, with its files checked.
+
+    Args:
+        model: 'demo', a folder, or the name of a model in the local Hugging Face cache.
+
+    Raises:
+        ConfigError: there is no such checkpoint here, or it is not whole.
+    """
+    if model == "demo":
+        folder = demo.ensure(progress, check)
+    elif Path(model).expanduser().is_dir():
+        folder = Path(model).expanduser()
+    else:
+        folder = _cached(model)
+    check(folder)
+    return folder
+
+
+def check(folder: Path) -> None:
+    """Raises ConfigError unless config, all weights and a tokenizer are there, none cut short."""
+    read_json(folder / "config.json", "a checkpoint has one; is this the right folder?")
+    for file in weight_files(folder):
+        _check_safetensors(file)
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise ConfigError(
+            "no_tokenizer",
+            f"{folder} has no tokenizer (tokenizer.json): copy it from where the weights came from",
+        )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint, in order.
+
+    Raises:
+        ConfigError: there are none, or one that the index names is missing.
+    """
+    if (folder / INDEX).is_file():
+        index = read_json(folder / INDEX, "it names the weight files")
+        names = sorted(set(index.get("weight_map", {}).values()))
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
+            raise ConfigError(
+                "no_weights",
+                f"{folder} lacks {len(missing)} of {len(names)} weight files (first: "
+                f"{missing[0]}): copy the checkpoint again",
+            )
+        return [folder / name for name in names]
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        others = sorted(file.name for file in (*folder.glob("*.bin"), *folder.glob("*.gguf")))
+        seen = f"; {others[0]} is of another format: convert it" if others else ""
+        raise ConfigError("no_weights", f"{folder} has no weights (*.safetensors){seen}")
+    return files
+
+
+def read_json(file: Path, purpose: str) -> dict[str, Any]:
+    """A JSON object. `purpose` completes the message when the file is not there."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError("no_config", f"{file} is missing: {purpose}") from None
+    except OSError as error:
+        raise ConfigError("no_config", f"{file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError("bad_config", f"{file} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError("bad_config", f"{file} holds a {type(value).__name__}, not an object")
+    return value
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Raises ConfigError when the files of the tokenizer cannot be used."""
+    from transformers import AutoTokenizer
+
+    try:
+        return Tokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+    except Exception as error:  # noqa: BLE001 - the Rust tokenizer raises plain Exception
+        refuse_file("bad_tokenizer", f"the tokenizer in {folder} cannot be read", error)
+
+
+def refuse_file(code: str, what: str, error: BaseException) -> NoReturn:
+    """Raise the ConfigError for a library's `error`, cut to its first line."""
+    lines = str(error).strip().splitlines()
+    detail = lines[0].strip() if lines else type(error).__name__
+    raise ConfigError(code, f"{what}: {detail}") from error
+
+
+def _cached(model: str) -> Path:
+    """The snapshot of `model` in the local Hugging Face cache."""
+    if model.startswith(("/", ".", "~")) or model.count("/") > 1 or not model:
+        raise ConfigError("no_model", f"there is no folder {model!r}: give one with a checkpoint")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        raise ConfigError(
+            "no_model",
+            f"{model!r} is neither a folder here nor in the Hugging Face cache ({HF_HUB_CACHE}): "
+            f"fetch it with `hf download {model}`, or use --model demo",
+        ) from None
+
+
+def _check_safetensors(file: Path) -> None:
+    """Compare a file's size with what its header promises: finds every copy that was cut short."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        header_bytes = int.from_bytes(stream.read(8), "little")
+        if size < 8 or header_bytes > size - 8:
+            raise ConfigError(
+                "bad_weights",
+                f"{file} is no safetensors file, or cut short at {size} bytes: copy it again",
+            )
+        try:
+            header = json.loads(stream.read(header_bytes))
+            end = max(
+                (t["data_offsets"][1] for n, t in header.items() if n != "__metadata__"), default=0
+            )
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+            raise ConfigError(
+                "bad_weights", f"{file} has a damaged safetensors header: copy it again"
+            ) from None
+    expected = 8 + header_bytes + end
+    if size != expected:
+        raise ConfigError(
+            "bad_weights",
+            f"{file} has {size} bytes where its header promises {expected}: copy it again",
+        )

@@ -1,0 +1,180 @@
+"""The demo checkpoint: made once on this machine from a fixed seed, then loaded like any other.
+
+Qwen3 architecture, 20 M parameters, one token a byte. It has learned nothing; it is there so that
+scheduling, KV cache and kernels do real work on a laptop without a download.
+"""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from stepscope.engine.config import ConfigError
+
+# Part of the folder's name: another shape, seed or tokenizer is another version.
+VERSION = "demo-v1"
+SEED = 20_26
+MAX_MODEL_LEN = 8192
+SPECIAL_TOKENS = ("<|endoftext|>", "<|pad|>", "<|im_start|>", "<|im_end|>")
+NUM_BYTES = 256
+VOCAB_SIZE = NUM_BYTES + len(SPECIAL_TOKENS)
+EOS_TOKEN_ID = NUM_BYTES
+PAD_TOKEN_ID = NUM_BYTES + 1
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def ensure(progress: Callable[[str, float], None], check: Callable[[Path], None]) -> Path:
+    """The folder of the demo checkpoint; written now if it is not there, or not whole.
+
+    Safe with several processes at once: each writes a folder of its own and moves it into place,
+    and the first one there wins.
+
+    Args:
+        check: raises ConfigError when a folder is not a whole checkpoint.
+
+    Raises:
+        ConfigError: the user's cache folder cannot be written.
+    """
+    folder = Path(platformdirs.user_cache_dir("stepscope")) / VERSION
+    if _is_whole(folder, check):
+        return folder
+    progress("making the demo checkpoint, once", 0.0)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{VERSION}-", dir=folder.parent))
+        try:
+            write(scratch / VERSION)
+            _move_into_place(scratch, folder, check)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as error:
+        raise ConfigError(
+            "demo_cache",
+            f"the demo checkpoint cannot be written to {folder}: {error.strerror or error}; "
+            "make room there, or set XDG_CACHE_HOME to another folder",
+        ) from None
+    return folder
+
+
+def write(folder: Path) -> None:
+    """Write the demo checkpoint to `folder`: the same weights every time."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=512,
+        intermediate_size=1792,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=MAX_MODEL_LEN,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=EOS_TOKEN_ID,
+        pad_token_id=PAD_TOKEN_ID,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+    )
+    # On the meta device the library's own initialisation costs nothing and touches no seed.
+    with torch.device("meta"):
+        model = Qwen3ForCausalLM(config)
+    model = model.to_empty(device="cpu")
+    model.tie_weights()
+    _fill(model)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+
+
+def _fill(model: Any) -> None:
+    """Weights that keep an untrained model from repeating itself.
+
+    With tied embeddings a random model echoes its last token, since the residual stream is mostly
+    that token's embedding. So the embeddings are small beside what the layers write, attention is
+    made sharp, and the last norm spreads the logits. Letters get longer embeddings than other
+    bytes, and the special tokens next to none: the text is mostly letters, the end rarely drawn.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(SEED)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("embed_tokens.weight"):
+                scale = torch.full((VOCAB_SIZE, 1), 0.25)
+                scale[list(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,;'\n")] = 0.7
+                scale[list(b"abcdefghijklmnopqrstuvwxyz ")] = 1.0
+                scale[NUM_BYTES:] = 0.01
+                weight.copy_(torch.randn(weight.shape, generator=generator) * scale * 0.02)
+            elif weight.ndim == 2:
+                gain = 2.0 if "o_proj" in name or "down_proj" in name else 1.0
+                weight.copy_(torch.randn(weight.shape, generator=generator))
+                weight.mul_(gain * weight.shape[1] ** -0.5)
+            elif name == "model.norm.weight":
+                weight.fill_(15.0)
+            else:
+                weight.fill_(4.0 if "q_norm" in name else 1.0)
+
+
+def byte_tokenizer() -> Any:
+    """A Hugging Face tokenizer whose tokens are the 256 bytes, by value, and `SPECIAL_TOKENS`."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL_TOKENS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=SPECIAL_TOKENS[0],
+        pad_token=SPECIAL_TOKENS[1],
+        model_max_length=MAX_MODEL_LEN,
+        clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def _byte_symbols() -> list[str]:
+    """The visible character that stands for each byte in byte-level BPE (Radford et al., 2019).
+
+    Printable Latin-1 stands for itself, the rest for the characters from U+0100 on, in order.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(NUM_BYTES)]
+
+
+def _is_whole(folder: Path, check: Callable[[Path], None]) -> bool:
+    if not folder.is_dir():
+        return False
+    try:
+        check(folder)
+    except ConfigError:
+        return False
+    return True
+
+
+def _move_into_place(scratch: Path, folder: Path, check: Callable[[Path], None]) -> None:
+    """Rename `scratch / VERSION` to `folder`, unless another process has put a whole one there."""
+    for attempt in range(3):
+        try:
+            (scratch / VERSION).rename(folder)
+            return
+        except OSError:
+            if _is_whole(folder, check):
+                return
+        # What is there is broken, for example half deleted: set it aside and try again.
+        with contextlib.suppress(OSError):
+            os.rename(folder, scratch / f"broken-{attempt}")
+    raise OSError(f"{folder} is in the way and cannot be replaced")

@@ -1,0 +1,142 @@
+"""Loads a checkpoint's folder into a `TransformersModel`, with progress and one-line errors."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import logging as library
+
+from stepscope.engine.config import ConfigError
+from stepscope.engine.models.checkpoint import Progress, read_json, refuse_file
+from stepscope.engine.models.support import check_config
+from stepscope.engine.models.transformers_model import ATTENTION, TransformersModel, attention
+
+
+def load_config(folder: Path, name: str) -> Any:
+    """The configuration of a model that can be served.
+
+    Raises:
+        ConfigError: the library does not know it, or it asks for what is not implemented.
+    """
+    raw = read_json(folder / "config.json", "a checkpoint has one; is this the right folder?")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # noqa: BLE001 - validators raise types of their own
+        if "auto_map" in raw:
+            raise ConfigError(
+                "unsupported_model",
+                f"{name} needs Python code that came with it, which stepscope does not run",
+            ) from None
+        refuse_file(
+            "unsupported_model",
+            f"{name} has a config that transformers cannot use "
+            f"(model_type {raw.get('model_type')!r})",
+            error,
+        )
+    check_config(config, name)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ConfigError(
+            "unsupported_model",
+            f"{name} cannot be served: {config.model_type!r} is no causal language model "
+            "(architectures: " + (", ".join(config.architectures or ()) or "not given") + ")",
+        )
+    return config
+
+
+def load_model(
+    folder: Path,
+    name: str,
+    config: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+) -> TransformersModel:
+    """Read the weights of `folder` and put them on `device`.
+
+    Raises:
+        ConfigError: weights are missing or of another shape, the device has no room for them, or
+            the model cannot be served exactly.
+    """
+    AttentionInterface.register(ATTENTION, attention)
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model_class = model_class[0] if isinstance(model_class, tuple | list) else model_class
+    if not getattr(model_class, "_supports_attention_backend", False):
+        raise ConfigError(
+            "unsupported_model",
+            f"{name} cannot be served: {model_class.__name__} does not attend through the "
+            "library's attention interface",
+        )
+    try:
+        with _reported(progress):
+            model, info = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                attn_implementation=ATTENTION,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+        model = model.to(device)
+    except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
+        refuse_file("bad_weights", f"the weights of {name} cannot be loaded", error)
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ConfigError(
+            "bad_weights",
+            f"the weights of {name} lack {len(missing)} tensors (first: {missing[0]}): "
+            "copy the checkpoint again",
+        )
+    model.eval()
+    model.requires_grad_(False)
+    return TransformersModel(model, name, device)
+
+
+def eos_token_ids(model: TransformersModel, folder: Path) -> frozenset[int]:
+    """Every token that ends a text: by the generation settings, or else by the config."""
+    found: Any = None
+    if (folder / "generation_config.json").is_file():
+        settings = read_json(folder / "generation_config.json", "it holds generation settings")
+        found = settings.get("eos_token_id")
+    if found is None:
+        found = getattr(model.config.get_text_config(), "eos_token_id", None)
+    if found is None:
+        return frozenset()
+    return frozenset(found if isinstance(found, list | tuple) else [found])
+
+
+@contextmanager
+def _reported(progress: Progress) -> Iterator[None]:
+    """The library's progress bars call `progress` instead of drawing."""
+
+    def hook(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return _Bar(progress, *args[:1])
+
+    before = library.set_tqdm_hook(hook)
+    try:
+        yield
+    finally:
+        library.set_tqdm_hook(before)
+
+
+class _Bar:
+    """As much of a progress bar as the library uses while it loads."""
+
+    def __init__(self, progress: Progress, items: Iterable[Any] = ()) -> None:
+        self._progress = progress
+        self._items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        items = list(self._items)
+        for done, item in enumerate(items):
+            self._progress("loading weights", done / len(items))
+            yield item
+
+    def update(self, n: int = 1) -> None:
+        return
+
+    def close(self) -> None:
+        return

@@ -1,0 +1,262 @@
+"""Any decoder-only model of the transformers library, run over our paged KV cache.
+
+transformers supplies the layers and the weights. Attention is ours: a function registered as
+`ATTENTION` gets queries, keys and values after RoPE, stores the new keys and values and attends
+over the pages. What belongs to one step (`StepContext`) travels through the model's keyword
+arguments, so two models in one process do not meet.
+
+What a model asks of attention is honoured, or the model is refused: by its config where that says
+so, and by a probe of two short prompts, which finds every layer that does not come to us.
+"""
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from stepscope.engine.config import ConfigError
+from stepscope.engine.memory import KVShape
+from stepscope.engine.models.support import sliding_layers
+from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch, store_kv
+
+# No mask function is registered under this name, so the library builds no masks. It must not
+# contain "flash" or begin with "paged|": the library reads meaning into both.
+ATTENTION = "stepscope_pages"
+
+# Arguments of an attention function that change nothing here: there is no training, no output of
+# attention weights, and positions are in the keys already.
+_HARMLESS = frozenset(
+    {"dropout", "position_ids", "use_cache", "return_dict", "training", "cache_position"}
+)
+
+
+class LayerCall(NamedTuple):
+    """What one layer asked of attention."""
+
+    num_kv_heads: int
+    head_dim: int
+    sliding_window: int | None
+    dtype: torch.dtype
+
+
+@dataclass(slots=True)
+class StepContext:
+    """What the attention function needs in one step."""
+
+    batch: PagedBatch
+    key_caches: list[torch.Tensor]  # one a layer
+    value_caches: list[torch.Tensor]
+    backend: AttentionBackend
+
+
+@dataclass(slots=True)
+class Probe:
+    """Stands in for a `StepContext`: notes what each layer asks and attends to nothing."""
+
+    calls: dict[int, LayerCall] = field(default_factory=dict)
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    step_context: StepContext | Probe | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention as the transformers library calls it.
+
+    Args:
+        query: [1, num_heads, num_tokens, head_dim], and `key`, `value` with num_kv_heads.
+        s_aux: attention sinks, [num_heads].
+
+    Returns:
+        [1, num_tokens, num_heads, head_dim], and no attention weights.
+    """
+    if step_context is None:
+        raise ConfigError(
+            "unsupported_model",
+            f"{type(module).__name__} does not hand the arguments of a step to its attention",
+        )
+    layer: int = module.layer_idx
+    if isinstance(step_context, Probe):
+        _check_call(module, query, key, value, attention_mask, kwargs)
+        if layer in step_context.calls:
+            raise ConfigError("unsupported_model", f"two of its layers are number {layer}")
+        step_context.calls[layer] = LayerCall(key.shape[1], key.shape[3], sliding_window, key.dtype)
+        return query.transpose(1, 2).contiguous(), None
+    key_cache, value_cache = step_context.key_caches[layer], step_context.value_caches[layer]
+    batch = step_context.batch
+    store_kv(
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        key_cache,
+        value_cache,
+        batch.slot_mapping,
+    )
+    output = step_context.backend(
+        query[0].transpose(0, 1),
+        key_cache,
+        value_cache,
+        batch,
+        scale=query.shape[3] ** -0.5 if scaling is None else float(scaling),
+        sliding_window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    return output.unsqueeze(0), None
+
+
+def _check_call(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    kwargs: dict[str, Any],
+) -> None:
+    """Raises ConfigError when a layer asks for something that is not implemented."""
+    who = type(module).__name__
+    unknown = [
+        name
+        for name, setting in kwargs.items()
+        if setting is not None
+        and name not in _HARMLESS
+        and not name.startswith("output_")
+        and not (name == "is_causal" and setting is True)
+    ]
+    if attention_mask is not None:
+        unknown.insert(0, "attention_mask")
+    if unknown or getattr(module, "is_causal", True) is False:
+        asked = ", ".join(unknown) or "attention in both directions"
+        raise ConfigError("unsupported_model", f"{who} asks attention for {asked}")
+    if key.shape != value.shape or query.shape[3] != key.shape[3]:
+        raise ConfigError(
+            "unsupported_model",
+            f"{who} has heads of several sizes (query {query.shape[3]}, key {key.shape[3]}, "
+            f"value {value.shape[3]})",
+        )
+
+
+class TransformersModel:
+    """A loaded model and the shape of its KV cache."""
+
+    def __init__(self, model: Any, name: str, device: torch.device) -> None:
+        """Probe `model`, which is on `device` and was loaded with `ATTENTION`.
+
+        Raises:
+            ConfigError: it cannot be served exactly.
+        """
+        self.name = name
+        self.config = model.config
+        self.device = device
+        self._model = model
+        parameters = inspect.signature(model.forward).parameters
+        for needed in ("position_ids", "logits_to_keep"):
+            if needed not in parameters:
+                raise ConfigError(
+                    "unsupported_model", f"{name} cannot be served: it takes no {needed}"
+                )
+        self.kv_dtype, self.kv_shape = self._probe()
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.config.get_text_config().vocab_size)
+
+    @property
+    def architecture(self) -> str:
+        return type(self._model).__name__
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(p.numel() for p in self._model.parameters())
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(p.numel() * p.element_size() for p in self._model.parameters())
+
+    @property
+    def flops_per_token(self) -> int:
+        """Multiplications and additions of one token in the weights of the layers.
+
+        Left out, because they depend on the step: scores over the context, and the logits, which
+        only the last token of a prompt needs. Of a mixture of experts the active ones count.
+        """
+        text = self.config.get_text_config()
+        num_experts = getattr(text, "num_local_experts", None) or getattr(text, "num_experts", None)
+        active = getattr(text, "num_experts_per_tok", None)
+        total = 0.0
+        for name, weight in self._model.named_parameters():
+            if ".layers." not in name and ".h." not in name:
+                continue
+            share = active / num_experts if num_experts and active and ".experts." in name else 1.0
+            total += 2 * weight.numel() * share
+        return round(total)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        context: StepContext | Probe,
+        logits_of: torch.Tensor,
+    ) -> torch.Tensor:
+        """Logits [len(logits_of), vocab_size] after the tokens at `logits_of` of the step.
+
+        Args:
+            input_ids: [num_tokens], all requests of the step one after the other.
+            positions: [num_tokens], of each token in its request.
+        """
+        output = self._model(
+            input_ids=input_ids[None],
+            position_ids=positions[None],
+            logits_to_keep=logits_of,
+            use_cache=False,
+            step_context=context,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    @torch.inference_mode()
+    def _probe(self) -> tuple[torch.dtype, KVShape]:
+        """What the layers ask of attention, seen by running two prompts of three tokens.
+
+        The KV cache takes its shape from this, not from a config that may name it in many ways.
+        """
+        probe = Probe()
+        tokens = torch.arange(6, device=self.device) % self.vocab_size
+        positions = torch.tensor([0, 1, 2, 0, 1, 2], device=self.device)
+        last = torch.tensor([2, 5], device=self.device)
+        try:
+            self.forward(tokens, positions, probe, last)
+        except ConfigError as error:
+            raise ConfigError(error.code, f"{self.name} cannot be served: {error}") from None
+        calls = probe.calls
+        num_layers = int(self.config.get_text_config().num_hidden_layers)
+        if sorted(calls) != list(range(num_layers)):
+            self._refuse(
+                f"only {len(calls)} of its {num_layers} layers attend through the library's "
+                "attention interface"
+            )
+        deaf = [i for i in sorted(sliding_layers(self.config)) if not calls[i].sliding_window]
+        if deaf:
+            self._refuse(f"layer {deaf[0]} has a sliding window that its attention is not told of")
+        shapes = {(call.num_kv_heads, call.head_dim, call.dtype) for call in calls.values()}
+        if len(shapes) > 1:
+            self._refuse("its layers have KV heads of several shapes")
+        num_kv_heads, head_dim, dtype = shapes.pop()
+        shape = KVShape(
+            num_layers=num_layers,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            dtype_bytes=dtype.itemsize,
+        )
+        return dtype, shape
+
+    def _refuse(self, reason: str) -> None:
+        raise ConfigError("unsupported_model", f"{self.name} cannot be served: {reason}")

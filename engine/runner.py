@@ -1,0 +1,294 @@
+"""`ModelRunner`: a real model behind the `Runner` protocol. Owns every tensor of the engine."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from stepscope.engine import input_batch
+from stepscope.engine.commands import SamplingParams
+from stepscope.engine.config import ConfigError, EngineConfig
+from stepscope.engine.environment import num_threads
+from stepscope.engine.memory import free_host_bytes, num_kv_blocks
+from stepscope.engine.models import checkpoint, loader
+from stepscope.engine.models.support import longest_request
+from stepscope.engine.models.transformers_model import StepContext, TransformersModel
+from stepscope.engine.request import Request
+from stepscope.engine.sampler import Sampler
+from stepscope.engine.step import ScheduledRow, ScheduledStep, StepResult
+from stepscope.engine.tokenizer import Tokenizer
+from stepscope.engine.wire import Phase
+from stepscope.kernels.paged_attention import (
+    AttentionBackend,
+    BackendUnavailableError,
+    PagedBatch,
+    choose,
+)
+
+Progress = Callable[[str, float], None]
+
+# (prompt tokens, requests) of the steps that are run once at load.
+WARM_UP_STEPS = ((64, 1), (1, 1), (1, 8), (200, 2))
+
+
+class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator is told of the model; the fields are `EngineInfo`'s."""
+
+    model: str
+    architecture: str
+    dtype: str
+    device: str
+    attention_backend: str
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    num_parameters: int
+    weight_bytes: int
+    flops_per_token: int
+
+
+class ModelRunner:
+    """Executes steps on one device.
+
+    The KV cache is one tensor of keys and one of values a layer, each
+    `[num_blocks, block_size, num_kv_heads, head_dim]`.
+    """
+
+    def __init__(
+        self,
+        model: TransformersModel,
+        tokenizer: Tokenizer,
+        backend: AttentionBackend,
+        eos_token_ids: frozenset[int],
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        seed: int,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.max_model_len = max_model_len
+        self.eos_token_ids = eos_token_ids
+        self.tokenizer = tokenizer
+        self.vocab_size = model.vocab_size
+        self._model = model
+        self._backend = backend
+        self._block_size = block_size
+        self._device = model.device
+        self._sampler = Sampler(seed)
+        self._tables = input_batch.BlockTables()
+        shape = (num_blocks, block_size, model.kv_shape.num_kv_heads, model.kv_shape.head_dim)
+        self._key_caches, self._value_caches = (
+            [_zeros(shape, model.kv_dtype, model.device) for _ in range(model.kv_shape.num_layers)]
+            for _ in range(2)
+        )
+
+    @classmethod
+    def load(cls, config: EngineConfig, progress: Progress) -> "ModelRunner":
+        """Find, read and warm up the model that `config` names.
+
+        Args:
+            progress: told what is being done and its share (0..1).
+
+        Raises:
+            ConfigError: anything that is wrong with the model, the device or the memory.
+        """
+        torch.set_num_threads(num_threads(config))
+        device = _device(config.device)
+        dtype = _dtype(config.dtype, device)
+        try:
+            backend, _ = choose(config.attention, str(device), dtype)
+        except BackendUnavailableError as error:
+            raise ConfigError("attention", str(error)) from None
+        progress("finding the model", 0.0)
+        folder = checkpoint.locate(config.model, progress)
+        name = config.model if config.model == "demo" else _name(config.model, folder)
+        model_config = loader.load_config(folder, name)
+        max_model_len = longest_request(model_config, name, config.max_model_len)
+        tokenizer = checkpoint.load_tokenizer(folder)
+        model = loader.load_model(folder, name, model_config, dtype, device, progress)
+        progress("allocating the KV cache", 0.0)
+        runner = cls(
+            model,
+            tokenizer,
+            backend,
+            loader.eos_token_ids(model, folder),
+            num_blocks=num_kv_blocks(
+                config,
+                model.kv_shape,
+                max_model_len,
+                _free_bytes(device),
+                cap_share=device.type == "cpu",
+            ),
+            block_size=config.block_size,
+            max_model_len=max_model_len,
+            seed=config.seed,
+        )
+        runner.warm_up(progress)
+        return runner
+
+    @property
+    def description(self) -> ModelDescription:
+        shape = self._model.kv_shape
+        return ModelDescription(
+            model=self._model.name,
+            architecture=self._model.architecture,
+            dtype=str(self._model.kv_dtype).removeprefix("torch."),
+            device=str(self._device),
+            attention_backend=self._backend.name,
+            num_layers=shape.num_layers,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            num_parameters=self._model.num_parameters,
+            weight_bytes=self._model.weight_bytes,
+            flops_per_token=self._model.flops_per_token,
+        )
+
+    def clock(self) -> int:
+        return time.monotonic_ns()
+
+    def execute(self, step: ScheduledStep) -> StepResult:
+        """Run the model over `step.rows` and sample where a row asks for it."""
+        batch = input_batch.build(step.rows, self._tables, self._block_size)
+        timer = _DeviceTimer(self._device)
+        with torch.inference_mode():
+            context = StepContext(
+                PagedBatch(
+                    query_starts=batch.query_starts,
+                    context_lens=batch.context_lens,
+                    block_tables=batch.block_tables,
+                    slot_mapping=self._tensor(batch.slot_mapping),
+                    block_size=self._block_size,
+                    device=self._device,
+                ),
+                self._key_caches,
+                self._value_caches,
+                self._backend,
+            )
+            input_ids, positions = self._tensor(batch.input_ids), self._tensor(batch.positions)
+            logits_of = self._tensor(batch.logits_of)
+            launch_ns = self.clock()
+            timer.start()
+            logits = self._model.forward(input_ids, positions, context, logits_of)
+            timer.stop()
+            sampled: list[int] = []
+            if batch.sampling_rows:
+                requests = [step.rows[i].request for i in batch.sampling_rows]
+                sampled = self._sampler.sample(logits, requests)
+            device_ns = timer.elapsed_ns()
+        tokens_ns = self.clock()
+        token_ids: list[int | None] = [None] * len(step.rows)
+        for row, token_id in zip(batch.sampling_rows, sampled, strict=True):
+            token_ids[row] = token_id
+        return StepResult(token_ids, launch_ns, tokens_ns, device_ns)
+
+    def warm_up(self, progress: Progress) -> None:
+        """Run steps of several shapes, so that the first one of a request is like any other.
+
+        What they leave in the KV cache belongs to no request.
+        """
+        for done, (num_tokens, num_requests) in enumerate(WARM_UP_STEPS):
+            progress("warming up", done / len(WARM_UP_STEPS))
+            num_tokens = min(num_tokens, self.max_model_len)
+            num_blocks = -(-num_tokens // self._block_size)
+            rows = []
+            for i in range(num_requests):
+                request = Request(
+                    request_id=-1 - i,
+                    prompt_token_ids=[0] * num_tokens,
+                    sampling=SamplingParams(),
+                    arrival_ns=0,
+                )
+                request.block_table = [
+                    (i * num_blocks + j) % self.num_blocks for j in range(num_blocks)
+                ]
+                rows.append(ScheduledRow(request, Phase.PREFILL, 0, num_tokens, True))
+            self.execute(ScheduledStep(-1, rows))
+        progress("ready", 1.0)
+
+    def _tensor(self, array: input_batch.IntArray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+
+
+class _DeviceTimer:
+    """Time that an accelerator spends on a step; knows nothing on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        if device.type == "cuda":
+            self._events = (
+                torch.cuda.Event(enable_timing=True),
+                torch.cuda.Event(enable_timing=True),
+            )
+
+    def start(self) -> None:
+        if self._events is not None:
+            self._events[0].record()
+
+    def stop(self) -> None:
+        if self._events is not None:
+            self._events[1].record()
+
+    def elapsed_ns(self) -> int | None:
+        """Waits for the device, also when no token was asked for."""
+        if self._events is None:
+            return None
+        self._events[1].synchronize()
+        return round(self._events[0].elapsed_time(self._events[1]) * 1e6)
+
+
+def _device(setting: str) -> torch.device:
+    if setting == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(setting)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError("device", f"device is auto, cpu, cuda or cuda:N, not {setting!r}")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise ConfigError(
+                "device",
+                f"device {setting!r} is not there: torch {torch.__version__} sees {count} GPUs; "
+                "use --device cpu, or a torch built for your GPU",
+            )
+    return device
+
+
+def _dtype(setting: str, device: torch.device) -> torch.dtype:
+    if setting == "auto":
+        # On a CPU with bf16 instructions the demo model takes 0.65 to 0.85 of the time of fp32 (a
+        # chunk of 256 with 8 decodes 65 against 95 ms); without them bf16 is emulated, and slow.
+        fast = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
+        return torch.bfloat16 if fast else torch.float32
+    dtype = getattr(torch, setting)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A cache without NaN: a padded gather multiplies what it finds by 0, and 0 * NaN is NaN.
+
+    On a CPU its pages are those of calloc, zero without being written: a cache of 1 GiB is there at
+    once (writing it takes seconds) and occupies what is used of it.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = int(np.prod(shape)) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return free_host_bytes()
+
+
+def _name(model: str, folder: Path) -> str:
+    """What a model is called: as it was asked for, or by its folder."""
+    return folder.name if Path(model).expanduser().is_dir() else model
