@@ -1,0 +1,201 @@
+"""`set`, `snapshot` and `load` against an engine that runs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.engine import wire
+from stepscope.engine.client import ControlClient
+from stepscope.engine.commands import Pause
+from stepscope.tui.cli import main
+
+
+@dataclass
+class Done:
+    """A command that has ended."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def run(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., Done]:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+    def stepscope(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["stepscope", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capfd.readouterr()
+        return Done(int(ended.value.code or 0), said.out, said.err)
+
+    return stepscope
+
+
+def test_set_prints_old_new_and_the_step_from_which_it_holds(live_engine: Any, run: Any) -> None:
+    endpoint = live_engine.endpoint.control
+    done = run("set", "max_num_batched_tokens=512", "order=arrival", "--endpoint", endpoint)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "max_num_batched_tokens: 2048 -> 512",
+        "order: decode_first -> arrival",
+        "holds from step 0 (knobs version 1)",
+    ]
+    again = run("set", "max-num-batched-tokens=512", "--endpoint", endpoint)
+    assert "nothing to change" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("budget=5", "no knob is called 'budget'; there are: max_num_batched_tokens, "),
+        ("max_num_seqs=65", "between 1 and 64, not 65"),
+        ("max_num_seqs=lots", "takes a whole number, not 'lots'"),
+        ("order=random", "one of decode_first, arrival, not 'random'"),
+        ("enable_prefix_caching=maybe", "takes true or false"),
+    ],
+)
+def test_set_with_a_value_that_cannot_be_changes_nothing(
+    live_engine: Any, run: Any, assignment: str, said: str
+) -> None:
+    endpoint = live_engine.endpoint.control
+    before = live_engine.core.scheduler.knobs
+    done = run("set", "watermark=0.2", assignment, "--endpoint", endpoint)
+    assert done.exit_code == 1
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert live_engine.core.scheduler.knobs == before
+
+
+def test_set_refuses_a_stale_version_and_a_dry_run_changes_nothing(
+    live_engine: Any, run: Any
+) -> None:
+    endpoint = live_engine.endpoint.control
+    tried = run("set", "watermark=0.2", "--dry-run", "--endpoint", endpoint)
+    assert tried.exit_code == 0
+    assert "nothing was changed" in tried.stdout
+    assert live_engine.core.scheduler.knobs.watermark == 0.0
+    assert run("set", "watermark=0.1", "--endpoint", endpoint).exit_code == 0
+    stale = run("set", "watermark=0.3", "--expect-version", "0", "--endpoint", endpoint)
+    assert stale.exit_code == 1
+    assert "version 1, not 0" in stale.stderr
+    assert live_engine.core.scheduler.knobs.watermark == 0.1
+
+
+def test_snapshot_is_one_json_document_or_a_summary(live_engine: Any, run: Any) -> None:
+    endpoint = live_engine.endpoint.control
+    document = json.loads(run("snapshot", endpoint, "--json").stdout)
+    assert document["info"]["engine_id"] == live_engine.core.info.engine_id
+    assert document["knobs"]["max_num_batched_tokens"] == 2048
+    assert document["kv"]["empty"] == 256
+    summary = run("snapshot", endpoint)
+    assert summary.exit_code == 0
+    assert "state      idle, step -1" in summary.stdout
+    assert "256 empty" in summary.stdout
+
+
+def test_load_sends_the_mix_and_says_what_a_client_saw(live_engine: Any, run: Any) -> None:
+    mix = ["--num-requests", "30", "--rate", "1000", "--document-tokens", "400"]
+    done = run("load", live_engine.endpoint.control, *mix, "--output-tokens", "8")
+    assert done.exit_code == 0, done.stderr
+    assert "30 sent, 30 finished" in done.stdout
+    assert "TTFT      p50 " in done.stdout
+    assert "ITL       p50 " in done.stdout
+    assert live_engine.core.scheduler.requests == {}
+
+
+def test_load_replays_a_trace_cuts_what_is_too_long_and_hits_shared_prefixes(
+    live_engine: Any, run: Any, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    rows = [
+        {"timestamp": 500 * i, "input_length": 900 + i, "output_length": 4, "hash_ids": [7, i]}
+        for i in range(6)
+    ]
+    rows.append({"timestamp": 0, "input_length": 90_000, "output_length": 7, "hash_ids": []})
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ["--trace", str(trace), "--time-scale", "0.01"]
+    done = run("load", live_engine.endpoint.control, *arguments)
+    assert done.exit_code == 0, done.stderr
+    assert "7 requests of a trace; 1 are cut to max_model_len=1024" in done.stdout
+    assert "7 sent, 7 finished" in done.stdout
+    assert "cut       1 of 7" in done.stdout
+    messages = [wire.decode(f.payload) for f in live_engine.publisher.replay(0, 1000).frames]
+    counts = [m.kv for m in messages if isinstance(m, wire.StepRecord) and m.kv is not None]
+    # Five of the six find the 512-token block of the first, give or take its edges.
+    assert sum(each.hit_tokens for each in counts) >= 5 * 480
+    fewer = run("load", live_engine.endpoint.control, *arguments, "--limit", "2")
+    assert "2 sent, 2 finished" in fewer.stdout
+
+
+def test_load_keeps_to_its_concurrency_and_ends_after_its_seconds(
+    live_engine: Any, run: Any
+) -> None:
+    most = 0
+    stop = threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not stop.wait(0.001):
+            most = max(most, len(live_engine.core.scheduler.requests))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    limits = ["--rate", "1000", "--max-concurrency", "3", "--seconds", "0.5"]
+    done = run("load", live_engine.endpoint.control, *limits, "--document-share", "0")
+    stop.set()
+    watcher.join()
+    assert done.exit_code == 0, done.stderr
+    assert 1 <= most <= 3
+    assert live_engine.core.scheduler.requests == {}
+
+
+def test_load_fails_when_the_engine_refuses_requests(live_engine: Any, run: Any) -> None:
+    live_engine.core.draining = True
+    done = run("load", live_engine.endpoint.control, "--num-requests", "3", "--rate", "1000")
+    assert done.exit_code == 1
+    assert "refused   3: the engine takes no new requests" in done.stdout
+    assert "refused 3 requests" in done.stderr
+
+
+def test_ctrl_c_ends_load_aborts_what_is_under_way_and_still_prints_the_summary(
+    live_engine: Any, tmp_path: Path
+) -> None:
+    with ControlClient(live_engine.endpoint) as client:
+        client.ask(Pause())  # so that something is under way for certain
+    command = ["load", live_engine.endpoint.control, "--rate", "200", "--num-requests", "20"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stepscope.tui.cli", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path)},
+    )
+    try:
+        deadline_s = time.monotonic() + 30
+        while len(live_engine.core.scheduler.requests) < 20:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 1
+    assert "20 sent, 0 finished, 20 aborted" in stdout
+    assert "interrupted; 20 requests under way were given up" in stderr
+    assert "Traceback" not in stderr
+    assert live_engine.core.scheduler.requests == {}
