@@ -200,6 +200,7 @@ TINY_MODELS: dict[str, dict[str, object]] = {
         "attn_logit_softcapping": 5.0,
     },
     "phi3": {},
+    "phimoe": {"num_local_experts": 2, "num_experts_per_tok": 2},
     "gpt_oss": {
         "head_dim": 16,
         "sliding_window": 12,

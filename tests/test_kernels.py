@@ -1,0 +1,189 @@
+"""Every attention backend computes what the reference does, and the choice of one is explained."""
+
+import random
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from stepscope.kernels import torch_attention
+from stepscope.kernels.paged_attention import (
+    AttentionBackend,
+    BackendUnavailableError,
+    PagedBatch,
+    available_backends,
+    choose,
+    store_kv,
+)
+from stepscope.kernels.reference import ReferenceAttention
+
+BACKENDS = [b.name for b in available_backends("cpu") if b.usable and b.name != "reference"]
+
+
+class Case(NamedTuple):
+    """A step over a cache full of random keys and values."""
+
+    query: torch.Tensor
+    key_cache: torch.Tensor
+    value_cache: torch.Tensor
+    batch: PagedBatch
+
+
+def make_case(
+    lengths: list[tuple[int, int]],
+    *,
+    block_size: int = 4,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_dim: int = 8,
+    seed: int = 0,
+) -> Case:
+    """`lengths` is (tokens before the step, tokens in it) for each request."""
+    generator = torch.Generator().manual_seed(seed)
+    needed = [-(-(before + new) // block_size) for before, new in lengths]
+    num_blocks = sum(needed) + 3
+    free = list(range(num_blocks))
+    random.Random(seed).shuffle(free)
+    tables = np.zeros((len(lengths), max(needed) + 1), dtype=np.int64)
+    for row, count in enumerate(needed):
+        tables[row, :count] = [free.pop() for _ in range(count)]
+    counts = np.array([new for _, new in lengths])
+    cache = (num_blocks, block_size, num_kv_heads, head_dim)
+    return Case(
+        torch.randn(int(counts.sum()), num_heads, head_dim, generator=generator),
+        torch.randn(cache, generator=generator),
+        torch.randn(cache, generator=generator),
+        PagedBatch(
+            query_starts=np.concatenate([[0], np.cumsum(counts)]),
+            context_lens=np.array([before + new for before, new in lengths]),
+            block_tables=tables,
+            slot_mapping=torch.zeros(int(counts.sum()), dtype=torch.int64),
+            block_size=block_size,
+            device=torch.device("cpu"),
+        ),
+    )
+
+
+DECODES = [(n, 1) for n in (0, 3, 4, 30, 31, 32, 7, 90)]
+CHUNKS = [(0, 1), (0, 2), (0, 40), (5, 7), (64, 16), (33, 150), (1, 130)]
+MIXED = [(50, 1), (0, 33), (17, 1), (90, 5), (3, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("lengths", [DECODES, CHUNKS, MIXED], ids=["decodes", "chunks", "mixed"])
+@pytest.mark.parametrize(
+    ("window", "softcap", "with_sinks"),
+    [(None, None, False), (1, None, False), (9, None, False), (64, 2.0, False), (9, 3.0, True)],
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_backend_computes_what_the_reference_does(
+    backend: str,
+    lengths: list[tuple[int, int]],
+    window: int | None,
+    softcap: float | None,
+    with_sinks: bool,
+) -> None:
+    case = make_case(lengths)
+    options = {
+        "scale": 0.7,
+        "sliding_window": window,
+        "softcap": softcap,
+        "sinks": torch.linspace(-2, 3, 4) if with_sinks else None,
+    }
+    expected = ReferenceAttention()(*case, **options)  # type: ignore[arg-type]
+    chosen = choose(backend, "cpu").backend
+    for _ in range(2):  # as in two layers: the second uses the first one's plan
+        torch.testing.assert_close(chosen(*case, **options), expected, rtol=1e-5, atol=1e-5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (6, 6), (6, 1), (8, 4)])
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_groups_of_heads_and_block_sizes_of_any_kind(
+    backend: str, num_heads: int, num_kv_heads: int, block_size: int
+) -> None:
+    case = make_case(
+        MIXED, block_size=block_size, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=16
+    )
+    expected = ReferenceAttention()(*case, scale=0.25)
+    actual = choose(backend, "cpu").backend(*case, scale=0.25)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_decodes_of_very_different_lengths_are_grouped_and_still_exact(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_attention, "GATHER_ELEMENTS", {"cpu": 600})
+    rng = random.Random(3)
+    lengths = [(rng.choice([1, 20, 300]) + rng.randrange(9), 1) for _ in range(40)]
+    case = make_case(lengths)
+    expected = ReferenceAttention()(*case, scale=0.35)
+    actual = choose(backend, "cpu").backend(*case, scale=0.35)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bf16_stays_close_to_the_reference(backend: str) -> None:
+    case = make_case(MIXED, head_dim=64)
+    half = [t.to(torch.bfloat16) for t in case[:3]]
+    expected = ReferenceAttention()(*half, case.batch, scale=0.125)
+    actual = choose(backend, "cpu", torch.bfloat16).backend(*half, case.batch, scale=0.125)
+    assert actual.dtype == torch.bfloat16
+    torch.testing.assert_close(actual.float(), expected.float(), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+def test_one_backend_serves_contexts_that_grow_and_windows_that_differ(backend: str) -> None:
+    chosen = choose(backend, "cpu").backend
+    for before, window in [(3, None), (2000, None), (700, 5), (1500, 900), (10, 5)]:
+        case = make_case([(before, 140), (before, 1)])
+        expected = ReferenceAttention()(*case, scale=0.3, sliding_window=window)
+        actual = chosen(*case, scale=0.3, sliding_window=window)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_reference_is_causal_softmax_attention() -> None:
+    case = make_case([(0, 21)], block_size=7, num_heads=2, num_kv_heads=2)
+    table = case.batch.block_tables[0, :3]
+    query, keys, values = (
+        t.transpose(0, 1)
+        for t in (
+            case.query,
+            case.key_cache[table].flatten(0, 1),
+            case.value_cache[table].flatten(0, 1),
+        )
+    )
+    expected = F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=0.4)
+    actual = ReferenceAttention()(*case, scale=0.4)
+    torch.testing.assert_close(actual, expected.transpose(0, 1))
+
+
+def test_new_keys_and_values_go_to_their_slots_and_nowhere_else() -> None:
+    key_cache, value_cache = torch.zeros(3, 4, 2, 8), torch.zeros(3, 4, 2, 8)
+    key, value = torch.randn(2, 2, 8), torch.randn(2, 2, 8)
+    store_kv(key, value, key_cache, value_cache, torch.tensor([9, 2]))
+    assert torch.equal(key_cache[2, 1], key[0])
+    assert torch.equal(key_cache[0, 2], key[1])
+    assert torch.equal(value_cache[2, 1], value[0])
+    assert int(key_cache.count_nonzero()) == key.numel()
+
+
+def test_auto_takes_the_first_usable_backend_and_says_why() -> None:
+    first = next(b for b in available_backends("cpu") if b.usable)
+    choice = choose("auto", "cpu")
+    assert choice.backend.name == first.name
+    assert choice.reason == first.reason
+    assert "cpu" in choice.reason
+
+
+def test_an_unknown_backend_is_refused_with_the_ones_there_are() -> None:
+    with pytest.raises(BackendUnavailableError, match=r"'warp'.*auto, torch, reference"):
+        choose("warp", "cpu")
+
+
+def test_every_backend_has_the_name_it_is_listed_by() -> None:
+    for listed in available_backends("cpu"):
+        backend: AttentionBackend = choose(listed.name, "cpu").backend
+        assert backend.name == listed.name

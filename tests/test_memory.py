@@ -1,0 +1,93 @@
+"""KV memory: settings as people write them, and refusals that say what is needed."""
+
+import pytest
+
+from stepscope.engine.config import ConfigError, EngineConfig
+from stepscope.engine.memory import (
+    CPU_SHARE_CAP_BYTES,
+    KVShape,
+    free_host_bytes,
+    kv_memory_bytes,
+    num_kv_blocks,
+)
+
+GIB = 1 << 30
+SHAPE = KVShape(num_layers=6, num_kv_heads=2, head_dim=64, dtype_bytes=2)
+
+
+def blocks(kv_memory: str, max_model_len: int = 8192, free: int = 8 * GIB, **config: int) -> int:
+    settings = EngineConfig(kv_memory=kv_memory, **config)
+    return num_kv_blocks(settings, SHAPE, max_model_len, free, cap_share=True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("512MB", 512 << 20),
+        ("512 MiB", 512 << 20),
+        ("1.5GiB", 3 * GIB // 2),
+        ("2g", 2 * GIB),
+        ("4096", 4096),
+        ("20%", 8 * GIB // 5),
+        ("100%", 8 * GIB),
+        (" 0.5 % ", 8 * GIB // 200),
+    ],
+)
+def test_sizes_and_shares(setting: str, expected: int) -> None:
+    assert kv_memory_bytes(setting, 8 * GIB, cap_share=False) == expected
+
+
+@pytest.mark.parametrize("setting", ["", "much", "-1GB", "12XB", "0", "0%", "101%", "1e9", "5GB%"])
+def test_what_is_neither_is_refused(setting: str) -> None:
+    with pytest.raises(ConfigError, match="kv_memory is") as caught:
+        kv_memory_bytes(setting, 8 * GIB, cap_share=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_more_than_is_free_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"kv_memory=9GB is more than the 8GB that are free"):
+        kv_memory_bytes("9GB", 8 * GIB, cap_share=True)
+
+
+def test_a_share_of_a_large_host_is_capped_and_a_size_is_not() -> None:
+    assert kv_memory_bytes("50%", 8 * GIB, cap_share=True) == CPU_SHARE_CAP_BYTES
+    assert kv_memory_bytes("5%", 8 * GIB, cap_share=True) < CPU_SHARE_CAP_BYTES
+    assert kv_memory_bytes("4GB", 8 * GIB, cap_share=True) == 4 * GIB
+
+
+def test_a_block_holds_keys_and_values_of_all_layers() -> None:
+    assert SHAPE.block_bytes(16) == 2 * 6 * 2 * 64 * 16 * 2
+    assert blocks("48MB", seq_capacity=256) == (48 << 20) // SHAPE.block_bytes(16)
+
+
+def test_there_are_never_more_blocks_than_can_be_in_use() -> None:
+    assert blocks("4GB", max_model_len=1000, seq_capacity=3) == 3 * 63
+
+
+def test_exactly_one_longest_request_is_enough() -> None:
+    needed = 512 * SHAPE.block_bytes(16)
+    assert blocks(str(needed)) == 512
+    with pytest.raises(ConfigError):
+        blocks(str(needed - 1))
+
+
+def test_too_little_for_one_request_says_how_much_it_takes() -> None:
+    with pytest.raises(ConfigError) as caught:
+        blocks("10MB")
+    message = str(caught.value)
+    assert "max_model_len=8192 tokens needs 24MB" in message
+    assert "kv_memory=10MB gives 10MB" in message
+    assert "\n" not in message
+    # Both ways out that it names work.
+    assert blocks("24MB") == 512
+    suggested = int(message.split("--max-model-len ")[1])
+    assert blocks("10MB", max_model_len=suggested) >= suggested // 16
+
+
+def test_no_room_for_a_single_block_suggests_a_smaller_model() -> None:
+    with pytest.raises(ConfigError, match="or a smaller model"):
+        blocks("1KB")
+
+
+def test_free_memory_of_this_machine_is_known() -> None:
+    assert 0 < free_host_bytes() < 1 << 50

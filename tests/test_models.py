@@ -1,0 +1,418 @@
+"""Finding, checking and loading models: what works, and one clear line for what does not."""
+
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from stepscope.engine.commands import SamplingParams
+from stepscope.engine.config import ConfigError, EngineConfig
+from stepscope.engine.environment import num_threads, prepare_environment
+from stepscope.engine.models import checkpoint, demo, loader
+from stepscope.engine.models.support import longest_request
+from stepscope.engine.models.transformers_model import Probe, attention
+from stepscope.engine.request import Request
+from stepscope.engine.runner import ModelRunner
+from stepscope.engine.step import ScheduledRow, ScheduledStep
+from stepscope.engine.wire import Phase
+
+
+def quiet(what: str, share: float) -> None:
+    return
+
+
+def load(model: Path | str, **config: object) -> ModelRunner:
+    settings = {"model": str(model), "kv_memory": "4MB", "device": "cpu", "threads": 1, **config}
+    return ModelRunner.load(EngineConfig(**settings), quiet)  # type: ignore[arg-type]
+
+
+def refusal(call: Callable[[], object]) -> str:
+    """The one line a person is shown."""
+    with pytest.raises(ConfigError) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message
+    return message
+
+
+@pytest.fixture
+def folder(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
+    """A copy of a checkpoint, to be damaged."""
+    return Path(shutil.copytree(tiny_checkpoint("qwen3"), tmp_path / "model"))
+
+
+# --- damaged and missing checkpoints
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    assert "there is no folder" in refusal(lambda: load(tmp_path / "nothing"))
+
+
+def test_a_name_that_is_not_in_the_cache_says_how_to_fetch_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    message = refusal(lambda: load("nobody/such-model-1b"))
+    assert "hf download nobody/such-model-1b" in message
+    assert "--model demo" in message
+    assert "neither a folder" in refusal(lambda: load("not a name!"))
+
+
+def test_a_model_in_the_hugging_face_cache_is_found_by_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_checkpoint: Callable[..., Path]
+) -> None:
+    cached = tmp_path / "models--some--tiny"
+    shutil.copytree(tiny_checkpoint("llama"), cached / "snapshots" / "abc")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    runner = load("some/tiny")
+    assert runner.description.model == "some/tiny"
+
+
+def test_no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    assert "config.json is missing" in refusal(lambda: load(folder))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", ""])
+def test_a_config_that_is_no_json_object(folder: Path, content: str) -> None:
+    (folder / "config.json").write_text(content)
+    assert "config.json" in refusal(lambda: load(folder))
+
+
+def test_no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    assert "has no weights (*.safetensors)" in refusal(lambda: load(folder))
+    (folder / "pytorch_model.bin").write_bytes(b"x")
+    assert "pytorch_model.bin is of another format" in refusal(lambda: load(folder))
+
+
+def test_a_weight_file_that_the_index_names_is_missing(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / checkpoint.INDEX).write_text(json.dumps({"weight_map": names}))
+    message = refusal(lambda: load(folder))
+    assert "lacks 1 of 2 weight files (first: model-00002-of-00002.safetensors)" in message
+
+
+@pytest.mark.parametrize("num_bytes", [0, 5, 100, 50_000])
+def test_weights_cut_short(folder: Path, num_bytes: int) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:num_bytes])
+    message = refusal(lambda: load(folder))
+    assert "model.safetensors" in message
+    assert "copy it again" in message
+
+
+def test_weights_with_a_damaged_header(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[8:12] = b"\xff\xff\xff\xff"
+    file.write_bytes(content)
+    assert "damaged safetensors header" in refusal(lambda: load(folder))
+
+
+def test_weights_that_lack_a_tensor_are_not_filled_with_noise(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    message = refusal(lambda: load(folder))
+    assert "lack 1 tensors (first: model.layers.1.mlp.up_proj.weight)" in message
+
+
+def test_weights_of_another_shape_than_the_config_says(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 80}))
+    assert "weights of model cannot be loaded" in refusal(lambda: load(folder))
+
+
+def test_no_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    assert "has no tokenizer" in refusal(lambda: load(folder))
+
+
+def test_a_broken_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    assert "tokenizer in" in refusal(lambda: load(folder))
+
+
+# --- models that cannot be served exactly
+
+
+def config_folder(tmp_path: Path, config: dict[str, object]) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model_type": "no-such-model"}, "model_type 'no-such-model'"),
+        ({"model_type": "x", "auto_map": {"AutoConfig": "x.Y"}}, "needs Python code"),
+        ({"model_type": "t5"}, "encoder-decoder"),
+        ({"model_type": "deepseek_v3"}, "MLA"),
+        ({"model_type": "qwen3_next"}, "linear_attention"),
+        ({"model_type": "gemma3n_text"}, "share keys and values"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "both directions"),
+        ({"model_type": "vit"}, "no causal language model"),
+        (
+            {
+                "model_type": "qwen2",
+                "rope_scaling": {"rope_type": "default", "mrope_section": [16, 24, 24]},
+            },
+            "M-RoPE",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_architectures_that_are_refused(
+    tmp_path: Path, config: dict[str, object], reason: str
+) -> None:
+    folder = config_folder(tmp_path, config)
+    message = refusal(lambda: loader.load_config(folder, "it"))
+    assert reason in message
+    assert message.startswith("it ")
+
+
+def test_a_model_without_the_attention_interface_is_refused(tmp_path: Path) -> None:
+    folder = config_folder(tmp_path, {"model_type": "bloom"})
+    config = loader.load_config(folder, "it")
+    device = torch.device("cpu")
+    message = refusal(lambda: loader.load_model(folder, "it", config, torch.float32, device, quiet))
+    assert "does not attend through the library's attention interface" in message
+
+
+def test_a_layer_that_hides_its_window_is_refused(tiny_checkpoint: Callable[..., Path]) -> None:
+    # This family applies its window in the mask alone, which paged attention never sees.
+    folder = tiny_checkpoint("phimoe", sliding_window=16)
+    assert "sliding window that its attention is not told of" in refusal(lambda: load(folder))
+
+
+@pytest.mark.parametrize(
+    ("setting", "asked"),
+    [
+        ({"position_bias": torch.zeros(1)}, "position_bias"),
+        ({"indices": torch.zeros(1)}, "indices"),
+        ({"is_causal": False}, "is_causal"),
+    ],
+)
+def test_what_attention_does_not_implement_is_refused_not_ignored(
+    setting: dict[str, object], asked: str
+) -> None:
+    layer = torch.nn.Identity()
+    layer.layer_idx = 0
+    states = torch.zeros(1, 2, 3, 8)
+    message = refusal(
+        lambda: attention(layer, states, states, states, None, step_context=Probe(), **setting)
+    )
+    assert f"asks attention for {asked}" in message
+    attention(
+        layer, states, states, states, None, step_context=Probe(), dropout=0.0, use_cache=None
+    )
+
+
+def test_a_mask_of_the_models_own_is_refused() -> None:
+    layer, states = torch.nn.Identity(), torch.zeros(1, 2, 3, 8)
+    layer.layer_idx = 0
+    message = refusal(
+        lambda: attention(layer, states, states, states, torch.ones(3, 3), step_context=Probe())
+    )
+    assert "attention_mask" in message
+
+
+# --- how long a request may be
+
+
+def rope(kind: str, **settings: object) -> dict[str, object]:
+    return {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, **settings}
+
+
+def limit_of(tmp_path: Path, asked: int = 0, **config: object) -> int:
+    folder = config_folder(tmp_path, {"model_type": "llama", **config})
+    return longest_request(loader.load_config(folder, "it"), "it", asked)
+
+
+def test_requests_are_as_long_as_the_model_was_made_for(tmp_path: Path) -> None:
+    assert limit_of(tmp_path, max_position_embeddings=4096) == 4096
+    assert limit_of(tmp_path, asked=1000, max_position_embeddings=4096) == 1000
+    message = refusal(lambda: limit_of(tmp_path, asked=5000, max_position_embeddings=4096))
+    assert "max_model_len=5000 is above 4096" in message
+
+
+def test_rope_that_depends_on_the_batch_ends_where_it_begins_to(tmp_path: Path) -> None:
+    dynamic = {"max_position_embeddings": 2048, "rope_parameters": rope("dynamic")}
+    assert limit_of(tmp_path, **dynamic) == 2048
+    long = {
+        "max_position_embeddings": 8192,
+        "rope_parameters": rope(
+            "longrope",
+            original_max_position_embeddings=1024,
+            short_factor=[1.0] * 64,
+            long_factor=[2.0] * 64,
+        ),
+    }
+    assert limit_of(tmp_path, **long) == 1024
+    message = refusal(lambda: limit_of(tmp_path, asked=2000, **long))
+    assert "'longrope' RoPE change with the batch" in message
+    fixed = {"max_position_embeddings": 8192, "rope_parameters": rope("linear")}
+    assert limit_of(tmp_path, **fixed) == 8192
+
+
+# --- settings
+
+
+def test_a_gpu_that_is_not_there(folder: Path) -> None:
+    message = refusal(lambda: load(folder, device="cuda:99"))
+    assert "device 'cuda:99' is not there" in message
+    assert "--device cpu" in message
+
+
+@pytest.mark.parametrize("device", ["tpu", "meta", ""])
+def test_a_device_nobody_knows(folder: Path, device: str) -> None:
+    assert "device is auto, cpu, cuda or cuda:N" in refusal(lambda: load(folder, device=device))
+
+
+def test_an_attention_backend_nobody_knows(folder: Path) -> None:
+    assert "there are: auto, torch" in refusal(lambda: load(folder, attention="warp"))
+
+
+def test_kv_memory_that_does_not_hold_one_request(folder: Path) -> None:
+    message = refusal(lambda: load(folder, kv_memory="64KB"))
+    assert "one request of max_model_len=512 tokens needs" in message
+
+
+def test_the_environment_is_set_but_never_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    import os
+
+    prepare_environment(EngineConfig(threads=3))
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+    assert num_threads(EngineConfig()) >= 1
+
+
+# --- what a loaded model says of itself
+
+
+def test_loading_tells_what_it_does_and_how_far_it_is(folder: Path) -> None:
+    told: list[tuple[str, float]] = []
+    config = EngineConfig(model=str(folder), kv_memory="4MB", device="cpu", threads=1)
+    ModelRunner.load(config, lambda what, share: told.append((what, share)))
+    assert "loading weights" in [what for what, _ in told]
+    assert all(0 <= share <= 1 for _, share in told)
+    assert told[-1] == ("ready", 1.0)
+
+
+def test_a_loaded_model_describes_itself(folder: Path) -> None:
+    runner = load(folder, dtype="float32")
+    description = runner.description
+    assert description.model == "model"
+    assert description.architecture == "Qwen3ForCausalLM"
+    assert (description.dtype, description.device) == ("float32", "cpu")
+    assert (description.num_layers, description.num_kv_heads, description.head_dim) == (2, 2, 32)
+    assert description.weight_bytes == 4 * description.num_parameters
+    embeddings = 2 * 260 * 64
+    norm = 64
+    assert description.flops_per_token == 2 * (description.num_parameters - embeddings - norm)
+    assert runner.eos_token_ids == frozenset({256})
+    assert runner.vocab_size == 260
+    assert runner.max_model_len == 512
+    assert runner.num_blocks == (4 << 20) // (2 * 2 * 2 * 32 * 16 * 4)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "auto"])
+def test_other_precisions_run(tiny_checkpoint: Callable[..., Path], dtype: str) -> None:
+    runner = load(tiny_checkpoint("llama"), dtype=dtype)
+    request = Request(1, [5] * 20, SamplingParams(temperature=0.7, seed=3), arrival_ns=0)
+    request.block_table = [4, 2]
+    result = runner.execute(ScheduledStep(0, [ScheduledRow(request, Phase.PREFILL, 0, 20, True)]))
+    (token_id,) = result.token_ids
+    assert token_id is not None
+    assert 0 <= token_id < runner.vocab_size
+    assert result.launch_ns <= result.tokens_ns <= runner.clock()
+    assert result.device_ns is None
+
+
+def test_a_step_in_which_nothing_is_sampled_gives_no_tokens(folder: Path) -> None:
+    runner = load(folder)
+    request = Request(1, [5] * 20, SamplingParams(), arrival_ns=0)
+    request.block_table = [0, 1]
+    result = runner.execute(ScheduledStep(0, [ScheduledRow(request, Phase.PREFILL, 0, 9, False)]))
+    assert result.token_ids == [None]
+
+
+# --- the demo checkpoint
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / name))
+    return tmp_path / "stepscope"
+
+
+def test_the_demo_is_made_once_and_served_like_any_other(cache: Path) -> None:
+    runner = load("demo", kv_memory="64MB")
+    written = (cache / demo.VERSION / "model.safetensors").stat().st_mtime_ns
+    description = runner.description
+    assert description.model == "demo"
+    assert 19e6 < description.num_parameters < 21e6
+    assert runner.max_model_len == demo.MAX_MODEL_LEN
+    assert runner.tokenizer.chars_per_token == 1.0
+    assert runner.eos_token_ids == frozenset({demo.EOS_TOKEN_ID})
+
+    request = Request(1, runner.tokenizer.encode("Once upon a time"), SamplingParams(), 0)
+    request.block_table = [3, 1, 2, 7, 5]
+    start = 0
+    for step in range(48):
+        row = ScheduledRow(request, Phase.PREFILL, start, request.num_tokens - start, True)
+        start = request.num_tokens
+        (token_id,) = runner.execute(ScheduledStep(step, [row])).token_ids
+        assert token_id is not None
+        request.token_ids.append(token_id)
+    text = runner.tokenizer.decode(request.output_token_ids)
+    assert len(set(text)) > 10, f"it repeats itself: {text!r}"
+    assert demo.EOS_TOKEN_ID not in request.output_token_ids
+
+    demo.ensure(quiet, checkpoint.check)
+    assert (cache / demo.VERSION / "model.safetensors").stat().st_mtime_ns == written
+
+
+def test_a_half_written_demo_is_made_again(cache: Path) -> None:
+    folder = demo.ensure(quiet, checkpoint.check)
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:1000])
+    assert demo.ensure(quiet, checkpoint.check) == folder
+    assert (folder / "model.safetensors").read_bytes() == weights
+    assert [path.name for path in cache.iterdir()] == [demo.VERSION]
+
+
+def test_several_engines_may_make_the_demo_at_once(cache: Path) -> None:
+    folders: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: folders.append(demo.ensure(quiet, checkpoint.check)))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert folders == [cache / demo.VERSION] * 2
+    checkpoint.check(folders[0])
+    assert [path.name for path in cache.iterdir()] == [demo.VERSION]
+
+
+def test_a_cache_folder_that_cannot_be_written_is_named(cache: Path) -> None:
+    cache.write_text("a file where the folder should be")
+    message = refusal(lambda: demo.ensure(quiet, checkpoint.check))
+    assert str(cache) in message
+    assert "XDG_CACHE_HOME" in message

@@ -1,0 +1,131 @@
+"""Text in and out: pieces join to the whole text, and no character is ever torn."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from tokenizers import Tokenizer as RustTokenizer
+from tokenizers import decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from stepscope.engine.models.demo import EOS_TOKEN_ID, byte_tokenizer
+from stepscope.engine.tokenizer import PROSE, Tokenizer
+
+TEXT = "Grüße, 世界! 🧑‍🚀 naïve\n— “quoted” — ok"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(byte_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def sentencepiece_like() -> Tokenizer:
+    """Words begin with a mark, unknown characters fall back to bytes, as in Llama 2."""
+    pieces = ["<unk>", "▁the", "▁cat", "s", "▁", "a", *(f"<0x{byte:02X}>" for byte in range(256))]
+    rust = RustTokenizer(
+        models.BPE(
+            vocab={piece: i for i, piece in enumerate(pieces)},
+            merges=[],
+            unk_token="<unk>",
+            byte_fallback=True,
+        )
+    )
+    rust.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=rust))
+
+
+def streamed(tokenizer: Tokenizer, token_ids: Sequence[int], sizes: Sequence[int]) -> list[str]:
+    stream = tokenizer.text_stream()
+    pieces, at = [], 0
+    for size in sizes:
+        pieces.append(stream.push(token_ids[at : at + size]))
+        at += size
+    pieces.append(stream.push(token_ids[at:]))
+    pieces.append(stream.finish())
+    return pieces
+
+
+def test_text_survives_the_way_there_and_back(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("Aé") == [0x41, 0xC3, 0xA9]
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+
+
+def test_pieces_join_to_the_text_and_tear_no_character(tokenizer: Tokenizer) -> None:
+    token_ids = tokenizer.encode(TEXT)
+    pieces = streamed(tokenizer, token_ids, [1] * len(token_ids))
+    assert "".join(pieces) == TEXT
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert len([piece for piece in pieces if piece]) == len(TEXT)
+
+
+def test_an_unfinished_character_shows_when_the_text_ends(tokenizer: Tokenizer) -> None:
+    stream = tokenizer.text_stream()
+    assert stream.push([0x41, 0xE4, 0xB8]) == "A"
+    assert stream.finish() == "\ufffd"
+    assert stream.finish() == ""
+
+
+def test_special_tokens_have_no_text(tokenizer: Tokenizer) -> None:
+    pieces = streamed(tokenizer, [0x41, EOS_TOKEN_ID, 0x42], [1, 1, 1])
+    assert "".join(pieces) == "AB"
+    assert streamed(tokenizer, [EOS_TOKEN_ID] * 100, [1] * 100) == [""] * 102
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_bytes_stream_to_what_they_decode_to(tokenizer: Tokenizer, seed: int) -> None:
+    """A model that has learned nothing writes such text; it must not be held back for ever."""
+    rng = random.Random(seed)
+    alphabet = rng.choice([range(256), range(128, 256), [0x80], [0xE2, 0x82, 0xAC, 0x41], [0xFF]])
+    token_ids = [rng.choice(alphabet) for _ in range(300)]
+    sizes = [rng.choice([1, 1, 1, 2, 7]) for _ in range(60)]
+    pieces = streamed(tokenizer, token_ids, sizes)
+    assert "".join(pieces) == tokenizer.decode(token_ids)
+    assert sum(len(piece) for piece in pieces[:-1]) > 0
+
+
+def test_words_keep_their_spaces_and_bytes_become_characters(
+    sentencepiece_like: Tokenizer,
+) -> None:
+    the, cat, plural = 1, 2, 3
+    euro = [6 + byte for byte in "€".encode()]
+    token_ids = [the, cat, plural, *euro, the, *euro, *euro, cat]
+    text = "the cats€ the€€ cat"
+    assert sentencepiece_like.decode(token_ids) == text
+    pieces = streamed(sentencepiece_like, token_ids, [1] * len(token_ids))
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_streams_do_not_share_anything(tokenizer: Tokenizer) -> None:
+    one, two = tokenizer.text_stream(), tokenizer.text_stream()
+    assert one.push([0xC3]) == ""
+    assert two.push([0x41]) == "A"
+    assert one.push([0xA9]) == "é"
+
+
+def test_characters_per_token_are_those_of_prose(
+    tokenizer: Tokenizer, sentencepiece_like: Tokenizer
+) -> None:
+    assert tokenizer.chars_per_token == 1.0
+    assert 400 < len(PROSE) < 2000
+
+
+def test_a_tokenizer_without_a_rust_core_decodes_too() -> None:
+    class Slow:
+        def encode(self, text: str) -> list[int]:
+            return list(text.encode())
+
+        def decode(self, token_ids: list[int], **options: bool) -> str:
+            assert options == {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+            return bytes(token_ids).decode(errors="replace")
+
+    slow = Tokenizer(Slow())
+    assert "".join(streamed(slow, slow.encode(TEXT), [1] * 20)) == TEXT
