@@ -4,7 +4,6 @@ import contextlib
 import logging
 import os
 import signal
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -46,14 +45,12 @@ def serve(
     *,
     progress: Callable[[str, float], None],
     ready: Callable[[EngineInfo], None],
-    exit_with_stdin: bool = False,
 ) -> None:
     """Load the model and serve it until Shutdown, SIGINT, SIGTERM or SIGHUP.
 
     Args:
         progress: told what is being done and its share (0..1) while the model loads.
         ready: told once that the engine answers.
-        exit_with_stdin: stop when standard input ends, that is when the parent process dies.
 
     Raises:
         ConfigError: anything that keeps the engine from starting, in one line.
@@ -100,8 +97,6 @@ def serve(
                 endpoint.control, core, intake, runner.tokenizer, publisher.replay, workload.set
             )
         with _stop_signals(core):
-            if exit_with_stdin:
-                threading.Thread(target=_watch_stdin, args=(core,), daemon=True).start()
             control.start()
             ready(core.info)
             log.info("serving %s on %s", core.info.model, endpoint.control)
@@ -191,9 +186,3 @@ def _stop_signals(core: EngineCore) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _watch_stdin(core: EngineCore) -> None:
-    while os.read(0, 4096):
-        continue
-    core.inbox.put(Call(Shutdown(), Silent()))
