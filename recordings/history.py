@@ -8,6 +8,7 @@ is kept whole as `previous` until `reset`, or until the engine starts anew once 
 """
 
 import threading
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from typing import NamedTuple, Self
 
@@ -62,8 +63,10 @@ class History:
 
     # Writing: the source's thread
 
-    def append(self, sequence: int, message: Telemetry | bytes) -> None:
-        """Take the next message, or its payload.
+    def append(
+        self, sequence: int, message: Telemetry | bytes, payload: bytes | None = None
+    ) -> None:
+        """Take the next message: decoded, or its payload, or both.
 
         A sequence number that was seen already is ignored; one that skips some makes a `Gap`. A
         `Snapshot` sets the state right when messages before it are missing, else it is redundant
@@ -74,7 +77,7 @@ class History:
         """
         if isinstance(message, bytes):
             payload, message = message, wire.decode(message)
-        else:
+        elif payload is None:
             payload = wire.encode(message)
         with self._lock:
             if isinstance(message, Mark):
@@ -95,9 +98,16 @@ class History:
             old = self._timeline
             self.previous = None
             self._begin(self._new_timeline(SessionState.from_snapshot(snapshot), snapshot.sequence))
-            if old.state.info is not None and old.state.info.engine_id == snapshot.info.engine_id:
-                for mark in old.marks:
-                    self._timeline.add_mark(mark)
+            self._keep_marks(old)
+            self.version += 1
+
+    def adopt(self, other: "History") -> None:
+        """Show what another history holds; that one is not to be used any more."""
+        with self._lock:
+            old = self._timeline
+            self.previous = None
+            self._begin(other._timeline)
+            self._keep_marks(old)
             self.version += 1
 
     def rewind(self, step: int) -> bool:
@@ -171,6 +181,18 @@ class History:
         with self._lock:
             columns = self._timeline.columns
             return columns.steps[max(0, columns.index_at(time_ns))] if columns.steps else None
+
+    def neighbour(self, step: int, offset: int) -> int:
+        """The step so many records after `step` (before, if negative), lost ones not counted.
+
+        Where the history ends it is the first or last step there is; `step` itself without any.
+        """
+        with self._lock:
+            steps = self._timeline.columns.steps
+            if not steps:
+                return step
+            index = bisect_left(steps, step) if offset < 0 else bisect_right(steps, step) - 1
+            return steps[min(max(index + offset, 0), len(steps) - 1)]
 
     def summary(self, step: int) -> StepSummary | None:
         """Figures of a step; None when it is lost, forgotten or still to come."""
@@ -305,6 +327,11 @@ class History:
             return self._timeline.num_lost
 
     @property
+    def needs_snapshot(self) -> bool:
+        """Messages are missing, and no snapshot has set the state right since."""
+        return self._timeline.needs_snapshot
+
+    @property
     def marks(self) -> list[Mark]:
         """By step."""
         with self._lock:
@@ -330,6 +357,12 @@ class History:
         self._visited = None
         self._decoded = OrderedDict()
         self._lanes = LaneKeeper(self._lock, self._timeline)
+
+    def _keep_marks(self, old: Timeline) -> None:
+        before, now = old.state.info, self._timeline.state.info
+        if before is not None and now is not None and before.engine_id == now.engine_id:
+            for mark in old.marks:
+                self._timeline.add_mark(mark)
 
     def _take(self, sequence: int, message: Telemetry, payload: bytes) -> None:
         info = message.info if isinstance(message, Snapshot) else message

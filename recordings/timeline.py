@@ -55,7 +55,7 @@ class Timeline:
         self._gap_steps: set[int] = set()
         self._mark_steps: set[int] = set()
         self._next_slo_event_ns = 0
-        self._needs_snapshot = False
+        self.needs_snapshot = False
         self._num_lost_before = 0
 
     def take(self, sequence: int, message: Telemetry, payload: bytes) -> None:
@@ -63,11 +63,11 @@ class Timeline:
         last = self.last_sequence
         if last is not None:
             if isinstance(message, Snapshot):
-                if sequence < last or (sequence == last and not self._needs_snapshot):
+                if sequence < last or (sequence == last and not self.needs_snapshot):
                     return
                 if sequence > last:  # it stands for messages that never came
                     self._note_gap(last + 1, sequence)
-                self._needs_snapshot = False
+                self.needs_snapshot = False
             elif sequence <= last:
                 return
             elif sequence > last + 1:
@@ -151,7 +151,7 @@ class Timeline:
         step = self.columns.steps[-1] if self.columns.steps else self.state.step
         gap = Gap(first_sequence, last_sequence, step, None)
         self.gaps.append(gap)
-        self._needs_snapshot = True
+        self.needs_snapshot = True
         text = f"{gap.num_messages:,} messages lost after step {step:,}"
         self.log.add(SessionEvent(max(step, 0), self.state.time_ns, "gap", text))
 

@@ -1,0 +1,70 @@
+"""`Recorder`: records what a live source receives, from now until it is stopped."""
+
+import re
+import time
+from pathlib import Path
+
+from stepscope.recordings.mcap_index import RecordingError
+from stepscope.recordings.source import Source
+from stepscope.recordings.writer import RecordingState, RecordingWriter
+
+
+class Recorder:
+    """Ties a `RecordingWriter` to a source. Starts at once.
+
+    Args:
+        source: live; not necessarily joined yet.
+        path: of the file, replaced if there is one.
+
+    Raises:
+        RecordingError: the source is itself a recording, or `path` cannot be written.
+    """
+
+    def __init__(self, source: Source, path: Path | str) -> None:
+        if not source.is_live:
+            raise RecordingError(f"{source.name} is a recording already")
+        self.path = Path(path)
+        self._source = source
+        self._writer = RecordingWriter(path)
+        self._started_s = time.monotonic()
+        self._ended_s: float | None = None
+        # First listen, then look: what comes between is in both, and the writer sorts it out.
+        source.tap.attach(self._writer.on_frame)
+        self._writer.start(source.history.snapshot())
+
+    @property
+    def state(self) -> RecordingState:
+        return self._writer.state
+
+    @property
+    def error(self) -> str | None:
+        """Why it failed, or ended by itself, in one line."""
+        return self._writer.error or self._writer.note
+
+    @property
+    def elapsed_s(self) -> float:
+        end_s = time.monotonic() if self._ended_s is None else self._ended_s
+        return end_s - self._started_s
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the file; grows once a second."""
+        return self._writer.num_bytes
+
+    @property
+    def num_steps(self) -> int:
+        return self._writer.num_steps
+
+    def stop(self) -> None:
+        """Finish the file. Once is enough, twice does no harm."""
+        if self._ended_s is not None:
+            return
+        self._ended_s = time.monotonic()
+        self._source.tap.detach(self._writer.on_frame)
+        self._writer.close()
+
+
+def default_name(source_name: str) -> str:
+    """File name for a recording that was given none: source and local time."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", source_name).strip("-.") or "engine"
+    return f"stepscope-{name}-{time.strftime('%Y%m%d-%H%M%S')}.mcap"

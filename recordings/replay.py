@@ -1,0 +1,263 @@
+"""`ReplaySource`: a recording played into a `History`, at any speed, from any step.
+
+Its thread owns the place in the file. What a caller asks for is noted and done there; seeking
+prepares a history aside and swaps it in, so that nobody sees half of it.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from stepscope.engine.wire import Snapshot
+from stepscope.recordings.history import History
+from stepscope.recordings.mcap_index import RecordingError
+from stepscope.recordings.reader import Frame, Position, Recording
+from stepscope.recordings.source import FrameTap
+
+MIN_SPEED, MAX_SPEED = 0.1, 64.0
+WINDOW_S = 60.0  # of latencies that are there after a seek
+WINDOW_STEPS = 200  # of lanes and charts
+MAX_WINDOW_STEPS = 20_000  # ... at most, so that a seek stays short
+_TICK_S = 0.02
+
+
+class ReplaySource:
+    """Fills `history` from a recording; implements `Source`.
+
+    The newest step of the history is the place where the replay stands.
+
+    Args:
+        recording: stays open until `stop`, which closes it.
+        history: to fill, a new one by default.
+        speed: seconds of the recording in a second, clamped to 0.1..64.
+        playing: whether it plays from the start, or stands at the first step.
+    """
+
+    is_live = False
+    num_bad = 0
+
+    def __init__(
+        self,
+        recording: Recording,
+        history: History | None = None,
+        speed: float = 1.0,
+        playing: bool = True,
+    ) -> None:
+        self.recording = recording
+        self.name = recording.path.name
+        self.history = history if history is not None else History()
+        self.tap = FrameTap()
+        self._wake = threading.Condition()
+        self._speed = _clamped(speed)
+        self._playing = playing
+        self._at_end = False
+        self._wanted: int | None = recording.first_step or 0  # step to go to
+        self._skips = 0  # steps to go from there
+        self._busy = True  # something that was asked for is not done
+        self._stopping = False
+        self._moved = True  # recorded time and host time have to be tied anew
+        self._error: str | None = None
+        self._thread = threading.Thread(target=self._run, name="replay", daemon=True)
+        # The thread's:
+        self._reader: Iterator[tuple[Frame, Position]] = iter(())
+        self._next: tuple[Frame, Position] | None = None  # frame, and the place after it
+        self._origin = (0.0, 0)  # host time and recorded time of the same instant
+        self._loaded_from: Position | None = None  # the history holds what came after it
+        self._first_loaded: int | None = None  # its first step at that time
+
+    # From any thread
+
+    @property
+    def status(self) -> Literal["playing", "paused", "ended"]:
+        if self._at_end and self._wanted is None:
+            return "ended"
+        return "playing" if self._playing else "paused"
+
+    @property
+    def error(self) -> str | None:
+        return self._error or self.recording.message
+
+    @property
+    def speed(self) -> float:
+        return self._speed
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        with self._wake:
+            self._stopping = True
+            self._wake.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self.recording.close()
+
+    def play(self, speed: float | None = None) -> None:
+        """Go on playing, at another speed if one is given."""
+        with self._wake:
+            if speed is not None:
+                self._speed = _clamped(speed)
+            self._playing = True
+            self._moved = True
+            self._wake.notify_all()
+
+    def pause(self) -> None:
+        with self._wake:
+            self._playing = False
+            self._wake.notify_all()
+
+    def seek(self, step: int) -> None:
+        """Stand at `step`, or at the last one before it that was recorded. Does not wait."""
+        with self._wake:
+            self._wanted = step
+            self._skips = 0
+            self._busy = True
+            self._wake.notify_all()
+
+    def skip(self, num_steps: int) -> None:
+        """So many recorded steps on, or back if negative; pauses."""
+        with self._wake:
+            self._playing = False
+            self._skips += num_steps
+            self._busy = True
+            self._wake.notify_all()
+
+    def wait(self, timeout_s: float = 10.0) -> bool:
+        """Until what was asked for is done; False if it takes longer."""
+        with self._wake:
+            return self._wake.wait_for(lambda: not self._busy or self._stopping, timeout_s)
+
+    # The thread
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                if self._stopping:
+                    return
+                wanted, skips = self._wanted, self._skips
+                self._wanted, self._skips = None, 0
+                if wanted is None and not skips:
+                    if self._busy:
+                        self._busy = False
+                        self._wake.notify_all()
+                    if not self._playing or self._next is None:
+                        self._wake.wait()
+                        continue
+                    if self._moved:
+                        self._moved = False
+                        self._origin = (time.monotonic(), self._next[0].log_ns)
+                    if (due_s := self._due_s()) > 0:
+                        self._wake.wait(due_s)
+                        continue
+            try:
+                if wanted is not None:
+                    self._go_to(wanted)
+                    self._moved = True
+                if skips:
+                    self._skip(skips)
+                    self._moved = True
+                if wanted is None and not skips:
+                    self._play_due()
+            except (RecordingError, msgspec.DecodeError) as error:
+                self._error = str(error)
+                self._next = None
+                self._at_end = True
+
+    def _due_s(self) -> float:
+        """Seconds until the next message."""
+        if self._next is None:
+            return 0.0
+        started_s, started_ns = self._origin
+        ahead_s = (self._next[0].log_ns - started_ns) / 1e9 / self._speed
+        return started_s + ahead_s - time.monotonic()
+
+    def _play_due(self) -> None:
+        """All messages whose time has come, for a tick at most."""
+        until_s = time.monotonic() + _TICK_S
+        while self._next is not None and self._due_s() <= 0 and time.monotonic() < until_s:
+            self._apply_next(self.history)
+
+    def _apply_next(self, history: History) -> bytes:
+        """Take the next message; gives its topic, b"" at the end."""
+        if self._next is None:
+            return b""
+        frame = self._next[0]
+        self._advance()
+        history.append(frame.sequence, frame.payload)
+        return frame.topic
+
+    def _advance(self) -> None:
+        self._next = next(self._reader, None)
+        self._at_end = self._next is None
+
+    def _read_from(self, position: Position, sequence: int) -> None:
+        self._reader = self.recording.frames(position, sequence)
+        self._advance()
+
+    def _read_to(self, position: Position, history: History) -> bool:
+        """Take all messages before a position; False when something else is wanted meanwhile."""
+        while self._next is not None and self._next[1] <= position:
+            if self._wanted is not None or self._stopping:
+                return False
+            self._apply_next(history)
+        return True
+
+    def _skip(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            while self._apply_next(self.history) not in (b"step", b""):
+                pass
+        last_step = self.history.last_step
+        if num_steps < 0 and last_step is not None:
+            self._go_to(self.history.neighbour(last_step, num_steps))
+
+    def _go_to(self, step: int) -> None:
+        recording, history = self.recording, self.history
+        if recording.first_step is None or recording.last_step is None:
+            snapshot, begin = recording.keyframe_before(Position(0, 0))
+            history.reset(snapshot)
+            self._read_from(begin, snapshot.sequence)
+            return
+        step = min(max(step, recording.first_step), recording.last_step)
+        target = recording.find_step(step) or Position(0, 0)
+        snapshot, begin = self._window_start(step, target)
+        newest = history.last_step
+        if newest is not None and self._holds(begin, snapshot.step):
+            if newest <= step and self._next is not None and newest >= snapshot.step:
+                self._read_to(target, history)
+                return
+            if newest > step and history.rewind(history.neighbour(step + 1, -1)):
+                self._read_from(target, history.last_sequence or 0)
+                return
+        fresh = History(history.slo, history.max_steps, history.max_bytes)
+        fresh.reset(snapshot)
+        self._read_from(begin, snapshot.sequence)
+        if self._read_to(target, fresh):
+            history.adopt(fresh)
+            self._loaded_from = begin
+            self._first_loaded = history.first_step
+        else:
+            self._loaded_from = None  # the file is read on from elsewhere than the history ends
+
+    def _holds(self, begin: Position, step: int) -> bool:
+        """Whether the history has all that came after `begin`, which is at `step`."""
+        if self._loaded_from is None or self._loaded_from > begin:
+            return False
+        first_step = self.history.first_step
+        return first_step == self._first_loaded or (first_step is not None and first_step <= step)
+
+    def _window_start(self, step: int, target: Position) -> tuple[Snapshot, Position]:
+        """The keyframe to begin from, so that the windows on the screen are full at `target`."""
+        recording = self.recording
+        frame = recording.frame_before(target)
+        start = recording.find_step(step - WINDOW_STEPS) or Position(0, 0)
+        if frame is not None:
+            start = min(start, recording.find_time(frame.log_ns - round(WINDOW_S * 1e9)))
+        latest = recording.find_step(step - MAX_WINDOW_STEPS)
+        return recording.keyframe_before(start if latest is None else max(start, latest))
+
+
+def _clamped(speed: float) -> float:
+    return min(max(speed, MIN_SPEED), MAX_SPEED)
