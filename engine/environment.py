@@ -1,5 +1,7 @@
-"""What has to be set before torch is imported. Imports nothing heavy, changes only this process."""
+"""Settings of this process that a model runs better with. Imports nothing heavy."""
 
+import contextlib
+import ctypes
 import os
 
 from stepscope.engine.config import EngineConfig
@@ -33,3 +35,19 @@ def prepare_environment(config: EngineConfig) -> None:
     }
     for name, value in wanted.items():
         os.environ.setdefault(name, value)
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to keep freed memory for the next step instead of giving it back.
+
+    A step's activations are megabytes that are freed and asked for again many times; given back,
+    each page is faulted in anew. On the demo model that is 4,700 to 20,000 faults a step, 5 to 9 %
+    of the time of a prefill chunk (a quarter with thresholds held low). Does nothing elsewhere.
+    """
+    trim_threshold, mmap_threshold = -1, -3  # of mallopt(3)
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        mallopt(trim_threshold, 1 << 30)
+        # Some versions take no more than 32 MiB; refused, it would stay at 128 KiB for good.
+        if not mallopt(mmap_threshold, 1 << 30):
+            mallopt(mmap_threshold, 1 << 25)

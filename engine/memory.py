@@ -107,7 +107,7 @@ def free_host_bytes() -> int:
 
 def _amount(num_bytes: int, *, up: bool = False) -> str:
     """A size that `kv_memory` takes; `up`: never less than `num_bytes`."""
-    unit = "GB" if num_bytes >= 1 << 30 else "MB"
+    unit = next((u for u in ("GB", "MB") if num_bytes >= _UNITS[u[0]]), "KB")
     tenths = 10 * num_bytes / _UNITS[unit[0]]
     tenths = -int(-tenths // 1) if up else int(tenths)
     return f"{tenths / 10:g}{unit}"

@@ -11,7 +11,7 @@ import torch
 from stepscope.engine import input_batch
 from stepscope.engine.commands import SamplingParams
 from stepscope.engine.config import ConfigError, EngineConfig
-from stepscope.engine.environment import num_threads
+from stepscope.engine.environment import keep_freed_memory, num_threads
 from stepscope.engine.memory import free_host_bytes, num_kv_blocks
 from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.support import longest_request
@@ -96,8 +96,10 @@ class ModelRunner:
         Raises:
             ConfigError: anything that is wrong with the model, the device or the memory.
         """
-        torch.set_num_threads(num_threads(config))
         device = _device(config.device)
+        torch.set_num_threads(num_threads(config))
+        if device.type == "cpu":
+            keep_freed_memory()
         dtype = _dtype(config.dtype, device)
         try:
             backend, _ = choose(config.attention, str(device), dtype)
@@ -291,4 +293,4 @@ def _free_bytes(device: torch.device) -> int:
 
 def _name(model: str, folder: Path) -> str:
     """What a model is called: as it was asked for, or by its folder."""
-    return folder.name if Path(model).expanduser().is_dir() else model
+    return folder.resolve().name if Path(model).expanduser().is_dir() else model

@@ -35,6 +35,9 @@ class Tokenizer:
         self._decode: Callable[[Sequence[int]], str] = (
             backend.decode if backend is not None else self._decode_slowly
         )
+        # The first call may drop truncation and padding that the file asks for. Done here, no later
+        # call changes the tokenizer, and several threads can use it at once.
+        self.encode("")
 
     def encode(self, text: str) -> list[int]:
         """Token ids, with the special tokens the model expects around a prompt."""

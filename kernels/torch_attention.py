@@ -190,7 +190,9 @@ class TorchAttention:
             mask.masked_fill_(hidden, float("-inf"))
             self._masks[key] = mask
         width = mask.shape[1] - QUERY_TILE
-        return mask[:num_queries, width - num_before : width + num_queries]
+        mask = mask[:num_queries, width - num_before : width + num_queries]
+        # A GPU's kernels want masks that begin at aligned addresses.
+        return mask if mask.device.type == "cpu" else mask.contiguous()
 
 
 def _attend(

@@ -129,7 +129,9 @@ def test_weights_that_lack_a_tensor_are_not_filled_with_noise(folder: Path) -> N
 def test_weights_of_another_shape_than_the_config_says(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 80}))
-    assert "weights of model cannot be loaded" in refusal(lambda: load(folder))
+    message = refusal(lambda: load(folder))
+    assert "6 weights of model are not of the shape its config says" in message
+    assert "mlp.down_proj.weight is [64, 96], not [64, 80]" in message
 
 
 def test_no_tokenizer(folder: Path) -> None:
@@ -154,7 +156,8 @@ def config_folder(tmp_path: Path, config: dict[str, object]) -> Path:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"model_type": "no-such-model"}, "model_type 'no-such-model'"),
+        ({"model_type": "no-such-model"}, "knows no model_type 'no-such-model'"),
+        ({}, "knows no model_type None"),
         ({"model_type": "x", "auto_map": {"AutoConfig": "x.Y"}}, "needs Python code"),
         ({"model_type": "t5"}, "encoder-decoder"),
         ({"model_type": "deepseek_v3"}, "MLA"),
@@ -193,6 +196,17 @@ def test_a_layer_that_hides_its_window_is_refused(tiny_checkpoint: Callable[...,
     # This family applies its window in the mask alone, which paged attention never sees.
     folder = tiny_checkpoint("phimoe", sliding_window=16)
     assert "sliding window that its attention is not told of" in refusal(lambda: load(folder))
+
+
+def test_a_model_that_fails_on_its_first_step_is_refused_in_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **kwargs: object) -> object:
+        raise RuntimeError("selected index k out of range\nand many lines more")
+
+    monkeypatch.setattr("transformers.models.qwen3.modeling_qwen3.Qwen3MLP.forward", fail)
+    message = refusal(lambda: load(folder))
+    assert message == "model fails on a trial of six tokens: selected index k out of range"
 
 
 @pytest.mark.parametrize(

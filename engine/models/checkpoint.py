@@ -101,7 +101,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     from transformers import AutoTokenizer
 
     try:
-        return Tokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+        return Tokenizer(
+            AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        )
     except Exception as error:  # noqa: BLE001 - the Rust tokenizer raises plain Exception
         refuse_file("bad_tokenizer", f"the tokenizer in {folder} cannot be read", error)
 

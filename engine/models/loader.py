@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+import transformers
+from transformers import CONFIG_MAPPING, AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as library
 
@@ -23,20 +24,17 @@ def load_config(folder: Path, name: str) -> Any:
         ConfigError: the library does not know it, or it asks for what is not implemented.
     """
     raw = read_json(folder / "config.json", "a checkpoint has one; is this the right folder?")
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # noqa: BLE001 - validators raise types of their own
+    kind = raw.get("model_type")
+    if kind not in CONFIG_MAPPING:
+        reason = f"transformers {transformers.__version__} knows no model_type {kind!r}"
         if "auto_map" in raw:
-            raise ConfigError(
-                "unsupported_model",
-                f"{name} needs Python code that came with it, which stepscope does not run",
-            ) from None
-        refuse_file(
-            "unsupported_model",
-            f"{name} has a config that transformers cannot use "
-            f"(model_type {raw.get('model_type')!r})",
-            error,
-        )
+            reason = "it needs Python code that came with it, which stepscope does not run"
+        raise ConfigError("unsupported_model", f"{name} cannot be served: {reason}")
+    try:
+        # Without the explicit no, the library would ask on the terminal whether to run such code.
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # noqa: BLE001 - validators raise types of their own
+        refuse_file("bad_config", f"{name} has a config that transformers cannot use", error)
     check_config(config, name)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ConfigError(
@@ -78,11 +76,21 @@ def load_model(
                 dtype=dtype,
                 attn_implementation=ATTENTION,
                 local_files_only=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
                 output_loading_info=True,
             )
         model = model.to(device)
     except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
         refuse_file("bad_weights", f"the weights of {name} cannot be loaded", error)
+    mismatched = sorted(info["mismatched_keys"])
+    if mismatched:
+        tensor, found, expected = mismatched[0]
+        raise ConfigError(
+            "bad_weights",
+            f"{len(mismatched)} weights of {name} are not of the shape its config says (first: "
+            f"{tensor} is {list(found)}, not {list(expected)}): they do not belong together",
+        )
     missing = sorted(info["missing_keys"])
     if missing:
         raise ConfigError(

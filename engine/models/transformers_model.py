@@ -17,6 +17,7 @@ import torch
 
 from stepscope.engine.config import ConfigError
 from stepscope.engine.memory import KVShape
+from stepscope.engine.models.checkpoint import refuse_file
 from stepscope.engine.models.support import sliding_layers
 from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch, store_kv
 
@@ -236,6 +237,8 @@ class TransformersModel:
             self.forward(tokens, positions, probe, last)
         except ConfigError as error:
             raise ConfigError(error.code, f"{self.name} cannot be served: {error}") from None
+        except Exception as error:  # noqa: BLE001 - whatever the library's code runs into
+            refuse_file("unsupported_model", f"{self.name} fails on a trial of six tokens", error)
         calls = probe.calls
         num_layers = int(self.config.get_text_config().num_hidden_layers)
         if sorted(calls) != list(range(num_layers)):
