@@ -114,6 +114,7 @@ def _read_summary(stream: IO[bytes], size: int, index: McapIndex) -> bool:
     if size < 2 * len(MAGIC) or stream.read() != MAGIC:
         return False
     try:
+        stream.seek(0)
         summary = make_reader(stream).get_summary()
     except _UNREADABLE:
         return False

@@ -229,8 +229,8 @@ class Recording:
                 if frame.topic == b"keyframe":
                     return _snapshot(frame).info
         raise RecordingError(
-            f"{self.path} holds nothing to show: it was cut short before its first chunk was "
-            "written (one is every second)"
+            f"{self.path} holds nothing to show: no engine was heard while it was written, or it "
+            "was cut short before its first second was over"
         )
 
     def _find_end_step(self, *, first: bool) -> int | None:

@@ -322,10 +322,10 @@ class SessionState:
                 )
 
     def _apply_moves(self, message: StepRecord | EngineStatus, *, is_start: bool) -> None:
-        num_blocks = None if self.info is None else self.info.num_blocks
-        if self.blocks is None and is_start and message.kv is not None and num_blocks is not None:
+        kv = message.kv
+        if self.blocks is None and is_start and kv is not None:
             # Before its first step an engine holds nothing, so the moves alone tell everything.
-            self.blocks = BlockMap.empty(num_blocks)
+            self.blocks = BlockMap.empty(kv.used + kv.cached + kv.empty)
         if self.blocks is not None:
             self.blocks.apply(message.moves)
 

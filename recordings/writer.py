@@ -41,7 +41,7 @@ RecordingState: TypeAlias = Literal["recording", "finished", "failed"]
 
 _KEYFRAME = wire.TOPICS[Snapshot]
 _MARK = wire.TOPICS[Mark]
-_Item: TypeAlias = tuple[bytes, int, bytes] | None
+_Frame: TypeAlias = tuple[bytes, int, bytes]  # topic, sequence, payload
 
 
 class RecordingWriter:
@@ -74,7 +74,7 @@ class RecordingWriter:
         except OSError as error:
             raise RecordingError(f"cannot write {path}: {error.strerror or error}") from error
         self._snapshot: Snapshot | None = None
-        self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Frame | None] = queue.SimpleQueue()
         self._queued_bytes = 0
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
@@ -82,8 +82,11 @@ class RecordingWriter:
         self._session = SessionState()
         self._last_sequence: int | None = None
         self._needs_snapshot = False
-        self._anchor: EngineInfo | None = None
-        self._early: list[tuple[bytes, int, bytes]] = []  # before the engine is known
+        self._engine_id = ""
+        self._anchor: EngineInfo | None = None  # pair of monotonic and wall time
+        self._info: EngineInfo | None = None
+        self._early: list[_Frame] = []  # before the engine is known, and ...
+        self._early_ns: int | None = None  # ... the first time in them
         self._last_log_ns = 0
         self._next_keyframe_ns = 0
         self._channel_ids: dict[bytes, int] = {}
@@ -174,15 +177,13 @@ class RecordingWriter:
             message = wire.decode(payload)
         except msgspec.DecodeError:
             return  # the source has counted it already
+        if self._anchor is None and not self._introduce(
+            writer, message, (topic, sequence, payload)
+        ):
+            return
         info = message.info if isinstance(message, Snapshot) else message
-        if isinstance(info, EngineInfo):
-            if self._anchor is None:
-                self._introduce(writer, info)
-            elif info.engine_id != self._anchor.engine_id:
-                self.note = f"the engine started anew: the recording ends at step {self.last_step}"
-                return
-        if self._anchor is None:
-            self._early.append((topic, sequence, payload))
+        if isinstance(info, EngineInfo) and info.engine_id != self._engine_id:
+            self.note = f"the engine started anew: the recording ends at step {self.last_step}"
             return
         if not self._is_next(topic, sequence):
             return
@@ -195,9 +196,7 @@ class RecordingWriter:
             self.last_step = message.step
             if self.first_step is None:
                 self.first_step = message.step
-        if isinstance(message, Snapshot) and is_first:
-            self._next_keyframe_ns = log_ns + KEYFRAME_NS
-        elif isinstance(message, Snapshot) or (
+        if (isinstance(message, Snapshot) and not is_first) or (
             log_ns >= self._next_keyframe_ns and not self._needs_snapshot
         ):
             # One that came after a loss does not know what had finished by then; ours does.
@@ -222,8 +221,40 @@ class RecordingWriter:
         self._last_sequence = sequence if last is None else max(last, sequence)
         return True
 
-    def _introduce(self, writer: Writer, info: EngineInfo) -> None:
+    def _introduce(self, writer: Writer, message: Telemetry, frame: _Frame) -> bool:
+        """Write who the engine is and what came before it was known.
+
+        A snapshot tells all that is needed. Without one the file begins when the engine has said
+        who it is and what time it has, with an empty keyframe.
+
+        Returns:
+            Whether `message` is still to be written.
+        """
+        if isinstance(message, Snapshot):
+            self._early.clear()  # it contains them
+            self._begin(writer, message.info, message.time_ns)
+            return True
+        self._early.append(frame)
+        if isinstance(message, EngineInfo):
+            self._info = message
+        if self._early_ns is None:
+            self._early_ns = _time_ns(message)
+        if self._info is None or self._early_ns is None:
+            return False
+        self._begin(writer, self._info, self._early_ns)
+        nothing = SessionState(info=self._info).snapshot(self._early[0][1] - 1)
+        assert nothing is not None
+        self._write(writer, _KEYFRAME, nothing.sequence, wire.encode(nothing))
+        early, self._early = self._early, []
+        for each in early:
+            self._write(writer, *each)
+        return False
+
+    def _begin(self, writer: Writer, info: EngineInfo, time_ns: int) -> None:
+        self._engine_id = info.engine_id
         self._anchor = info
+        self._last_log_ns = info.wall_ns + time_ns - info.monotonic_ns
+        self._next_keyframe_ns = self._last_log_ns + KEYFRAME_NS
         writer.add_metadata(
             PROFILE,
             {
@@ -235,9 +266,6 @@ class RecordingWriter:
                 "started_wall_ns": str(time.time_ns()),
             },
         )
-        early, self._early = self._early, []
-        for frame in early:
-            self._write(writer, *frame)
 
     def _add(
         self, writer: Writer, topic: bytes, sequence: int, payload: bytes, log_ns: int
@@ -249,17 +277,10 @@ class RecordingWriter:
 
     def _log_ns(self, message: Telemetry) -> int:
         """Wall time of a message; never before that of the message ahead of it."""
-        assert self._anchor is not None
-        if isinstance(message, StepRecord):
-            time_ns = message.tokens_ns
-        elif isinstance(message, EngineStatus | KnobsChanged | Snapshot):
-            time_ns = message.time_ns
-        elif isinstance(message, EngineInfo) and self._last_log_ns == 0:
-            time_ns = message.monotonic_ns
-        else:
-            return self._last_log_ns
-        wall_ns = self._anchor.wall_ns + time_ns - self._anchor.monotonic_ns
-        self._last_log_ns = max(self._last_log_ns, wall_ns)
+        time_ns = _time_ns(message)
+        if time_ns is not None and self._anchor is not None:
+            wall_ns = self._anchor.wall_ns + time_ns - self._anchor.monotonic_ns
+            self._last_log_ns = max(self._last_log_ns, wall_ns)
         return self._last_log_ns
 
     def _fail(self, reason: str) -> None:
@@ -269,3 +290,10 @@ class RecordingWriter:
         if self.last_step is not None:
             self.error += f" (steps {self.first_step:,} to about {self.last_step:,} are in it)"
         self.state = "failed"
+
+
+def _time_ns(message: Telemetry) -> int | None:
+    """When a message was true, None for those that hold at any time."""
+    if isinstance(message, StepRecord):
+        return message.tokens_ns
+    return message.time_ns if isinstance(message, EngineStatus | KnobsChanged | Snapshot) else None
