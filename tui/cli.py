@@ -56,6 +56,39 @@ def _root(
         raise typer.Exit(WRONG_USAGE)
 
 
+@app.command(
+    epilog=_example(
+        "stepscope demo",
+        "stepscope demo --headless --record out.mcap --screenshot out.svg",
+    )
+)
+@with_options("dashboard")
+def demo(
+    model: Annotated[
+        str, typer.Option(metavar="TEXT", help="what to serve, as in 'stepscope serve'")
+    ] = "demo",
+    headless: Annotated[
+        bool, typer.Option("--headless", help="without a terminal; prints a summary at the end")
+    ] = False,
+    seconds: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="how long, with --headless (20)")
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="record the session (MCAP)")
+    ] = None,
+    screenshot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="draw the last moment (SVG), with --headless"),
+    ] = None,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Watch a real engine at work; all of it ends with the dashboard."""
+    from stepscope.tui import cli_demo
+
+    cli_demo.demo(model, headless, seconds, record, screenshot, flags)
+
+
 @app.command(epilog=_example("stepscope serve --model demo --max-num-batched-tokens 512"))
 @with_options("serve", "knobs")
 def serve(
@@ -71,6 +104,15 @@ def serve(
     from stepscope.tui import cli_serve
 
     cli_serve.serve(flags, exit_with_stdin)
+
+
+@app.command(epilog=_example("stepscope top", "stepscope top tcp://127.0.0.1:5555 --readonly"))
+@with_options("dashboard")
+def top(endpoint: Endpoint = None, *, flags: dict[str, Any]) -> None:
+    """Watch and steer a running engine."""
+    from stepscope.tui import cli_top
+
+    cli_top.top(endpoint, flags)
 
 
 @app.command(
@@ -106,6 +148,47 @@ def load(
     from stepscope.tui import cli_load
 
     cli_load.load(endpoint, trace, time_scale, limit, seconds, flags)
+
+
+@app.command(epilog=_example("stepscope record -o session.mcap --seconds 60"))
+def record(
+    endpoint: Endpoint = None,
+    *,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="the file to write (MCAP)")
+    ],
+    seconds: Annotated[
+        float | None,
+        typer.Option(metavar="NUMBER", help="for so long (default: until Ctrl-C)"),
+    ] = None,
+) -> None:
+    """Record every step of an engine to a file, without a screen."""
+    from stepscope.tui import cli_record
+
+    cli_record.record(endpoint, output, seconds)
+
+
+@app.command(
+    epilog=_example("stepscope replay session.mcap --speed 4", "stepscope replay chunked --at 120")
+)
+@with_options("dashboard")
+def replay(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="a recording, or the name of a shipped sample")
+    ],
+    speed: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="2 is twice as fast  [default: 1]")
+    ] = None,
+    at: Annotated[
+        int | None, typer.Option(metavar="STEP", help="stand at this step instead of playing")
+    ] = None,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Show a recording in the dashboard."""
+    from stepscope.tui import cli_top
+
+    cli_top.replay(file, speed, at, flags)
 
 
 @app.command("set", epilog=_example("stepscope set max_num_batched_tokens=512 order=arrival"))
@@ -163,7 +246,7 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
         # Whoever read our output has seen enough ('| head').
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         sys.exit(DONE)
     except Exception as error:  # noqa: BLE001 - the one place where errors meet a person
         sys.exit(report(error))

@@ -41,6 +41,7 @@ def _explained(error: BaseException) -> tuple[int, str]:
     # An exception of a module that was never imported cannot have been raised, and importing it
     # just to look would cost the commands that do not need it.
     client = sys.modules.get("stepscope.engine.client")
+    files = sys.modules.get("stepscope.recordings.mcap_index")
     if isinstance(error, CommandFailed):
         return error.exit_code, str(error)
     if isinstance(error, ConfigError):
@@ -49,6 +50,8 @@ def _explained(error: BaseException) -> tuple[int, str]:
         return FAILED, str(error)
     if client is not None and isinstance(error, client.CommandRefused):
         return FAILED, f"the engine refused: {error}"
+    if files is not None and isinstance(error, files.RecordingError):
+        return FAILED, str(error)
     if isinstance(error, typer.TyperException):
         return error.exit_code, error.format_message() + _where_to_look(error)
     if isinstance(error, OSError) and error.filename is not None:

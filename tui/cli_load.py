@@ -4,7 +4,6 @@ import itertools
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from stepscope.engine.client import EngineUnreachable
@@ -18,6 +17,7 @@ from stepscope.tui.cli_connect import choose, connect
 from stepscope.tui.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.cli_options import resolve
 from stepscope.tui.cli_progress import Progress
+from stepscope.tui.cli_signals import StopSignals
 
 _CHARS_PER_TOKEN = 4.0  # of an engine that does not say
 _WITH_TRACE = {"seed", "max_concurrency"}  # the options of a mix that a trace has a use for
@@ -39,7 +39,7 @@ def load(
         info = client.info()
         arrivals, num_arrivals = _arrivals(spec, rows, info, time_scale or 1.0)
         _announce(spec, rows, info)
-        interrupted = _Interrupt()
+        interrupted = StopSignals(signal.SIGINT)
         with Progress() as progress:
 
             def on_progress(report: LoadReport) -> None:
@@ -52,41 +52,21 @@ def load(
                 max_concurrency=spec.max_concurrency,
                 seconds=seconds,
                 on_progress=on_progress,
-                wants_stop=interrupted,
+                wants_stop=lambda: bool(interrupted),
             )
             with interrupted:
                 failure = _run(generator)
                 num_given_up = generator.report.num_open
-                if interrupted():
+                if interrupted:
                     generator.abort()
     for line in _summary(generator.report, info):
         print(line)
     if failure is not None:
         raise failure
-    if interrupted() and (num_arrivals is not None or seconds is not None):
+    if interrupted and (num_arrivals is not None or seconds is not None):
         raise CommandFailed(f"interrupted; {num_given_up} requests under way were given up")
     if generator.report.num_errors:
         raise CommandFailed(f"the engine refused {generator.report.num_errors} requests")
-
-
-class _Interrupt:
-    """Whether Ctrl-C was pressed; a second one interrupts as usual."""
-
-    def __init__(self) -> None:
-        self._pressed = False
-
-    def __call__(self) -> bool:
-        return self._pressed
-
-    def __enter__(self) -> None:
-        self._before = signal.signal(signal.SIGINT, self._press)
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def _press(self, number: int, frame: FrameType | None) -> None:
-        self._pressed = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _run(generator: LoadGenerator) -> EngineUnreachable | None:

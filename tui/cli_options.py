@@ -106,7 +106,8 @@ def _parameter(field: FieldInfo) -> inspect.Parameter:
     metavar = "|".join(get_args(base)) if get_origin(base) is Literal else _KINDS[base][0]
     description = meta.description or ""
     if "default:" not in description and field.default not in ("", None):
-        default = str(field.default).lower() if base is bool else field.default
+        default = f"{field.default:g}" if base is float else str(field.default)
+        default = default.lower() if base is bool else default
         description += f"  [default: {default}]"
     option = typer.Option(
         *names, help=description, metavar=metavar or None, show_default=False, parser=None

@@ -1,0 +1,131 @@
+"""`stepscope demo` and `record` with a real engine: they end whole, however they are ended."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from stepscope.engine.client import ControlClient, EngineUnreachable
+from stepscope.engine.endpoints import Endpoint
+
+WAIT_S = 90.0
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o700)
+    return tmp_path
+
+
+@pytest.fixture
+def start(runtime: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Starts `stepscope ARGUMENTS`; what is left of them is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def stepscope(*arguments: str) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            [sys.executable, "-m", "stepscope.tui.cli", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=runtime,
+            env={**os.environ, "XDG_RUNTIME_DIR": str(runtime), "XDG_CONFIG_HOME": str(runtime)},
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield stepscope
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def demo_engine(runtime: Path, process: "subprocess.Popen[str]") -> int:
+    """Process id of the engine of a demo, once it works on its workload."""
+    endpoint = Endpoint(f"ipc://{runtime}/stepscope/demo-{process.pid}")
+    deadline_s = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline_s:
+        assert process.poll() is None, process.communicate()
+        try:
+            with ControlClient(endpoint, timeout_s=1.0) as client:
+                snapshot = client.snapshot()
+        except EngineUnreachable:
+            time.sleep(0.1)
+            continue
+        if snapshot.step > 0:
+            assert snapshot.info.pid is not None
+            return snapshot.info.pid
+    raise AssertionError("the engine of the demo never ran a step")
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline_s, f"process {pid} is still there"
+        time.sleep(0.05)
+
+
+def test_a_headless_demo_records_draws_and_sums_up_a_session_without_gaps(
+    start: Callable[..., "subprocess.Popen[str]"], runtime: Path
+) -> None:
+    process = start(
+        *("demo", "--headless", "--seconds", "3", "--record", "out.mcap"),
+        *("--screenshot", "out.svg"),
+    )
+    stdout, stderr = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, stderr
+    assert re.search(r"^steps +[\d,]+ in [\d.]+ s", stdout, re.MULTILINE)
+    assert re.search(r"^tokens +out [\d.,]+/s", stdout, re.MULTILINE)
+    assert re.search(r"^TTFT +p50 [\d.,]+ ms  p99 [\d.,]+ ms", stdout, re.MULTILINE)
+    assert re.search(r"^ITL +p50 [\d.,]+ ms  p99 [\d.,]+ ms", stdout, re.MULTILINE)
+    assert re.search(r"^mixed +\d+% of the steps", stdout, re.MULTILINE)
+    assert re.search(r"^gaps +0$", stdout, re.MULTILINE)
+    assert (runtime / "out.svg").read_text("utf-8").startswith("<svg")
+    assert (runtime / "out.mcap").stat().st_size > 1000
+    assert "loading weights" in stderr  # plain lines where there is no terminal
+    assert "\r" not in stderr
+    assert list((runtime / "stepscope").iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_the_engine_ends_with_the_demo_however_that_ends(
+    start: Callable[..., "subprocess.Popen[str]"], runtime: Path, number: signal.Signals
+) -> None:
+    process = start("demo", "--headless", "--seconds", "600")
+    pid = demo_engine(runtime, process)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=WAIT_S)
+    wait_until_gone(pid)
+    assert process.returncode != 0
+    assert "Traceback" not in stderr
+    assert list((runtime / "stepscope").iterdir()) == []
+
+
+def test_a_demo_without_a_terminal_says_what_to_add(
+    start: Callable[..., "subprocess.Popen[str]"],
+) -> None:
+    process = start("demo")
+    _, stderr = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 2
+    assert "--headless" in stderr
+
+
+def test_a_demo_of_a_folder_that_is_no_model_ends_with_the_engines_own_words(
+    start: Callable[..., "subprocess.Popen[str]"], runtime: Path
+) -> None:
+    process = start("demo", "--headless", "--model", str(runtime))
+    _, stderr = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1
+    last = stderr.splitlines()[-1]
+    assert last.startswith("stepscope: error: the engine ended")
+    assert str(runtime) in last
+    assert "Traceback" not in stderr

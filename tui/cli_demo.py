@@ -1,0 +1,179 @@
+"""`stepscope demo`: engine, workload and dashboard together; nothing is left of them afterwards."""
+
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from stepscope.engine.client import ControlClient
+from stepscope.engine.commands import SetWorkload, WorkloadSpec
+from stepscope.engine.wire import KnobValue
+from stepscope.recordings.history import History
+from stepscope.recordings.latency import Series
+from stepscope.recordings.recorder import Recorder
+from stepscope.recordings.subscriber import Subscriber
+from stepscope.tui.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.cli_options import resolve
+from stepscope.tui.cli_progress import Progress
+from stepscope.tui.cli_record import size
+from stepscope.tui.cli_top import need_terminal, new_history, run_live
+from stepscope.tui.engine_process import EngineProcess
+from stepscope.tui.settings import DashboardSettings
+
+# Chosen on two CPU cores with the demo model: chats stream all the time, and every few seconds a
+# document is prefilled in chunks beside them. The cache is small enough to fill up.
+ENGINE: dict[str, KnobValue] = {
+    "kv_memory": "96MB",
+    "max_num_batched_tokens": 256,
+    "max_num_seqs": 32,
+}
+WORKLOAD = WorkloadSpec(
+    rate=1.2,
+    document_share=0.15,
+    chat_tokens=96,
+    document_tokens=1536,
+    output_tokens=96,
+    max_concurrency=16,
+)
+HEADLESS_SECONDS = 20.0
+_JOIN_S = 10.0
+_TICK_S = 0.2
+
+
+def demo(
+    model: str,
+    headless: bool,
+    seconds: float | None,
+    record: Path | None,
+    screenshot: Path | None,
+    flags: Mapping[str, Any],
+) -> None:
+    """Raises CommandFailed when the engine or the recording fails, or when messages were lost."""
+    settings = resolve(DashboardSettings, "dashboard", flags)
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
+    if not headless:
+        need_terminal("add --headless")
+        if seconds is not None or screenshot is not None:
+            raise WrongUsage("--seconds and --screenshot go with --headless")
+    with _ending_on_signals(), Progress() as progress:
+        progress("starting the engine", None)
+        with EngineProcess({"model": model, **ENGINE}, lambda line: progress(line, None)) as engine:
+            engine.wait_until_ready()
+            source = Subscriber(engine.endpoint, new_history(settings))
+            recorder = None if record is None else Recorder(source, record)
+            source.start()
+            try:
+                _start_workload(engine, source)
+                if headless:
+                    _wait(engine, source, seconds or HEADLESS_SECONDS, progress)
+                else:
+                    progress.close()
+                    run_live(source, settings, recorder)
+            finally:
+                source.stop()
+                if recorder is not None:
+                    recorder.stop()
+    if recorder is not None and recorder.state == "failed":
+        raise CommandFailed(recorder.error or f"{record} could not be written")
+    if headless:
+        _finish(source, settings, screenshot, recorder)
+
+
+@contextmanager
+def _ending_on_signals() -> Iterator[None]:
+    """SIGTERM and a terminal that goes away end the command the way Ctrl-C does: by cleaning up."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, leave) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _start_workload(engine: EngineProcess, source: Subscriber) -> None:
+    """Once the source receives, so that the session begins with the first request."""
+    deadline_s = time.monotonic() + _JOIN_S
+    while source.status != "live":
+        engine.check()
+        if time.monotonic() > deadline_s:
+            raise CommandFailed(f"no telemetry comes from the engine: {source.error}")
+        time.sleep(0.02)
+    with ControlClient(engine.endpoint) as client:
+        client.ask(SetWorkload(workload=WORKLOAD))
+
+
+def _wait(engine: EngineProcess, source: Subscriber, seconds: float, progress: Progress) -> None:
+    start_s = time.monotonic()
+    while (elapsed_s := time.monotonic() - start_s) < seconds:
+        engine.check()
+        num_steps = source.history.num_steps
+        progress("running the demo", elapsed_s / seconds, f"{elapsed_s:.0f} s, {num_steps} steps")
+        time.sleep(_TICK_S)
+
+
+def _finish(
+    source: Subscriber,
+    settings: DashboardSettings,
+    screenshot: Path | None,
+    recorder: Recorder | None,
+) -> None:
+    history = source.history
+    for line in summary(history):
+        print(line)
+    if recorder is not None:
+        steps = f"{recorder.num_steps:,} steps, {size(recorder.num_bytes)}"
+        print(f"recording  {recorder.path} ({steps})")
+    if screenshot is not None:
+        from stepscope.tui import app
+
+        app.screenshot(
+            source,
+            history,
+            screenshot,
+            theme=settings.theme,
+            ascii=settings.ascii,
+            slo_ttft_ms=settings.slo_ttft_ms,
+            slo_itl_ms=settings.slo_itl_ms,
+        )
+        print(f"screenshot {screenshot}")
+    if history.num_steps == 0:
+        raise CommandFailed("the engine ran no step; its messages never came")
+    if history.gaps or history.num_lost:
+        raise CommandFailed(
+            f"{len(history.gaps)} gaps: {history.num_lost} messages of the engine were lost"
+        )
+
+
+def summary(history: History) -> Iterator[str]:
+    """What happened in a session, in a few lines."""
+    rates = history.rates(window_s=None)
+    latency = history.latency(window_s=None)
+    yield f"steps      {rates.num_steps:,} in {rates.seconds:.1f} s ({_rate(rates.steps_per_s)})"
+    yield (
+        f"tokens     out {_rate(rates.output_tokens_per_s)}, "
+        f"prefill {_rate(rates.prefill_tokens_per_s)}"
+    )
+    yield f"TTFT       {_percentiles(latency.ttft)}"
+    yield f"ITL        {_percentiles(latency.itl)}"
+    mixed = "unknown" if rates.mixed_share is None else f"{rates.mixed_share:.0%}"
+    yield f"mixed      {mixed} of the steps held prefill and decode"
+    yield f"gaps       {len(history.gaps)}"
+
+
+def _rate(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.1f}/s"
+
+
+def _percentiles(series: Series) -> str:
+    if series.p50_ms is None or series.p99_ms is None:
+        return "no samples"
+    return f"p50 {series.p50_ms:,.1f} ms  p99 {series.p99_ms:,.1f} ms"

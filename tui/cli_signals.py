@@ -1,0 +1,43 @@
+"""`StopSignals`: signals that ask a command to come to its end, as something to look at."""
+
+import signal
+import time
+from types import FrameType
+from typing import Any
+
+
+class StopSignals:
+    """While it is entered, the first of the signals is noted and a second one acts as usual.
+
+    Args:
+        numbers: the signals.
+    """
+
+    def __init__(self, *numbers: signal.Signals) -> None:
+        self._numbers = numbers
+        self._before: list[Any] = []
+        self.received: int | None = None  # the first one that came
+
+    def __bool__(self) -> bool:
+        return self.received is not None
+
+    def wait(self, seconds: float) -> bool:
+        """Let the time pass; whether a signal has come by its end."""
+        # No lock and no event: a handler that interrupts whoever holds it would wait for itself.
+        if self.received is None:
+            time.sleep(seconds)
+        return self.received is not None
+
+    def __enter__(self) -> "StopSignals":
+        self._before = [signal.signal(number, self._note) for number in self._numbers]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in zip(self._numbers, self._before, strict=True):
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        for each in self._numbers:
+            usual = signal.default_int_handler if each == signal.SIGINT else signal.SIG_DFL
+            signal.signal(each, usual)

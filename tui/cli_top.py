@@ -1,0 +1,117 @@
+"""`stepscope top` and `stepscope replay`: the dashboard, of an engine or of a file."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stepscope.recordings import samples
+from stepscope.recordings.history import History
+from stepscope.recordings.latency import SLO
+from stepscope.recordings.reader import Recording
+from stepscope.recordings.recorder import Recorder
+from stepscope.recordings.replay import MAX_SPEED, MIN_SPEED, ReplaySource
+from stepscope.recordings.subscriber import Subscriber
+from stepscope.tui.cli_connect import choose, connect
+from stepscope.tui.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.cli_options import resolve
+from stepscope.tui.record_switch import FileSwitch
+from stepscope.tui.settings import DashboardSettings
+
+
+def top(endpoint: str | None, flags: Mapping[str, Any]) -> None:
+    """Raises EngineUnreachable when nobody listens at the endpoint."""
+    settings = resolve(DashboardSettings, "dashboard", flags)
+    chosen = choose(endpoint, "stepscope top {}")
+    connect(chosen).close()
+    need_terminal("'stepscope record' and 'stepscope snapshot' work without one")
+    source = Subscriber(chosen, new_history(settings))
+    source.start()
+    try:
+        run_live(source, settings)
+    finally:
+        source.stop()
+
+
+def new_history(settings: DashboardSettings) -> History:
+    return History(SLO(ttft_ms=settings.slo_ttft_ms, itl_ms=settings.slo_itl_ms))
+
+
+def need_terminal(otherwise: str) -> None:
+    """Raises WrongUsage where there is nothing to draw on."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise WrongUsage(f"the dashboard needs a terminal to draw on; {otherwise}")
+
+
+def run_live(
+    source: Subscriber, settings: DashboardSettings, recorder: Recorder | None = None
+) -> None:
+    """The dashboard of a source that has been started, until the operator leaves it."""
+    # Textual is imported here so that an endpoint that is wrong is told of at once.
+    from stepscope.tui.app import run_dashboard
+
+    switch = FileSwitch(source, recorder)
+    run_dashboard(
+        source,
+        source.history,
+        control_endpoint=source.endpoint.control,
+        readonly=settings.readonly,
+        fps=settings.fps,
+        ascii=settings.ascii,
+        recorder=switch,
+        on_exit=switch.stop,
+        theme=settings.theme,
+        slo_ttft_ms=settings.slo_ttft_ms,
+        slo_itl_ms=settings.slo_itl_ms,
+    )
+    if switch.path is not None:
+        print(f"recorded: {switch.path}" if switch.error is None else switch.error)
+
+
+def replay(file: str, speed: float | None, at: int | None, flags: Mapping[str, Any]) -> None:
+    """Raises RecordingError when the file is none, WrongUsage for a step that is not in it."""
+    settings = resolve(DashboardSettings, "dashboard", flags)
+    if speed is not None and not MIN_SPEED <= speed <= MAX_SPEED:
+        raise WrongUsage(f"--speed: expected {MIN_SPEED:g} to {MAX_SPEED:g}, got {speed:g}")
+    with Recording(_find(file)) as recording:
+        if recording.message is not None:
+            print(f"stepscope: note: {recording.message}", file=sys.stderr)
+        first, last = recording.first_step, recording.last_step
+        if at is not None and (first is None or last is None or not first <= at <= last):
+            raise WrongUsage(f"--at: {recording.path.name} holds steps {first} to {last}, not {at}")
+        need_terminal("'stepscope record' makes recordings without one")
+        source = ReplaySource(recording, new_history(settings), speed or 1.0, playing=at is None)
+        source.start()
+        try:
+            if at is not None:
+                source.seek(at)
+            _run_replay(source, settings)
+        finally:
+            source.stop()
+
+
+def _run_replay(source: ReplaySource, settings: DashboardSettings) -> None:
+    from stepscope.tui.app import run_dashboard
+
+    run_dashboard(
+        source,
+        source.history,
+        fps=settings.fps,
+        ascii=settings.ascii,
+        theme=settings.theme,
+        slo_ttft_ms=settings.slo_ttft_ms,
+        slo_itl_ms=settings.slo_itl_ms,
+    )
+
+
+def _find(file: str) -> Path:
+    """The file of that name, or the sample that is shipped under it."""
+    path = Path(file)
+    if path.exists():
+        return path
+    folder = Path(samples.__file__).parent
+    shipped = {each.stem: each for each in sorted(folder.glob("*.mcap"))}
+    if (sample := shipped.get(file.removesuffix(".mcap"))) is not None:
+        return sample
+    known = f"; shipped samples: {', '.join(shipped)}" if shipped else ""
+    raise CommandFailed(f"there is no recording {file}{known}")
