@@ -170,8 +170,8 @@ class LaneBoard:
             if seated is None:
                 seated = tracks[row.request_id] = _Track("", step, _IDLE)
             seated.is_open = True
-            seated.filler = _IDLE
             seated.put(step, _cell(row, step))
+            seated.filler = _IDLE  # only now: what was open before this step was a wait
         for event in ends:
             self._take(event, step, step)
 
