@@ -53,7 +53,9 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         publisher = Publisher(f"ipc://{folder}/telemetry", ring_size=1000)
-        subscriber = subprocess.Popen([sys.executable, "-c", SUBSCRIBER, f"ipc://{folder}/telemetry"])
+        subscriber = subprocess.Popen(
+            [sys.executable, "-c", SUBSCRIBER, f"ipc://{folder}/telemetry"]
+        )
         core = EngineCore(
             simulated_info(limits, runner.num_blocks, config.block_size, seed=0),
             runner, scheduler, limits, publisher, dispatch.apply,

@@ -1,0 +1,167 @@
+"""What a long prompt does to everybody else: prefilled whole, and sliced into chunks.
+
+Twice the same arrivals on the demo model, each against a fresh engine process: eight chats stream,
+and four documents of 4,096 tokens arrive among them. Reported are the latencies of the chats. With
+`--record FOLDER` each run is kept as `freeze.mcap` and `chunked.mcap`.
+
+    python tests/bench/bench_freeze.py [--record recordings/samples]
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from stepscope.engine.client import ControlClient, EngineUnreachable
+from stepscope.engine.commands import Output, SamplingParams, Shutdown, Submit
+from stepscope.engine.corpus import Corpus
+from stepscope.engine.workload import PromptWriter
+from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.writer import RecordingWriter
+
+MODES = {
+    "freeze": ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "8192"],
+    "chunked": ["--max-num-batched-tokens", "256"],
+}
+NUM_CHATS = 8
+CHAT_PROMPT, CHAT_OUTPUT = 96, 160
+DOCUMENT_PROMPT, DOCUMENT_OUTPUT = 4096, 16
+DOCUMENTS_AT_S = (1.0, 2.0, 4.0, 6.0)
+
+
+class Planned(NamedTuple):
+    at_s: float
+    name: str
+    num_prompt_tokens: int
+    max_tokens: int
+
+
+def plan() -> list[Planned]:
+    """Chats come shortly after one another, documents while they stream."""
+    chats = [Planned(0.1 * i, f"chat-{i}", CHAT_PROMPT, CHAT_OUTPUT) for i in range(NUM_CHATS)]
+    documents = [
+        Planned(at_s, f"document-{i}", DOCUMENT_PROMPT, DOCUMENT_OUTPUT)
+        for i, at_s in enumerate(DOCUMENTS_AT_S)
+    ]
+    return sorted(chats + documents)
+
+
+def run(mode: str, folder: Path, recording: Path | None) -> dict[str, list[float]]:
+    """One engine, one run. Returns seconds: gaps between the tokens of chats (`itl`), times to the
+    first token of chats and of documents, and the `wall` time of all of it."""
+    endpoint = f"ipc://{folder}/{mode}"
+    command = [sys.executable, "-m", "stepscope.tui.cli", "serve", "--endpoint", endpoint]
+    engine = subprocess.Popen(
+        [*command, *MODES[mode]], stdout=subprocess.DEVNULL, env={**os.environ, "COLUMNS": "200"}
+    )
+    try:
+        with ControlClient(endpoint, timeout_s=2.0) as client:
+            wait_until_ready(client, engine)
+            subscriber = Subscriber(endpoint)
+            writer = RecordingWriter(recording) if recording else None
+            subscriber.start()
+            while (snapshot := subscriber.history.snapshot()) is None:
+                time.sleep(0.02)
+            if writer is not None:
+                subscriber.frames.attach(writer.on_frame)
+                writer.start(snapshot)
+            times = drive(client)
+            time.sleep(0.5)
+            subscriber.stop()
+            if writer is not None:
+                writer.close()
+                assert writer.state == "finished", writer.error
+            client.ask(Shutdown())
+        engine.wait(timeout=20)
+    finally:
+        if engine.poll() is None:
+            engine.kill()
+            engine.wait()
+    return times
+
+
+def wait_until_ready(client: ControlClient, engine: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        try:
+            client.info()
+        except EngineUnreachable:
+            if engine.poll() is not None:
+                sys.exit(f"the engine ended with {engine.returncode}")
+            time.sleep(0.2)
+        else:
+            return
+    sys.exit("the engine did not start within 120 s")
+
+
+def drive(client: ControlClient) -> dict[str, list[float]]:
+    """Send the plan and collect what a client sees."""
+    info = client.info()
+    writer = PromptWriter(Corpus.english(), info.chars_per_token or 4.0)
+    times: dict[str, list[float]] = {"itl": [], "ttft_chat": [], "ttft_document": []}
+    sent: dict[int, tuple[Planned, float]] = {}
+    last_token_s: dict[int, float] = {}
+    waiting = plan()
+    num_open = len(waiting)
+    start_s = time.monotonic()
+    while num_open:
+        while waiting and time.monotonic() - start_s >= waiting[0].at_s:
+            planned = waiting.pop(0)
+            submit = Submit(
+                client_id=planned.name,
+                prompt=writer.unique(len(sent) + 1, planned.num_prompt_tokens),
+                max_prompt_tokens=planned.num_prompt_tokens,
+                sampling=SamplingParams(max_tokens=planned.max_tokens, ignore_eos=True),
+                with_text=False,
+            )
+            sent[client.send(submit)] = (planned, time.monotonic())
+        received = client.receive(0.005)
+        if received is None or not isinstance(received[1], Output):
+            continue
+        command_id, output = received
+        now_s = time.monotonic()
+        planned, sent_s = sent[command_id]
+        kind = planned.name.partition("-")[0]
+        if command_id in last_token_s:
+            if kind == "chat":
+                times["itl"].append(now_s - last_token_s[command_id])
+        else:
+            times[f"ttft_{kind}"].append(now_s - sent_s)
+        last_token_s[command_id] = now_s
+        num_open -= output.finish_reason is not None
+    times["wall"] = [time.monotonic() - start_s]
+    return times
+
+
+def percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--record", type=Path, help="folder for freeze.mcap and chunked.mcap")
+    args = parser.parse_args()
+    print(f"{NUM_CHATS} chats, {len(DOCUMENTS_AT_S)} documents of {DOCUMENT_PROMPT} tokens (ms)")
+    print(f"{'':10}{'ITL p50':>9}{'p99':>9}{'max':>9}{'TTFT chat':>11}{'document':>10}{'all s':>8}")
+    p99 = {}
+    for mode in MODES:
+        with tempfile.TemporaryDirectory() as folder:
+            recording = args.record / f"{mode}.mcap" if args.record else None
+            times = run(mode, Path(folder), recording)
+        p99[mode] = percentile(times["itl"], 0.99)
+        figures = [percentile(times["itl"], share) for share in (0.5, 0.99, 1.0)]
+        print(
+            f"{mode:10}{figures[0]:9.0f}{figures[1]:9.0f}{figures[2]:9.0f}"
+            f"{percentile(times['ttft_chat'], 0.5):11.0f}"
+            f"{percentile(times['ttft_document'], 0.5):10.0f}{times['wall'][0]:8.1f}"
+        )
+    print(f"p99 ITL of freeze / chunked: {p99['freeze'] / p99['chunked']:.1f}")
+
+
+if __name__ == "__main__":
+    main()
