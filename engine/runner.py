@@ -266,8 +266,8 @@ def _dtype(setting: str, device: torch.device) -> torch.dtype:
     if setting == "auto":
         # On a CPU with bf16 instructions the demo model takes 0.65 to 0.85 of the time of fp32 (a
         # chunk of 256 with 8 decodes 65 against 95 ms); without them bf16 is emulated, and slow.
-        fast = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
-        return torch.bfloat16 if fast else torch.float32
+        has_bf16 = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+        return torch.bfloat16 if device.type == "cuda" or has_bf16() else torch.float32
     dtype = getattr(torch, setting)
     assert isinstance(dtype, torch.dtype)
     return dtype
