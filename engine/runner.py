@@ -12,7 +12,7 @@ from stepscope.engine import input_batch
 from stepscope.engine.commands import SamplingParams
 from stepscope.engine.config import ConfigError, EngineConfig
 from stepscope.engine.environment import keep_freed_memory, num_threads
-from stepscope.engine.memory import free_host_bytes, num_kv_blocks
+from stepscope.engine.memory import free_host_bytes, kv_memory_bytes, num_kv_blocks
 from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.support import longest_request
 from stepscope.engine.models.transformers_model import StepContext, TransformersModel
@@ -105,6 +105,8 @@ class ModelRunner:
             backend, _ = choose(config.attention, str(device), dtype)
         except BackendUnavailableError as error:
             raise ConfigError("attention", str(error)) from None
+        # A wrong setting is refused now, not after minutes of loading.
+        kv_memory_bytes(config.kv_memory, _free_bytes(device), cap_share=False)
         progress("finding the model", 0.0)
         folder = checkpoint.locate(config.model, progress)
         name = config.model if config.model == "demo" else _name(config.model, folder)
