@@ -120,7 +120,7 @@ def _create_reference() -> AttentionBackend:
 _CANDIDATES = (
     _Candidate(
         "torch",
-        lambda device, dtype: (True, f"plain PyTorch, runs on any device; here {device}"),
+        lambda device, dtype: (True, f"plain PyTorch, batched, on {device}"),
         _create_torch,
     ),
     _Candidate(
