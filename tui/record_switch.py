@@ -1,32 +1,39 @@
-"""`FileSwitch`: what `R` in the dashboard switches; a recording in the working folder."""
+"""`RecordSwitch`: what `R` does. One recording after another, of one live source."""
 
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from stepscope.recordings.mcap_index import RecordingError
-from stepscope.recordings.recorder import Recorder, default_name
 from stepscope.recordings.source import Source
 
+if TYPE_CHECKING:
+    from stepscope.recordings.recorder import Recorder
 
-class FileSwitch:
-    """Implements `ports.RecordSwitch`: each start is a new file.
+
+class RecordSwitch:
+    """Starts and ends recordings of `source`. Belongs to the UI thread.
 
     Args:
-        source: what is recorded.
-        recorder: one that runs already.
+        source: a live one.
+        folder: where the files go; they are named after the source and the time of day.
+        recorder: one that is under way already.
     """
 
-    def __init__(self, source: Source, recorder: Recorder | None = None) -> None:
+    def __init__(self, source: Source, folder: Path, recorder: "Recorder | None" = None) -> None:
         self._source = source
+        self._folder = folder
         self._recorder = recorder
-
-    @property
-    def path(self) -> Path | None:
-        return None if self._recorder is None else self._recorder.path
+        self._is_ending = False
 
     @property
     def active(self) -> bool:
-        return self._recorder is not None and self._recorder.state == "recording"
+        recorder = self._recorder
+        return recorder is not None and recorder.state == "recording" and not self._is_ending
+
+    @property
+    def path(self) -> Path | None:
+        """Of the file that is being written, or was written last."""
+        return None if self._recorder is None else self._recorder.path
 
     @property
     def num_bytes(self) -> int:
@@ -38,17 +45,24 @@ class FileSwitch:
 
     @property
     def error(self) -> str | None:
+        """Why a recording ended by itself, in one line."""
         return None if self._recorder is None else self._recorder.error
 
-    def start(self) -> None:
-        """Raises OSError when no file can be written here."""
-        self.stop()
-        try:
-            self._recorder = Recorder(self._source, Path.cwd() / default_name(self._source.name))
-        except RecordingError as error:
-            raise OSError(str(error)) from error
+    def start(self) -> Path:
+        """Begin a new file; gives its path.
+
+        Raises:
+            RecordingError: it cannot be written.
+        """
+        from stepscope.recordings.recorder import Recorder, default_name  # loads mcap and zstd
+
+        self._recorder = Recorder(self._source, self._folder / default_name(self._source.name))
+        self._is_ending = False
+        return self._recorder.path
 
     def stop(self) -> None:
-        """Does not wait; the process does not end before the file is whole."""
-        if self.active and self._recorder is not None:
-            threading.Thread(target=self._recorder.stop, name="finish recording").start()
+        """End the recording; the file is finished by a thread of its own."""
+        if self._recorder is not None and self.active:
+            self._is_ending = True
+            # Not a daemon: leaving the dashboard waits until the file is whole.
+            threading.Thread(target=self._recorder.stop, name="end of the recording").start()

@@ -1,0 +1,167 @@
+"""The one table of what an operator can do.
+
+Key bindings, footer, help page, command palette and the documentation are made from it. Lower case
+looks; upper case changes something or writes a file.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Group: TypeAlias = Literal["global", "time", "view", "act"]
+GROUPS: dict[Group, str] = {
+    "time": "Time",
+    "view": "View",
+    "act": "Act",
+    "global": "Everywhere",
+}
+# What must be there for an action to make sense.
+Need: TypeAlias = Literal["engine", "recorder", "replay", "live"]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing an operator can do.
+
+    `id` names the binding and the `action_<id>` method; `keys` are Textual's names of the keys,
+    `shown` is how the keys are written for people. `footer` is the place in the footer (1 first),
+    0 for none.
+    """
+
+    id: str
+    keys: tuple[str, ...]
+    shown: str
+    label: str
+    help: str
+    group: Group
+    footer: int = 0
+    needs: frozenset[Need] = frozenset()
+    changes_engine: bool = False
+
+
+_ENGINE: frozenset[Need] = frozenset({"engine"})
+
+ACTIONS: tuple[Action, ...] = (
+    # time
+    Action(
+        "pause", ("space",), "space", "Pause", "stop here, or go on (receiving never stops)",
+        "time", footer=1,
+    ),
+    Action("step_back", ("left", "h"), "← h", "Step", "one column back in time", "time", footer=2),
+    Action("step_forward", ("right", "l"), "→ l", "Step", "one column on in time", "time"),
+    Action("ten_back", ("shift+left",), "⇧←", "×10", "ten columns back", "time"),
+    Action("ten_forward", ("shift+right",), "⇧→", "×10", "ten columns on", "time"),
+    Action("screen_back", ("pageup",), "PgUp", "Screen", "a screen back", "time"),
+    Action("screen_forward", ("pagedown",), "PgDn", "Screen", "a screen on", "time"),
+    Action("oldest", ("home",), "Home", "Oldest", "the oldest step in memory", "time"),
+    Action("live", ("L", "end", "1"), "L End 1", "Live", "the newest step, and follow it", "time",
+           footer=9),
+    Action("previous_event", ("left_square_bracket",), "[", "Find event", "previous event", "time",
+           footer=3),
+    Action("next_event", ("right_square_bracket",), "]", "Find event", "next event", "time"),
+    Action("previous_preemption", ("left_curly_bracket",), "{", "Preempt", "previous preemption",
+           "time", footer=12),
+    Action("next_preemption", ("right_curly_bracket",), "}", "Preempt", "next preemption", "time"),
+    Action("previous_of_request", ("comma",), ",", "Request", "previous step of the lane's request",
+           "time"),
+    Action("next_of_request", ("full_stop",), ".", "Request", "next step of the lane's request",
+           "time"),
+    Action("previous_mark", ("apostrophe",), "'", "Mark", "previous mark (the last, from before "
+           "the first)", "time"),
+    Action("goto", ("g",), "g", "Go to", "go to a step (1200), a time (12:41:58) or back (-30s)",
+           "time", footer=13),
+    Action("slower", ("less_than_sign",), "<", "Slower", "replay at half the speed", "time",
+           footer=5, needs=frozenset({"replay"})),
+    Action("faster", ("greater_than_sign",), ">", "Faster", "replay at twice the speed", "time",
+           footer=6, needs=frozenset({"replay"})),
+    # view
+    Action("zoom_in", ("z",), "z", "Zoom", "fewer steps in a column", "view", footer=11),
+    Action("zoom_out", ("x",), "x", "Zoom",
+           "more steps in a column; it shows the worst state among them", "view"),
+    Action("axis", ("t",), "t", "Axis", "columns are steps, or equal stretches of time", "view",
+           footer=14),
+    Action("lane_up", ("up", "k"), "↑ k", "Lane", "select the request above", "view"),
+    Action("lane_down", ("down", "j"), "↓ j", "Lane", "select the request below", "view"),
+    Action("sort", ("o",), "o", "Sort", "order of the lanes: arrival, state, blocks, latest first",
+           "view", footer=15),
+    Action("filter", ("slash",), "/", "Filter",
+           "lanes to show: state:dec state:pre state:wait state:end id:12, text, !regex", "view",
+           footer=7),
+    Action("glyphs", ("v",), "v", "Glyphs", "block or ASCII characters", "view"),
+    Action("inspect", ("enter",), "Enter", "Inspect", "everything about the step under the cursor",
+           "view", footer=4),
+    # act
+    Action("budget", ("B",), "B", "Budget",
+           "token budget of a step: ←/→ 5 %, ⇧←/→ 25 %, digits type it, Enter applies, Esc drops",
+           "act", footer=5, needs=_ENGINE, changes_engine=True),
+    Action("knobs", ("K",), "K", "Knobs", "all knobs of the engine, with their bounds", "act",
+           footer=8, needs=_ENGINE, changes_engine=True),
+    Action("undo", ("U",), "U", "Undo", "take the last knob change back", "act", footer=18,
+           needs=_ENGINE, changes_engine=True),
+    Action("pause_engine", ("P",), "P", "Pause engine", "pause the engine itself, or resume it",
+           "act", footer=10, needs=_ENGINE, changes_engine=True),
+    Action("step_engine", ("N",), "N", "Run a step", "let the engine run one step, then pause",
+           "act", footer=16, needs=_ENGINE, changes_engine=True),
+    Action("record", ("R",), "R", "Record", "start or end a recording", "act", footer=6,
+           needs=frozenset({"recorder"})),
+    Action("screenshot", ("S",), "S", "Screenshot", "write this screen to an SVG file", "act",
+           footer=19),
+    Action("mark", ("M",), "M", "Mark", "put a mark with a note at this step", "act", footer=17),
+    # global
+    Action("help", ("question_mark", "f1"), "? F1", "Help", "the keys and the legend", "global",
+           footer=20),
+    Action("palette", ("ctrl+p",), "^p", "Palette", "find an action by name", "global", footer=21),
+    Action("theme", ("T",), "T", "Theme", "dark or light", "global"),
+    Action("more_frames", ("plus", "equals_sign"), "+", "Faster frames",
+           "one more frame a second", "global"),
+    Action("fewer_frames", ("minus",), "-", "Fewer frames", "one frame a second less", "global"),
+    Action("redraw", ("ctrl+l",), "^l", "Redraw", "draw the whole screen again", "global"),
+    Action("back", ("escape",), "Esc", "Back", "close what is open", "global"),
+    Action("quit", ("q", "ctrl+c"), "q", "Quit", "leave; the engine goes on", "global"),
+)  # fmt: skip
+
+BY_ID = {action.id: action for action in ACTIONS}
+
+# Shown once in the footer for the pair.
+_PAIRS = {
+    "step_back": "←/→",
+    "previous_event": "[ ]",
+    "previous_preemption": "{ }",
+    "zoom_in": "z/x",
+    "help": "?",
+    "live": "L",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What this dashboard was started with."""
+
+    readonly: bool = False
+    has: frozenset[Need] = frozenset()
+
+    def allows(self, action: Action) -> bool:
+        if action.changes_engine and self.readonly:
+            return False
+        return action.needs <= self.has
+
+    def available(self) -> Iterator[Action]:
+        return (action for action in ACTIONS if self.allows(action))
+
+
+def footer_entries(abilities: Abilities) -> list[tuple[str, str, str]]:
+    """(action id, keys, label), most useful first: a narrow footer shows as many as fit."""
+    chosen = sorted(
+        (action for action in abilities.available() if action.footer), key=lambda a: a.footer
+    )
+    return [(a.id, _PAIRS.get(a.id, a.shown), a.label) for a in chosen]
+
+
+def key_table(actions: Iterable[Action] = ACTIONS) -> str:
+    """The keys as a Markdown table, for the documentation."""
+    rows = ["| keys | what it does |", "|---|---|"]
+    actions = list(actions)
+    for group, name in GROUPS.items():
+        rows.append(f"| **{name}** | |")
+        rows += [f"| `{a.shown}` | {a.help} |" for a in actions if a.group == group]
+    return "\n".join(rows)

@@ -1,0 +1,91 @@
+"""`EngineLink`: asks the engine from a thread of its own, so that the screen never waits."""
+
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stepscope.engine.client import CommandRefused, ControlClient, EngineUnreachable
+from stepscope.engine.commands import AnyReply, Command
+
+log = logging.getLogger("stepscope.tui")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a command: a reply, or one line about why there is none."""
+
+    what: str  # as it was announced to the operator
+    command: Command
+    reply: AnyReply | None = None
+    error: str | None = None
+
+
+class EngineLink:
+    """A queue of commands to one engine, answered in order.
+
+    The thread and its socket come into being with the first command. `ask`, `answers` and `pending`
+    belong to the UI thread.
+
+    Args:
+        connect: makes the client, in the thread that uses it.
+    """
+
+    def __init__(self, connect: Callable[[], ControlClient]) -> None:
+        self._connect = connect
+        self._commands: queue.SimpleQueue[tuple[str, Command] | None] = queue.SimpleQueue()
+        self._answers: deque[Answer] = deque()
+        self._asked: deque[str] = deque()
+        self._thread: threading.Thread | None = None
+
+    def ask(self, what: str, command: Command) -> None:
+        """Send `command` when those before it are answered."""
+        self._asked.append(what)
+        self._commands.put((what, command))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="engine link", daemon=True)
+            self._thread.start()
+
+    @property
+    def pending(self) -> str:
+        """What has been asked and not been answered yet."""
+        return ", ".join(self._asked)
+
+    def answers(self) -> list[Answer]:
+        """The answers that came since the last call."""
+        found = []
+        while self._answers:
+            found.append(self._answers.popleft())
+            self._asked.popleft()
+        return found
+
+    def close(self) -> None:
+        """Let the thread end after the command it is at."""
+        self._commands.put(None)
+
+    def _run(self) -> None:
+        client: ControlClient | None = None
+        try:
+            while (job := self._commands.get()) is not None:
+                what, command = job
+                reply: AnyReply | None = None
+                error: str | None = None
+                try:
+                    if client is None:
+                        client = self._connect()
+                    reply = client.ask(command)
+                except (EngineUnreachable, CommandRefused) as refusal:
+                    error = str(refusal)
+                    if isinstance(refusal, EngineUnreachable) and client is not None:
+                        # What it never took must not reach an engine that starts later.
+                        client.close()
+                        client = None
+                except Exception as failure:  # noqa: BLE001 - shown; the thread must go on
+                    log.exception("asking the engine failed")
+                    error = f"internal error, see the log: {failure!r}"
+                self._answers.append(Answer(what, command, reply, error))
+        finally:
+            if client is not None:
+                client.close()

@@ -1,0 +1,68 @@
+"""Figures as people read them, in a fixed number of cells where a column needs it."""
+
+import time
+
+
+def count(value: float | None) -> str:
+    """184223 -> 184,223; what is not known is a dash."""
+    return "—" if value is None else f"{value:,.0f}"
+
+
+def short(value: float | None) -> str:
+    """At most four cells: 812, 4.1k, 12k, 1.2M."""
+    if value is None:
+        return "—"
+    for unit in ("", "k", "M", "G"):
+        if abs(value) < 999.5:
+            if unit and abs(value) < 9.95:
+                return f"{value:.1f}{unit}"
+            return f"{value:.0f}{unit}"
+        value /= 1000
+    return f"{value:.0f}T"
+
+
+def milliseconds(value: float | None) -> str:
+    """At most five cells: 0.42, 18.2, 412, 12.3s."""
+    if value is None:
+        return "—"
+    if value < 9.995:
+        return f"{value:.2f}" if value < 0.995 else f"{value:.1f}"
+    if value < 99.95:
+        return f"{value:.1f}"
+    if value < 9999.5:
+        return f"{value:.0f}"
+    return f"{value / 1000:.1f}s" if value < 99_950 else f"{value / 1000:.0f}s"
+
+
+def percent(share: float | None) -> str:
+    return "—" if share is None else f"{share * 100:.0f}%"
+
+
+def size(num_bytes: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if num_bytes < 999.5:
+            return f"{num_bytes:.0f}{unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f}GB"
+
+
+def duration(seconds: float) -> str:
+    """00:12.4 below an hour, 1:02:03 above; the sign is the caller's."""
+    minutes, rest = divmod(max(0.0, seconds), 60)
+    if minutes < 60:
+        return f"{int(minutes):02d}:{rest:04.1f}"
+    hours, minutes = divmod(int(minutes), 60)
+    return f"{hours}:{minutes:02d}:{int(rest):02d}"
+
+
+def clock(wall_ns: int | None, with_seconds: bool = True) -> str:
+    """Local time of day."""
+    if wall_ns is None:
+        return "--:--:--" if with_seconds else "--:--"
+    return time.strftime(
+        "%H:%M:%S" if with_seconds else "%H:%M", time.localtime(wall_ns / 1e9)
+    )
+
+
+def plural(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -1,0 +1,46 @@
+"""`Notices`: the one line that tells the operator what was done and what is wrong."""
+
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+from stepscope.tui.widgets.lines import Line, clean
+
+Tone: TypeAlias = Literal["text", "good", "breach", "muted", "caution"]
+
+_SHOWN_S = 8.0
+_ERROR_SHOWN_S = 20.0
+
+
+class Notices:
+    """The last thing said, until it is old; what is still wrong stands before it."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._text = ""
+        self._tone: Tone = "text"
+        self._until_s = 0.0
+
+    def say(self, text: str, tone: Tone = "text") -> None:
+        self._text = text
+        self._tone = tone
+        shown_s = _ERROR_SHOWN_S if tone in ("breach", "caution") else _SHOWN_S
+        self._until_s = self._clock() + shown_s
+
+    def dismiss(self) -> None:
+        self._text = ""
+
+    def line(self, standing: list[tuple[str, Tone]], width: int) -> Line:
+        """What is said now, and before it what is `standing`: still wrong, or still pending."""
+        parts = list(standing)
+        if self._text and self._clock() < self._until_s:
+            parts.insert(0, (self._text, self._tone))
+        if not parts:
+            return ()
+        share = max(10, (width - 1) // len(parts) - 3)
+        line: Line = ((" ", "text"),)
+        for idx, (text, tone) in enumerate(parts):
+            if idx:
+                line = (*line, ("  │  ", "frame"))
+            rest = width - 1 if len(parts) == 1 else share
+            line = (*line, (clean(text, rest), tone))
+        return line

@@ -1,0 +1,103 @@
+"""`Operator`: what the operator does to the engine, and what the engine answers."""
+
+import getpass
+
+from stepscope.engine.commands import Ack, Command, Pause, Resume, SetKnobs, StepOnce
+from stepscope.engine.wire import KnobSpec, KnobValue
+from stepscope.recordings.history import History
+from stepscope.tui.engine_link import Answer, EngineLink
+from stepscope.tui.notices import Notices
+from stepscope.tui.widgets.knob_panel import value_text
+
+BUDGET = "max_num_batched_tokens"
+
+
+class Operator:
+    """Sends commands through the link and turns the answers into notices.
+
+    Args:
+        link: None where there is no engine to ask.
+    """
+
+    def __init__(self, history: History, link: EngineLink | None, notices: Notices) -> None:
+        self._history = history
+        self._link = link
+        self._notices = notices
+        self.who = _user()
+
+    @property
+    def pending(self) -> str:
+        return "" if self._link is None else self._link.pending
+
+    def spec(self, name: str) -> KnobSpec | None:
+        info = self._history.info
+        return next((spec for spec in info.knobs if spec.name == name), None) if info else None
+
+    def set_knob(self, name: str, value: KnobValue, expected_version: int) -> None:
+        """Ask for a change; refused when somebody changed a knob since `expected_version`."""
+        before = self._history.state.knobs.get(name)
+        if before == value:
+            self._notices.say(f"{name} is {value_text(value)} already")
+            return
+        self._ask(
+            f"{name} {value_text(before)}→{value_text(value)}",
+            SetKnobs(changes={name: value}, who=self.who, expected_version=expected_version),
+        )
+
+    def undo(self) -> None:
+        """Take the last change of a knob back, whoever made it."""
+        changes = self._history.knob_changes
+        if not changes:
+            self._notices.say("no knob has been changed since this dashboard began", "caution")
+            return
+        last = changes[-1]
+        back = {name: value for name, value in last.old.items() if name in last.new}
+        what = ", ".join(
+            f"{name} {value_text(last.new[name])}→{value_text(value)}"
+            for name, value in back.items()
+        )
+        self._ask(
+            f"undo: {what}",
+            SetKnobs(changes=back, who=self.who, expected_version=last.version),
+        )
+
+    def pause_or_resume(self) -> None:
+        if self._history.state.state in ("paused", "draining"):
+            self._ask("resume the engine", Resume())
+        else:
+            self._ask("pause the engine", Pause())
+
+    def run_one_step(self) -> None:
+        self._ask("run one step", StepOnce(n=1))
+
+    def _ask(self, what: str, command: Command) -> None:
+        if self._link is None:
+            self._notices.say("there is no engine to ask: this is a recording", "caution")
+            return
+        self._notices.dismiss()
+        self._link.ask(what, command)
+
+    def take_answers(self) -> None:
+        """Say what the engine has answered since the last call."""
+        for answer in [] if self._link is None else self._link.answers():
+            if answer.error is not None:
+                self._notices.say(f"{answer.what}: {answer.error}", "breach")
+            else:
+                self._notices.say(_told(answer), "good")
+
+
+def _told(answer: Answer) -> str:
+    reply = answer.reply
+    if isinstance(reply, Ack):
+        detail = f" ({reply.detail})" if reply.detail else ""
+        if isinstance(answer.command, SetKnobs):
+            return f"{answer.what} applied at step {reply.effective_step:,}{detail}"
+        return f"{answer.what}: done before step {reply.effective_step:,}{detail}"
+    return f"{answer.what}: {type(reply).__name__}"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no name for this user id
+        return "dashboard"

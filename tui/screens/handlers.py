@@ -1,0 +1,236 @@
+"""What each action of the table does on the main screen."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from stepscope.recordings.source import add_mark
+from stepscope.tui.frame import FilterError, Frame, lane_filter
+from stepscope.tui.operator import BUDGET
+from stepscope.tui.screens.help import HelpPage
+from stepscope.tui.screens.knob_editor import KnobChange, KnobEditor
+from stepscope.tui.screens.prompt import Prompt
+from stepscope.tui.screens.step_details import StepDetails
+from stepscope.tui.screens.stepper import Stepper
+from stepscope.tui.theme import Skin
+
+if TYPE_CHECKING:
+    from stepscope.tui.screens.main import MainScreen
+
+_PREEMPTIONS = ("preempt",)
+
+
+def handlers(screen: "MainScreen") -> Mapping[str, Callable[[], None]]:
+    """Action id -> what to do. Every action of the table is in it."""
+    navigator, operator, view = screen.navigator, screen.operator, screen.view
+    return {
+        "pause": navigator.pause,
+        "step_back": partial(navigator.move, -1),
+        "step_forward": partial(navigator.move, 1),
+        "ten_back": partial(navigator.move, -10),
+        "ten_forward": partial(navigator.move, 10),
+        "screen_back": partial(navigator.move_screen, -1),
+        "screen_forward": partial(navigator.move_screen, 1),
+        "oldest": navigator.oldest,
+        "live": navigator.live,
+        "previous_event": partial(navigator.event, -1),
+        "next_event": partial(navigator.event, 1),
+        "previous_preemption": partial(navigator.event, -1, _PREEMPTIONS),
+        "next_preemption": partial(navigator.event, 1, _PREEMPTIONS),
+        "previous_of_request": partial(navigator.of_request, -1),
+        "next_of_request": partial(navigator.of_request, 1),
+        "previous_mark": navigator.mark,
+        "goto": partial(_goto, screen),
+        "slower": partial(navigator.change_speed, 0.5),
+        "faster": partial(navigator.change_speed, 2.0),
+        "zoom_in": partial(view.change_zoom, -1),
+        "zoom_out": partial(view.change_zoom, 1),
+        "axis": view.next_axis,
+        "lane_up": partial(_select_lane, screen, -1),
+        "lane_down": partial(_select_lane, screen, 1),
+        "sort": view.next_sort,
+        "filter": partial(_filter, screen),
+        "glyphs": partial(_glyphs, screen),
+        "inspect": partial(_inspect, screen),
+        "budget": partial(_budget, screen),
+        "knobs": partial(_knobs, screen),
+        "undo": operator.undo,
+        "pause_engine": operator.pause_or_resume,
+        "step_engine": operator.run_one_step,
+        "record": partial(_record, screen),
+        "screenshot": partial(_screenshot, screen),
+        "mark": partial(_mark, screen),
+        "help": partial(_help, screen),
+        "palette": partial(_palette, screen),
+        "theme": partial(_theme, screen),
+        "more_frames": partial(_frames, screen, 1),
+        "fewer_frames": partial(_frames, screen, -1),
+        "redraw": partial(screen.refresh, layout=True),
+        "back": partial(_back, screen),
+        "quit": lambda: screen.app.exit(),
+    }
+
+
+def _goto(screen: "MainScreen") -> None:
+    def go(text: str | None) -> None:
+        if text is not None:
+            screen.navigator.goto(text)
+            screen.draw()
+
+    question = "go to step (1200), time (12:41:58) or back (-30s):"
+    screen.app.push_screen(
+        Prompt(screen.skin, question, check=screen.navigator.check_target), go
+    )
+
+
+def _filter(screen: "MainScreen") -> None:
+    def check(text: str) -> str | None:
+        try:
+            lane_filter(text)
+        except FilterError as error:
+            return str(error)
+        return None
+
+    def use(text: str | None) -> None:
+        if text is not None:
+            screen.view.filter = text.strip()
+            screen.view.first_lane = None
+            screen.draw()
+
+    question = "lanes (state:dec state:out id:12 text !regex, empty for all):"
+    screen.app.push_screen(Prompt(screen.skin, question, screen.view.filter, check), use)
+
+
+def _mark(screen: "MainScreen") -> None:
+    step = screen.frame.cursor if screen.frame is not None else None
+    if step is None:
+        screen.notices.say("there is no step to mark yet", "caution")
+        return
+
+    def set_mark(text: str | None) -> None:
+        if text is not None:
+            add_mark(screen.session.source, text.strip() or "mark", screen.operator.who, step)
+            screen.notices.say(f"mark at step {step:,}; ' goes back to it", "good")
+            screen.draw()
+
+    screen.app.push_screen(Prompt(screen.skin, f"mark at step {step:,}, note:"), set_mark)
+
+
+def _budget(screen: "MainScreen") -> None:
+    state = screen.session.history.state
+    spec, value = screen.operator.spec(BUDGET), state.knobs.get(BUDGET)
+    if spec is None or not isinstance(value, int):
+        screen.notices.say("this engine has no token budget to change", "caution")
+        return
+
+    def apply(chosen: int | None) -> None:
+        if chosen is not None:
+            screen.operator.set_knob(BUDGET, chosen, state.knobs_version)
+            screen.draw()
+
+    screen.app.push_screen(Stepper(screen.skin, spec, value), apply)
+
+
+def _knobs(screen: "MainScreen") -> None:
+    state = screen.session.history.state
+    if state.info is None or not state.info.knobs:
+        screen.notices.say("the engine has not told its knobs yet", "caution")
+        return
+
+    def apply(change: KnobChange | None) -> None:
+        if change is not None:
+            screen.operator.set_knob(change.name, change.value, state.knobs_version)
+            screen.draw()
+
+    screen.app.push_screen(KnobEditor(screen.skin, state.info.knobs, state.knobs), apply)
+
+
+def _record(screen: "MainScreen") -> None:
+    switch = screen.session.record_switch
+    if switch is None:
+        return
+    if switch.active:
+        switch.stop()
+        screen.notices.say(f"recording ended: {switch.path}", "good")
+        return
+    from stepscope.recordings.mcap_index import RecordingError  # with mcap, only when needed
+
+    try:
+        path = switch.start()
+    except RecordingError as error:
+        screen.notices.say(f"cannot record: {error}", "breach")
+    else:
+        screen.notices.say(f"recording to {path}", "good")
+
+
+def _screenshot(screen: "MainScreen") -> None:
+    path = screen.screenshot_path()
+    try:
+        path.write_text(screen.app.export_screenshot(title=screen.session.title), "utf-8")
+    except OSError as error:
+        screen.notices.say(f"no screenshot: {error}", "breach")
+    else:
+        screen.notices.say(f"screenshot: {path}", "good")
+
+
+def _inspect(screen: "MainScreen") -> None:
+    if screen.frame is None or screen.frame.cursor is None:
+        return
+    screen.view.pause(screen.frame.last_step)
+    frame = screen.new_frame()
+
+    def move(columns: int) -> Frame:
+        screen.navigator.move(columns)
+        screen.draw()
+        return screen.new_frame()
+
+    screen.app.push_screen(StepDetails(screen.skin, frame, move))
+
+
+def _select_lane(screen: "MainScreen", direction: int) -> None:
+    rows = screen.frame.lanes if screen.frame is not None else []
+    if not rows:
+        return
+    ids = [row.request_id for row in rows]
+    selected = screen.view.selected
+    if selected not in ids:
+        screen.view.selected = ids[0] if direction > 0 else ids[-1]
+        return
+    at = ids.index(selected) + direction
+    if 0 <= at < len(ids):
+        screen.view.selected = ids[at]
+    else:
+        screen.scroll_lanes(direction)
+        shown = screen.new_frame().lanes
+        if shown:
+            screen.view.selected = shown[-1 if direction > 0 else 0].request_id
+
+
+def _glyphs(screen: "MainScreen") -> None:
+    screen.set_skin(Skin(screen.skin.mode, not screen.skin.ascii_only))
+
+
+def _theme(screen: "MainScreen") -> None:
+    mode = screen.skin.mode
+    if mode not in ("dark", "light"):
+        screen.notices.say("this terminal's own colours are used; there is no other theme", "caution")
+        return
+    screen.set_skin(Skin("light" if mode == "dark" else "dark", screen.skin.ascii_only))
+
+
+def _frames(screen: "MainScreen", change: int) -> None:
+    screen.set_fps(screen.fps + change)
+
+
+def _help(screen: "MainScreen") -> None:
+    screen.app.push_screen(HelpPage(screen.skin, screen.session.abilities))
+
+
+def _palette(screen: "MainScreen") -> None:
+    screen.app.action_command_palette()
+
+
+def _back(screen: "MainScreen") -> None:
+    screen.notices.dismiss()
+    screen.view.selected = None
+    screen.view.first_lane = None

@@ -1,0 +1,132 @@
+"""The knob editor: all knobs of the engine with their bounds; Enter changes one."""
+
+from typing import NamedTuple
+
+from textual.geometry import Region
+
+from stepscope.engine.wire import KnobSpec, KnobValue
+from stepscope.tui.screens.overlay import Overlay
+from stepscope.tui.theme import Skin
+from stepscope.tui.widgets.knob_panel import bounds_text, value_text
+from stepscope.tui.widgets.lines import Line, clean, framed
+
+
+class KnobChange(NamedTuple):
+    name: str
+    value: KnobValue
+
+
+class KnobEditor(Overlay[KnobChange]):
+    """Chooses a knob and a new value for it.
+
+    Numbers are typed; switches and choices go round with Enter or the arrows. Enter on a changed
+    value gives it, Escape drops it.
+    """
+
+    def __init__(
+        self, skin: Skin, specs: tuple[KnobSpec, ...], values: dict[str, KnobValue]
+    ) -> None:
+        super().__init__(skin)
+        self._specs = specs
+        self._values = values
+        self._at = 0
+        self._draft: str | None = None  # of the knob that is being edited
+
+    def place(self, width: int, height: int) -> Region:
+        box_width = min(width, 110)
+        box_height = min(height, len(self._specs) + 5)
+        return Region(
+            (width - box_width) // 2, (height - box_height) // 2, box_width, box_height
+        )
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        first = max(0, self._at - (height - 6)) if height > 5 else self._at
+        body = [
+            self._row(idx, width - 2)
+            for idx in range(first, min(len(self._specs), first + height - 4))
+        ]
+        spec = self._specs[self._at]
+        wrong = self._wrong()
+        about = f" {spec.help} (default {value_text(spec.default)})"
+        body.append(((wrong or clean(about, width - 3), "breach" if wrong else "muted"),))
+        keys = " ↑/↓ choose  Enter edit"
+        if self._draft is not None:
+            keys = " Enter applies  Esc drops  " + (
+                "←/→ change" if spec.kind in ("bool", "choice") else "type a value"
+            )
+        body.append(((keys, "key"),))
+        return framed(body, width, height, (("knobs of the engine", "title"),))
+
+    def _row(self, idx: int, width: int) -> Line:
+        spec = self._specs[idx]
+        editing = idx == self._at and self._draft is not None
+        value = f"{self._draft}_" if editing else value_text(self._values.get(spec.name))
+        mark = "+cursor" if idx == self._at else ""
+        bounds = clean(bounds_text(spec), max(0, width - 49))
+        return (
+            ("▶ " if idx == self._at else "  ", f"text{mark}"),
+            (f"{clean(spec.name, 30):<30} ", f"text{mark}"),
+            (f"{value:>14} ", "badge_paused" if editing else f"strong{mark}"),
+            (f" {bounds:<{max(0, width - 49)}}", f"muted{mark}"),
+        )
+
+    def pressed(self, key: str, character: str | None) -> None:
+        spec = self._specs[self._at]
+        if self._draft is None:
+            if key in ("down", "j"):
+                self._at = min(len(self._specs) - 1, self._at + 1)
+            elif key in ("up", "k"):
+                self._at = max(0, self._at - 1)
+            elif key == "enter":
+                self._draft = value_text(self._values.get(spec.name))
+                if spec.kind in ("bool", "choice"):
+                    self._turn(1)
+                else:
+                    self._draft = ""
+            elif key == "q":
+                self.dismiss(None)
+            return
+        if key == "enter" and not self._draft:
+            self._draft = None
+        elif key == "enter":
+            if self._wrong() is None:
+                self.dismiss(KnobChange(spec.name, parse_value(spec, self._draft)))
+        elif spec.kind in ("bool", "choice"):
+            if key in ("left", "right", "up", "down", "space"):
+                self._turn(-1 if key in ("left", "up") else 1)
+        elif key == "backspace":
+            self._draft = self._draft[:-1]
+        elif character is not None and character in "0123456789.-" and len(self._draft) < 12:
+            self._draft += character
+
+    def _turn(self, direction: int) -> None:
+        spec = self._specs[self._at]
+        choices = spec.choices if spec.kind == "choice" else ("off", "on")
+        at = choices.index(self._draft) if self._draft in choices else 0
+        self._draft = choices[(at + direction) % len(choices)]
+
+    def _wrong(self) -> str | None:
+        if self._draft is None or self._draft == "":
+            return None
+        spec = self._specs[self._at]
+        try:
+            value = parse_value(spec, self._draft)
+        except ValueError:
+            return f" {spec.name} takes a number within {bounds_text(spec)}"
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            low = value if spec.low is None else spec.low
+            high = value if spec.high is None else spec.high
+            if not low <= value <= high:
+                return f" {spec.name} must be within {bounds_text(spec)}"
+        return None
+
+
+def parse_value(spec: KnobSpec, text: str) -> KnobValue:
+    """The value that `text` means for this knob; ValueError when it means none."""
+    if spec.kind == "bool":
+        if text not in ("on", "off"):
+            raise ValueError(text)
+        return text == "on"
+    if spec.kind == "choice":
+        return text
+    return int(text) if spec.kind == "int" else float(text)

@@ -1,0 +1,346 @@
+"""The main screen: all views of one session, drawn at frame time from the history."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.geometry import Region
+from textual.screen import Screen
+from textual.timer import Timer
+
+from stepscope.recordings.history import History
+from stepscope.recordings.source import Source
+from stepscope.tui import layout
+from stepscope.tui.actions import ACTIONS, BY_ID, Abilities
+from stepscope.tui.engine_link import EngineLink
+from stepscope.tui.frame import Frame, FrameBuilder
+from stepscope.tui.navigator import Navigator, replay_of
+from stepscope.tui.notices import Notices, Tone
+from stepscope.tui.operator import Operator
+from stepscope.tui.record_switch import RecordSwitch
+from stepscope.tui.theme import Skin
+from stepscope.tui.view import View
+from stepscope.tui.widgets import (
+    budget_chart,
+    event_list,
+    footer,
+    header,
+    inspector,
+    key_figures,
+    knob_panel,
+    kv_map,
+    lanes,
+    latency_panel,
+    scrub_bar,
+)
+from stepscope.tui.widgets.lines import Line, Lines
+
+log = logging.getLogger("stepscope.tui")
+
+DEFAULT_FPS, SSH_FPS = 10.0, 5.0
+MIN_FPS, MAX_FPS = 1.0, 60.0
+_SLOW_S = 0.5  # between two drawings of what need not move ten times a second
+
+_VIEWS: Mapping[str, Callable[[Frame, int, int, int], list[Line]]] = {
+    "figures": key_figures.draw,
+    "chart": budget_chart.draw,
+    "lanes": lanes.draw,
+    "kv": kv_map.draw,
+    "latency": latency_panel.draw,
+    "latency_line": latency_panel.one_line,
+    "inspector": inspector.draw,
+    "events": event_list.draw,
+    "scrub": scrub_bar.draw,
+}
+_SLOW_VIEWS = frozenset({"kv", "inspector", "figures"})
+
+
+@dataclass(slots=True)
+class Session:
+    """What the dashboard was started with."""
+
+    source: Source
+    history: History
+    link: EngineLink | None
+    record_switch: RecordSwitch | None
+    abilities: Abilities
+    title: str
+    endpoint: str
+    clock: Callable[[], float] = time.monotonic
+    background_error: str | None = None  # of a thread that died, in one line
+
+
+class MainScreen(Screen[None]):
+    """Composes the views, lets keys and mouse change the `View`, and draws frames.
+
+    Args:
+        skin: looks, until the operator changes them.
+        fps: frames a second; None finds out.
+    """
+
+    DEFAULT_CSS = "MainScreen { layout: vertical; overflow: hidden; }"
+    BINDINGS = [  # noqa: RUF012 - Textual's way
+        Binding(",".join(action.keys), f"do('{action.id}')", action.label, show=False, id=action.id)
+        for action in ACTIONS
+    ]
+
+    def __init__(self, session: Session, skin: Skin, fps: float | None) -> None:
+        super().__init__()
+        self.session = session
+        self.skin = skin
+        self.fps = fps or (SSH_FPS if os.environ.get("SSH_CONNECTION") else DEFAULT_FPS)
+        self.view = View()
+        self.notices = Notices(session.clock)
+        self.frame: Frame | None = None
+        self.navigator = Navigator(self.view, session.history, session.source, self.notices)
+        self.operator = Operator(session.history, session.link, self.notices)
+        self._replay = replay_of(session.source)
+        self._builder = FrameBuilder(session.history, session.clock)
+        self._widgets = {name: Lines(skin, id=name) for name in layout.VIEWS}
+        self._places: dict[str, Region] = {}
+        self._timer: Timer | None = None
+        self._drawn: object = None
+        self._slow_drawn_s = 0.0
+        self._failure: str | None = None
+        from stepscope.tui.screens.handlers import handlers
+
+        self._handlers = handlers(self)
+
+    # Life
+
+    def compose(self) -> ComposeResult:
+        yield from self._widgets.values()
+
+    def on_mount(self) -> None:
+        self.set_fps(self.fps)
+
+    def set_fps(self, fps: float) -> None:
+        self.fps = max(MIN_FPS, min(MAX_FPS, fps))
+        if self._timer is not None:
+            self._timer.stop()
+        self._timer = self.set_interval(1 / self.fps, self.draw_if_changed)
+
+    def on_resize(self, event: events.Resize) -> None:
+        self._place(event.size.width, event.size.height)
+        self.draw()
+
+    def set_skin(self, skin: Skin) -> None:
+        self.skin = skin
+        for widget in self._widgets.values():
+            widget.skin = skin
+        self.styles.background = skin.background
+        self.draw()
+
+    # Where things are
+
+    def _place(self, width: int, height: int) -> None:
+        self._places = layout.plan(width, height)
+        for name, widget in self._widgets.items():
+            region = self._places.get(name)
+            widget.display = region is not None and region.area > 0
+            if region is None or not region.area:
+                continue
+            widget.styles.offset = (region.x, region.y)
+            widget.styles.width, widget.styles.height = region.width, region.height
+
+    @property
+    def gutter(self) -> int:
+        """Cells before the first column, the same in the chart and in the lanes."""
+        return 20 if self.size.width >= layout.WIDE_WIDTH else 14
+
+    @property
+    def num_columns(self) -> int:
+        place = self._places.get("chart") or self._places.get("lanes")
+        return 0 if place is None else max(0, place.width - 2 - self.gutter)
+
+    # Drawing
+
+    def draw_if_changed(self) -> None:
+        """A frame, unless it would be the same picture."""
+        session = self.session
+        now_s = session.clock()
+        switch = session.record_switch
+        current = (
+            session.history.version,
+            astuple(self.view),
+            session.source.status,
+            session.source.error,
+            self.operator.pending,
+            round(now_s) if switch is not None and switch.active else round(now_s / 4),
+        )
+        self.operator.take_answers()
+        if current != self._drawn or self.operator.pending:
+            self._drawn = current
+            self.draw()
+
+    def draw(self) -> None:
+        """A frame, now."""
+        try:
+            self._draw()
+            self._failure = None
+        except Exception as error:  # noqa: BLE001 - shown on the screen, which must not freeze
+            if self._failure is None:
+                log.exception("drawing failed")
+            self._failure = f"drawing failed, see the log: {error!r}"
+            self._show_notice()
+
+    def new_frame(self) -> Frame:
+        """What there is to see now."""
+        places = self._places
+        lanes_place, events_place = places.get("lanes"), places.get("events")
+        frame = self._builder.build(
+            self.view,
+            self.num_columns,
+            0 if lanes_place is None else max(0, lanes_place.height - 2),
+            0 if events_place is None else max(8, events_place.height - 2),
+        )
+        self.frame = self.navigator.frame = frame
+        return frame
+
+    def _draw(self) -> None:
+        if not self._places:
+            return
+        frame = self.new_frame()
+        now_s = self.session.clock()
+        slow_too = not self.view.live or now_s - self._slow_drawn_s >= _SLOW_S
+        if slow_too:
+            self._slow_drawn_s = now_s
+        for name, draw in _VIEWS.items():
+            place = self._places.get(name)
+            if place is not None and (slow_too or name not in _SLOW_VIEWS):
+                lines = draw(frame, place.width, place.height, self.gutter)
+                self._widgets[name].show(lines)
+        self._show_rest(frame)
+
+    def _show_rest(self, frame: Frame) -> None:
+        session, places = self.session, self._places
+        width = self.size.width
+        if "too_small" in places:
+            lines = [
+                *key_figures.draw(frame, width, 1, 0),
+                ((f"stepscope wants 80x20, has {width}x{self.size.height}", "caution"),),
+            ]
+            self._widgets["too_small"].show(lines[-self.size.height :])
+            return
+        self._widgets["header"].show(header.draw(frame, self._connection(), width))
+        if "knobs" in places:
+            place = places["knobs"]
+            editable = session.abilities.allows(BY_ID["knobs"])
+            self._widgets["knobs"].show(
+                knob_panel.draw(
+                    frame, place.width, place.height, self.operator.pending, editable
+                )
+            )
+        self._widgets["footer"].show(footer.draw(session.abilities, self.following, width))
+        self._show_notice()
+
+    def _show_notice(self) -> None:
+        session = self.session
+        standing: list[tuple[str, Tone]] = []
+        if self.operator.pending:
+            standing.append((f"asking: {self.operator.pending} …", "muted"))
+        switch = session.record_switch
+        for error in (
+            self._failure,
+            session.background_error,
+            session.source.error,
+            None if switch is None else switch.error,
+        ):
+            if error is not None:
+                standing.append((error, "caution"))
+        line = self.notices.line(standing, self.size.width)
+        self._widgets["notice"].show([line])
+
+    @property
+    def following(self) -> bool:
+        """Whether the picture moves by itself."""
+        return self.view.live and (self._replay is None or self._replay.status == "playing")
+
+    def _connection(self) -> header.Connection:
+        session = self.session
+        switch = session.record_switch
+        recording = None
+        if switch is not None and switch.active:
+            recording = (switch.seconds, switch.num_bytes)
+        return header.Connection(
+            session.title,
+            session.endpoint,
+            session.source.status,
+            self.fps,
+            None if self._replay is None else self._replay.speed,
+            recording,
+        )
+
+    # Keys
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "do" and parameters:
+            return self.session.abilities.allows(BY_ID[str(parameters[0])])
+        return True
+
+    def action_do(self, action_id: str) -> None:
+        """Carry out an action of the table and show what it did at once."""
+        if not self.session.abilities.allows(BY_ID[action_id]):
+            return
+        self._handlers[action_id]()
+        self.draw()
+
+    def screenshot_path(self) -> Path:
+        return Path.cwd() / time.strftime("stepscope-%Y%m%d-%H%M%S.svg")
+
+    # Mouse
+
+    def on_click(self, event: events.Click) -> None:
+        name = "" if event.widget is None else event.widget.id
+        if name in ("chart", "lanes") and self.frame is not None:
+            if name == "lanes" and 0 < event.y <= len(self.frame.lanes):
+                self.view.selected = self.frame.lanes[event.y - 1].request_id
+            self.navigator.of_column(event.x - 1 - self.gutter)
+            if event.chain == 2:
+                self.action_do("inspect")
+        elif name == "scrub" and self.frame is not None:
+            self._scrub_to(event.x)
+        elif name == "footer":
+            found = footer.action_at(
+                self.session.abilities, self.following, self.size.width, event.x
+            )
+            if found is not None:
+                self.action_do(found)
+        self.draw()
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        if event.button and event.widget is self._widgets["scrub"]:
+            self._scrub_to(event.x)
+            self.draw()
+
+    def _scrub_to(self, x: int) -> None:
+        step = None if self.frame is None else scrub_bar.step_at(self.frame, x, self.size.width)
+        if step is not None:
+            self.navigator.go(step)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self._scroll(-1, event.shift)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self._scroll(1, event.shift)
+
+    def _scroll(self, direction: int, through_time: bool) -> None:
+        if through_time:
+            self.navigator.move(direction * 3)
+        else:
+            self.scroll_lanes(direction * 3)
+        self.draw()
+
+    def scroll_lanes(self, rows: int) -> None:
+        """Take over from the automatic choice of lanes; all the way up gives it back."""
+        first = self.view.first_lane or 0
+        if first + rows < 0:
+            self.view.first_lane = None
+        else:
+            self.view.first_lane = first + rows

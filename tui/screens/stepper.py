@@ -1,0 +1,70 @@
+"""The budget stepper: one number, changed by arrows or typed, above the footer."""
+
+from textual.geometry import Region
+
+from stepscope.engine.wire import KnobSpec
+from stepscope.tui.screens.overlay import Overlay
+from stepscope.tui.theme import Skin
+from stepscope.tui.widgets.lines import Line, fitted
+
+_STEPS = {"left": -0.05, "right": 0.05, "shift+left": -0.25, "shift+right": 0.25}
+_BAR_WIDTH = 24
+
+
+class Stepper(Overlay[int]):
+    """Chooses a value for an int knob within its bounds; Enter gives it, Escape nothing."""
+
+    def __init__(self, skin: Skin, spec: KnobSpec, value: int) -> None:
+        super().__init__(skin)
+        self._spec = spec
+        self._before = value
+        self._value = value
+        self._typed = ""
+        self._low = int(spec.low if spec.low is not None else 0)
+        self._high = int(spec.high if spec.high is not None else max(value * 4, 1))
+
+    def place(self, width: int, height: int) -> Region:
+        return Region(0, max(0, height - 2), width, 1)
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        share = (self._value - self._low) / max(1, self._high - self._low)
+        full = round(max(0.0, min(1.0, share)) * _BAR_WIDTH)
+        shown = f"{self._typed}_" if self._typed else f"{self._value}"
+        line: Line = (
+            (f" {self._spec.name} ", "edit"),
+            (f"{self._before} → ", "edit"),
+            (f"[ {shown:>7} ]", "badge_paused"),
+            (" ", "edit"),
+            ("█" * full + "·" * (_BAR_WIDTH - full), "edit"),
+            (f" {self._low}..{self._high}", "edit"),
+        )
+        wrong = self._wrong()
+        if wrong:
+            line = (*line, (f"  {wrong}", "breach"))
+        else:
+            line = (*line, ("  ←/→ 5 %  ⇧←/→ 25 %  digits  Enter applies  Esc drops", "edit"))
+        line = fitted(line, width)
+        return [tuple((text, "edit" if style == "text" else style) for text, style in line)]
+
+    def pressed(self, key: str, character: str | None) -> None:
+        if key == "enter":
+            if self._wrong() is None:
+                self.dismiss(self._value)
+        elif key in _STEPS:
+            self._typed = ""
+            change = max(1, round(abs(_STEPS[key]) * self._value))
+            moved = self._value + (change if _STEPS[key] > 0 else -change)
+            self._value = max(self._low, min(self._high, moved))
+        elif key == "backspace":
+            self._type(self._typed[:-1])
+        elif character is not None and character.isascii() and character.isdigit():
+            self._type((self._typed + character)[:9])
+
+    def _type(self, text: str) -> None:
+        self._typed = text
+        self._value = int(text) if text else self._before
+
+    def _wrong(self) -> str | None:
+        if self._low <= self._value <= self._high:
+            return None
+        return f"must be between {self._low} and {self._high}"

@@ -1,0 +1,252 @@
+"""How states look: one table of glyphs, one of styles. Widgets name a style, never a colour.
+
+Every state has a glyph of its own, so that the characters alone tell what happens; colour comes
+second and can be absent. The colours keep prefill, decode, cached and preempted apart for
+protanopia and deuteranopia; red is for preemption and breaches only.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, TypeAlias
+
+from rich.style import Style
+
+from stepscope.recordings.lanes import Cell
+
+ThemeName: TypeAlias = Literal["dark", "light"]
+ColourMode: TypeAlias = Literal["dark", "light", "ansi", "none"]
+
+# By `Cell`, in its order.
+LANE_GLYPHS = " ?·╌░━═▓▒▓▒●○✗"
+_LANE_STYLES = (
+    "text",
+    "muted",
+    "idle",
+    "idle",
+    "cached",
+    "decode",
+    "multi",
+    "prefill",
+    "prefill",
+    "prefill",
+    "prefill",
+    "finished",
+    "aborted",
+    "preempted",
+)
+assert len(LANE_GLYPHS) == len(_LANE_STYLES) == len(Cell)
+LANE_STYLES = {glyph: style for glyph, style in zip(LANE_GLYPHS, _LANE_STYLES, strict=True)}
+
+LEVELS = "▁▂▃▄▅▆▇█"  # an eighth each
+
+# State of KV blocks, most precious last: a cell that covers several shows the most frequent one.
+KV_EMPTY, KV_CACHED, KV_USED, KV_SHARED = range(4)
+KV_GLYPHS = "·░▓█"
+KV_ASCII = ".:+#"
+KV_STYLES = ("kv_empty", "kv_cached", "kv_used", "kv_shared")
+
+LEGEND = (
+    # glyph, style, what it means
+    ("▓", "prefill", "prefill chunk (the next chunk alternates with ▒)"),
+    ("━", "decode", "decode: one token for each running request"),
+    ("═", "multi", "decode, several tokens accepted at once"),
+    ("░", "cached", "prefix hit: prompt tokens that were cached and skipped"),
+    ("·", "idle", "waiting, or budget that the step left idle (it draws the budget line)"),
+    ("╌", "idle", "running, but left out of this step"),
+    ("✗", "preempted", "preempted: blocks freed, to be computed again"),
+    ("●", "finished", "finished"),
+    ("○", "aborted", "aborted or rejected"),
+    ("◆", "mark", "a knob change took effect here"),
+    ("▼", "mark", "your mark"),
+    ("!", "breach", "slower than the service level you set"),
+    ("?", "muted", "steps that were lost on the way here, or a value nobody knows"),
+)
+
+# One ASCII character for each other one that widgets use, so that a line keeps its width.
+_ASCII = {
+    **dict(zip("▓▒━═░·✗●○◆▼", "#%=*:.Xo0^v", strict=True)),
+    **dict(zip(LEVELS, "___--###", strict=True)),
+    **dict(zip("─╌│┤├┬┴┼╭╮╰╯", "--|+++++++++", strict=True)),
+    **dict(zip("▐▌▲→←↑↓⇧▶◀⟨⟩", "[]^><^v^><<>", strict=True)),
+    **dict(zip("×≥≤–—…", "x><--~", strict=True)),
+}
+_TO_ASCII = str.maketrans(_ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class _Colours:
+    background: str
+    raised: str  # behind the cursor, a selected lane, an open editor
+    text: str
+    muted: str
+    frame: str
+    prefill: str
+    decode: str
+    multi: str
+    cached: str
+    idle: str
+    alarm: str
+    accent: str
+    good: str
+    caution: str
+    held: str  # KV blocks in use: a calm tone, for they cover an area
+    badge_text: str
+
+
+_DARK = _Colours(
+    background="#0e1116",
+    raised="#2b3546",
+    text="#d8dee6",
+    muted="#8b95a5",
+    frame="#434d5c",
+    prefill="#f0a202",
+    decode="#4fb3ff",
+    multi="#f2f2f2",
+    cached="#3b8ec9",
+    idle="#7a7a7a",
+    alarm="#ff5d5d",
+    accent="#c792ea",
+    good="#7fc98a",
+    caution="#e6c34a",
+    held="#3d7fae",
+    badge_text="#0e1116",
+)
+_LIGHT = _Colours(
+    background="#fbfaf7",
+    raised="#dde4ee",
+    text="#1f2630",
+    muted="#5f6977",
+    frame="#b3bac4",
+    prefill="#a35f00",
+    decode="#0a62b8",
+    multi="#101010",
+    cached="#4d86b0",
+    idle="#8d8d8d",
+    alarm="#c01c28",
+    accent="#8338b8",
+    good="#20713a",
+    caution="#7d6200",
+    held="#4a80aa",
+    badge_text="#ffffff",
+)
+_ANSI = _Colours(
+    background="default",
+    raised="bright_black",
+    text="default",
+    muted="default",
+    frame="bright_black",
+    prefill="yellow",
+    decode="cyan",
+    multi="bright_white",
+    cached="blue",
+    idle="bright_black",
+    alarm="red",
+    accent="magenta",
+    good="green",
+    caution="yellow",
+    held="cyan",
+    badge_text="black",
+)
+_BY_MODE: Mapping[ColourMode, _Colours] = {"dark": _DARK, "light": _LIGHT, "ansi": _ANSI}
+
+
+@cache
+def styles(mode: ColourMode) -> Mapping[str, Style]:
+    """Style name -> rich style, for one way of showing colours ("none" has weight only)."""
+    if mode == "none":
+        return _without_colour()
+    c = _BY_MODE[mode]
+
+    def on(colour: str, *, bold: bool = False, background: str = c.background) -> Style:
+        return Style(color=colour, bgcolor=background, bold=bold)
+
+    return {
+        "text": on(c.text),
+        "strong": on(c.text, bold=True),
+        "muted": on(c.muted),
+        "frame": on(c.frame),
+        "title": on(c.text, bold=True),
+        "prefill": on(c.prefill),
+        "decode": on(c.decode),
+        "multi": on(c.multi),
+        "cached": on(c.cached),
+        "idle": on(c.idle),
+        "preempted": on(c.badge_text, bold=True, background=c.alarm),
+        "finished": on(c.text),
+        "aborted": on(c.text),
+        "mark": on(c.accent, bold=True),
+        "breach": on(c.alarm, bold=True),
+        "good": on(c.good),
+        "caution": on(c.caution, bold=True),
+        "key": on(c.accent, bold=True),
+        "kv_empty": on(c.idle),
+        "kv_cached": on(c.cached),
+        "kv_used": on(c.held),
+        "kv_shared": on(c.multi),
+        "badge_live": on(c.badge_text, bold=True, background=c.good),
+        "badge_paused": on(c.badge_text, bold=True, background=c.caution),
+        "badge_replay": on(c.badge_text, bold=True, background=c.accent),
+        "badge_down": Style(color=c.text, bgcolor=c.background, bold=True, reverse=True),
+        "edit": on(c.text, bold=True, background=c.raised),
+    }
+
+
+def _without_colour() -> Mapping[str, Style]:
+    plain, bold = Style(), Style(bold=True)
+    reverse = Style(reverse=True, bold=True)
+    looks = dict.fromkeys(styles("dark"), plain)
+    looks |= dict.fromkeys(("strong", "title", "mark", "breach", "caution", "key"), bold)
+    looks |= {name: reverse for name in looks if name.startswith("badge_")}
+    return looks | {"preempted": reverse, "edit": reverse}
+
+
+class Skin:
+    """How one screen is painted: colours, and block or ASCII glyphs.
+
+    A style name may end in `+cursor`: the same, raised.
+    """
+
+    def __init__(self, mode: ColourMode = "dark", ascii_only: bool = False) -> None:
+        self.mode: ColourMode = mode
+        self.ascii_only = ascii_only
+        self.kv_glyphs = KV_ASCII if ascii_only else KV_GLYPHS
+        self._styles = dict(styles(mode))
+        raised = (
+            Style(reverse=True)
+            if mode == "none"
+            else Style(bgcolor=_BY_MODE[mode].raised)
+        )
+        for name, style in list(self._styles.items()):
+            self._styles[f"{name}+cursor"] = style + raised
+
+    @property
+    def background(self) -> str:
+        """Of the whole screen, as Textual names colours."""
+        colours = _BY_MODE.get(self.mode)
+        if colours is None or colours.background == "default":
+            return "ansi_default"
+        return colours.background
+
+    def style(self, name: str) -> Style:
+        return self._styles[name]
+
+    def text(self, text: str) -> str:
+        """`text` in the characters this screen may use; its width stays the same."""
+        if not self.ascii_only or text.isascii():
+            return text
+        return text.translate(_TO_ASCII).encode("ascii", "replace").decode()
+
+
+def colour_mode(
+    theme: ThemeName, color_system: str | None, no_color: bool
+) -> ColourMode:
+    """What the terminal can show.
+
+    Args:
+        color_system: as rich names it: None, "standard" (16 colours), "256" or "truecolor".
+        no_color: the user asked for none (NO_COLOR).
+    """
+    if no_color or color_system is None:
+        return "none"
+    return "ansi" if color_system in ("standard", "windows") else theme

@@ -1,0 +1,73 @@
+"""`View`: where the operator looks. Changed by keys, read by whoever draws; it draws nothing."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Axis: TypeAlias = Literal["step", "time"]
+Sort: TypeAlias = Literal["arrival", "state", "blocks", "latest"]
+
+ZOOMS = (1, 2, 5, 10, 20, 50)
+SORTS: tuple[Sort, ...] = ("arrival", "state", "blocks", "latest")
+
+
+@dataclass(slots=True)
+class View:
+    """Position in time and in the lanes.
+
+    `cursor` is the step looked at, None while following the newest. `right` is the step at the
+    right edge, which stays where it is while the operator scrubs inside the screen. `first_lane`
+    is None while the lanes choose by themselves what is worth showing.
+    """
+
+    cursor: int | None = None
+    right: int | None = None
+    axis: Axis = "step"
+    zoom_idx: int = 0
+    sort: Sort = "arrival"
+    filter: str = ""
+    selected: int | None = None  # request id
+    first_lane: int | None = None
+
+    @property
+    def live(self) -> bool:
+        return self.cursor is None
+
+    @property
+    def zoom(self) -> int:
+        return ZOOMS[self.zoom_idx]
+
+    def pause(self, last_step: int | None) -> None:
+        """Stay at the newest step."""
+        if self.cursor is None:
+            self.cursor = self.right = last_step
+
+    def follow(self) -> None:
+        """Back to the newest step, for as long as it takes."""
+        self.cursor = self.right = None
+
+    def go(self, step: int, first_step: int, last_step: int) -> None:
+        """Look at `step`, or at the nearest there is."""
+        self.cursor = max(first_step, min(last_step, step))
+        if self.right is None:
+            self.right = last_step
+
+    def keep_visible(self, first_visible: int, last_visible: int, last_step: int) -> None:
+        """Move the right edge so that the cursor is on the screen again."""
+        if self.cursor is None or self.right is None:
+            return
+        if self.cursor < first_visible:
+            # A third of the screen stays to the left, for what led up to it.
+            width = last_visible - first_visible
+            self.right = min(last_step, self.cursor + width - width // 3)
+        elif self.cursor > self.right:
+            self.right = self.cursor
+
+    def change_zoom(self, direction: int) -> None:
+        self.zoom_idx = max(0, min(len(ZOOMS) - 1, self.zoom_idx + direction))
+
+    def next_axis(self) -> None:
+        self.axis = "time" if self.axis == "step" else "step"
+
+    def next_sort(self) -> None:
+        self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
+        self.first_lane = None

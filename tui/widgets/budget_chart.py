@@ -1,0 +1,169 @@
+"""The budget chart: prefill tokens of each step against the token budget, decode seats below.
+
+Two scales: fifty decodes among 8,192 tokens would be less than a cell, so the rows above the last
+two show prefill *tokens* up to the budget line, and one row shows *seats* (share of
+`max_num_seqs`). The budget line is drawn in idle dots where no prefill covers it.
+"""
+
+import re
+from collections.abc import Sequence
+
+from stepscope.tui import format as fmt
+from stepscope.tui.chart_columns import ChartColumn
+from stepscope.tui.frame import Frame
+from stepscope.tui.theme import LEVELS
+from stepscope.tui.widgets.lines import Line, Run, framed
+
+_RUNS = re.compile(
+    "(?P<prefill>[▓▁▂▃▄▅▆▇]+)|(?P<decode>[━─╌]+)|(?P<idle>·+)|(?P<mark>[◆▼]+)"
+    "|(?P<preempted>✗+)|(?P<muted>[0-9:.,?]+)|(?P<text> +)"
+)
+_AXIS_RUNS = re.compile(
+    "(?P<frame>[─┴]+)|(?P<mark>[◆▼]+)|(?P<preempted>✗+)|(?P<muted>[^─┴◆▼✗]+)"
+)
+_TICKS = (1, 2, 5)
+
+
+def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
+    """The panel, `width` x `height` with its frame; the columns begin after `gutter` cells."""
+    num_rows = height - 4  # frame, seats, axis
+    columns = frame.columns
+    scale = max((c.token_budget or 0 for c in columns if c is not None), default=0)
+    scale = scale or max((c.num_prefill_tokens for c in columns if c is not None), default=0) or 1
+    bars = [_bar(columns, x, scale, num_rows) for x in range(len(columns))]
+    body: list[Line] = []
+    for row, cells in enumerate(zip(*bars, strict=True) if bars else ()):
+        label = _label(row, num_rows, scale)
+        body.append((*_gutter(label, gutter), *_runs("".join(cells), frame, _RUNS)))
+    seats = "".join(" " if c is None else _seats(c) for c in columns)
+    summary = frame.summary
+    label = "seats"
+    if summary is not None:
+        label = f"seats {summary.num_decode_tokens}/{fmt.short(summary.max_num_seqs)}"
+    body.append((*_gutter(label, gutter), *_runs(seats, frame, _RUNS)))
+    label = "step" if frame.view.axis == "step" else "time"
+    body.append((*_gutter(label, gutter, "┤"), *_runs(_axis(frame), frame, _AXIS_RUNS)))
+    return framed(body, width, height, _title(frame), _LEGEND)
+
+
+_LEGEND: Line = (
+    ("▓", "prefill"), ("prefill ", "muted"),
+    ("━", "decode"), ("decode ", "muted"),
+    ("░", "cached"), ("cached ", "muted"),
+    ("·", "idle"), ("idle ", "muted"),
+    ("◆", "mark"), ("knob ", "muted"),
+    ("✗", "preempted"), ("preempt ", "muted"),
+    ("●", "finished"), ("end", "muted"),
+)  # fmt: skip
+
+
+def _title(frame: Frame) -> Line:
+    zoom = frame.view.zoom
+    if frame.view.axis == "time":
+        unit = f"1 col = {10 * zoom} ms"
+    else:
+        unit = f"1 col = {fmt.plural(zoom, 'step')}" + (", worst of them" if zoom > 1 else "")
+    return (("steps: token budget", "title"), (f" ({unit})", "muted"))
+
+
+def _gutter(label: str, width: int, edge: str = "│") -> tuple[Run, Run]:
+    return (f"{label[: width - 2]:>{width - 2}} ", "muted"), (edge, "frame")
+
+
+def _label(row: int, num_rows: int, scale: int) -> str:
+    if row == 0:
+        return f"budget {fmt.count(scale)}"
+    if row == num_rows // 2 and num_rows >= 4:
+        return fmt.count(scale * (num_rows - row) / num_rows)
+    return "prefill tok" if row == num_rows - 1 else ""
+
+
+def _bar(columns: Sequence[ChartColumn | None], x: int, scale: int, num_rows: int) -> str:
+    """One column from top to bottom."""
+    column = columns[x]
+    if column is None or column.is_lost:
+        return " " * num_rows
+    eighths = min(8 * num_rows, round(column.num_prefill_tokens / scale * num_rows * 8))
+    if column.num_prefill_tokens:
+        eighths = max(1, eighths)
+    full, rest = divmod(eighths, 8)
+    bar = "▓" * full + (LEVELS[rest - 1] if rest else "")
+    budget = column.token_budget
+    cells = list(bar.ljust(num_rows))
+    if budget is not None:
+        line = max(0, min(num_rows - 1, -(-budget * num_rows // scale) - 1))
+        if cells[line] == " ":
+            cells[line] = "·"
+        before = columns[x - 1] if x else None
+        if column.has_knob_change and before is not None and before.token_budget != budget:
+            cells[line] = "◆"
+    cells.reverse()
+    return "".join(cells)
+
+
+def _seats(column: ChartColumn) -> str:
+    if not column.num_decode_rows:
+        return " "
+    share = column.num_decode_rows / (column.max_num_seqs or column.num_decode_rows)
+    return "━" if share >= 0.25 else "─" if share >= 0.05 else "╌"
+
+
+def _axis(frame: Frame) -> str:
+    """The bottom line: a tick now and then, and what happened above it."""
+    columns = frame.columns
+    cells = ["─"] * len(columns)
+    if frame.view.axis == "step":
+        _put_step_ticks(cells, columns, frame.view.zoom)
+    else:
+        _put_time_ticks(cells, frame)
+    for x, column in enumerate(columns):
+        if column is None:
+            continue
+        if column.is_lost:
+            cells[x] = "?"
+        elif column.has_preemption:
+            cells[x] = "✗"
+        elif column.has_knob_change:
+            cells[x] = "◆"
+        elif column.has_mark:
+            cells[x] = "▼"
+    return "".join(cells)
+
+
+def _put_step_ticks(
+    cells: list[str], columns: Sequence[ChartColumn | None], zoom: int
+) -> None:
+    interval = 20 * zoom
+    for x, column in enumerate(columns):
+        if column is None or not any(
+            step % interval == 0 for step in range(column.first, column.last + 1)
+        ):
+            continue
+        label = f"┴{-(-column.first // interval) * interval:,}"
+        if x + len(label) <= len(cells):
+            cells[x : x + len(label)] = label
+
+
+def _put_time_ticks(cells: list[str], frame: Frame) -> None:
+    for x in range(0, len(cells) - 12, 20):
+        column = frame.columns[x]
+        if column is None or column.start_ns is None:
+            continue
+        wall_ns = frame.history.wall_ns(column.start_ns)
+        if wall_ns is not None:
+            label = f"┴{fmt.clock(wall_ns)}.{wall_ns // 100_000_000 % 10}"
+            cells[x : x + len(label)] = label
+
+
+def _runs(text: str, frame: Frame, pattern: "re.Pattern[str]") -> Line:
+    """Split a row into runs of one style; the column of the cursor is raised."""
+    at = frame.cursor_column
+    if at is None:
+        return _split(text, pattern)
+    under = _split(text[at : at + 1], pattern)
+    raised = tuple((run, f"{style}+cursor") for run, style in under)
+    return (*_split(text[:at], pattern), *raised, *_split(text[at + 1 :], pattern))
+
+
+def _split(text: str, pattern: "re.Pattern[str]") -> Line:
+    return tuple((match.group(), match.lastgroup or "text") for match in pattern.finditer(text))

@@ -1,0 +1,49 @@
+"""The footer: the most useful keys, as many as fit. Made from the action table."""
+
+from stepscope.tui.actions import Abilities, footer_entries
+from stepscope.tui.widgets.lines import Line, Run
+
+_ALWAYS = ("help", "palette")
+
+
+def draw(abilities: Abilities, live: bool, width: int) -> list[Line]:
+    return [tuple(run for _, runs in _placed(abilities, live, width) for run in runs)]
+
+
+def action_at(abilities: Abilities, live: bool, width: int, x: int) -> str | None:
+    """The action whose entry is at column `x`."""
+    begin = 0
+    for action_id, runs in _placed(abilities, live, width):
+        end = begin + sum(len(text) for text, _ in runs)
+        if begin <= x < end:
+            return action_id
+        begin = end
+    return None
+
+
+def _placed(
+    abilities: Abilities, live: bool, width: int
+) -> list[tuple[str, tuple[Run, Run]]]:
+    entries = [
+        (action_id, ((f" {keys} ", "key"), (f"{_label(action_id, label, live)} ", "muted")))
+        for action_id, keys, label in footer_entries(abilities)
+    ]
+    always = [entry for entry in entries if entry[0] in _ALWAYS]
+    room = width - sum(_length(runs) for _, runs in always)
+    shown = []
+    for action_id, runs in entries:
+        if action_id in _ALWAYS:
+            continue
+        room -= _length(runs)
+        if room < 0:
+            break
+        shown.append((action_id, runs))
+    return [*shown, *always]
+
+
+def _label(action_id: str, label: str, live: bool) -> str:
+    return "Go on" if action_id == "pause" and not live else label
+
+
+def _length(runs: tuple[Run, Run]) -> int:
+    return sum(len(text) for text, _ in runs)

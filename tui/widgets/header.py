@@ -1,0 +1,87 @@
+"""The header line: what is looked at, how it does, and whether it is being recorded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stepscope.recordings.source import SourceStatus
+from stepscope.tui import format as fmt
+from stepscope.tui.frame import Frame
+from stepscope.tui.widgets.lines import Line, Run, clean, length_of, spread
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """What the header says that is not in the history."""
+
+    title: str
+    endpoint: str
+    status: SourceStatus
+    fps: float
+    speed: float | None = None  # of a replay
+    recording: tuple[float, int] | None = None  # seconds and bytes so far
+
+
+def badge(frame: Frame, connection: Connection) -> Run:
+    """The state of the picture, never of the engine: a stale one is not called live."""
+    status = connection.status
+    if not frame.view.live:
+        return _paused(frame), "badge_paused"
+    if status in ("stale", "down", "connecting"):
+        return f"▐{status.upper()}▌", "badge_down"
+    if status == "live":
+        return "▐LIVE▌", "badge_live"
+    if status == "ended":
+        return "▐REPLAY END▌", "badge_replay"
+    if status == "paused":
+        return "▐REPLAY PAUSED▌", "badge_paused"
+    return f"▐REPLAY {connection.speed or 1:g}x▌", "badge_replay"
+
+
+def _paused(frame: Frame) -> str:
+    if frame.cursor is None or frame.last_step is None:
+        return "▐PAUSED▌"
+    newest = frame.history.summary(frame.last_step)
+    behind_s = 0.0
+    if newest is not None and frame.summary is not None:
+        behind_s = (newest.tokens_ns - frame.summary.tokens_ns) / 1e9
+    behind = frame.last_step - frame.cursor
+    return f"▐PAUSED -{fmt.duration(behind_s)} ({fmt.plural(behind, 'step')} behind)▌"
+
+
+def draw(frame: Frame, connection: Connection, width: int) -> list[Line]:
+    info = frame.state.info
+    parts: list[tuple[int, Line]] = [
+        (1, ((f" {clean(connection.title, 24)} ", "strong"),)),
+        (0, (badge(frame, connection),)),
+    ]
+    state = frame.state.state
+    if state in ("paused", "draining", "stopped"):
+        parts.append((0, ((f" engine {state} ", "caution"),)))
+    if info is not None:
+        parts.append((2, ((f" {clean(info.model, 40)}", "text"),)))
+    parts.append((4, ((f"  {clean(connection.endpoint, 40)}", "muted"),)))
+    step = fmt.count(frame.cursor)
+    parts.append((0, (("  step ", "muted"), (step, "strong"))))
+    rate = frame.rates.steps_per_s
+    parts.append((2, ((f"  {0 if rate is None else rate:.1f} steps/s", "text"),)))
+    lost = frame.history.num_lost
+    parts.append((3, (("  gap ", "muted"), (f"{lost:,}", "caution" if lost else "text"))))
+    if connection.recording is not None:
+        seconds, num_bytes = connection.recording
+        parts.append(
+            (1, (("  ● REC ", "mark"), (f"{_minutes(seconds)} {fmt.size(num_bytes)}", "text")))
+        )
+    right: Line = ((f"{connection.fps:g}fps ", "muted"),)
+    return [spread(_fit(parts, width - length_of(right) - 1), right, width)]
+
+
+def _minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"
+
+
+def _fit(parts: Sequence[tuple[int, Line]], width: int) -> Line:
+    """The parts in order; where they do not fit, the least important (highest number) go."""
+    kept = list(parts)
+    while sum(length_of(line) for _, line in kept) > width and len(kept) > 1:
+        kept.remove(max(kept, key=lambda part: part[0]))
+    return tuple(run for _, line in kept for run in line)

@@ -1,0 +1,120 @@
+"""The step inspector: what the step under the cursor did, row by row."""
+
+from stepscope.engine.wire import CACHED, EMPTY, BatchRow, Phase, RowFlag, StepRecord
+from stepscope.recordings.session import request_name
+from stepscope.tui import format as fmt
+from stepscope.tui.frame import Frame
+from stepscope.tui.widgets.lines import Line, framed
+
+
+def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
+    """The panel, `width` x `height` with its frame."""
+    step = "—" if frame.cursor is None else fmt.count(frame.cursor)
+    title: Line = ((f"step {step}", "title"), (" (follows cursor)", "muted"))
+    return framed(body(frame, height - 2), width, height, title)
+
+
+def body(frame: Frame, num_rows: int) -> list[Line]:
+    """The lines inside, at most `num_rows`; what does not fit is counted, not dropped."""
+    record, summary = frame.record, frame.summary
+    if record is None or summary is None:
+        return [((" this step was lost on the way here", "muted"),)] if frame.cursor else []
+    head: list[Line] = [_spent(record), _decodes(record)]
+    tail: list[Line] = [_cached(record), *_idle(record), *_waiting(record), _blocks(record)]
+    tail.append(_times(record))
+    prefills = [row for row in record.batch or () if row.phase != Phase.DECODE]
+    prefills.sort(key=lambda row: -row.num_tokens)
+    room = max(1, num_rows - len(head) - len(tail))
+    shown = prefills if len(prefills) <= room else prefills[: room - 1]
+    rows = [_prefill(row, frame) for row in shown]
+    if len(shown) < len(prefills):
+        rest = prefills[len(shown) :]
+        tokens = sum(row.num_tokens for row in rest)
+        rows.append(_equals(f"prefill of {len(rest)} more", tokens, "prefill"))
+    return [*head, *rows, *tail]
+
+
+def _equals(text: str, value: int, style: str = "text") -> Line:
+    return ((f" {text:<37}", style), ("= ", "muted"), (f"{value:>6,}", "text"))
+
+
+def _spent(record: StepRecord) -> Line:
+    spent = record.num_prefill_tokens + record.num_decode_tokens
+    took_ms = (record.tokens_ns - record.schedule_start_ns) / 1e6
+    budget = fmt.count(record.token_budget)
+    return (
+        (f" {fmt.milliseconds(took_ms)} ms", "strong"),
+        ("   budget ", "muted"),
+        (f"{spent:,}/{budget}", "text"),
+        ("   seats ", "muted"),
+        (f"{record.num_running}/{fmt.count(record.max_num_seqs)}", "text"),
+    )
+
+
+def _decodes(record: StepRecord) -> Line:
+    rows = [row for row in record.batch or () if row.phase == Phase.DECODE]
+    text = f"decode {fmt.plural(len(rows), 'request')} × 1 token"
+    return _equals(text, record.num_decode_tokens, "decode")
+
+
+def _prefill(row: BatchRow, frame: Frame) -> Line:
+    what = "recompute" if row.phase == Phase.RECOMPUTE else "prefill"
+    view = frame.state.requests.get(row.request_id)
+    text = f"{what} {request_name(row.request_id)} {row.start:,}→{row.start + row.num_tokens:,}"
+    if view is not None and view.num_prompt_tokens:
+        text += f"/{view.num_prompt_tokens:,}"
+    if row.flags & RowFlag.FIRST_TOKEN:
+        text += " done"
+    return _equals(text, row.num_tokens, "prefill")
+
+
+def _cached(record: StepRecord) -> Line:
+    cached = sum(row.num_cached_tokens for row in record.batch or ())
+    return _equals("cached (skipped, not spent)", cached, "cached")
+
+
+def _idle(record: StepRecord) -> list[Line]:
+    if record.token_budget is None:
+        return []
+    spent = record.num_prefill_tokens + record.num_decode_tokens
+    return [_equals("idle budget", record.token_budget - spent, "muted")]
+
+
+def _waiting(record: StepRecord) -> list[Line]:
+    if not record.num_waiting:
+        return [((" nobody waits", "muted"),)]
+    why = ", ".join(f"{n} {reason}" for reason, n in (record.waiting_reasons or {}).items())
+    return [((f" {record.num_waiting} wait", "text"), (f": {why}" if why else "", "muted"))]
+
+
+def _blocks(record: StepRecord) -> Line:
+    taken = sum(move.owner >= 0 for move in record.moves)
+    freed = sum(move.owner in (CACHED, EMPTY) for move in record.moves)
+    preempted = sum(type(event).__name__ == "Preempted" for event in record.events)
+    return (
+        (" blocks taken ", "muted"),
+        (f"{taken}", "text"),
+        ("  freed ", "muted"),
+        (f"{freed}", "text"),
+        ("  preempted ", "muted"),
+        (f"{preempted}", "breach" if preempted else "text"),
+    )
+
+
+def _times(record: StepRecord) -> Line:
+    def between(start_ns: int | None, end_ns: int | None) -> str:
+        if start_ns is None or end_ns is None:
+            return "—"
+        return fmt.milliseconds((end_ns - start_ns) / 1e6)
+
+    device_ms = None if record.device_ns is None else record.device_ns / 1e6
+    return (
+        (" ms: schedule ", "muted"),
+        (between(record.schedule_start_ns, record.schedule_end_ns), "text"),
+        ("  launch ", "muted"),
+        (between(record.schedule_end_ns, record.launch_ns), "text"),
+        ("  model ", "muted"),
+        (between(record.launch_ns, record.tokens_ns), "text"),
+        ("  device ", "muted"),
+        (fmt.milliseconds(device_ms), "text"),
+    )

@@ -1,0 +1,115 @@
+"""The key figures: what an operator reads first."""
+
+from stepscope.recordings.latency import Series
+from stepscope.tui import format as fmt
+from stepscope.tui.frame import Frame
+from stepscope.tui.theme import LEVELS
+from stepscope.tui.widgets.lines import Line, Run, length_of
+
+_BAR_WIDTH = 10
+_MAIN = 6  # groups that a screen of usual width shows
+_GOOD_SHARE = 0.95  # of samples within the service level
+_SEPARATOR: Run = (" │ ", "frame")
+
+
+def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
+    """As many groups as fit into `height` lines, the first ones first."""
+    groups = _groups(frame, _BAR_WIDTH)
+    total = sum(length_of(group) for group in groups[:_MAIN]) + _MAIN * len(_SEPARATOR[0])
+    if total > width * height:
+        groups = _groups(frame, max(3, _BAR_WIDTH - (total - width * height)))
+    lines: list[Line] = []
+    line: Line = ((" ", "text"),)
+    for group in groups:
+        separator = (_SEPARATOR,) if len(line) > 1 else ()
+        if length_of((*line, *separator, *group)) > width:
+            lines.append(line)
+            if len(lines) == height:
+                return lines
+            line, separator = ((" ", "text"),), ()
+        line = (*line, *separator, *group)
+    lines.append(line)
+    return lines
+
+
+def _groups(frame: Frame, bar_width: int) -> list[Line]:
+    """The groups in the order of their weight."""
+    state, latency, rates, slo = frame.state, frame.latency, frame.rates, frame.history.slo
+    preemptions = rates.preemptions_per_min
+    return [
+        _budget(frame, bar_width),
+        (
+            ("RUN ", "muted"),
+            (f"{state.num_running}/{fmt.short(_limit(frame))}", "strong"),
+            ("  WAIT ", "muted"),
+            (str(state.num_waiting), "strong"),
+            (_TREND[frame.waiting_trend], "caution"),
+        ),
+        _cache(frame),
+        _bounded("TTFT p95 ", latency.ttft.p95_ms, slo.ttft_ms),
+        _bounded("ITL p95 ", latency.itl.p95_ms, slo.itl_ms),
+        (
+            ("PREEMPT ", "muted"),
+            (f"{fmt.short(preemptions)}/m", "breach" if preemptions else "text"),
+        ),
+        (
+            ("out ", "muted"),
+            (f"{fmt.count(rates.output_tokens_per_s)} tok/s", "text"),
+            ("  in ", "muted"),
+            (f"{fmt.short(rates.prefill_tokens_per_s)} tok/s", "text"),
+        ),
+        (("SLO ttft", "muted"), *_kept(latency.ttft, slo.ttft_ms)),
+        (("SLO itl", "muted"), *_kept(latency.itl, slo.itl_ms)),
+    ]
+
+
+def _kept(series: Series, bound: float) -> Line:
+    text = f"<{bound:g} "
+    if series.within_slo is None:
+        return ((text + "—", "muted"),)
+    share = min(series.within_slo, 0.999 if series.within_slo < 1 else 1.0)
+    return ((text, "muted"), (f"{share:.1%}", "good" if share >= _GOOD_SHARE else "breach"))
+
+
+_TREND = {1: " ▲", 0: "  ", -1: " ▼"}
+
+
+def _limit(frame: Frame) -> int | None:
+    return None if frame.summary is None else frame.summary.max_num_seqs
+
+
+def _budget(frame: Frame, bar_width: int) -> Line:
+    summary = frame.summary
+    if summary is None or summary.token_budget is None:
+        return (("BUDGET ", "muted"), ("—", "text"))
+    spent, budget = summary.num_tokens, summary.token_budget
+    full = round(min(1.0, spent / budget) * bar_width)
+    return (
+        ("BUDGET ", "muted"),
+        (f"{f'{spent}/{budget}':>9} ", "strong"),
+        (f"{spent / budget:>3.0%} ", "text"),
+        ("█" * full, "prefill"),
+        ("·" * (bar_width - full), "idle"),
+    )
+
+
+def _cache(frame: Frame) -> Line:
+    kv = frame.state.kv
+    hit = (("hit ", "muted"), (fmt.percent(frame.rates.prefix_hit_rate), "text"))
+    if kv is None:
+        return (("KV ", "muted"), ("— ", "text"), *hit)
+    share = kv.used / max(1, kv.used + kv.cached + kv.empty)
+    return (
+        ("KV ", "muted"),
+        (f"{share:.0%} ", "strong"),
+        (LEVELS[min(7, int(share * 8))] + " ", "decode"),
+        *hit,
+    )
+
+
+def _bounded(name: str, value: float | None, bound: float) -> Line:
+    text = fmt.milliseconds(value)
+    if text[-1:].isdigit():
+        text += "ms"
+    breach = value is not None and value > bound
+    return ((name, "muted"), (text + "!" if breach else text, "breach" if breach else "text"))

@@ -1,0 +1,60 @@
+"""The knobs as they are at the cursor, and who changed one last."""
+
+from stepscope.engine.wire import KnobSpec, KnobValue
+from stepscope.tui import format as fmt
+from stepscope.tui.frame import Frame
+from stepscope.tui.widgets.lines import Line, Run, clean, framed
+
+
+def value_text(value: KnobValue | None) -> str:
+    if value is None:
+        return "—"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def bounds_text(spec: KnobSpec) -> str:
+    """What may be entered."""
+    if spec.kind == "choice":
+        return " | ".join(spec.choices)
+    if spec.kind == "bool":
+        return "on | off"
+    low = "" if spec.low is None else f"{spec.low:g}"
+    high = "" if spec.high is None else f"{spec.high:g}"
+    return f"{low}..{high}"
+
+
+def draw(frame: Frame, width: int, height: int, pending: str, editable: bool) -> list[Line]:
+    """The panel, `width` x `height` with its frame.
+
+    Args:
+        pending: what has been asked for and not been answered yet.
+        editable: whether `K` would open the editor.
+    """
+    state = frame.state
+    specs = {} if state.info is None else {spec.name: spec for spec in state.info.knobs}
+    body: list[Line] = []
+    for name in dict.fromkeys([*specs, *state.knobs]):
+        spec, value = specs.get(name), state.knobs.get(name)
+        changed = spec is not None and value is not None and value != spec.default
+        bounds = "" if spec is None else bounds_text(spec)
+        body.append(
+            (
+                (f" {clean(name, 28):<28} ", "text"),
+                (f"{value_text(value):>12}", "mark" if changed else "strong"),
+                (f"  {clean(bounds, max(0, width - 46))}", "muted"),
+            )
+        )
+    if not body:
+        body = [((" the engine does not tell its knobs", "muted"),)]
+    footer: list[Run] = [(" pending: ", "muted"), (clean(pending or "none", 30), "text")]
+    changes = frame.history.knob_changes
+    at = frame.cursor if frame.cursor is not None else -1
+    earlier = [change for change in changes if change.effective_step <= at]
+    if earlier:
+        last = earlier[-1]
+        when = fmt.clock(frame.history.wall_ns(last.time_ns))
+        footer.append((f"  last: {when} by {clean(last.who, 12)}", "muted"))
+    title: Line = (("knobs", "title"), (" (K to edit)" if editable else "", "muted"))
+    return framed([*body[: height - 3], tuple(footer)], width, height, title)

@@ -1,0 +1,135 @@
+"""The KV map: every block by state, in the order of block ids."""
+
+from array import array
+
+from stepscope.tui import format as fmt
+from stepscope.tui.frame import Frame
+from stepscope.tui.theme import (
+    KV_CACHED,
+    KV_EMPTY,
+    KV_GLYPHS,
+    KV_SHARED,
+    KV_STYLES,
+    KV_USED,
+)
+from stepscope.engine.wire import CACHED, EMPTY
+from stepscope.recordings.session import request_name
+from stepscope.tui.widgets.lines import Line, Run, clean, framed
+
+_NAMES = ("free", "cached", "used", "shared")
+_OWNERS_WIDTH = 26
+_MAX_SAMPLED = 16_384  # blocks looked at one by one
+
+
+def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
+    """The panel, `width` x `height` with its frame."""
+    inner = width - 4
+    with_owners = inner >= 90
+    map_width = inner - (_OWNERS_WIDTH if with_owners else 0)
+    rows = height - 3
+    body = _map(frame, map_width, rows)
+    if with_owners:
+        owners = _owners(frame, rows)
+        body = [
+            (*line, (" " * (map_width + 3 - sum(len(text) for text, _ in line)), "text"), *owner)
+            for line, owner in zip(body, owners, strict=True)
+        ]
+    body = [((" ", "text"), *line) for line in body]
+    body.append(((" ", "text"), *_key(frame)))
+    return framed(body, width, height, _title(frame))
+
+
+def _title(frame: Frame) -> Line:
+    info = frame.state.info
+    if info is None or info.num_blocks is None:
+        return (("KV map", "title"),)
+    size = "" if info.block_size is None else f" × {info.block_size} tok"
+    evictions = frame.rates.evictions_per_s
+    lost = "" if evictions is None else f"  evict {evictions:.0f}/s"
+    return (("KV map", "title"), (f"  {info.num_blocks:,} blocks{size}{lost}", "muted"))
+
+
+def _key(frame: Frame) -> Line:
+    kv = frame.state.kv
+    figures = ""
+    if kv is not None:
+        total = max(1, kv.used + kv.cached + kv.empty)
+        figures = f"{kv.used / total:.0%} used  {kv.cached / total:.0%} cached   "
+    key: list[Run] = [(figures, "text")]
+    for state in (KV_SHARED, KV_USED, KV_CACHED, KV_EMPTY):
+        key += [(KV_GLYPHS[state], KV_STYLES[state]), (f"{_NAMES[state]} ", "muted")]
+    return tuple(key)
+
+
+def _map(frame: Frame, width: int, rows: int) -> list[Line]:
+    owner, refs = frame.state.block_owner, frame.state.block_refs
+    if owner is None or refs is None or not len(owner):
+        text = "the engine does not tell where its blocks are"
+        return [((text[:width], "muted"),), *((),) * (rows - 1)]
+    states = _states(owner, refs)
+    per_cell = max(1, -(-len(owner) // (width * rows)))
+    per_cell = -(-len(states) // -(-len(owner) // per_cell)) if len(states) < len(owner) else per_cell
+    cells = states if per_cell == 1 else _merged(states, per_cell)
+    return [_runs(cells[y * width : (y + 1) * width]) for y in range(rows)]
+
+
+def _states(owner: "array[int]", refs: "array[int]") -> bytes:
+    """One state a block; of very many blocks, evenly spaced ones."""
+    stride = -(-len(owner) // _MAX_SAMPLED)
+    if stride > 1:
+        owner, refs = owner[::stride], refs[::stride]
+    return bytes(
+        KV_EMPTY
+        if who == EMPTY
+        else KV_CACHED
+        if who == CACHED
+        else KV_SHARED
+        if count > 1
+        else KV_USED
+        for who, count in zip(owner, refs, strict=True)
+    )
+
+
+def _merged(states: bytes, per_cell: int) -> bytes:
+    """The most frequent state of each group, the more precious one of two equals."""
+    merged = bytearray()
+    for begin in range(0, len(states), per_cell):
+        count = states[begin : begin + per_cell].count
+        merged.append(max(range(KV_SHARED, -1, -1), key=count))
+    return bytes(merged)
+
+
+_TO_GLYPHS = dict(enumerate(KV_GLYPHS))
+
+
+def _runs(cells: bytes) -> Line:
+    runs: list[Run] = []
+    text = cells.decode("latin-1").translate(_TO_GLYPHS)
+    begin = 0
+    for x in range(1, len(cells) + 1):
+        if x == len(cells) or cells[x] != cells[begin]:
+            runs.append((text[begin:x], KV_STYLES[cells[begin]]))
+            begin = x
+    return tuple(runs)
+
+
+def _owners(frame: Frame, rows: int) -> list[Line]:
+    """Who holds most, and how much of what is held is not filled."""
+    state = frame.state
+    info = state.info
+    holders = sorted(
+        (view for view in state.requests.values() if view.num_blocks),
+        key=lambda view: -view.num_blocks,
+    )
+    lines: list[Line] = [(("holds most", "muted"),)]
+    for view in holders[: max(0, rows - 2)]:
+        name = clean(request_name(view.request_id), 10)
+        lines.append(((f"{name:<10}", "text"), (f"{view.num_blocks:>6} blocks", "muted")))
+    lines += [()] * (rows - 1 - len(lines))
+    unfilled = "—"
+    if info is not None and info.block_size and holders:
+        held = sum(view.num_blocks for view in holders) * info.block_size
+        filled = sum(view.num_computed_tokens for view in holders)
+        unfilled = fmt.percent(max(0.0, 1 - filled / held))
+    lines.append((("unfilled ", "muted"), (unfilled, "text"), (" of held slots", "muted")))
+    return lines

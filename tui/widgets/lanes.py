@@ -1,0 +1,91 @@
+"""Request lanes: what each request did in each step."""
+
+import re
+
+from stepscope.tui import format as fmt
+from stepscope.tui.frame import Frame, LaneRow
+from stepscope.tui.theme import LANE_GLYPHS, LANE_STYLES
+from stepscope.tui.widgets.lines import Line, Run, clean, framed
+
+_TO_GLYPHS = dict(enumerate(LANE_GLYPHS))
+_MERGED_TO_GLYPHS = _TO_GLYPHS | {
+    cell: "▓" for cell, glyph in _TO_GLYPHS.items() if glyph == "▒"
+}
+_RUNS = re.compile(r"[▓▒]+|✗+|●|○|━+|═+|░+|[·╌]+|\?+| +")
+_STATUS_STYLES = {
+    "WAIT": "muted",
+    "PRE": "prefill",
+    "DEC": "decode",
+    "OUT": "breach",
+    "END": "muted",
+    "ABRT": "muted",
+}
+
+
+def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
+    """The panel, `width` x `height` with its frame; the cells begin after `gutter`."""
+    glyphs = _TO_GLYPHS if frame.view.zoom == 1 else _MERGED_TO_GLYPHS
+    body = [
+        (
+            *_label(row, gutter, row.request_id == frame.view.selected),
+            *_cells(row.cells.decode("latin-1").translate(glyphs), frame.cursor_column),
+        )
+        for row in frame.lanes
+    ]
+    if not body:
+        body = [((" " * gutter, "text"), (_empty(frame), "muted"))]
+    title: Line = (("requests × steps", "title"), (_extent(frame), "muted"))
+    return framed(body, width, height, title, _legend(frame))
+
+
+def _empty(frame: Frame) -> str:
+    if frame.view.filter:
+        return f"no request matches {frame.view.filter!r}; / changes the filter"
+    if frame.last_step is None:
+        return "no step yet: the engine has not run one since this dashboard began to listen"
+    return "no request in these steps"
+
+
+def _extent(frame: Frame) -> str:
+    """How many of the lanes are shown."""
+    shown, total = len(frame.lanes), frame.num_lanes
+    return f" ({shown} of {total})" if shown < total else ""
+
+
+def _legend(frame: Frame) -> Line:
+    state = frame.state
+    waiting = f"{state.num_running} run {state.num_waiting} wait"
+    reasons = ""
+    if state.waiting_reasons:
+        reasons = " (" + ", ".join(f"{n} {why}" for why, n in state.waiting_reasons.items()) + ")"
+    sort = f"   sort: {frame.view.sort}  filter: {clean(frame.view.filter, 24) or '-'}"
+    return ((waiting + reasons, "text"), (sort, "muted"))
+
+
+def _label(row: LaneRow, width: int, selected: bool) -> tuple[Run, ...]:
+    """Name, status and, where there is room, the tokens in the cache; `width` cells."""
+    mark = "+cursor" if selected else ""
+    name = clean(row.name, width - 7)
+    room = width - len(name) - 7
+    context = f"{fmt.short(row.context):>5}" if room >= 5 and row.context is not None else ""
+    return (
+        ("▶" if selected else " ", "text"),
+        (f"{name} ", f"text{mark}"),
+        (f"{row.status:<4}", f"{_STATUS_STYLES.get(row.status, 'muted')}{mark}"),
+        (f"{context:>{room}} ", f"muted{mark}"),
+    )
+
+
+def _cells(text: str, cursor_column: int | None) -> Line:
+    if cursor_column is None:
+        return _split(text)
+    under = text[cursor_column : cursor_column + 1]
+    return (
+        *_split(text[:cursor_column]),
+        (under, f"{LANE_STYLES.get(under, 'text')}+cursor"),
+        *_split(text[cursor_column + 1 :]),
+    )
+
+
+def _split(text: str) -> Line:
+    return tuple((run, LANE_STYLES[run[0]]) for run in _RUNS.findall(text))

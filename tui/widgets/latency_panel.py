@@ -1,0 +1,110 @@
+"""Latencies of the last minute against the service levels, and the last stall."""
+
+from stepscope.recordings.latency import Series
+from stepscope.tui import format as fmt
+from stepscope.tui.frame import Frame
+from stepscope.tui.theme import LEVELS
+from stepscope.tui.widgets.lines import Line, Run, framed
+
+_NAMES = ("TTFT", "ITL", "TPOT", "step")
+
+
+def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
+    """The panel, `width` x `height` with its frame."""
+    report, slo = frame.latency, frame.history.slo
+    trend_width = width - 4 - 40
+    body: list[Line] = [
+        ((f"        p50    p95    p99  SLO           {'worst of a second':<{trend_width}}", "muted"),)
+    ]
+    bounds = (slo.ttft_ms, slo.itl_ms, None, None)
+    series = (report.ttft, report.itl, report.tpot, report.step)
+    for name, values, bound in zip(_NAMES, series, bounds, strict=True):
+        body.append(_row(name, values, bound, trend_width))
+    body.append(_wall(frame))
+    body += _stall(frame, width - 3)
+    title: Line = (("latency", "title"), (" ms (last 60 s)", "muted"))
+    return framed(body, width, height, title)
+
+
+def one_line(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
+    """The same where there is room for one line only."""
+    report, slo = frame.latency, frame.history.slo
+    line: list[Run] = []
+    for name, values, bound in (
+        ("TTFT", report.ttft, slo.ttft_ms),
+        ("ITL", report.itl, slo.itl_ms),
+        ("TPOT", report.tpot, None),
+    ):
+        line.append((f" {name} ", "muted"))
+        for value in (values.p50_ms, values.p95_ms, values.p99_ms):
+            line += [*_value(value, bound, 0), (" ", "text")]
+    if frame.stall is not None:
+        line += [("│ ", "frame"), (frame.stall.text, "text")]
+    return [tuple(line)]
+
+
+def _row(name: str, values: Series, bound: float | None, trend_width: int) -> Line:
+    line: list[Run] = [(f" {name:<5}", "text")]
+    for value in (values.p50_ms, values.p95_ms, values.p99_ms):
+        line += _value(value, bound, 6)
+    line.append((" ", "text"))
+    if bound is None:
+        line.append((" " * 13, "text"))
+    elif values.within_slo is None:
+        line.append((f"<{bound:<5g}       ", "muted"))
+    else:
+        # Never a 100 % that hides a breach.
+        kept = f"{min(values.within_slo, 0.999 if values.within_slo < 1 else 1.0):.1%}"
+        good = values.within_slo >= 0.95
+        line += [(f"<{bound:<5g}", "muted"), (f"{kept:>6} ", "good" if good else "breach")]
+    line.append((sparkline(values.trend_ms, trend_width), "decode"))
+    return tuple(line)
+
+
+def _value(value: float | None, bound: float | None, width: int) -> list[Run]:
+    text = fmt.milliseconds(value)
+    if bound is not None and value is not None and value > bound:
+        return [(f"{text:>{width}}!" if width else f"{text}!", "breach")]
+    return [(f"{text:>{width}} " if width else text, "text")]
+
+
+def sparkline(values: tuple[float | None, ...], width: int) -> str:
+    """The worst of each slice, scaled to the worst of all; blank where nothing was measured."""
+    if width <= 0 or not values:
+        return ""
+    slices: list[float | None] = []
+    for x in range(min(width, len(values))):
+        first = x * len(values) // min(width, len(values))
+        last = (x + 1) * len(values) // min(width, len(values))
+        known = [value for value in values[first:last] if value is not None]
+        slices.append(max(known, default=None))
+    top = max((value for value in slices if value is not None), default=0.0)
+    if top <= 0:
+        return " " * len(slices)
+    return "".join(
+        " " if value is None else LEVELS[min(7, int(value / top * 7.999))] for value in slices
+    )
+
+
+def _wall(frame: Frame) -> Line:
+    rates = frame.rates
+    info = frame.state.info
+    device = "gpu" if info is not None and (info.device or "").startswith("cuda") else "model"
+    line: list[Run] = [(" wall ", "muted")]
+    for name, share in (
+        (device, rates.model_share),
+        ("sched", rates.schedule_share),
+        ("idle", rates.idle_share),
+    ):
+        line += [(f"{name} ", "muted"), (f"{fmt.percent(share)}  ", "text")]
+    line += [("mixed steps ", "muted"), (fmt.percent(rates.mixed_share), "text")]
+    return tuple(line)
+
+
+def _stall(frame: Frame, width: int) -> list[Line]:
+    if frame.stall is None:
+        return [((" last stall: none above the ITL bound", "muted"),)]
+    text = f"last stall: {frame.stall.text}"
+    if len(text) <= width:
+        return [((" last stall: ", "muted"), (frame.stall.text, "text"))]
+    return [((" last stall:", "muted"),), (("  " + frame.stall.text, "text"),)]
