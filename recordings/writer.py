@@ -50,6 +50,7 @@ class RecordingWriter:
     Attributes:
         state, error: `failed` when the file cannot be written (full disk), and why in one line.
         num_bytes: of the file so far.
+        num_queued_bytes: handed over and not written yet.
         first_step, last_step: in it.
 
     Args:
@@ -75,7 +76,7 @@ class RecordingWriter:
             raise RecordingError(f"cannot write {path}: {error.strerror or error}") from error
         self._snapshot: Snapshot | None = None
         self._queue: queue.SimpleQueue[_Frame | None] = queue.SimpleQueue()
-        self._queued_bytes = 0
+        self.num_queued_bytes = 0
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         # The writing thread's:
@@ -108,8 +109,8 @@ class RecordingWriter:
         if self.state != "recording":
             return
         with self._lock:
-            self._queued_bytes += len(payload)
-            is_over = self._queued_bytes > MAX_QUEUE_BYTES
+            self.num_queued_bytes += len(payload)
+            is_over = self.num_queued_bytes > MAX_QUEUE_BYTES
         if is_over:
             self._fail(f"the disk is too slow: {MAX_QUEUE_BYTES >> 20} MiB wait to be written")
             return
@@ -163,7 +164,7 @@ class RecordingWriter:
                 if item is None or self.state == "failed":
                     return
                 with self._lock:
-                    self._queued_bytes -= len(item[2])
+                    self.num_queued_bytes -= len(item[2])
                 self._write(writer, *item)
                 if self.note is not None:
                     return

@@ -1,0 +1,237 @@
+"""Latencies are exact: worked out by hand here, from samples and from step records."""
+
+import math
+import random
+
+import pytest
+
+from stepscope.engine.wire import (
+    Admitted,
+    Arrived,
+    BatchRow,
+    Finished,
+    Phase,
+    Preempted,
+    RequestEvent,
+    RowFlag,
+    StepRecord,
+)
+from stepscope.recordings.history import History
+from stepscope.recordings.latency import SLO, Samples, percentiles
+
+MS = 1_000_000
+LAST, FIRST = int(RowFlag.LAST_CHUNK), int(RowFlag.LAST_CHUNK | RowFlag.FIRST_TOKEN)
+PREFILL, DECODE, RECOMPUTE = int(Phase.PREFILL), int(Phase.DECODE), int(Phase.RECOMPUTE)
+
+
+def record(
+    step: int, start_ms: int, end_ms: int, rows: list[BatchRow], *events: RequestEvent
+) -> StepRecord:
+    return StepRecord(
+        step=step,
+        schedule_start_ns=start_ms * MS,
+        schedule_end_ns=(start_ms + 1) * MS,
+        launch_ns=(start_ms + 2) * MS,
+        tokens_ns=end_ms * MS,
+        num_prefill_tokens=sum(row.num_tokens for row in rows if row.phase != DECODE),
+        num_decode_tokens=sum(row.num_tokens for row in rows if row.phase == DECODE),
+        batch=rows,
+        num_running=len(rows),
+        num_waiting=0,
+        events=list(events),
+    )
+
+
+def arrived(request_id: int, time_ms: int, num_prompt_tokens: int) -> Arrived:
+    return Arrived(
+        request_id=request_id,
+        client_id="",
+        num_prompt_tokens=num_prompt_tokens,
+        max_tokens=9,
+        priority=0,
+        time_ns=time_ms * MS,
+    )
+
+
+def test_percentiles_are_nearest_rank() -> None:
+    # 15, 20, 35, 40, 50: the 30th of 5 is the ceil(1.5) = 2nd, the 40th the 2nd, the 50th the 3rd.
+    ordered = [(value, 1) for value in (15, 20, 35, 40, 50)]
+    assert percentiles(ordered, 5, (5, 30, 40, 50, 95, 100)) == [15, 20, 20, 35, 50, 50]
+
+
+def test_weighted_samples_are_what_the_samples_one_by_one_would_be() -> None:
+    rng = random.Random(0)
+    samples = Samples()
+    values: list[int] = []
+    for time_ns in range(500):
+        value, weight = rng.randrange(40), rng.randrange(1, 9)
+        samples.add(time_ns, value, weight)
+        values += [value] * weight
+    values.sort()
+    series = samples.series(-1, 1000)
+    assert series.num_samples == len(values)
+    for rank, found in ((50, series.p50_ms), (95, series.p95_ms), (99, series.p99_ms)):
+        assert found == values[math.ceil(rank * len(values) / 100) - 1] / 1e6
+    assert series.max_ms == values[-1] / 1e6
+
+
+def test_a_window_begins_after_its_start_and_includes_its_end() -> None:
+    samples = Samples()
+    for time_ns in (10, 20, 30):
+        samples.add(time_ns, time_ns * MS)
+    assert samples.series(10, 30).num_samples == 2
+    assert samples.series(9, 29).max_ms == 20.0
+    assert samples.series(30, 40).p50_ms is None
+
+
+def test_the_trend_keeps_the_worst_of_each_slice_and_leaves_empty_ones_empty() -> None:
+    samples = Samples()
+    for time_ns, value_ms in ((1, 5), (9, 7), (31, 4), (40, 6)):
+        samples.add(time_ns, value_ms * MS)
+    assert samples.series(0, 40, buckets=4).trend_ms == (7.0, None, None, 6.0)
+    # Slices stand still as time goes on: at 35 they still end at multiples of 10.
+    assert samples.series(-5, 35, buckets=4).trend_ms == (7.0, None, None, 4.0)
+
+
+def test_forgetting_is_by_time() -> None:
+    samples = Samples()
+    for time_ns in range(10):
+        samples.add(time_ns, time_ns * MS)
+    samples.forget_before(3)
+    samples.forget_after(6)
+    assert samples.series(-1, 100).num_samples == len(samples) == 4
+
+
+def test_ttft_itl_tpot_and_step_time_of_two_requests_by_hand() -> None:
+    """Two requests; the second one's prompt makes the first wait 100 ms for its third token."""
+    history = History(SLO(ttft_ms=100, itl_ms=50))
+    records = [
+        record(
+            0,
+            10,
+            20,
+            [BatchRow(1, PREFILL, 0, 8, 0, 1, FIRST)],
+            arrived(1, 5, 8),
+            Admitted(1, 0),
+        ),
+        record(1, 30, 40, [BatchRow(1, DECODE, 8, 1, 0, 1, LAST)]),
+        record(
+            2,
+            50,
+            140,
+            [BatchRow(1, DECODE, 9, 1, 0, 1, LAST), BatchRow(2, PREFILL, 0, 900, 0, 57, FIRST)],
+            arrived(2, 15, 900),
+            Admitted(2, 0),
+        ),
+        record(
+            3,
+            140,
+            150,
+            [BatchRow(1, DECODE, 10, 1, 0, 1, LAST), BatchRow(2, DECODE, 900, 1, 0, 57, LAST)],
+            Finished(1, "length", 4),
+        ),
+    ]
+    for sequence, message in enumerate(records):
+        history.append(sequence, message)
+    report = history.latency()
+
+    # TTFT: 20 - 5 = 15 ms and 140 - 15 = 125 ms.
+    assert (report.ttft.num_samples, report.ttft.p50_ms, report.ttft.max_ms) == (2, 15.0, 125.0)
+    assert report.ttft.within_slo == 0.5
+    # ITL: 20, 100 and 10 ms of the first, 10 ms of the second: sorted 10, 10, 20, 100.
+    assert report.itl.num_samples == 4
+    assert (report.itl.p50_ms, report.itl.p95_ms, report.itl.max_ms) == (10.0, 100.0, 100.0)
+    assert report.itl.within_slo == 0.75
+    # TPOT of the first: (150 - 20) / 3 tokens.
+    assert report.tpot.num_samples == 1
+    assert report.tpot.p50_ms == pytest.approx(130 / 3, abs=1e-5)
+    assert (report.step.num_samples, report.step.p50_ms, report.step.max_ms) == (4, 10.0, 90.0)
+
+    stall = history.last_stall()
+    assert stall is not None
+    assert (stall.step, stall.request_id, stall.itl_ns) == (2, 1, 100 * MS)
+    assert (stall.cause, stall.cause_request_id, stall.num_prefill_tokens) == ("prefill", 2, 900)
+    assert stall.text == "step 2 prefill r2 900 tok → ITL 100 ms"
+
+
+def test_a_preemption_is_part_of_the_gap_it_makes_and_named_as_its_cause() -> None:
+    history = History()
+    records = [
+        record(
+            0, 0, 10, [BatchRow(1, PREFILL, 0, 8, 0, 1, FIRST)], arrived(1, 0, 8), Admitted(1, 0)
+        ),
+        record(1, 10, 20, [], Preempted(1, 1, "KV full")),
+        record(2, 20, 80, [BatchRow(1, RECOMPUTE, 0, 9, 0, 1, LAST)], Admitted(1, 0)),
+    ]
+    for sequence, message in enumerate(records):
+        history.append(sequence, message)
+    assert history.latency().itl.max_ms == 70.0
+    assert history.latency().ttft.num_samples == 1
+    stall = history.stall(2)
+    assert stall is not None
+    assert (stall.cause, stall.cause_step) == ("preempted", 1)
+
+
+def test_a_pause_of_the_engine_is_not_blamed_on_a_request() -> None:
+    history = History()
+    for sequence, message in enumerate(
+        [
+            record(
+                0,
+                0,
+                10,
+                [BatchRow(1, PREFILL, 0, 8, 0, 1, FIRST)],
+                arrived(1, 0, 8),
+                Admitted(1, 0),
+            ),
+            record(1, 500, 510, [BatchRow(1, DECODE, 8, 1, 0, 1, LAST)]),
+        ]
+    ):
+        history.append(sequence, message)
+    stall = history.stall(1)
+    assert stall is not None
+    assert stall.cause == "idle"
+    assert history.stall(0) is None
+
+
+def test_a_prefill_only_step_between_two_decodes_is_the_cause_of_their_gap() -> None:
+    """Batching that never mixes the two phases stalls decodes in the step before."""
+    history = History()
+    for sequence, message in enumerate(
+        [
+            record(
+                0,
+                0,
+                10,
+                [BatchRow(1, PREFILL, 0, 8, 0, 1, FIRST)],
+                arrived(1, 0, 8),
+                Admitted(1, 0),
+            ),
+            record(1, 10, 110, [BatchRow(2, PREFILL, 0, 512, 0, 32, 0)], arrived(2, 9, 600)),
+            record(2, 110, 120, [BatchRow(1, DECODE, 8, 1, 0, 1, LAST)]),
+        ]
+    ):
+        history.append(sequence, message)
+    stall = history.stall(2)
+    assert stall is not None
+    assert (stall.cause, stall.cause_step, stall.cause_request_id) == ("prefill", 1, 2)
+
+
+def test_rates_and_shares_of_the_wall_time_by_hand() -> None:
+    history = History()
+    for step in range(10):
+        rows = [
+            BatchRow(1, DECODE, 8 + step, 1, 0, 1, LAST),
+            BatchRow(2, PREFILL, 9 * step, 9, 0, 1, 0),
+        ]
+        history.append(step, record(step, step * 100, step * 100 + 80, rows))
+    rates = history.rates(900 * MS + 80 * MS, 0.5)  # (480, 980]: steps 5..9
+    assert (rates.num_steps, rates.mixed_share) == (5, 1.0)
+    assert rates.steps_per_s == pytest.approx(10.0)
+    assert rates.prefill_tokens_per_s == pytest.approx(90.0)
+    assert rates.output_tokens_per_s == pytest.approx(10.0)
+    assert rates.model_share == pytest.approx(5 * 78 / 500)
+    assert rates.schedule_share == pytest.approx(5 * 1 / 500)
+    assert rates.idle_share == pytest.approx(1 - 5 * 80 / 500)
+    assert rates.prefix_hit_rate is None
+    assert rates.evictions_per_s is None

@@ -1,0 +1,293 @@
+"""What an observer knows after each message: the one reducer of live view, replay and exports."""
+
+import random
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.engine import wire
+from stepscope.engine.config import Knobs
+from stepscope.engine.simulated import SimulatedWorkload, simulate
+from stepscope.engine.wire import (
+    CACHED,
+    EMPTY,
+    Aborted,
+    Admitted,
+    Arrived,
+    BatchRow,
+    BlockMove,
+    EngineInfo,
+    EngineStatus,
+    Finished,
+    FirstToken,
+    KnobsChanged,
+    KVCounts,
+    Phase,
+    Preempted,
+    RowFlag,
+    Snapshot,
+    StepRecord,
+    Telemetry,
+)
+from stepscope.recordings.session import KEEP_FINISHED_STEPS, SessionState
+
+MS = 1_000_000
+LAST, FIRST = int(RowFlag.LAST_CHUNK), int(RowFlag.LAST_CHUNK | RowFlag.FIRST_TOKEN)
+PREFILL, DECODE, RECOMPUTE = int(Phase.PREFILL), int(Phase.DECODE), int(Phase.RECOMPUTE)
+
+# Little memory, many requests: prefix hits, evictions and preemptions in a few hundred steps.
+BUSY = SimulatedWorkload(rate=30.0, document_share=0.1, chat_tokens=150, document_tokens=900)
+MESSAGES = simulate(
+    seed=3,
+    num_steps=700,
+    num_blocks=160,
+    max_model_len=2048,
+    workload=BUSY,
+    knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
+    changes={200: {"max_num_batched_tokens": 256}},
+)
+
+
+def info(engine_id: str = "one", **changes: Any) -> EngineInfo:
+    fields: dict[str, Any] = {
+        "engine_id": engine_id,
+        "name": "engine-0",
+        "software_version": "0",
+        "model": "none",
+        "num_blocks": 8,
+        "block_size": 16,
+        "monotonic_ns": 0,
+        "wall_ns": 1_700_000_000_000_000_000,
+    }
+    return EngineInfo(**(fields | changes))
+
+
+def step(number: int, rows: list[BatchRow] | None = None, **changes: Any) -> StepRecord:
+    """Steps end every 10 ms and take 8."""
+    fields: dict[str, Any] = {
+        "step": number,
+        "schedule_start_ns": number * 10 * MS + 2 * MS,
+        "tokens_ns": number * 10 * MS + 10 * MS,
+        "num_prefill_tokens": sum(r.num_tokens for r in rows or () if r.phase != DECODE),
+        "num_decode_tokens": sum(r.num_tokens for r in rows or () if r.phase == DECODE),
+        "batch": rows,
+        "num_running": len(rows or ()),
+        "num_waiting": 0,
+    }
+    return StepRecord(**(fields | changes))
+
+
+def arrived(request_id: int, num_prompt_tokens: int = 20, time_ns: int = 0) -> Arrived:
+    return Arrived(
+        request_id=request_id,
+        client_id=f"chat-{request_id}",
+        num_prompt_tokens=num_prompt_tokens,
+        max_tokens=5,
+        priority=0,
+        time_ns=time_ns,
+    )
+
+
+def reduced(messages: list[Telemetry]) -> SessionState:
+    state = SessionState()
+    for message in messages:
+        state.apply(message)
+    return state
+
+
+def test_a_request_is_followed_from_arrival_to_its_last_token() -> None:
+    state = reduced(
+        [
+            info(),
+            step(
+                0,
+                [BatchRow(7, PREFILL, 4, 10, 4, 1, 0)],
+                events=[arrived(7, time_ns=MS), Admitted(7, 4)],
+            ),
+        ]
+    )
+    view = state.requests[7]
+    assert (view.status, view.num_computed_tokens, view.num_output_tokens) == ("running", 14, 0)
+    assert (view.num_cached_tokens, view.num_blocks, view.first_token_ns) == (4, 1, None)
+
+    state.apply(step(1, [BatchRow(7, PREFILL, 14, 6, 0, 2, FIRST)], events=[FirstToken(7)]))
+    state.apply(step(2, [BatchRow(7, DECODE, 20, 1, 0, 2, LAST)]))
+    view = state.requests[7]
+    assert (view.num_computed_tokens, view.num_output_tokens) == (21, 2)
+    assert (view.first_token_ns, view.last_token_ns) == (20 * MS, 30 * MS)
+
+    state.apply(
+        step(3, [BatchRow(7, DECODE, 21, 1, 0, 2, LAST)], events=[Finished(7, "length", 3)])
+    )
+    view = state.requests[7]
+    assert (view.status, view.finish_reason, view.num_output_tokens) == ("finished", "length", 3)
+    assert (view.finish_step, view.finish_ns, view.num_blocks) == (3, 40 * MS, 0)
+    assert view.arrival_ns == MS
+
+
+def test_a_preempted_request_gives_its_blocks_back_and_counts_on_after_recomputing() -> None:
+    state = reduced(
+        [
+            step(
+                0, [BatchRow(1, PREFILL, 0, 20, 0, 2, FIRST)], events=[arrived(1), Admitted(1, 0)]
+            ),
+            step(1, [BatchRow(1, DECODE, 20, 1, 0, 2, LAST)]),
+            step(2, [], events=[Preempted(1, 2, "KV full")]),
+        ]
+    )
+    view = state.requests[1]
+    assert (view.status, view.num_blocks, view.num_computed_tokens) == ("preempted", 0, 0)
+    state.apply(step(3, [BatchRow(1, RECOMPUTE, 0, 22, 0, 2, LAST)], events=[Admitted(1, 0)]))
+    view = state.requests[1]
+    assert (view.status, view.num_output_tokens, view.num_preemptions) == ("running", 3, 1)
+    assert (view.first_token_ns, view.last_token_ns) == (10 * MS, 40 * MS)
+
+
+def test_an_abort_between_steps_ends_the_request() -> None:
+    state = reduced([step(0, [BatchRow(1, PREFILL, 0, 8, 0, 1, 0)], events=[arrived(1)])])
+    state.apply(
+        EngineStatus(
+            time_ns=11 * MS,
+            state="idle",
+            step=0,
+            num_running=0,
+            num_waiting=0,
+            events=[Aborted(1, "client gone")],
+        )
+    )
+    view = state.requests[1]
+    assert (view.status, view.finish_reason, view.finish_step) == ("finished", "abort", 0)
+    assert (state.state, state.num_running, state.time_ns) == ("idle", 0, 11 * MS)
+
+
+def test_block_owners_are_known_from_the_first_step_on_and_never_made_up() -> None:
+    kv = KVCounts(used=2, cached=1, empty=5, evicted=0)
+    moves = [BlockMove(0, 1, 2), BlockMove(3, CACHED, 0), BlockMove(99, 1, 1)]
+    state = reduced([info(), step(0, [], kv=kv, moves=moves)])
+    assert state.block_owner is not None
+    assert state.block_refs is not None
+    assert list(state.block_owner) == [1, EMPTY, EMPTY, CACHED, EMPTY, EMPTY, EMPTY, EMPTY]
+    assert list(state.block_refs) == [2, 0, 0, 0, 0, 0, 0, 0]
+
+    late = reduced([info(), step(5, [], kv=kv, moves=moves)])
+    assert late.block_owner is None
+
+
+def test_what_an_engine_cannot_tell_stays_unknown() -> None:
+    state = reduced([info(num_blocks=None), step(0, None, events=[arrived(1), FirstToken(1)])])
+    assert state.kv is None
+    assert state.blocks is None
+    assert state.requests[1].first_token_ns == 10 * MS
+
+
+def test_a_row_of_an_unheard_of_request_shows_as_partial() -> None:
+    state = reduced([step(9, [BatchRow(4, DECODE, 33, 1, 0, 3, LAST)])])
+    view = state.requests[4]
+    assert view.is_partial
+    assert (view.status, view.num_computed_tokens, view.num_blocks) == ("running", 34, 3)
+    outcome = state.apply(step(10, [BatchRow(4, DECODE, 34, 1, 0, 3, LAST)]))
+    assert outcome is not None
+    assert outcome.gaps_ns == {10 * MS: 1}
+    state.apply(step(11, [], events=[Finished(4, "stop", 17)]))
+    assert state.requests[4].num_output_tokens == 17
+
+
+def test_counts_are_right_again_after_lost_steps_and_no_latency_is_made_of_them() -> None:
+    state = reduced(
+        [step(0, [BatchRow(1, PREFILL, 0, 20, 0, 2, FIRST)], events=[arrived(1), Admitted(1, 0)])]
+    )
+    outcome = state.apply(step(5, [BatchRow(1, DECODE, 24, 1, 0, 2, LAST)]))
+    assert outcome is not None
+    assert outcome.gaps_ns == {}
+    assert state.requests[1].num_output_tokens == 6
+
+
+def test_finished_requests_stay_in_view_for_a_while_and_are_then_forgotten() -> None:
+    state = reduced([step(0, [], events=[arrived(1), Finished(1, "stop", 1)])])
+    state.apply(step(KEEP_FINISHED_STEPS - 1, []))
+    assert 1 in state.requests
+    state.apply(step(KEEP_FINISHED_STEPS, []))
+    assert not state.requests
+
+
+def test_knobs_are_merged_and_an_engine_with_another_id_starts_from_nothing() -> None:
+    changed = KnobsChanged(
+        version=1, effective_step=3, who="ops", old={"a": 1}, new={"a": 2}, time_ns=0
+    )
+    state = reduced([info(), step(0, [], events=[arrived(1)])])
+    state.knobs = {"a": 1, "b": True}
+    state.apply(changed)
+    assert (state.knobs, state.knobs_version) == ({"a": 2, "b": True}, 1)
+    state.apply(info("two"))
+    assert not state.requests
+    assert not state.knobs
+    assert state.step == -1
+
+
+def test_a_snapshot_of_any_moment_continues_like_the_original() -> None:
+    state = SessionState()
+    continued: SessionState | None = None
+    for number, (sequence, message) in enumerate(MESSAGES):
+        state.apply(message)
+        if continued is not None:
+            continued.apply(message)
+        if number % 61 == 60:
+            if continued is not None:
+                assert continued == state
+            snapshot = state.snapshot(sequence)
+            assert snapshot is not None
+            restored = wire.decode(wire.encode(snapshot))
+            assert isinstance(restored, Snapshot)
+            continued = SessionState.from_snapshot(restored)
+            assert continued == state
+            assert continued.snapshot(sequence) == snapshot
+    assert any(view.num_preemptions for view in state.requests.values())
+
+
+def test_a_copy_does_not_change_with_what_comes_later() -> None:
+    state = SessionState()
+    copies: list[tuple[int, SessionState]] = []
+    for number, (_, message) in enumerate(MESSAGES):
+        state.apply(message)
+        if number % 40 == 0:
+            copies.append((number, state.copy()))
+    again = SessionState()
+    for number, (_, message) in enumerate(MESSAGES):
+        again.apply(message)
+        if copies and copies[0][0] == number:
+            assert copies.pop(0)[1] == again
+
+
+def test_a_snapshot_after_a_loss_sets_right_what_was_missed() -> None:
+    whole = SessionState()
+    lossy = SessionState()
+    for number, (sequence, message) in enumerate(MESSAGES):
+        whole.apply(message)
+        if not 200 <= number < 260:
+            lossy.apply(message)
+        if number == 300:
+            snapshot = whole.snapshot(sequence)
+            assert snapshot is not None
+            lossy.apply(snapshot)
+    live = {i: v for i, v in whole.requests.items() if v.status != "finished"}
+    assert {i: v for i, v in lossy.requests.items() if v.status != "finished"} == live
+    assert lossy.blocks == whole.blocks
+    assert lossy.kv == whole.kv
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), keep=st.floats(0.2, 1.0), shuffled=st.booleans())
+def test_lost_repeated_and_shuffled_messages_never_break_it(
+    seed: int, keep: float, shuffled: bool
+) -> None:
+    rng = random.Random(seed)
+    messages = [m for _, m in MESSAGES[:400] if rng.random() < keep]
+    messages += rng.choices(messages, k=40)
+    if shuffled:
+        rng.shuffle(messages)
+    state = reduced(messages)
+    snapshot = state.snapshot(0)
+    if snapshot is not None:
+        assert SessionState.from_snapshot(snapshot) == state
+    assert len(state.copy().requests) == len(state.requests)
