@@ -1,0 +1,493 @@
+"""A session in memory: any step again as it was, losses visible, readers beside the writer."""
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import pytest
+
+from stepscope.engine import wire
+from stepscope.engine.config import Knobs
+from stepscope.engine.simulated import SimulatedWorkload, simulate
+from stepscope.engine.wire import (
+    Aborted,
+    Admitted,
+    Arrived,
+    BatchRow,
+    EngineInfo,
+    EngineStatus,
+    Finished,
+    KnobsChanged,
+    Mark,
+    Phase,
+    Preempted,
+    Rejected,
+    RowFlag,
+    StepRecord,
+    Telemetry,
+)
+from stepscope.recordings.history import History
+from stepscope.recordings.lanes import Cell
+from stepscope.recordings.latency import SLO
+from stepscope.recordings.session import SessionState
+
+MS = 1_000_000
+LAST, FIRST = int(RowFlag.LAST_CHUNK), int(RowFlag.LAST_CHUNK | RowFlag.FIRST_TOKEN)
+PREFILL, DECODE, RECOMPUTE = int(Phase.PREFILL), int(Phase.DECODE), int(Phase.RECOMPUTE)
+
+BUSY = SimulatedWorkload(rate=30.0, document_share=0.1, chat_tokens=150, document_tokens=900)
+MESSAGES = simulate(
+    seed=5,
+    num_steps=1200,
+    num_blocks=160,
+    max_model_len=2048,
+    workload=BUSY,
+    knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
+    changes={300: {"max_num_batched_tokens": 256}, 700: {"max_num_batched_tokens": 512}},
+)
+SEQUENCE_OF = {m.step: number for number, m in MESSAGES if isinstance(m, StepRecord)}
+
+
+def fed(messages: list[tuple[int, Telemetry]], **limits: Any) -> History:
+    history = History(**limits)
+    for sequence, message in messages:
+        history.append(sequence, message)
+    return history
+
+
+@pytest.fixture(scope="module")
+def history() -> History:
+    return fed(MESSAGES)
+
+
+@pytest.fixture(scope="module")
+def states() -> dict[int, SessionState]:
+    """The state after each step, worked out in one go from the first message on."""
+    state = SessionState()
+    states = {}
+    for _, message in MESSAGES:
+        state.apply(message)
+        if isinstance(message, StepRecord):
+            states[message.step] = state.copy()
+    return states
+
+
+def info(engine_id: str = "one") -> EngineInfo:
+    return EngineInfo(
+        engine_id=engine_id,
+        name="engine-0",
+        software_version="0",
+        model="none",
+        num_blocks=8,
+        monotonic_ns=5 * MS,
+        wall_ns=1_700_000_000_000_000_000,
+    )
+
+
+def step(number: int, rows: list[BatchRow] | None = None, **changes: Any) -> StepRecord:
+    fields: dict[str, Any] = {
+        "step": number,
+        "schedule_start_ns": number * 10 * MS + 2 * MS,
+        "tokens_ns": number * 10 * MS + 10 * MS,
+        "num_prefill_tokens": sum(r.num_tokens for r in rows or () if r.phase != DECODE),
+        "num_decode_tokens": sum(r.num_tokens for r in rows or () if r.phase == DECODE),
+        "batch": rows,
+        "num_running": len(rows or ()),
+        "num_waiting": 0,
+    }
+    return StepRecord(**(fields | changes))
+
+
+def status(step: int, **changes: Any) -> EngineStatus:
+    fields: dict[str, Any] = {
+        "time_ns": step * 10 * MS + 11 * MS,
+        "state": "idle",
+        "step": step,
+        "num_running": 0,
+        "num_waiting": 0,
+    }
+    return EngineStatus(**(fields | changes))
+
+
+def arrived(request_id: int) -> Arrived:
+    return Arrived(
+        request_id=request_id,
+        client_id=f"chat-{request_id}",
+        num_prompt_tokens=20,
+        max_tokens=9,
+        priority=0,
+        time_ns=0,
+    )
+
+
+# Any step again
+
+
+def test_any_step_can_be_seen_again_exactly_as_it_was(
+    history: History, states: dict[int, SessionState]
+) -> None:
+    steps = [0, 1, 255, 256, 257, 1199, *random.Random(0).sample(range(1200), 30)]
+    for number in steps:
+        assert history.state_at(number) == states[number], number
+
+
+def test_walking_step_by_step_gives_the_same_as_jumping(
+    history: History, states: dict[int, SessionState]
+) -> None:
+    for number in [*range(500, 530), *range(530, 505, -1)]:
+        assert history.state_at(number) == states[number]
+
+
+def test_summaries_and_records_agree(history: History) -> None:
+    for number in range(0, 1200, 37):
+        record, summary = history.record(number), history.summary(number)
+        assert record is not None
+        assert summary is not None
+        assert record.batch is not None
+        assert record == dict(MESSAGES)[SEQUENCE_OF[number]]
+        assert summary.tokens_ns == record.tokens_ns
+        assert summary.num_rows == len(record.batch)
+        assert summary.num_tokens == sum(row.num_tokens for row in record.batch)
+        assert summary.num_output_tokens == sum(bool(row.flags & LAST) for row in record.batch)
+        assert summary.num_preempted == sum(isinstance(e, Preempted) for e in record.events)
+        assert summary.sequence == SEQUENCE_OF[number]
+    assert history.record(1200) is None
+    assert history.summaries(1199, 1200)[1] is None
+
+
+def test_the_newest_state_is_one_object_until_something_new_comes() -> None:
+    history = fed(MESSAGES[:50])
+    state = history.state
+    assert history.state is state
+    version = history.version
+    history.append(*MESSAGES[50])
+    assert history.version > version
+    assert history.state is not state
+    assert history.state_at(state.step).step == state.step
+
+
+def test_the_oldest_steps_are_forgotten_by_number_and_by_bytes(
+    states: dict[int, SessionState],
+) -> None:
+    by_number = fed(MESSAGES, max_steps=400)
+    assert 400 <= by_number.num_steps < 700
+    by_bytes = fed(MESSAGES, max_bytes=200_000)
+    for history in (by_number, by_bytes):
+        first = history.first_step
+        assert first is not None
+        assert first > 0
+        assert history.last_step == 1199
+        for number in (first, first + 100, 1199):
+            assert history.state_at(number) == states[number]
+        assert history.record(first - 1) is None
+        assert all(event.step >= first for event in history.events(limit=10_000))
+        assert history.latency(window_s=None).step.num_samples == history.num_steps
+        assert not any(Cell.UNKNOWN in lane.cells for lane in history.lanes(first - 50, 1199))
+
+
+def test_going_back_leaves_what_there_would_be_if_the_rest_had_never_come() -> None:
+    history = fed(MESSAGES)
+    for number in (1100, 620, 299):
+        assert history.rewind(number)
+        expected = fed([m for m in MESSAGES if m[0] <= SEQUENCE_OF[number]])
+        assert history.state == expected.state
+        assert history.last_step == number
+        assert history.last_sequence == expected.last_sequence
+        assert history.latency(window_s=None) == expected.latency(window_s=None)
+        assert history.knob_changes == expected.knob_changes
+        assert history.last_stall() == expected.last_stall()
+        assert history.lanes(number - 99, number) == expected.lanes(number - 99, number)
+    for sequence, message in MESSAGES[SEQUENCE_OF[299] + 1 :]:
+        history.append(sequence, message)
+    whole = fed(MESSAGES)
+    assert history.state == whole.state
+    assert history.summaries(0, 1199) == whole.summaries(0, 1199)
+    assert not history.rewind(5000)
+
+
+# What is missing
+
+
+def test_lost_messages_are_a_gap_with_the_steps_around_it() -> None:
+    lost = range(SEQUENCE_OF[100], SEQUENCE_OF[103])
+    history = fed([m for m in MESSAGES[:400] if m[0] not in lost])
+    (gap,) = history.gaps
+    assert (gap.first_sequence, gap.last_sequence) == (lost[0], lost[-1])
+    assert (gap.after_step, gap.before_step, gap.num_steps) == (99, 103, 3)
+    assert history.num_lost == gap.num_messages == len(lost)
+    assert history.needs_snapshot
+    assert history.record(101) is None
+    assert history.summary(102) is None
+    after = history.summary(103)
+    assert after is not None
+    assert after.after_gap
+    assert [e.kind for e in history.events(102, 1, frozenset({"gap"}))] == ["gap"]
+    for lane in history.lanes(100, 102):
+        assert set(lane.cells) <= {Cell.UNKNOWN, Cell.ABSENT}
+    assert history.state_at(101) == history.state_at(99)
+
+
+def test_repeated_and_old_messages_are_ignored() -> None:
+    history = fed(MESSAGES[:300])
+    expected = history.state
+    for sequence, message in MESSAGES[250:300]:
+        history.append(sequence, message)
+    assert history.state == expected
+    assert history.num_lost == 0
+    assert history.num_steps == fed(MESSAGES[:300]).num_steps
+
+
+def test_a_snapshot_sets_the_state_right_after_a_loss_and_does_nothing_otherwise() -> None:
+    whole = fed(MESSAGES[:400])
+    redundant = whole.snapshot()
+    assert redundant is not None
+    whole.append(redundant.sequence, redundant)
+    assert whole.num_lost == 0
+    lossy = fed(MESSAGES[:200] + MESSAGES[260:400])
+    assert lossy.state != whole.state
+    lossy.append(redundant.sequence, redundant)
+    assert lossy.state.blocks == whole.state.blocks
+    assert not lossy.needs_snapshot
+    assert lossy.num_lost == 60
+    for sequence, message in MESSAGES[400:]:
+        lossy.append(sequence, message)
+    live = [v for v in lossy.state.requests.values() if v.status != "finished"]
+    expected = [v for v in fed(MESSAGES).state.requests.values() if v.status != "finished"]
+    assert live == expected
+
+
+def test_messages_of_a_kind_it_does_not_know_are_not_missing() -> None:
+    history = fed(MESSAGES[:20])
+    history.skip(20)
+    history.append(21, status(900))
+    assert history.num_lost == 0
+
+
+def test_a_broken_message_changes_nothing() -> None:
+    history = fed(MESSAGES[:20])
+    with pytest.raises(msgspec.DecodeError):
+        history.append(20, b"\x93nonsense")
+    assert history.last_sequence == 19
+    history.append(*MESSAGES[20])
+    assert history.num_lost == 0
+
+
+def test_a_restarted_engine_begins_a_new_history_and_the_old_one_is_kept() -> None:
+    history = History()
+    for sequence, message in enumerate([info("one"), step(0, []), step(1, [])]):
+        history.append(sequence, message)
+    for sequence, message in enumerate([info("two"), step(0, [])]):
+        history.append(sequence, message)
+    assert history.last_step == 0
+    assert history.num_lost == 0
+    assert history.info is not None
+    assert history.info.engine_id == "two"
+    assert [event.kind for event in history.events()] == ["engine"]
+    assert history.previous is not None
+    assert history.previous.last_step == 1
+    assert history.previous.state_at(0).info == info("one")
+
+
+# What happened
+
+
+def test_a_knob_change_is_found_at_the_step_where_it_took_effect(history: History) -> None:
+    assert [change.effective_step for change in history.knob_changes] == [300, 700]
+    flagged = [s.step for s in history.summaries(0, 1199) if s is not None and s.has_knob_change]
+    assert flagged == [300, 700]
+    first = history.next_event(0, 1, frozenset({"knobs"}))
+    assert first is not None
+    assert first.step == 300
+    assert first.text == "max_num_batched_tokens 512→256 by simulated, from step 300"
+    before, after = history.summary(299), history.summary(300)
+    assert before is not None
+    assert after is not None
+    assert (before.token_budget, after.token_budget) == (512, 256)
+
+
+def test_events_say_what_happened_to_whom_and_can_be_walked() -> None:
+    history = History(SLO(ttft_ms=500, itl_ms=15))
+    messages = [
+        info(),
+        step(0, [BatchRow(1, PREFILL, 0, 20, 0, 2, FIRST)], events=[arrived(1), Admitted(1, 0)]),
+        step(1, [BatchRow(1, DECODE, 20, 1, 0, 2, LAST)], events=[Rejected(9, "ops", "too long")]),
+        step(2, [], events=[Preempted(1, 2, "KV full")]),
+        KnobsChanged(version=1, effective_step=3, who="ops", old={"a": 1}, new={"a": 2}, time_ns=0),
+        step(3, [BatchRow(1, RECOMPUTE, 0, 22, 0, 2, LAST)], events=[Finished(1, "length", 3)]),
+        status(3, events=[arrived(2), Aborted(2, "client gone")]),
+    ]
+    for sequence, message in enumerate(messages):
+        history.append(sequence, message)
+    history.add_mark(Mark(step=1, time_ns=20 * MS, text="look", who="me"))
+    assert [(e.step, e.kind, e.text) for e in history.events()] == [
+        (1, "reject", "rejected ops: too long"),
+        (1, "mark", "look (me)"),
+        (2, "preempt", "preempt r1 (KV full, 2 blocks freed)"),
+        (3, "knobs", "a 1→2 by ops, from step 3"),
+        (3, "finish", "r1 done (length), 3 tok in 0.0 s"),
+        (3, "slo", "ITL 20 ms > 15 ms (r1)"),
+        (3, "abort", "r2 aborted: client gone"),
+    ]
+    assert [event.kind for event in history.events(2, 2)] == ["mark", "preempt"]
+    following = history.next_event(1, 1)
+    assert following is not None
+    assert following.kind == "preempt"
+    preceding = history.next_event(3, -1, frozenset({"mark"}))
+    assert preceding is not None
+    assert preceding.step == 1
+    assert history.next_event(3, 1) is None
+
+
+def test_marks_survive_going_back_and_are_kept_once() -> None:
+    history = fed(MESSAGES[:300])
+    mark = Mark(step=150, time_ns=0, text="here", who="me")
+    history.add_mark(mark)
+    history.add_mark(mark)
+    history.rewind(100)
+    assert history.marks == [mark]
+    snapshot = history.snapshot()
+    assert snapshot is not None
+    history.reset(snapshot)
+    assert history.marks == [mark]
+    assert history.num_steps == 0
+
+
+def test_engine_time_is_told_as_wall_time() -> None:
+    history = History()
+    assert history.wall_ns(0) is None
+    history.append(0, info())
+    assert history.wall_ns(7 * MS) == 1_700_000_000_002_000_000
+
+
+def test_steps_are_found_by_time_and_by_their_neighbours() -> None:
+    history = History()
+    for sequence, number in enumerate([0, 1, 2, 6, 7]):
+        history.append(sequence * 2, step(number, []))
+    assert history.step_at(75 * MS) == 6
+    assert history.step_at(0) == 0
+    assert history.neighbour(2, 1) == 6
+    assert history.neighbour(6, -2) == 1
+    assert history.neighbour(4, 1) == 6
+    assert history.neighbour(4, -1) == 2
+    assert history.neighbour(7, 5) == 7
+
+
+# Lanes
+
+
+def cells(text: str) -> bytes:
+    letters = {
+        " ": Cell.ABSENT,
+        "?": Cell.UNKNOWN,
+        ".": Cell.WAITING,
+        "-": Cell.IDLE,
+        ":": Cell.CACHED,
+        "=": Cell.DECODE,
+        "#": Cell.PREFILL,
+        "%": Cell.PREFILL_ALT,
+        "r": Cell.RECOMPUTE,
+        "R": Cell.RECOMPUTE_ALT,
+        "o": Cell.FINISHED,
+        "0": Cell.ABORTED,
+        "X": Cell.PREEMPTED,
+    }
+    return bytes(letters[letter] for letter in text)
+
+
+def test_lanes_show_the_life_of_each_request_step_by_step() -> None:
+    history = History()
+    messages: list[Telemetry] = [
+        step(0, [BatchRow(1, PREFILL, 0, 8, 0, 1, 0)], events=[arrived(1), Admitted(1, 0)]),
+        step(1, [BatchRow(1, PREFILL, 8, 12, 0, 2, FIRST)], events=[arrived(2)]),
+        step(2, [BatchRow(1, DECODE, 20, 1, 0, 2, LAST)]),
+        status(2, events=[arrived(3)]),
+        step(3, [BatchRow(2, PREFILL, 16, 4, 16, 2, FIRST)], events=[Admitted(2, 16)]),
+        step(4, [BatchRow(1, DECODE, 21, 1, 0, 2, LAST)], events=[Preempted(2, 2, "KV full")]),
+        step(5, [BatchRow(2, RECOMPUTE, 0, 21, 0, 2, LAST)], events=[Admitted(2, 0)]),
+        status(5, events=[Aborted(3, "client gone")]),
+        step(
+            6,
+            [BatchRow(1, DECODE, 22, 1, 0, 2, LAST), BatchRow(2, DECODE, 21, 1, 0, 2, LAST)],
+            events=[Finished(1, "stop", 4)],
+        ),
+        step(9, [BatchRow(2, DECODE, 24, 1, 0, 2, LAST)]),
+    ]
+    for sequence, message in enumerate(messages):
+        history.append(sequence, message)
+    lanes = {lane.request_id: lane for lane in history.lanes(0, 10)}
+    assert lanes[1].client_id == "chat-1"
+    assert lanes[1].cells == cells("#%=-=-o    ")
+    assert lanes[2].cells == cells(" ..:XR=??= ")
+    assert lanes[3].cells == cells("   ..0     ")
+    assert [lane.request_id for lane in history.lanes(0, 2)] == [1, 2]
+    assert history.lanes(20, 30) == []
+
+
+def test_lanes_grown_step_by_step_equal_lanes_made_at_once() -> None:
+    growing = History()
+    for sequence, message in MESSAGES:
+        growing.append(sequence, message)
+        if isinstance(message, StepRecord) and message.step % 7 == 0:
+            growing.lanes(max(0, message.step - 120), message.step)
+    at_once = fed(MESSAGES)
+    assert growing.lanes(1080, 1199) == at_once.lanes(1080, 1199)
+    for first in (900, 300, 301, 600, 0):
+        assert growing.lanes(first, first + 80) == fed(MESSAGES).lanes(first, first + 80)
+
+
+def test_a_lane_shows_what_the_records_say(history: History) -> None:
+    lanes = {lane.request_id: lane.cells for lane in history.lanes(400, 599)}
+    for number in range(400, 600):
+        record = history.record(number)
+        assert record is not None
+        for row in record.batch or ():
+            cell = Cell(lanes[row.request_id][number - 400])
+            if row.phase == DECODE:
+                assert cell in (Cell.DECODE, Cell.FINISHED)
+            elif row.phase == RECOMPUTE:
+                assert cell in (Cell.RECOMPUTE, Cell.RECOMPUTE_ALT, Cell.CACHED, Cell.FINISHED)
+        for event in record.events:
+            if isinstance(event, Preempted):
+                assert lanes[event.request_id][number - 400] == Cell.PREEMPTED
+
+
+# Readers beside the writer
+
+
+def test_readers_never_see_a_half_written_state_while_messages_come() -> None:
+    history = History(max_steps=300)
+    done = threading.Event()
+
+    def read(seed: int) -> int:
+        rng = random.Random(seed)
+        num_rounds = 0
+        while not done.is_set():
+            last = history.last_step
+            if last is None:
+                continue
+            assert history.state.step >= last
+            first = history.first_step
+            assert first is not None
+            number = rng.randrange(first, last + 1)
+            # What was there a moment ago may be forgotten by now; it is never something else.
+            assert history.state_at(number).step >= first
+            record = history.record(number)
+            assert record is None or record.step == number
+            history.lanes(last - 50, last)
+            history.latency()
+            history.rates()
+            history.events(limit=20)
+            history.last_stall()
+            num_rounds += 1
+        return num_rounds
+
+    with ThreadPoolExecutor(3) as pool:
+        readers = [pool.submit(read, seed) for seed in range(3)]
+        try:
+            for sequence, message in MESSAGES:
+                history.append(sequence, wire.encode(message))
+        finally:
+            done.set()
+        assert sum(reader.result() for reader in readers) > 0
