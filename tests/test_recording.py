@@ -1,0 +1,582 @@
+"""Recordings: what was seen live is seen again, and no broken file ends in a traceback."""
+
+import itertools
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from mcap.reader import make_reader
+from mcap.writer import Writer
+
+from stepscope.engine import wire
+from stepscope.engine.config import Knobs
+from stepscope.engine.simulated import SimulatedWorkload, simulate
+from stepscope.engine.wire import EngineInfo, Mark, Snapshot, StepRecord, Telemetry
+from stepscope.recordings.history import History
+from stepscope.recordings.mcap_index import RecordingError
+from stepscope.recordings.reader import Recording
+from stepscope.recordings.recorder import Recorder, default_name
+from stepscope.recordings.replay import ReplaySource
+from stepscope.recordings.session import SessionState
+from stepscope.recordings.source import FrameTap, add_mark
+from stepscope.recordings.writer import RecordingWriter
+
+BUSY = SimulatedWorkload(rate=20.0, document_share=0.1, chat_tokens=150, document_tokens=900)
+NUM_STEPS = 8000
+MESSAGES = simulate(
+    seed=7,
+    num_steps=NUM_STEPS,
+    num_blocks=160,
+    max_model_len=2048,
+    workload=BUSY,
+    knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
+    changes={2500: {"max_num_batched_tokens": 256}},
+)
+
+
+class LiveSource:
+    """A live source without an engine: the test says what is received."""
+
+    is_live = True
+    name = "test"
+    num_bad = 0
+    status = "live"
+    error = None
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.tap = FrameTap()
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def receive(self, sequence: int, message: Telemetry) -> None:
+        payload = wire.encode(message)
+        self.history.append(sequence, payload)
+        self.tap.send(wire.TOPICS[type(message)], sequence, payload)
+
+
+def record(path: Path, messages: list[tuple[int, Telemetry]]) -> RecordingWriter:
+    writer = RecordingWriter(path)
+    writer.start()
+    for sequence, message in messages:
+        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+    writer.close()
+    return writer
+
+
+def fed(messages: list[tuple[int, Telemetry]]) -> History:
+    history = History()
+    for sequence, message in messages:
+        history.append(sequence, message)
+    return history
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recorded") / "session.mcap"
+    writer = record(path, MESSAGES)
+    assert (writer.state, writer.error) == ("finished", None)
+    return path
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """About a dozen chunks, small enough to be cut in many places."""
+    path = tmp_path_factory.mktemp("small") / "small.mcap"
+    writer = RecordingWriter(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stepscope.recordings.writer.CHUNK_BYTES", 16 * 1024)
+        writer.start()
+        for sequence, message in MESSAGES[:500]:
+            writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+        writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def live() -> History:
+    return fed(MESSAGES)
+
+
+@pytest.fixture
+def replay(recorded: Path) -> Iterator[ReplaySource]:
+    source = ReplaySource(Recording(recorded), playing=False)
+    source.start()
+    yield source
+    source.stop()
+
+
+# The same again
+
+
+def same_screen(live: History, replayed: History, step: int) -> None:
+    """Everything the main screen draws at `step`: state, lanes, figures, latencies, stalls."""
+    assert replayed.last_step == step
+    assert replayed.state == live.state_at(step)
+    assert replayed.lanes(step - 200, step) == live.lanes(step - 200, step)
+    first = max(0, step - 200)
+    assert replayed.summaries(first, step) == live.summaries(first, step)
+    summary = live.summary(step)
+    assert summary is not None
+    assert replayed.latency(summary.tokens_ns) == live.latency(summary.tokens_ns)
+    assert replayed.rates(summary.tokens_ns) == live.rates(summary.tokens_ns)
+    assert replayed.stall(step) == live.stall(step)
+    assert replayed.record(step) == live.record(step)
+    assert replayed.wall_ns(0) == live.wall_ns(0)
+
+
+def test_replay_shows_at_any_step_what_was_seen_live(live: History, replay: ReplaySource) -> None:
+    steps = [1, 200, 7999, 7998, 300, *random.Random(2).sample(range(NUM_STEPS), 8)]
+    for step in steps:
+        replay.seek(step)
+        assert replay.wait()
+        same_screen(live, replay.history, step)
+
+
+def test_a_replay_that_only_seeks_far_ahead_has_its_windows_filled(
+    live: History, recorded: Path
+) -> None:
+    step = NUM_STEPS - 10
+    source = ReplaySource(Recording(recorded), playing=False)
+    source.seek(step)  # before it has shown anything
+    source.start()
+    assert source.wait()
+    same_screen(live, source.history, step)
+    first_step = source.history.first_step
+    assert first_step is not None
+    assert 0 < first_step < step - 200
+    source.stop()
+
+
+def test_messages_are_read_back_in_order_and_unchanged(recorded: Path) -> None:
+    with Recording(recorded) as recording:
+        frames = [frame for frame, _ in recording.frames() if frame.topic != b"keyframe"]
+        assert recording.message is None
+        assert recording.first_step == 0
+        assert recording.last_step == NUM_STEPS - 1
+        assert recording.info == next(m for _, m in MESSAGES if isinstance(m, EngineInfo))
+    assert [(f.sequence, f.payload) for f in frames] == [
+        (sequence, wire.encode(message)) for sequence, message in MESSAGES
+    ]
+    times = [frame.log_ns for frame in frames]
+    assert times == sorted(times)
+
+
+def test_the_step_of_a_message_has_its_wall_time(live: History, recorded: Path) -> None:
+    with Recording(recorded) as recording:
+        position = recording.find_step(1234)
+        assert position is not None
+        frame = recording.frame_before(position)
+        summary = live.summary(1234)
+        assert frame is not None
+        assert summary is not None
+        assert frame.log_ns == live.wall_ns(summary.tokens_ns)
+        after, _ = next(recording.frames(recording.find_time(frame.log_ns)))
+        assert after.log_ns == frame.log_ns
+
+
+def test_seeking_does_not_read_the_file_from_the_beginning(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    original = Recording._read
+
+    def counted(self: Recording, place: object) -> object:
+        read.append(1)
+        return original(self, place)  # type: ignore[arg-type]
+
+    with Recording(recorded) as recording:
+        num_chunks = len(recording._chunks)
+        monkeypatch.setattr(Recording, "_read", counted)
+        recording.find_step(NUM_STEPS // 2)
+    assert len(read) < num_chunks / 2
+
+
+def test_any_other_program_can_read_it(recorded: Path) -> None:
+    with open(recorded, "rb") as stream:
+        reader = make_reader(stream)
+        summary = reader.get_summary()
+        assert summary is not None
+        assert summary.statistics is not None
+        steps = [m for _, channel, m in reader.iter_messages(topics="step")]
+        assert len(steps) == NUM_STEPS
+        assert {c.message_encoding for c in summary.channels.values()} == {"msgpack"}
+        assert [m.name for m in reader.iter_metadata()] == ["stepscope"]
+
+
+def test_a_gap_in_a_recording_is_a_gap_in_its_replay(tmp_path: Path) -> None:
+    whole = fed(MESSAGES[:700])
+    snapshot = whole.snapshot()
+    assert snapshot is not None
+    received: list[tuple[int, Telemetry]] = [*MESSAGES[:300], *MESSAGES[350:700]]
+    received += [(snapshot.sequence, snapshot), *MESSAGES[700:2000]]
+    live = fed(received)
+    record(tmp_path / "gap.mcap", received)
+    source = ReplaySource(Recording(tmp_path / "gap.mcap"), playing=False)
+    source.start()
+    for step in (1900, 680, 400):
+        source.seek(step)
+        assert source.wait()
+        assert source.history.gaps == live.gaps
+        same_screen(live, source.history, step)
+    source.stop()
+
+
+def test_sequence_numbers_above_32_bits_are_kept(tmp_path: Path) -> None:
+    offset = 2**32 - 250
+    received = [(sequence + offset, message) for sequence, message in MESSAGES[:500]]
+    live = fed(received)
+    record(tmp_path / "long.mcap", received)
+    source = ReplaySource(Recording(tmp_path / "long.mcap"), playing=False)
+    source.start()
+    source.seek(480)
+    assert source.wait()
+    assert source.history.num_lost == 0
+    assert source.history.summaries(0, 480) == live.summaries(0, 480)
+    source.stop()
+
+
+# Playing
+
+
+def test_playing_follows_recorded_time_and_stays_at_the_end(recorded: Path) -> None:
+    source = ReplaySource(Recording(recorded), playing=False)
+    source.start()
+    assert source.wait()
+    assert (source.status, source.history.last_step) == ("paused", 0)
+    started_s = time.monotonic()
+    source.play(speed=64.0)
+    assert source.status == "playing"
+    while source.history.last_step < 600:
+        time.sleep(0.005)
+        assert time.monotonic() < started_s + 30
+    # 600 steps of 8 ms or more, at 64 times their speed.
+    assert time.monotonic() - started_s > 600 * 0.008 / 64
+    source.pause()
+    assert source.status == "paused"
+    source.seek(NUM_STEPS - 2)
+    source.play()
+    while source.status != "ended":
+        time.sleep(0.005)
+        assert time.monotonic() < started_s + 30
+    assert source.history.last_step == NUM_STEPS - 1
+    source.play()
+    assert source.wait()
+    assert source.status == "ended"
+    source.stop()
+
+
+def test_stepping_moves_by_recorded_steps_and_stops_at_both_ends(
+    live: History, replay: ReplaySource
+) -> None:
+    for num_steps, expected in ((1, 1), (10, 11), (-1, 10), (-100, 0), (300, 300), (-1, 299)):
+        replay.skip(num_steps)
+        assert replay.wait()
+        assert replay.history.last_step == expected
+        assert replay.history.state.requests == live.state_at(expected).requests
+    replay.seek(10**9)
+    replay.skip(1)
+    assert replay.wait()
+    assert replay.history.last_step == NUM_STEPS - 1
+    assert replay.error is None
+
+
+def test_a_mark_is_recorded_and_there_in_the_replay(tmp_path: Path) -> None:
+    source = LiveSource()
+    recorder = Recorder(source, tmp_path / "marked.mcap")
+    for sequence, message in MESSAGES[:100]:
+        source.receive(sequence, message)
+    mark = add_mark(source, "before the storm", "me")
+    for sequence, message in MESSAGES[100:200]:
+        source.receive(sequence, message)
+    recorder.stop()
+    replay = ReplaySource(Recording(tmp_path / "marked.mcap"), playing=False)
+    replay.start()
+    replay.seek(10**9)
+    assert replay.wait()
+    assert replay.history.marks == [mark]
+    assert [e.text for e in replay.history.events(kinds=frozenset({"mark"}))] == [
+        "before the storm (me)"
+    ]
+    replay.stop()
+
+
+# Recording a session that goes on
+
+
+def test_recording_can_begin_in_mid_session_while_messages_come(tmp_path: Path) -> None:
+    source = LiveSource()
+    going = threading.Event()
+
+    def receive() -> None:
+        for number, (sequence, message) in enumerate(MESSAGES):
+            source.receive(sequence, message)
+            if number == 300:
+                going.set()
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    going.wait()
+    recorder = Recorder(source, tmp_path / "middle.mcap")
+    thread.join()
+    recorder.stop()
+    recorder.stop()
+    assert (recorder.state, recorder.error) == ("finished", None)
+    with Recording(tmp_path / "middle.mcap") as recording:
+        steps = [
+            wire.decode(frame.payload).step  # type: ignore[union-attr]
+            for frame, _ in recording.frames()
+            if frame.topic == b"step"
+        ]
+        assert steps == list(range(steps[0], NUM_STEPS))
+        assert recorder.num_steps == len(steps)
+        snapshot, _ = recording.keyframe_before(recording.find_time(0))
+        assert SessionState.from_snapshot(snapshot) == source.history.state_at(snapshot.step) or (
+            snapshot.step == steps[0] - 1
+        )
+    replay = ReplaySource(Recording(tmp_path / "middle.mcap"), playing=False)
+    replay.start()
+    replay.seek(NUM_STEPS)
+    assert replay.wait()
+    assert replay.history.num_lost == 0
+    assert replay.history.state == source.history.state_at(NUM_STEPS - 1)
+    replay.stop()
+
+
+def test_a_recording_ends_when_the_engine_starts_anew(tmp_path: Path) -> None:
+    source = LiveSource()
+    recorder = Recorder(source, tmp_path / "one.mcap")
+    for sequence, message in MESSAGES[:200]:
+        source.receive(sequence, message)
+    for sequence, message in simulate(seed=8, num_steps=50):
+        source.receive(sequence, message)
+    deadline_s = time.monotonic() + 20
+    while recorder.state == "recording":
+        time.sleep(0.01)
+        assert time.monotonic() < deadline_s
+    assert recorder.error is not None
+    assert "started anew" in recorder.error
+    recorder.stop()
+    with Recording(tmp_path / "one.mcap") as recording:
+        assert recording.info.engine_id == "simulated-7"
+        assert recording.message is None
+
+
+def test_a_recording_cannot_be_recorded(replay: ReplaySource, tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match="is a recording already"):
+        Recorder(replay, tmp_path / "copy.mcap")
+
+
+def test_default_names_are_plain_file_names() -> None:
+    assert default_name("127.0.0.1:5555").startswith("stepscope-127.0.0.1-5555-2")
+    assert "/" not in default_name("../../etc")
+
+
+# Files that are broken
+
+
+def expected_message(recording: Recording) -> str:
+    message = recording.message
+    assert message is not None
+    assert "\n" not in message
+    return message
+
+
+def test_a_file_cut_at_any_byte_shows_every_whole_chunk(small: Path, tmp_path: Path) -> None:
+    whole = small.read_bytes()
+    with Recording(small) as recording:
+        chunks = recording._chunks
+        assert len(chunks) > 8
+        frames = [frame for frame, _ in recording.frames()]
+        per_chunk = [len(recording._load(number)) for number in range(len(chunks))]
+    cut = tmp_path / "cut.mcap"
+    rng = random.Random(3)
+    ends = [chunk.offset + chunk.length for chunk in chunks]
+    lengths = {end + delta for end in ends for delta in (-1, 0, 1, 9, 40)}
+    lengths |= {rng.randrange(len(whole)) for _ in range(60)} | {len(whole) - 1, 0, 4, 8, 30}
+    for length in sorted(lengths):
+        cut.write_bytes(whole[:length])
+        num_whole = sum(end <= length for end in ends)
+        if num_whole == 0:
+            with pytest.raises(RecordingError) as caught:
+                Recording(cut)
+            assert "\n" not in str(caught.value)
+            continue
+        with Recording(cut) as recording:
+            assert recording.truncated
+            assert "was not closed" in expected_message(recording)
+            kept = [frame for frame, _ in recording.frames()]
+            assert kept == frames[: sum(per_chunk[:num_whole])]
+            last = recording.last_step
+            assert last is not None
+            source = ReplaySource(recording, playing=False)
+            if length % 5 == 0:
+                source.start()
+                source.seek(last)
+                assert source.wait()
+                assert source.history.last_step == last
+            source.stop()
+
+
+def test_damage_in_the_middle_costs_its_chunk_only(small: Path, tmp_path: Path) -> None:
+    with Recording(small) as recording:
+        damaged = recording._chunks[4]
+        num_frames = sum(1 for _ in recording.frames())
+        num_damaged = len(recording._load(4))
+    content = bytearray(small.read_bytes())
+    content[damaged.offset + damaged.length // 2] ^= 0xFF
+    path = tmp_path / "damaged.mcap"
+    path.write_bytes(content)
+    source = ReplaySource(Recording(path), playing=False)
+    source.start()
+    source.seek(10**9)
+    assert source.wait()
+    assert source.error is not None
+    assert "1 of" in source.error
+    assert "damaged" in source.error
+    assert source.history.num_lost > 0
+    assert sum(1 for _ in source.recording.frames()) == num_frames - num_damaged
+    source.stop()
+
+
+def test_a_recorder_that_is_killed_leaves_a_file_that_opens(tmp_path: Path) -> None:
+    path = tmp_path / "killed.mcap"
+    script = f"""
+import sys, time
+from stepscope.engine import wire
+from stepscope.engine.simulated import simulate
+from stepscope.recordings.writer import RecordingWriter
+writer = RecordingWriter({str(path)!r})
+writer.start()
+for sequence, message in simulate(seed=1, num_steps=400):
+    writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+deadline = time.monotonic() + 30
+while writer.num_bytes == 0 and time.monotonic() < deadline:
+    time.sleep(0.05)
+print("written", flush=True)
+time.sleep(60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "written\n"
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert not path.exists()
+    with Recording(path) as recording:  # finds killed.mcap.part
+        assert recording.last_step == 399
+        assert "was not closed" in expected_message(recording)
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(RecordingError) as caught:
+        Recording(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert path.name in message
+    return message
+
+
+def test_a_recording_of_a_later_schema_says_which_version_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = msgspec.structs.replace(
+        next(m for _, m in MESSAGES if isinstance(m, EngineInfo)), schema_version=9
+    )
+    messages: list[tuple[int, Telemetry]] = [(0, later)]
+    messages += [(n, m) for n, m in MESSAGES[:50] if isinstance(m, StepRecord) and n > 0]
+    monkeypatch.setattr("stepscope.recordings.writer.version", lambda name: "7.1.0")
+    record(tmp_path / "later.mcap", messages)
+    message = refused(tmp_path / "later.mcap")
+    assert "schema 9" in message
+    assert "install 7.1.0 or later" in message
+
+
+def foreign(path: Path) -> None:
+    with open(path, "wb") as stream:
+        writer = Writer(stream)
+        writer.start(profile="ros2")
+        channel = writer.register_channel("/odom", "cdr", 0)
+        writer.add_message(channel, 1, b"x", 1)
+        writer.finish()
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda path: path.write_bytes(b""), "is not a stepscope recording"),
+        (lambda path: path.write_text("step,ms\n1,2\n"), "is not a stepscope recording"),
+        (foreign, "is not a stepscope recording"),
+        (lambda path: path.mkdir(), "cannot read"),
+        (lambda path: None, "No such file"),
+        (lambda path: record(path, []), "nothing to show"),
+    ],
+    ids=["empty", "text", "foreign", "folder", "missing", "nothing"],
+)
+def test_what_is_no_recording_is_refused_in_one_line(
+    tmp_path: Path, make: Callable[[Path], object], expected: str
+) -> None:
+    path = tmp_path / "file.mcap"
+    make(path)
+    assert expected in refused(path)
+
+
+def test_a_path_that_cannot_be_written_is_known_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecordingError, match="cannot write"):
+        RecordingWriter(tmp_path / "file" / "out.mcap")
+
+
+def test_a_full_disk_is_shown_and_stops_nothing_but_the_recording(tmp_path: Path) -> None:
+    """A limit on the size of files fails writes like a full disk does."""
+    source = LiveSource()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        recorder = Recorder(source, tmp_path / "full.mcap")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+        for sequence, message in MESSAGES:
+            source.receive(sequence, message)
+        deadline_s = time.monotonic() + 20
+        while recorder.state == "recording" and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        recorder.stop()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert recorder.state == "failed"
+    assert recorder.error is not None
+    assert "cannot write" in recorder.error
+    assert "\n" not in recorder.error
+    assert source.history.last_step == NUM_STEPS - 1
+    with Recording(tmp_path / "full.mcap") as recording:
+        assert recording.truncated
+        assert recording.last_step is not None
+
+
+def test_a_mark_alone_never_reaches_the_state(recorded: Path) -> None:
+    state = SessionState()
+    before = state.copy()
+    state.apply(Mark(step=3, time_ns=0, text="x", who="y"))
+    assert state == before
+
+
+def test_keyframes_are_a_few_seconds_apart(recorded: Path) -> None:
+    with Recording(recorded) as recording:
+        keyframes = [frame for frame, _ in recording.frames() if frame.topic == b"keyframe"]
+        gaps_s = [
+            (later.log_ns - earlier.log_ns) / 1e9
+            for earlier, later in itertools.pairwise(keyframes)
+        ]
+        assert max(gaps_s) < 7
+        assert all(isinstance(wire.decode(frame.payload), Snapshot) for frame in keyframes)
