@@ -132,7 +132,9 @@ class BlockPool:
     def _forget(self, block: int) -> None:
         digest = self._digests[block]
         if digest is None:
-            raise KVCacheIntegrityError(f"block {block} is among the cached ones and has no content")
+            raise KVCacheIntegrityError(
+                f"block {block} is among the cached ones and has no content"
+            )
         self._digests[block] = None
         copies = self._copies.get(digest)
         if copies is None:

@@ -28,6 +28,7 @@ class KVCacheManager:
         self.num_held = 0  # entries of all block tables (a shared block counts for each holder)
         self._pool = BlockPool(num_blocks)
         self._holders: dict[int, Request] = {}  # in order of admission
+        self._num_promised = 0  # blocks the holders need when they get all tokens they may ask for
         self._num_evicted_before = 0
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
@@ -36,6 +37,15 @@ class KVCacheManager:
     def num_free_blocks(self) -> int:
         """Empty blocks and those that are cached but held by nobody."""
         return self._pool.num_free
+
+    @property
+    def num_outstanding_blocks(self) -> int:
+        """What the requests that hold blocks may still come to need, should none end early."""
+        return self._num_promised - self.num_held
+
+    def num_blocks_in_all(self, request: Request) -> int:
+        """Blocks of a request at its end. Its last token is never computed: it needs no room."""
+        return self.num_blocks_for(request.max_num_tokens - 1)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -73,6 +83,7 @@ class KVCacheManager:
         request.num_hashed_blocks = len(hit)
         self._holders[owner] = request
         self.num_held += len(request.block_table)
+        self._num_promised += self.num_blocks_in_all(request)
         if self.enable_prefix_caching:
             self._num_queried_tokens += request.num_tokens
             self._num_hit_tokens += len(hit) * self.block_size
@@ -104,6 +115,7 @@ class KVCacheManager:
             del self._holders[request.request_id]
             self._pool.release(request.block_table, request.request_id, self._heir_finder())
             self.num_held -= num_blocks
+            self._num_promised -= self.num_blocks_in_all(request)
             request.block_table = []
         request.num_hashed_blocks = 0
         return num_blocks
@@ -149,6 +161,8 @@ class KVCacheManager:
         num_held = sum(len(blocks) for _, blocks in tables)
         if num_held != self.num_held:
             raise KVCacheIntegrityError(f"{num_held} blocks in the tables, {self.num_held} counted")
+        if sum(map(self.num_blocks_in_all, self._holders.values())) != self._num_promised:
+            raise KVCacheIntegrityError(f"{self._num_promised} blocks promised is a wrong count")
         for request in self._holders.values():
             self._check_table(request)
 
@@ -162,7 +176,9 @@ class KVCacheManager:
         for index in range(request.num_hashed_blocks):
             digest = self._pool.digest_of(table[index])
             if digest is not None and digest != self._digest(request, index):
-                raise KVCacheIntegrityError(f"{who}: block {table[index]} is known by another's content")
+                raise KVCacheIntegrityError(
+                    f"{who}: block {table[index]} is known by another's content"
+                )
 
     def _heir_finder(self) -> Callable[[int, int], int | None]:
         """A search for the latest holder of each block of one table, in the table's order."""

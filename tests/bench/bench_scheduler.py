@@ -48,7 +48,7 @@ def step_us(scheduler: Scheduler) -> float:
 
 
 def main() -> None:
-    print(f"{'running':>8}{'waiting':>9}{'blocks':>10}  {'order':<13}{'median us':>10}{'p99 us':>9}")
+    print(" running  waiting    blocks  order         median us   p99 us")
     cases: list[tuple[int, int, int, Order]] = [
         (64, 0, 100_000, "decode_first"),
         (256, 0, 100_000, "decode_first"),

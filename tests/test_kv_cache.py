@@ -1,0 +1,249 @@
+"""What the scheduler, the runner and an observer of the KV map rely on in the block accounting."""
+
+import pytest
+
+from stepscope.engine.block_pool import BlockPool, KVCacheIntegrityError
+from stepscope.engine.commands import SamplingParams
+from stepscope.engine.kv_cache import KVCacheManager
+from stepscope.engine.request import Request
+from stepscope.engine.wire import CACHED, EMPTY, BlockMove, BlockRun
+
+BLOCK_SIZE = 4
+
+
+def make_request(number: int, prompt: list[int]) -> Request:
+    return Request(number, prompt, SamplingParams(max_tokens=8), arrival_ns=number)
+
+
+def manager(num_blocks: int = 10) -> KVCacheManager:
+    return KVCacheManager(num_blocks, BLOCK_SIZE)
+
+
+def compute(kv: KVCacheManager, request: Request) -> list[int]:
+    """Admit a request, compute its whole prompt, and return the prefix that was hit."""
+    hit = kv.lookup(request)
+    kv.admit(request, hit, request.num_tokens)
+    kv.register(request, request.num_tokens)
+    return hit
+
+
+def test_a_fresh_pool_is_empty_and_hands_out_blocks_by_their_number() -> None:
+    kv = manager()
+    request = make_request(1, list(range(9)))
+    assert kv.lookup(request) == []
+    compute(kv, request)
+    assert request.block_table == [0, 1, 2]
+    assert kv.runs() == [BlockRun(3, 1, 1), BlockRun(7, EMPTY, 0)]
+    kv.check_integrity()
+
+
+def test_a_prefix_is_hit_in_whole_blocks_and_one_token_short_of_the_prompt() -> None:
+    kv = manager()
+    prompt = list(range(8))
+    compute(kv, make_request(1, prompt))
+    assert kv.lookup(make_request(2, prompt)) == [0]  # all 8 are cached, the last is computed
+    assert kv.lookup(make_request(3, [*prompt, 9])) == [0, 1]
+    assert kv.lookup(make_request(4, prompt[:7])) == [0]
+    assert kv.lookup(make_request(5, prompt[:4])) == []
+
+
+def test_the_same_tokens_after_another_beginning_are_no_hit() -> None:
+    kv = manager()
+    compute(kv, make_request(1, [1, 1, 1, 1, 7, 7, 7, 7, 0]))
+    assert kv.lookup(make_request(2, [2, 2, 2, 2, 7, 7, 7, 7, 0])) == []
+    assert kv.lookup(make_request(3, [7, 7, 7, 7, 0])) == []
+
+
+def test_hashes_are_computed_only_as_far_as_somebody_asks() -> None:
+    kv = manager()
+    request = make_request(1, list(range(33)))
+    kv.lookup(request)
+    assert len(request.block_hashes) == 1  # the first block is a miss: the others cannot be hits
+    compute(kv, request)
+    assert len(request.block_hashes) == 8
+    again = make_request(2, list(range(33)))
+    kv.lookup(again)
+    assert again.block_hashes == request.block_hashes
+
+
+def test_a_shared_block_belongs_to_its_latest_holder_until_that_one_leaves() -> None:
+    kv = manager()
+    prompt = list(range(9))
+    first, second, third = (make_request(number, prompt) for number in (1, 2, 3))
+    for request in (first, second, third):
+        compute(kv, request)
+    assert kv.runs()[0] == BlockRun(2, 3, 3)
+    kv.free(third)
+    kv.check_integrity()
+    assert kv.runs()[0] == BlockRun(2, 2, 2)
+    kv.free(first)
+    assert kv.runs()[0] == BlockRun(2, 2, 1)
+    kv.free(second)
+    assert kv.runs()[0] == BlockRun(2, CACHED, 0)
+    kv.check_integrity()
+
+
+def test_empty_blocks_are_reused_before_cached_ones_the_latest_freed_first() -> None:
+    kv = manager(num_blocks=4)
+    cached, empty = make_request(1, list(range(5))), make_request(2, [9, 9, 9])
+    compute(kv, cached)  # blocks 0 (full) and 1
+    compute(kv, empty)  # block 2
+    kv.free(cached)
+    kv.free(empty)
+    compute(kv, other := make_request(3, [8] * 11))
+    assert other.block_table == [2, 1, 3]
+    assert kv.counts().cached == 1
+    assert kv.lookup(cached) == [0]
+
+
+def test_of_a_freed_prefix_the_tail_is_overwritten_before_the_head() -> None:
+    kv = manager(num_blocks=4)
+    prompt = list(range(16))
+    compute(kv, request := make_request(1, prompt))
+    kv.free(request)
+    compute(kv, make_request(2, [99] * 5))  # takes two cached blocks: there are no others
+    assert kv.counts().evicted == 2
+    assert kv.lookup(make_request(3, [*prompt, 0])) == [0, 1]
+    kv.check_integrity()
+
+
+def test_the_least_recently_used_prefix_goes_first() -> None:
+    kv = manager(num_blocks=4)
+    old, new = make_request(1, [1] * 5), make_request(2, [2] * 5)
+    for request in (old, new):
+        compute(kv, request)
+    kv.free(old)
+    kv.free(new)
+    compute(kv, hit := make_request(3, [1] * 5))  # the old one is used again
+    kv.free(hit)
+    compute(kv, make_request(4, [3] * 12))
+    assert kv.lookup(make_request(5, [1] * 5)) == [0]
+    assert kv.lookup(make_request(6, [2] * 5)) == []
+
+
+def test_equal_content_in_two_blocks_outlives_the_first_of_them() -> None:
+    kv = manager(num_blocks=6)
+    first, second = make_request(1, [5] * 5), make_request(2, [5] * 5)
+    for request in (first, second):  # both computed before either was registered
+        kv.admit(request, [], request.num_tokens)
+    for request in (first, second):
+        kv.register(request, request.num_tokens)
+    assert kv.lookup(make_request(3, [5] * 5)) == [0]
+    kv.free(first)
+    compute(kv, make_request(4, [6] * 16))  # overwrites what the first one left
+    kv.check_integrity()
+    assert kv.lookup(make_request(5, [5] * 5)) == [2]
+
+
+def test_growing_touches_the_pool_only_when_a_block_is_full() -> None:
+    kv = manager(num_blocks=3)
+    compute(kv, request := make_request(1, [1] * 5))
+    kv.drain_moves()
+    assert all(kv.grow(request, num_tokens) for num_tokens in (6, 7, 8))
+    assert kv.drain_moves() == []
+    assert kv.grow(request, 9)
+    assert kv.drain_moves() == [BlockMove(2, 1, 1)]
+
+
+def test_growth_that_does_not_fit_changes_nothing() -> None:
+    kv = manager(num_blocks=2)
+    compute(kv, request := make_request(1, [1] * 5))
+    kv.drain_moves()
+    assert not kv.grow(request, 9)
+    assert request.block_table == [0, 1]
+    assert kv.drain_moves() == []
+    kv.check_integrity()
+
+
+def test_a_hit_that_nobody_holds_uses_up_free_blocks() -> None:
+    kv = manager(num_blocks=4)
+    prompt = [1] * 9
+    compute(kv, request := make_request(1, prompt))
+    again = make_request(2, prompt)
+    assert kv.num_blocks_taken(9, kv.lookup(again)) == 1  # two of three blocks are shared
+    kv.free(request)
+    assert kv.num_blocks_taken(9, kv.lookup(again)) == 3
+    assert kv.num_free_blocks == 4
+
+
+def test_moves_tell_the_last_state_of_each_changed_block_once() -> None:
+    kv = manager(num_blocks=3)
+    compute(kv, request := make_request(7, [1] * 5))
+    kv.free(request)
+    assert kv.drain_moves() == [BlockMove(0, CACHED, 0), BlockMove(1, EMPTY, 0)]
+    assert kv.drain_moves() == []
+
+
+def test_counts_are_those_since_the_last_drain() -> None:
+    kv = manager()
+    prompt = [1] * 9
+    compute(kv, make_request(1, prompt))
+    compute(kv, make_request(2, prompt))
+    counts = kv.counts()
+    assert (counts.queried_tokens, counts.hit_tokens) == (18, 8)
+    assert (counts.used, counts.cached, counts.empty) == (4, 0, 6)
+    kv.drain_moves()
+    assert (kv.counts().queried_tokens, kv.counts().hit_tokens) == (0, 0)
+
+
+def test_a_reset_leaves_running_requests_their_blocks_and_nothing_to_hit() -> None:
+    kv = manager()
+    running, gone = make_request(1, [1] * 9), make_request(2, [2] * 9)
+    for request in (running, gone):
+        compute(kv, request)
+    kv.free(gone)
+    kv.drain_moves()
+    assert kv.reset_prefix_cache() == 4
+    assert {move.owner for move in kv.drain_moves()} == {EMPTY}
+    assert kv.lookup(make_request(3, [1] * 9)) == kv.lookup(make_request(4, [2] * 9)) == []
+    assert running.block_table == [0, 1, 2]
+    kv.free(running)
+    assert kv.counts().cached == 0
+    kv.check_integrity()
+
+
+def test_with_prefix_caching_off_nothing_is_looked_up_and_nothing_registered() -> None:
+    kv = manager()
+    prompt = [1] * 9
+    compute(kv, known := make_request(1, prompt))
+    kv.enable_prefix_caching = False
+    assert kv.lookup(make_request(2, prompt)) == []
+    compute(kv, unknown := make_request(3, [2] * 9))
+    kv.free(known)
+    kv.free(unknown)
+    assert kv.counts().cached == 2
+    kv.enable_prefix_caching = True
+    assert kv.lookup(make_request(4, prompt)) == [0, 1]
+    assert kv.lookup(make_request(5, [2] * 9)) == []
+
+
+def test_blocks_filled_while_caching_was_off_are_registered_once_it_is_on() -> None:
+    kv = manager()
+    kv.enable_prefix_caching = False
+    compute(kv, request := make_request(1, [1] * 9))
+    kv.enable_prefix_caching = True
+    kv.register(request, 9)
+    assert kv.lookup(make_request(2, [1] * 9)) == [0, 1]
+    kv.check_integrity()
+
+
+def test_a_block_in_two_tables_is_reported() -> None:
+    kv = manager()
+    compute(kv, first := make_request(1, [1] * 5))
+    compute(kv, make_request(2, [2] * 5))
+    first.block_table[0] = 2
+    with pytest.raises(KVCacheIntegrityError, match="block 0: 0 holders, 1 counted"):
+        kv.check_integrity()
+
+
+def test_computed_tokens_without_a_block_are_reported() -> None:
+    kv = manager()
+    compute(kv, request := make_request(1, [1] * 5))
+    request.num_computed_tokens = 9
+    with pytest.raises(KVCacheIntegrityError, match="9 tokens computed, 2 blocks held"):
+        kv.check_integrity()
+
+
+def test_taking_more_than_is_free_is_our_bug_and_says_so() -> None:
+    with pytest.raises(KVCacheIntegrityError, match="3 blocks wanted, 2 are free"):
+        BlockPool(2).take(3, owner=1)

@@ -1,0 +1,380 @@
+"""What an operator and a client rely on in the order of service, one rule a test."""
+
+import msgspec
+import pytest
+
+from stepscope.engine.commands import SamplingParams
+from stepscope.engine.config import ConfigError, Knobs, Limits
+from stepscope.engine.kv_cache import KVCacheManager
+from stepscope.engine.request import Request, RequestStatus
+from stepscope.engine.scheduler import Scheduler
+from stepscope.engine.step import ScheduledRow
+from stepscope.engine.wire import Aborted, Admitted, Finished, FirstToken, Phase, Preempted
+
+BLOCK_SIZE = 4
+
+
+def make_scheduler(num_blocks: int = 100, max_model_len: int = 64, **knobs: object) -> Scheduler:
+    settings = Knobs(**{"max_num_batched_tokens": 64, "max_num_seqs": 8, **knobs})
+    limits = Limits(max_num_batched_tokens=256, max_num_seqs=64, max_model_len=max_model_len)
+    return Scheduler(KVCacheManager(num_blocks, BLOCK_SIZE), settings, limits)
+
+
+def turn(scheduler: Scheduler, **knobs: object) -> None:
+    scheduler.knobs = msgspec.structs.replace(scheduler.knobs, **knobs)
+
+
+def add(
+    scheduler: Scheduler,
+    number: int,
+    num_prompt: int,
+    max_tokens: int = 8,
+    priority: int = 0,
+    prompt: list[int] | None = None,
+    stop: tuple[int, ...] = (),
+) -> Request:
+    tokens = prompt or [number * 1000 + position for position in range(num_prompt)]
+    sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop)
+    request = Request(number, tokens, sampling, arrival_ns=number, priority=priority)
+    scheduler.add(request)
+    return request
+
+
+def step(scheduler: Scheduler, token_id: int = 0) -> dict[int, int]:
+    """One step; request -> tokens, in the order scheduled."""
+    rows = scheduler.schedule()
+    scheduler.kv.check_integrity()
+    scheduler.update(rows, [token_id if row.samples else None for row in rows])
+    scheduler.kv.check_integrity()
+    return tokens_of(rows)
+
+
+def tokens_of(rows: list[ScheduledRow]) -> dict[int, int]:
+    return {row.request.request_id: row.num_tokens for row in rows}
+
+
+# Budget and order
+
+
+def test_decodes_come_before_prompt_chunks_and_the_chunk_takes_what_is_left() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=10)
+    add(scheduler, 1, 25)
+    add(scheduler, 2, 4)
+    turn(scheduler, max_num_batched_tokens=14)
+    assert list(step(scheduler).items()) == [(1, 14)]
+    assert list(step(scheduler).items()) == [(1, 11), (2, 3)]
+    add(scheduler, 3, 30)
+    assert list(step(scheduler).items()) == [(1, 1), (2, 1), (3, 12)]
+    assert list(step(scheduler).items()) == [(1, 1), (2, 1), (3, 12)]
+
+
+def test_decode_first_lets_a_decode_overtake_a_long_prompt_admitted_before_it() -> None:
+    for order, expected in (
+        ("decode_first", [(2, 1), (1, 9)]),
+        ("arrival", [(1, 10)]),
+    ):
+        scheduler = make_scheduler(order=order, max_num_batched_tokens=10)
+        add(scheduler, 1, 40)
+        add(scheduler, 2, 2)
+        turn(scheduler, long_prefill_token_threshold=8)
+        assert list(step(scheduler).items()) == [(1, 8), (2, 2)]
+        turn(scheduler, long_prefill_token_threshold=0)
+        assert list(step(scheduler).items()) == expected
+
+
+def test_rows_say_phase_start_and_whether_a_token_follows() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=6)
+    request = add(scheduler, 1, 9)
+    rows = scheduler.schedule()
+    assert rows == [ScheduledRow(request, Phase.PREFILL, 0, 6, False)]
+    assert request.num_computed_tokens == 0  # known to be computed only after the step
+    scheduler.update(rows, [None])
+    assert request.num_computed_tokens == 6
+    rows = scheduler.schedule()
+    assert rows == [ScheduledRow(request, Phase.PREFILL, 6, 3, True)]
+    scheduler.update(rows, [5])
+    assert scheduler.schedule() == [ScheduledRow(request, Phase.DECODE, 9, 1, True)]
+
+
+def test_the_threshold_bounds_a_prompt_beside_others_but_not_alone() -> None:
+    scheduler = make_scheduler(long_prefill_token_threshold=5)
+    add(scheduler, 1, 30)
+    assert step(scheduler) == {1: 30}
+    add(scheduler, 2, 12)
+    assert step(scheduler) == {1: 1, 2: 5}
+
+
+def test_a_budget_below_the_decodes_goes_round_so_that_everybody_gets_tokens() -> None:
+    scheduler = make_scheduler(order="decode_first")
+    for number in range(1, 6):
+        add(scheduler, number, 2, max_tokens=20)
+    step(scheduler)
+    turn(scheduler, max_num_batched_tokens=2)
+    served = [list(step(scheduler)) for _ in range(5)]
+    assert served == [[1, 2], [3, 4], [5, 1], [2, 3], [4, 5]]
+
+
+def test_by_arrival_a_budget_below_the_decodes_serves_the_first_to_their_end() -> None:
+    scheduler = make_scheduler(order="arrival")
+    for number in range(1, 4):
+        add(scheduler, number, 2, max_tokens=3)
+    step(scheduler)
+    turn(scheduler, max_num_batched_tokens=1)
+    assert [list(step(scheduler)) for _ in range(6)] == [[1], [1], [2], [2], [3], [3]]
+    assert not scheduler.has_work()
+
+
+def test_lowering_the_seats_drains_and_never_kills() -> None:
+    scheduler = make_scheduler()
+    for number in range(1, 5):
+        add(scheduler, number, 2, max_tokens=2 + number)
+    step(scheduler)
+    turn(scheduler, max_num_seqs=2)
+    add(scheduler, 9, 2)
+    sizes = []
+    while 9 not in step(scheduler):
+        sizes.append(len(scheduler.running))
+    assert sizes == [4, 3, 2, 1]
+    assert scheduler.drain_events().count(Admitted(9, 0)) == 1
+
+
+# Whole prompts
+
+
+def test_without_chunks_a_prompt_is_prefilled_whole_or_waits() -> None:
+    scheduler = make_scheduler(enable_chunked_prefill=False, long_prefill_token_threshold=5)
+    add(scheduler, 1, 40)
+    add(scheduler, 2, 40)
+    add(scheduler, 3, 2)
+    assert step(scheduler) == {1: 40}  # nobody overtakes request 2
+    assert scheduler.waiting_reasons() == {"budget": 2}
+    assert step(scheduler) == {1: 1, 2: 40, 3: 2}
+
+
+def test_a_half_done_prompt_gets_its_remainder_whole_when_chunks_are_switched_off() -> None:
+    scheduler = make_scheduler(order="arrival", max_num_batched_tokens=20)
+    add(scheduler, 1, 2, max_tokens=4)
+    add(scheduler, 2, 60, max_tokens=4)
+    assert step(scheduler) == {1: 2, 2: 18}
+    turn(scheduler, enable_chunked_prefill=False, max_num_batched_tokens=42)
+    add(scheduler, 3, 2)
+    # 42 tokens remain, one short of fitting beside the decode: it waits, and so does request 3.
+    assert step(scheduler) == {1: 1}
+    assert scheduler.waiting_reasons() == {"budget": 1}
+    assert step(scheduler) == {1: 1}
+    assert step(scheduler) == {1: 1}
+    assert step(scheduler) == {2: 42}
+    assert step(scheduler) == {2: 1, 3: 2}
+
+
+# Memory
+
+
+def test_a_pool_too_small_for_one_request_is_refused_at_start() -> None:
+    with pytest.raises(ConfigError, match="3 KV blocks of 4 tokens do not hold one request of"):
+        make_scheduler(num_blocks=3, max_model_len=13)
+
+
+@pytest.mark.parametrize(
+    ("reserve", "admitted"), [("none", [1, 2, 3]), ("prompt", [1, 2]), ("output", [1])]
+)
+def test_reserve_says_what_must_be_free_before_a_request_is_admitted(
+    reserve: str, admitted: list[int]
+) -> None:
+    # 7 blocks: a first chunk takes 2, a prompt 4, prompt and output 7.
+    scheduler = make_scheduler(
+        num_blocks=7, max_model_len=28, reserve=reserve, long_prefill_token_threshold=8
+    )
+    for number in range(1, 4):
+        add(scheduler, number, 16, max_tokens=12)
+    assert list(step(scheduler)) == admitted
+
+
+def test_the_watermark_stays_free_unless_nobody_runs() -> None:
+    scheduler = make_scheduler(num_blocks=20, watermark=0.5, max_model_len=64)
+    add(scheduler, 1, 60, max_tokens=3)  # 15 of 20 blocks, alone
+    add(scheduler, 2, 4)
+    assert step(scheduler) == {1: 60}
+    assert scheduler.waiting_reasons() == {"kv_blocks": 1}
+    turn(scheduler, watermark=0.1)
+    assert step(scheduler) == {1: 1, 2: 4}
+
+
+def test_the_latest_admitted_is_preempted_and_recomputed_with_what_is_still_cached() -> None:
+    scheduler = make_scheduler(num_blocks=8, max_model_len=32, order="arrival")
+    first = add(scheduler, 1, 15, max_tokens=10)
+    second = add(scheduler, 2, 15, max_tokens=4)
+    assert step(scheduler) == {1: 15, 2: 15}
+    assert step(scheduler) == {1: 1, 2: 1}
+    scheduler.drain_events()
+    rows = scheduler.schedule()
+    assert tokens_of(rows) == {1: 1}  # it took the block that request 2 had to give
+    assert scheduler.drain_events() == [Preempted(2, 4, "kv_full")]
+    assert second.status is RequestStatus.PREEMPTED
+    assert (second.num_computed_tokens, second.block_table) == (0, [])
+    assert scheduler.waiting_reasons() == {"preemption": 1}
+    scheduler.update(rows, [0])
+    assert step(scheduler) == {1: 1}
+    assert scheduler.waiting_reasons() == {"kv_blocks": 1}
+    while second.status is not RequestStatus.RUNNING:
+        rows = scheduler.schedule()
+        scheduler.update(rows, [0] * len(rows))
+    # Request 1 came to need two of its four blocks, and took the tail.
+    assert rows[-1] == ScheduledRow(second, Phase.RECOMPUTE, 8, 9, True)
+    assert scheduler.resumed_now == {2: 8} == scheduler.admitted_now
+    assert second.num_cached_tokens == 0  # at its first admission
+    assert first.num_preemptions == 0
+
+
+def test_by_priority_the_request_served_last_is_preempted_and_gives_its_tokens_back() -> None:
+    scheduler = make_scheduler(
+        num_blocks=8,
+        max_model_len=32,
+        policy="priority",
+        order="arrival",
+        max_num_batched_tokens=64,
+    )
+    low = add(scheduler, 1, 14, max_tokens=10, priority=5)
+    step(scheduler)
+    add(scheduler, 2, 16, max_tokens=10, priority=1)
+    assert step(scheduler) == {1: 1, 2: 16}
+    turn(scheduler, max_num_batched_tokens=2)
+    scheduler.drain_events()
+    # Request 1 stands first and is scheduled first; then request 2 needs its block.
+    assert step(scheduler) == {2: 1}
+    assert scheduler.drain_events() == [Preempted(1, 4, "kv_full")]
+    assert low.high_water == 15  # the withdrawn row computed nothing
+
+
+def test_blocks_of_a_withdrawn_row_cannot_be_hit() -> None:
+    scheduler = make_scheduler(
+        num_blocks=8,
+        max_model_len=32,
+        policy="priority",
+        order="arrival",
+        max_num_batched_tokens=16,
+    )
+    low = add(scheduler, 1, 16, max_tokens=4, priority=5)
+    turn(scheduler, long_prefill_token_threshold=8)
+    add(scheduler, 2, 12, max_tokens=16, priority=1)
+    rows = scheduler.schedule()
+    assert tokens_of(rows) == {2: 8, 1: 8}
+    scheduler.update(rows, [None, None])
+    while low.num_preemptions == 0:
+        rows = scheduler.schedule()
+        scheduler.update(rows, [0 if row.samples else None for row in rows])
+    hit = scheduler.kv.lookup(low)
+    assert len(hit) * BLOCK_SIZE <= low.high_water
+    scheduler.kv.check_integrity()
+
+
+def test_a_waiting_request_never_causes_a_preemption() -> None:
+    scheduler = make_scheduler(num_blocks=8, max_model_len=32, policy="priority")
+    add(scheduler, 1, 28, max_tokens=4, priority=9)
+    step(scheduler)
+    add(scheduler, 2, 20, priority=0)
+    assert step(scheduler) == {1: 1}
+    assert scheduler.waiting_reasons() == {"kv_blocks": 1}
+
+
+# Prefix hits
+
+
+def test_a_request_may_hit_what_another_one_fills_in_the_same_step() -> None:
+    scheduler = make_scheduler()
+    prompt = list(range(12))
+    add(scheduler, 1, 0, prompt=[*prompt, 100])
+    add(scheduler, 2, 0, prompt=[*prompt, 200])
+    assert step(scheduler) == {1: 13, 2: 1}
+    assert scheduler.admitted_now == {1: 0, 2: 12}
+    assert scheduler.requests[2].num_cached_tokens == 12
+    assert scheduler.drain_events()[:2] == [Admitted(1, 0), Admitted(2, 12)]
+
+
+# Queues
+
+
+def test_by_priority_the_lower_number_is_served_first_then_the_earlier_arrival() -> None:
+    scheduler = make_scheduler(policy="priority", max_num_seqs=1)
+    for number, priority in ((1, 2), (2, 0), (3, 1), (4, 0)):
+        add(scheduler, number, 2, max_tokens=1, priority=priority)
+    assert [request.request_id for request in scheduler.waiting] == [2, 4, 3, 1]
+    assert [list(step(scheduler)) for _ in range(4)] == [[2], [4], [3], [1]]
+
+
+def test_the_policy_may_change_while_requests_wait() -> None:
+    scheduler = make_scheduler(max_num_seqs=1)
+    for number, priority in ((1, 2), (2, 0), (3, 1), (4, 0)):
+        add(scheduler, number, 2, max_tokens=1, priority=priority)
+    assert list(step(scheduler)) == [1]
+    turn(scheduler, policy="priority")
+    assert list(step(scheduler)) == [2]
+    turn(scheduler, policy="fcfs")
+    assert [list(step(scheduler)) for _ in range(2)] == [[3], [4]]
+
+
+def test_an_aborted_request_leaves_no_block_and_no_trace() -> None:
+    scheduler = make_scheduler(max_num_seqs=1)
+    for number in (1, 2, 3):
+        add(scheduler, number, 9)
+    step(scheduler)
+    scheduler.drain_events()
+    aborted = scheduler.abort(1, "the client went away")
+    assert aborted is not None
+    assert aborted.finish_reason == "abort"
+    assert scheduler.abort(2, "the client went away") is not None
+    assert scheduler.abort(2, "again") is None
+    assert scheduler.kv.counts().used == 0
+    assert scheduler.drain_events() == [
+        Aborted(1, "the client went away"),
+        Aborted(2, "the client went away"),
+    ]
+    assert step(scheduler) == {3: 9}
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_aborting_most_of_a_long_queue_keeps_the_order_of_the_rest(policy: str) -> None:
+    scheduler = make_scheduler(policy=policy, max_num_seqs=1)
+    for number in range(200):
+        add(scheduler, number, 2, max_tokens=1, priority=-number % 3)
+    expected = [r.request_id for r in scheduler.waiting if r.request_id % 10 == 0]
+    for number in range(200):
+        if number % 10:
+            scheduler.abort(number, "test")
+    assert [next(iter(step(scheduler))) for _ in range(20)] == expected
+
+
+# Ends
+
+
+def test_a_request_ends_at_its_length_or_at_a_stop_token_and_says_which() -> None:
+    scheduler = make_scheduler()
+    add(scheduler, 1, 2, max_tokens=2)
+    add(scheduler, 2, 2, max_tokens=9, stop=(7,))
+    step(scheduler, token_id=6)
+    scheduler.drain_events()
+    rows = scheduler.schedule()
+    finished = scheduler.update(rows, [7, 7])
+    assert [request.finish_reason for request in finished] == ["length", "stop"]
+    assert scheduler.drain_events() == [Finished(1, "length", 2), Finished(2, "stop", 2)]
+    assert not scheduler.has_work()
+    assert scheduler.kv.counts().used == 0
+
+
+def test_the_first_token_is_told_once_even_after_a_preemption() -> None:
+    scheduler = make_scheduler(num_blocks=8, max_model_len=32)
+    for number in (1, 2):
+        add(scheduler, number, 15, max_tokens=6)
+    events = []
+    while scheduler.has_work():
+        step(scheduler)
+        events += scheduler.drain_events()
+    assert any(isinstance(event, Preempted) for event in events)
+    assert [e.request_id for e in events if isinstance(e, FirstToken)] == [1, 2]
+
+
+def test_a_row_that_samples_and_gets_no_token_is_reported() -> None:
+    scheduler = make_scheduler()
+    add(scheduler, 1, 2)
+    with pytest.raises(ValueError, match="request 1 samples and got no token"):
+        scheduler.update(scheduler.schedule(), [None])

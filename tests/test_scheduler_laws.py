@@ -1,0 +1,318 @@
+"""Laws that hold for every workload, whatever an operator turns while it runs.
+
+A driver plays the engine: it adds and aborts requests, replaces the knobs between steps, and keeps
+its own model of what a runner would have written into each slot of each block.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import msgspec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stepscope.engine.commands import SamplingParams
+from stepscope.engine.config import Knobs, Limits
+from stepscope.engine.kv_cache import KVCacheManager
+from stepscope.engine.request import Request, RequestStatus
+from stepscope.engine.scheduler import Scheduler
+from stepscope.engine.step import ScheduledRow
+from stepscope.engine.wire import CACHED, EMPTY, Aborted, Finished, FirstToken, Phase, Preempted
+
+MAX_MODEL_LEN = 48
+STOP_TOKEN = 3
+
+laws = settings(
+    derandomize=True,
+    deadline=None,
+    max_examples=150,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+@dataclass
+class Arrival:
+    step: int
+    prompt: list[int]
+    max_tokens: int
+    priority: int
+    can_stop: bool
+    abort_after: int | None  # steps after its arrival
+
+
+@dataclass
+class Case:
+    block_size: int
+    num_blocks: int
+    knobs: dict[int, Knobs]  # step -> in force from it on
+    arrivals: list[Arrival]
+    reset_at: int
+
+
+@st.composite
+def knob_sets(draw: st.DrawFn) -> Knobs:
+    chunked = draw(st.sampled_from([True, True, False]))
+    budget = draw(st.sampled_from([1, 2, 5, 16, 48, 96]))
+    return Knobs(
+        max_num_batched_tokens=budget if chunked else max(budget, MAX_MODEL_LEN),
+        max_num_seqs=draw(st.integers(1, 8)),
+        enable_chunked_prefill=chunked,
+        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 6])),
+        order=draw(st.sampled_from(["decode_first", "arrival"])),
+        policy=draw(st.sampled_from(["fcfs", "priority"])),
+        reserve=draw(st.sampled_from(["none", "prompt", "output"])),
+        enable_prefix_caching=draw(st.sampled_from([True, True, False])),
+        watermark=draw(st.sampled_from([0.0, 0.0, 0.1, 0.5])),
+    )
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> Arrival:
+    # Few beginnings and few tokens, so that prefixes are shared and outputs coincide.
+    beginning = [draw(st.integers(0, 1))] * draw(st.integers(0, 30))
+    rest = draw(st.lists(st.integers(0, 4), min_size=1, max_size=12))
+    prompt = beginning + rest
+    return Arrival(
+        step=draw(st.sampled_from([0, 0, 1, 2, 5, 30])),
+        prompt=prompt,
+        max_tokens=draw(st.integers(1, MAX_MODEL_LEN - len(prompt))),
+        priority=draw(st.integers(-1, 2)),
+        can_stop=draw(st.sampled_from([False, False, True])),
+        abort_after=draw(st.sampled_from([None, None, None, None, 0, 7])),
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    block_size = draw(st.sampled_from([1, 2, 4, 16]))
+    at_least = -(-MAX_MODEL_LEN // block_size)
+    changes = draw(st.dictionaries(st.integers(1, 60), knob_sets(), max_size=5))
+    return Case(
+        block_size=block_size,
+        num_blocks=at_least + draw(st.sampled_from([0, 1, 2, at_least // 2, at_least])),
+        knobs={0: draw(knob_sets()), **changes},
+        arrivals=draw(st.lists(arrivals(), min_size=1, max_size=14)),
+        reset_at=draw(st.integers(0, 60)),
+    )
+
+
+@dataclass
+class Life:
+    """What the driver saw of one request."""
+
+    num_scheduled: int = 0
+    num_hit: int = 0
+    num_lost: int = 0  # computed tokens that a preemption threw away
+    first_tokens: int = 0
+    end: str | None = None
+
+
+@dataclass
+class Driver:
+    case: Case
+    scheduler: Scheduler = field(init=False)
+    lives: dict[int, Life] = field(default_factory=dict)
+    requests: dict[int, Request] = field(default_factory=dict)
+    slots: dict[tuple[int, int], int] = field(default_factory=dict)  # (block, offset) -> content
+    blocks: list[tuple[int, int]] = field(init=False)  # (owner, references), from the moves
+    steps: list[list[tuple[int, Phase, int, int]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        limits = Limits(max_num_batched_tokens=96, max_num_seqs=8, max_model_len=MAX_MODEL_LEN)
+        kv = KVCacheManager(self.case.num_blocks, self.case.block_size)
+        self.scheduler = Scheduler(kv, self.case.knobs[0], limits)
+        self.blocks = [(EMPTY, 0)] * self.case.num_blocks
+
+    def run(self) -> None:
+        last_arrival = max(arrival.step for arrival in self.case.arrivals)
+        step = 0
+        max_steps = 100 + 10 * sum(len(a.prompt) + a.max_tokens for a in self.case.arrivals)
+        while step <= last_arrival or self.scheduler.has_work():
+            assert step < max_steps, "livelock"
+            self.between_steps(step)
+            self.one_step()
+            step += 1
+
+    def between_steps(self, step: int) -> None:
+        for number, arrival in enumerate(self.case.arrivals):
+            if arrival.step == step:
+                self.arrive(number, arrival)
+            if arrival.abort_after is not None and arrival.step + arrival.abort_after == step:
+                self.scheduler.abort(number, "the client went away")
+        if step in self.case.knobs:
+            self.scheduler.knobs = self.case.knobs[step]
+        if step == self.case.reset_at:
+            self.scheduler.kv.reset_prefix_cache()
+        self.scheduler.kv.check_integrity()
+
+    def arrive(self, number: int, arrival: Arrival) -> None:
+        sampling = SamplingParams(
+            max_tokens=arrival.max_tokens, stop_token_ids=(STOP_TOKEN,) * arrival.can_stop
+        )
+        request = Request(
+            number, arrival.prompt, sampling, arrival_ns=arrival.step, priority=arrival.priority
+        )
+        self.requests[number] = request
+        self.lives[number] = Life()
+        self.scheduler.add(request)
+
+    def one_step(self) -> None:
+        scheduler = self.scheduler
+        num_running = len(scheduler.running)
+        computed = {r.request_id: r.num_computed_tokens for r in scheduler.running}
+        rows = scheduler.schedule()
+        scheduler.kv.check_integrity()
+        self.check_rows(rows, num_running)
+        self.execute(rows)
+        scheduler.update(rows, [self.token_after(row) for row in rows])
+        self.take_events(computed)
+        self.check_blocks()
+        self.steps.append([(r.request.request_id, r.phase, r.start, r.num_tokens) for r in rows])
+
+    def check_rows(self, rows: list[ScheduledRow], num_running: int) -> None:
+        scheduler, knobs = self.scheduler, self.scheduler.knobs
+        assert sum(row.num_tokens for row in rows) <= knobs.max_num_batched_tokens
+        assert len({row.request.request_id for row in rows}) == len(rows)
+        if scheduler.admitted_now:
+            assert len(scheduler.running) <= knobs.max_num_seqs
+        else:
+            assert len(scheduler.running) <= num_running
+        assert set(scheduler.resumed_now) <= set(scheduler.admitted_now)
+        assert len(scheduler.waiting) + len(scheduler.running) == len(scheduler.requests)
+        assert sum(scheduler.waiting_reasons().values()) == len(scheduler.waiting)
+        for request, phase, start, num_tokens, samples in rows:
+            end = start + num_tokens
+            assert request.status is RequestStatus.RUNNING
+            assert start == request.num_computed_tokens
+            assert num_tokens >= 1
+            assert samples == (end == request.num_tokens)
+            assert phase == expected_phase(request, start, num_tokens)
+            if not knobs.enable_chunked_prefill:
+                assert samples, "a prompt was cut"
+            hit = scheduler.admitted_now.get(request.request_id, start)
+            assert start == hit
+            self.lives[request.request_id].num_scheduled += num_tokens
+        for number, hit in scheduler.admitted_now.items():
+            self.lives[number].num_hit += hit
+
+    def execute(self, rows: list[ScheduledRow]) -> None:
+        """Every row writes its slots, then every row finds all it attends to as it should be."""
+        for request, _, start, num_tokens, _ in rows:
+            contents = contents_of(request)
+            for position in range(start, start + num_tokens):
+                self.slots[self.slot(request, position)] = contents[position]
+        for request, _, start, num_tokens, _ in rows:
+            contents = contents_of(request)
+            for position in range(start + num_tokens):
+                assert self.slots[self.slot(request, position)] == contents[position]
+
+    def slot(self, request: Request, position: int) -> tuple[int, int]:
+        index, offset = divmod(position, self.case.block_size)
+        return request.block_table[index], offset
+
+    def token_after(self, row: ScheduledRow) -> int | None:
+        if not row.samples:
+            return None
+        return (sum(row.request.token_ids) + row.request.num_tokens) % 5
+
+    def take_events(self, computed: dict[int, int]) -> None:
+        events = self.scheduler.drain_events()
+        preempted = [event for event in events if isinstance(event, Preempted)]
+        if preempted:
+            assert not self.scheduler.admitted_now
+        for event in events:
+            life = self.lives[event.request_id]
+            match event:
+                case Preempted():
+                    life.num_lost += computed[event.request_id]
+                case FirstToken():
+                    life.first_tokens += 1
+                case Finished() | Aborted():
+                    assert life.end is None
+                    life.end = event.reason
+
+    def check_blocks(self) -> None:
+        """The moves alone tell an observer the state of every block."""
+        kv = self.scheduler.kv
+        counts = kv.counts()
+        for move in kv.drain_moves():
+            self.blocks[move.block_id] = (move.owner, move.ref_count)
+        runs = [(run.owner, run.ref_count) for run in kv.runs() for _ in range(run.count)]
+        assert runs == self.blocks
+        states = Counter(owner if owner < 0 else 0 for owner, _ in runs)
+        assert (counts.used, counts.cached, counts.empty) == (
+            states[0],
+            states[CACHED],
+            states[EMPTY],
+        )
+        assert sum(references for _, references in runs) == kv.num_held
+
+
+def expected_phase(request: Request, start: int, num_tokens: int) -> Phase:
+    if start < request.high_water:
+        return Phase.RECOMPUTE
+    if start >= request.num_prompt_tokens and start == request.num_tokens - 1 and num_tokens == 1:
+        return Phase.DECODE
+    return Phase.PREFILL
+
+
+def contents_of(request: Request) -> list[int]:
+    """What a slot must hold: a key or value depends on its token and on all before it."""
+    contents, so_far = [], 0
+    for token_id in request.token_ids:
+        so_far = hash((so_far, token_id))
+        contents.append(so_far)
+    return contents
+
+
+@laws
+@given(cases())
+def test_no_step_breaks_a_law_and_every_request_ends(case: Case) -> None:
+    driver = Driver(case)
+    driver.run()
+    for number, life in driver.lives.items():
+        request = driver.requests[number]
+        assert request.status is RequestStatus.FINISHED
+        assert life.end is not None, f"request {number} was lost"
+        if request.finish_reason == "abort":
+            continue
+        ended_by = request.token_ids[-1]
+        if request.finish_reason == "stop":
+            assert ended_by == STOP_TOKEN
+        else:
+            assert request.num_output_tokens == request.sampling.max_tokens
+        assert life.first_tokens == 1
+        once = request.num_prompt_tokens + request.num_output_tokens - 1
+        assert life.num_scheduled == once - life.num_hit + life.num_lost
+
+
+@laws
+@given(cases())
+def test_when_idle_every_block_is_free_or_cached(case: Case) -> None:
+    driver = Driver(case)
+    driver.run()
+    counts = driver.scheduler.kv.counts()
+    assert counts.used == 0
+    assert counts.cached + counts.empty == case.num_blocks
+    driver.scheduler.kv.reset_prefix_cache()
+    assert driver.scheduler.kv.counts().empty == case.num_blocks
+
+
+@settings(laws, max_examples=40)
+@given(cases())
+def test_the_same_input_gives_the_same_steps(case: Case) -> None:
+    first, second = Driver(case), Driver(case)
+    first.run()
+    second.run()
+    assert first.steps == second.steps
+
+
+@settings(laws, max_examples=60)
+@given(cases())
+def test_with_room_reserved_for_the_output_nothing_is_ever_preempted(case: Case) -> None:
+    case.knobs = {
+        step: msgspec.structs.replace(knobs, reserve="output") for step, knobs in case.knobs.items()
+    }
+    driver = Driver(case)
+    driver.run()
+    assert not any(request.num_preemptions for request in driver.requests.values())
