@@ -1,6 +1,7 @@
 """The engine process: builds the parts, serves until told to stop, cleans up."""
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -71,6 +72,10 @@ def serve(
             max_model_len=runner.max_model_len,
         )
         knobs.check(limits)
+        # Model and libraries are here to stay: looking through them again and again is what makes
+        # a garbage collection last milliseconds.
+        gc.collect()
+        gc.freeze()
         scheduler = Scheduler(KVCacheManager(runner.num_blocks, config.block_size), knobs, limits)
         with _private_files():
             publisher = Publisher(endpoint.telemetry, config.replay_steps)

@@ -107,16 +107,21 @@ class Terminal:
     Args:
         arguments: the program and its arguments.
         columns, rows: size of the terminal.
-        environment: of the program.
+        environment, cwd: of the program.
     """
 
     def __init__(
-        self, arguments: list[str], columns: int, rows: int, environment: dict[str, str]
+        self,
+        arguments: list[str],
+        columns: int,
+        rows: int,
+        environment: dict[str, str],
+        cwd: str | None,
     ) -> None:
         self.screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
         self.process = ptyprocess.PtyProcess.spawn(
-            arguments, env=environment, dimensions=(rows, columns)
+            arguments, cwd=cwd, env=environment, dimensions=(rows, columns)
         )
         self._lock = threading.Lock()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -126,7 +131,7 @@ class Terminal:
         while True:
             try:
                 received = self.process.read(65536)
-            except (EOFError, OSError):
+            except (EOFError, OSError, ValueError):  # ended, or closed by the test
                 return
             with self._lock:
                 self._stream.feed(received)
@@ -169,10 +174,16 @@ def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
     """Starts programs in pseudo-terminals; ends what is left of them."""
     started: list[Terminal] = []
 
-    def start(*arguments: str, columns: int = 120, rows: int = 40, **environment: str) -> Terminal:
+    def start(
+        *arguments: str,
+        columns: int = 120,
+        rows: int = 40,
+        cwd: str | None = None,
+        **environment: str,
+    ) -> Terminal:
         full = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", **environment}
         full.pop("NO_COLOR", None)
-        started.append(Terminal(list(arguments), columns, rows, full))
+        started.append(Terminal(list(arguments), columns, rows, full, cwd))
         return started[-1]
 
     yield start

@@ -1,0 +1,205 @@
+"""An operator's session: engine process, client and dashboard, each real, in a pseudo-terminal."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stepscope.engine import wire
+from stepscope.engine.client import ControlClient, EngineUnreachable
+from stepscope.engine.commands import Output, Replayed, ReplayFrom, SamplingParams, Submit
+from stepscope.engine.wire import KnobsChanged, StepRecord, TelemetryMessage
+from stepscope.recordings.reader import Recording
+
+STEPSCOPE = [sys.executable, "-m", "stepscope.tui.cli"]
+START_S = 90.0
+
+
+@pytest.fixture
+def engine(
+    tmp_path: Path, tiny_checkpoint: Callable[..., Path]
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """`stepscope serve` with a tiny Qwen3, as a process; its endpoint is TMP/engine."""
+    model = tiny_checkpoint("qwen3", max_position_embeddings=4096)
+    process = subprocess.Popen(
+        [*STEPSCOPE, "serve", "--model", str(model),
+         "--endpoint", f"{tmp_path}/engine", "--kv-memory", "16MB", "--threads", "1",
+         "--max-num-batched-tokens", "512"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path)},
+    )  # fmt: skip
+    deadline = time.monotonic() + START_S
+    with ControlClient(f"{tmp_path}/engine", timeout_s=1.0) as client:
+        while True:
+            try:
+                client.info()
+                break
+            except EngineUnreachable:
+                assert process.poll() is None, process.stderr and process.stderr.read()
+                assert time.monotonic() < deadline, "the engine did not start"
+                time.sleep(0.1)
+    yield process
+    process.terminate()
+    assert process.wait(timeout=30) == 0, process.stderr and process.stderr.read()
+
+
+class Chats:
+    """A client that keeps eight requests under way: who gets its last token asks again."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.num_finished = 0
+        self.wrong: list[object] = []
+        self._endpoint = endpoint
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Chats":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with ControlClient(self._endpoint) as client:
+            for number in range(8):
+                self._ask(client, number)
+            while not self._stopping.is_set():
+                received = client.receive(0.1)
+                if received is None:
+                    continue
+                reply = received[1]
+                if isinstance(reply, Output):
+                    if reply.finish_reason == "length":
+                        self.num_finished += 1
+                        self._ask(client, self.num_finished)
+                    elif reply.finish_reason is not None:
+                        self.wrong.append(reply)
+
+    def _ask(self, client: ControlClient, number: int) -> None:
+        # Long prompts, so that a small budget shows; each one different, so that none is cached.
+        client.send(
+            Submit(
+                prompt=f"{number} " + "a stream of tokens " * 40,
+                sampling=SamplingParams(max_tokens=100, ignore_eos=True),
+            )
+        )
+
+
+def told(client: ControlClient, sequence: int = 0) -> list[TelemetryMessage]:
+    """What the engine published from `sequence` on."""
+    messages: list[TelemetryMessage] = []
+    while True:
+        replayed = client.ask(ReplayFrom(sequence=sequence))
+        assert isinstance(replayed, Replayed)
+        if not replayed.frames:
+            return messages
+        messages += [wire.decode(frame.payload) for frame in replayed.frames]
+        sequence = replayed.frames[-1].sequence + 1
+
+
+@pytest.mark.usefixtures("engine")
+def test_a_budget_typed_into_the_dashboard_holds_from_the_step_it_names(
+    terminal: Callable[..., object], tmp_path: Path
+) -> None:
+    endpoint = f"{tmp_path}/engine"
+    with Chats(endpoint) as chats, ControlClient(endpoint, timeout_s=10.0) as client:
+        screen = terminal(*STEPSCOPE, "top", endpoint, cwd=str(tmp_path))
+        screen.wait_for(r"LIVE.*step [\d,]+", START_S)
+        screen.wait_for(r"BUDGET +\d+/512")
+        screen.wait_for(r"RUN [1-9]")
+
+        screen.send("B")
+        screen.send("48\r")
+        screen.wait_for(r"BUDGET +\d+/48\b")
+        screen.wait_for("◆")
+        before = client.snapshot().step
+        while client.snapshot().step < before + 20:
+            time.sleep(0.02)
+
+        messages = told(client)
+        (change,) = [m for m in messages if isinstance(m, KnobsChanged)]
+        assert change.old == {"max_num_batched_tokens": 512}
+        assert change.new == {"max_num_batched_tokens": 48}
+        steps = [m for m in messages if isinstance(m, StepRecord)]
+        at_change = next(s for s in steps if s.step == change.effective_step)
+        assert at_change.num_running > 0, "nothing was running when the budget changed"
+        for step in steps:
+            is_after = step.step >= change.effective_step
+            assert step.token_budget == (48 if is_after else 512)
+            assert step.num_prefill_tokens + step.num_decode_tokens <= step.token_budget
+        full = [s for s in steps if s.num_prefill_tokens + s.num_decode_tokens == 48]
+        assert any(s.step > change.effective_step for s in full), "the new budget never bound"
+
+        finished = chats.num_finished
+        deadline = time.monotonic() + 30
+        while chats.num_finished < finished + 4:
+            assert time.monotonic() < deadline, "requests do not finish any more"
+            time.sleep(0.05)
+        screen.send("q")
+        assert screen.wait_for_exit() == 0
+    assert chats.wrong == []
+
+
+@pytest.mark.usefixtures("engine")
+def test_pausing_stepping_and_recording_from_the_keyboard(
+    terminal: Callable[..., object], tmp_path: Path
+) -> None:
+    endpoint = f"{tmp_path}/engine"
+    with Chats(endpoint), ControlClient(endpoint, timeout_s=10.0) as client:
+        screen = terminal(*STEPSCOPE, "top", endpoint, cwd=str(tmp_path))
+        screen.wait_for(r"LIVE.*step [\d,]+", START_S)
+        screen.wait_for(r"RUN [1-9]")
+        screen.send("R")
+        screen.wait_for(r"● REC")
+
+        screen.send("P")
+        screen.wait_for(r"(?i)engine paused")
+        paused_at = client.snapshot()
+        assert paused_at.state == "paused"
+        screen.send("N")
+        deadline = time.monotonic() + 10
+        while client.snapshot().step == paused_at.step:
+            assert time.monotonic() < deadline, "N did not run a step"
+            time.sleep(0.02)
+        stepped = client.snapshot()
+        assert (stepped.step, stepped.state) == (paused_at.step + 1, "paused")
+        screen.wait_for(rf"step {stepped.step:,}\b")
+        screen.send("P")
+        while client.snapshot().step < stepped.step + 10:
+            assert time.monotonic() < deadline + 20, "the engine did not resume"
+            time.sleep(0.02)
+
+        screen.send("R")
+        screen.wait_for(r"\.mcap")
+        screen.send("q")
+        assert screen.wait_for_exit() == 0
+    (path,) = tmp_path.glob("*.mcap")
+    with Recording(path) as recording:
+        assert recording.message is None, recording.message
+        assert recording.first_step is not None
+        assert recording.last_step is not None
+        assert recording.first_step <= paused_at.step <= recording.last_step
+
+
+@pytest.mark.usefixtures("engine")
+def test_a_dashboard_whose_terminal_goes_away_leaves_the_engine_serving(
+    terminal: Callable[..., object], tmp_path: Path
+) -> None:
+    endpoint = f"{tmp_path}/engine"
+    with Chats(endpoint) as chats:
+        screen = terminal(*STEPSCOPE, "top", endpoint, cwd=str(tmp_path))
+        screen.wait_for(r"LIVE.*step [\d,]+", START_S)
+        screen.close()
+        finished = chats.num_finished
+        deadline = time.monotonic() + 30
+        while chats.num_finished < finished + 4:
+            assert time.monotonic() < deadline, "the engine stopped serving"
+            time.sleep(0.05)
+    assert chats.wrong == []
