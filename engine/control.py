@@ -99,7 +99,8 @@ class ControlServer:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 500)
         self._socket.setsockopt(zmq.SNDHWM, CLIENT_QUEUE)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a vanished client is an error we can act on
+        # A client that has vanished is an error then, which can be acted on.
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, 2_000)
         self._socket.setsockopt(zmq.MAXMSGSIZE, commands.MAX_COMMAND_BYTES)
         self._socket.bind(address)
