@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -96,17 +97,50 @@ def test_a_headless_demo_records_draws_and_sums_up_a_session_without_gaps(
     assert list((runtime / "stepscope").iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_the_engine_ends_with_the_demo_however_that_ends(
-    start: Callable[..., "subprocess.Popen[str]"], runtime: Path, number: signal.Signals
+    start: Callable[..., "subprocess.Popen[str]"], runtime: Path
+) -> None:
+    signals = (signal.SIGKILL, signal.SIGHUP, signal.SIGINT)
+    demos = [(start("demo", "--headless", "--seconds", "600"), number) for number in signals]
+    engines = [demo_engine(runtime, process) for process, _ in demos]
+    for process, number in demos:
+        process.send_signal(number)
+    for (process, number), engine in zip(demos, engines, strict=True):
+        _, stderr = process.communicate(timeout=WAIT_S)
+        wait_until_gone(engine)
+        assert process.returncode != 0, number
+        assert "Traceback" not in stderr
+    assert list((runtime / "stepscope").iterdir()) == []
+
+
+def test_a_demo_that_is_ended_while_it_loads_leaves_nothing_behind(
+    start: Callable[..., "subprocess.Popen[str]"], runtime: Path
 ) -> None:
     process = start("demo", "--headless", "--seconds", "600")
-    pid = demo_engine(runtime, process)
-    process.send_signal(number)
-    _, stderr = process.communicate(timeout=WAIT_S)
-    wait_until_gone(pid)
-    assert process.returncode != 0
-    assert "Traceback" not in stderr
+    lock = runtime / "stepscope" / f"demo-{process.pid}.lock"
+    deadline_s = time.monotonic() + WAIT_S
+    while not lock.exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=WAIT_S)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert list((runtime / "stepscope").iterdir()) == []
+
+
+def test_ctrl_c_in_the_dashboard_of_a_demo_ends_its_engine_too(
+    terminal: Callable[..., Any], runtime: Path
+) -> None:
+    screen = terminal(
+        *(sys.executable, "-m", "stepscope.tui.cli", "demo"),
+        XDG_RUNTIME_DIR=str(runtime),
+        XDG_CONFIG_HOME=str(runtime),
+    )
+    screen.wait_for(r"LIVE.*demo", WAIT_S)
+    (engine,) = psutil.Process(screen.process.pid).children()
+    screen.send("\x03")
+    assert screen.wait_for_exit(WAIT_S) == 0
+    wait_until_gone(engine.pid)
     assert list((runtime / "stepscope").iterdir()) == []
 
 

@@ -170,3 +170,33 @@ def test_replay_checks_the_step_and_asks_for_a_terminal(
     blind = run("replay", str(path))
     assert blind.exit_code == 2
     assert "needs a terminal" in blind.stderr
+
+
+def test_replay_shows_a_recording_in_the_dashboard_at_the_step_that_was_asked_for(
+    busy_engine: Any, run: Callable[..., Done], terminal: Callable[..., Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "session.mcap"
+    run("record", busy_engine.endpoint.control, "-o", str(path), "--seconds", "0.5")
+    with Recording(path) as recording:
+        step = recording.last_step
+    screen = terminal(
+        *(sys.executable, "-m", "stepscope.tui.cli", "replay", str(path), "--at", str(step)),
+        XDG_CONFIG_HOME=str(tmp_path),
+    )
+    screen.wait_for(rf"step {step:,}\b", WAIT_S)
+    screen.send("q")
+    assert screen.wait_for_exit(WAIT_S) == 0
+
+
+def test_top_shows_the_engine_and_leaves_it_running(
+    busy_engine: Any, terminal: Callable[..., Any], tmp_path: Path
+) -> None:
+    screen = terminal(
+        *(sys.executable, "-m", "stepscope.tui.cli", "top", busy_engine.endpoint.control),
+        XDG_CONFIG_HOME=str(tmp_path),
+    )
+    screen.wait_for("LIVE", WAIT_S)
+    screen.send("q")
+    assert screen.wait_for_exit(WAIT_S) == 0
+    with ControlClient(busy_engine.endpoint) as client:
+        assert client.info().engine_id == busy_engine.core.info.engine_id

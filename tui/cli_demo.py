@@ -10,6 +10,7 @@ from typing import Any
 
 from stepscope.engine.client import ControlClient
 from stepscope.engine.commands import SetWorkload, WorkloadSpec
+from stepscope.engine.config import EngineConfig, Knobs
 from stepscope.engine.wire import KnobValue
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import Series
@@ -23,21 +24,20 @@ from stepscope.tui.cli_top import need_terminal, new_history, run_live
 from stepscope.tui.engine_process import EngineProcess
 from stepscope.tui.settings import DashboardSettings
 
-# Chosen on two CPU cores with the demo model: chats stream all the time, and every few seconds a
-# document is prefilled in chunks beside them. The cache is small enough to fill up.
-ENGINE: dict[str, KnobValue] = {
-    "kv_memory": "96MB",
-    "max_num_batched_tokens": 256,
-    "max_num_seqs": 32,
-}
+# Chosen on two CPU cores with the demo model: several chats stream all the time, and every few
+# seconds a document is prefilled in chunks beside them. The cache is small enough to fill up.
+KNOBS = Knobs(max_num_batched_tokens=128, max_num_seqs=12)
+KV_MEMORY = "64MB"
 WORKLOAD = WorkloadSpec(
     rate=1.2,
-    document_share=0.15,
+    document_share=0.3,
     chat_tokens=96,
-    document_tokens=1536,
-    output_tokens=96,
+    document_tokens=1280,
+    output_tokens=160,
     max_concurrency=16,
 )
+# A chunk of the budget above beside the decodes keeps to these on two cores, a larger one does not.
+SERVICE_LEVELS = {"slo_ttft_ms": 3000.0, "slo_itl_ms": 150.0}
 HEADLESS_SECONDS = 20.0
 _JOIN_S = 10.0
 _TICK_S = 0.2
@@ -52,7 +52,7 @@ def demo(
     flags: Mapping[str, Any],
 ) -> None:
     """Raises CommandFailed when the engine or the recording fails, or when messages were lost."""
-    settings = resolve(DashboardSettings, "dashboard", flags)
+    settings = resolve(DashboardSettings, "dashboard", flags, SERVICE_LEVELS)
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
     if not headless:
@@ -61,7 +61,7 @@ def demo(
             raise WrongUsage("--seconds and --screenshot go with --headless")
     with _ending_on_signals(), Progress() as progress:
         progress("starting the engine", None)
-        with EngineProcess({"model": model, **ENGINE}, lambda line: progress(line, None)) as engine:
+        with EngineProcess(_options(model), lambda line: progress(line, None)) as engine:
             engine.wait_until_ready()
             source = Subscriber(engine.endpoint, new_history(settings))
             recorder = None if record is None else Recorder(source, record)
@@ -81,6 +81,14 @@ def demo(
         raise CommandFailed(recorder.error or f"{record} could not be written")
     if headless:
         _finish(source, settings, screenshot, recorder)
+
+
+def _options(model: str) -> dict[str, KnobValue]:
+    """Everything that the demo relies on, so that no config file can break it."""
+    options: dict[str, KnobValue] = {"model": model, **KNOBS.as_dict()}
+    if model == EngineConfig().model:
+        options["kv_memory"] = KV_MEMORY
+    return options
 
 
 @contextmanager
@@ -141,8 +149,6 @@ def _finish(
             screenshot,
             theme=settings.theme,
             ascii=settings.ascii,
-            slo_ttft_ms=settings.slo_ttft_ms,
-            slo_itl_ms=settings.slo_itl_ms,
         )
         print(f"screenshot {screenshot}")
     if history.num_steps == 0:

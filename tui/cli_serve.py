@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from types import FrameType
 from typing import Any
 
 from stepscope.engine.config import EngineConfig, Knobs
@@ -31,6 +32,8 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool) -> None:
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
     )
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)  # until the engine is ready and has its own
     if exit_with_stdin:
         threading.Thread(target=_end_with_stdin, name="parent-watch", daemon=True).start()
     progress = Progress()
@@ -53,6 +56,11 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool) -> None:
         raise CommandFailed(
             f"{missing} is not installed, and an engine needs it: pip install 'stepscope[engine]'"
         ) from error
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """End while the model loads, without leaving a lock file behind."""
+    raise SystemExit(128 + number)
 
 
 def _end_with_stdin() -> None:

@@ -15,7 +15,6 @@ from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui.cli_connect import choose, connect
 from stepscope.tui.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.cli_options import resolve
-from stepscope.tui.record_switch import FileSwitch
 from stepscope.tui.settings import DashboardSettings
 
 
@@ -50,7 +49,6 @@ def run_live(
     # Textual is imported here so that an endpoint that is wrong is told of at once.
     from stepscope.tui.app import run_dashboard
 
-    switch = FileSwitch(source, recorder)
     run_dashboard(
         source,
         source.history,
@@ -58,14 +56,9 @@ def run_live(
         readonly=settings.readonly,
         fps=settings.fps,
         ascii=settings.ascii,
-        recorder=switch,
-        on_exit=switch.stop,
+        recorder=recorder,
         theme=settings.theme,
-        slo_ttft_ms=settings.slo_ttft_ms,
-        slo_itl_ms=settings.slo_itl_ms,
     )
-    if switch.path is not None:
-        print(f"recorded: {switch.path}" if switch.error is None else switch.error)
 
 
 def replay(file: str, speed: float | None, at: int | None, flags: Mapping[str, Any]) -> None:
@@ -99,8 +92,6 @@ def _run_replay(source: ReplaySource, settings: DashboardSettings) -> None:
         fps=settings.fps,
         ascii=settings.ascii,
         theme=settings.theme,
-        slo_ttft_ms=settings.slo_ttft_ms,
-        slo_itl_ms=settings.slo_itl_ms,
     )
 
 
