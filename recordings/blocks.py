@@ -66,11 +66,11 @@ class BlockMap:
         )
 
     def apply(self, moves: list[BlockMove]) -> None:
-        """Blocks that the map does not have are passed over."""
+        """Blocks that the map does not have, and owners that cannot be, are passed over."""
         owner, refs = self.owner, self.refs
         num_blocks = len(owner)
         for move in moves:
             block_id = move.block_id
-            if 0 <= block_id < num_blocks:
+            if 0 <= block_id < num_blocks and abs(move.owner) < 2**62 > abs(move.ref_count):
                 owner[block_id] = move.owner
                 refs[block_id] = move.ref_count

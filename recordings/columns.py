@@ -8,6 +8,7 @@ from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
 from stepscope.engine.wire import StepRecord
+from stepscope.recordings.latency import bounded
 from stepscope.recordings.outcome import Outcome
 
 _UNKNOWN = -1
@@ -132,7 +133,11 @@ class StepColumns:
             _known(outcome.max_gap_ns),
             _known(outcome.max_gap_request_id),
         )
-        for column, value in zip(self._columns, values, strict=True):
+        try:
+            row = array("q", values)
+        except OverflowError:  # nonsense, but valid: it must not leave the columns uneven
+            row = array("q", map(bounded, values))
+        for column, value in zip(self._columns, row, strict=True):
             column.append(value)
 
     def forget_before(self, step: int) -> None:
@@ -162,11 +167,12 @@ class StepColumns:
         """Over the steps that ended in (start_ns, end_ns]."""
         first = bisect_right(self.tokens_ns, start_ns)
         last = bisect_right(self.tokens_ns, end_ns)
-        if first == last:
-            return Rates(0.0, 0, *(None,) * 10)
         # No step reaches further back than the history does.
-        begin_ns = max(start_ns, min(self.column("schedule_start_ns")[0], end_ns))
-        seconds = (end_ns - begin_ns) / 1e9
+        seconds = 0.0
+        if first < last:
+            seconds = (end_ns - max(start_ns, self.column("schedule_start_ns")[0])) / 1e9
+        if seconds <= 0:
+            return Rates(0.0, last - first, *(None,) * 10)
         queried = self._total("queried_tokens", first, last)
         hit = self._total("hit_tokens", first, last)
         prefill = self.column("num_prefill_tokens")[first:last]

@@ -12,8 +12,18 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from typing import NamedTuple, Self
 
+import msgspec
+
 from stepscope.engine import wire
-from stepscope.engine.wire import EngineInfo, KnobsChanged, Mark, Snapshot, StepRecord, Telemetry
+from stepscope.engine.wire import (
+    EngineInfo,
+    EngineStatus,
+    KnobsChanged,
+    Mark,
+    Snapshot,
+    StepRecord,
+    Telemetry,
+)
 from stepscope.recordings.columns import Rates, StepSummary
 from stepscope.recordings.events import Gap, SessionEvent
 from stepscope.recordings.lane_keeper import LaneKeeper
@@ -27,6 +37,7 @@ from stepscope.recordings.timeline import Timeline
 MAX_STEPS = 100_000
 MAX_BYTES = 256 * 1024 * 1024
 MAX_DECODED = 512  # records kept decoded
+_MAX_NUMBER = 2**62
 
 
 class _Visited(NamedTuple):
@@ -73,12 +84,14 @@ class History:
         and ignored. A new engine id begins a new history.
 
         Raises:
-            msgspec.DecodeError: the payload is no telemetry; nothing has changed.
+            msgspec.DecodeError: the payload is no telemetry, or a number in it cannot be; nothing
+                has changed.
         """
         if isinstance(message, bytes):
             payload, message = message, wire.decode(message)
         elif payload is None:
             payload = wire.encode(message)
+        _check(sequence, message)
         with self._lock:
             if isinstance(message, Mark):
                 self._timeline.add_mark(message)
@@ -395,3 +408,21 @@ class History:
             return end_ns, end_ns - round(window_s * 1e9)
         tokens_ns = timeline.columns.tokens_ns
         return end_ns, (tokens_ns[0] if tokens_ns else end_ns) - 1
+
+
+def _check(sequence: int, message: Telemetry) -> None:
+    """Raises msgspec.ValidationError for numbers that no engine counts or measures."""
+    if isinstance(message, StepRecord):
+        numbers = {
+            "sequence": sequence,
+            "step": message.step,
+            "schedule_start_ns": message.schedule_start_ns,
+            "tokens_ns": message.tokens_ns,
+        }
+    elif isinstance(message, Snapshot | EngineStatus):
+        numbers = {"step": message.step + 1, "time_ns": message.time_ns}
+    else:
+        return
+    for name, number in numbers.items():
+        if not 0 <= number < _MAX_NUMBER:
+            raise msgspec.ValidationError(f"{number} is out of range - at `$.{name}`")

@@ -61,7 +61,7 @@ class Samples:
         """Append; a time before the last one counts as the last one."""
         times = self._times
         times.append(max(time_ns, times[-1]) if times else time_ns)
-        self._values.append(value_ns)
+        self._values.append(bounded(value_ns))
         self._weights.append(weight)
 
     def forget_before(self, time_ns: int) -> None:
@@ -145,6 +145,11 @@ def percentiles(ordered: list[tuple[int, int]], count: int, ranks: tuple[float, 
             seen += weight
         found.append(value)
     return found
+
+
+def bounded(value: int) -> int:
+    """The nearest number that an array holds."""
+    return min(max(value, -(2**63)), 2**63 - 1)
 
 
 class Latencies:

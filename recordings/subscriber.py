@@ -145,17 +145,19 @@ class Subscriber:
         self._engine_id = info.engine_id
         self._last_published = None
         self._pending = None
-        if known is None:
-            self.history.reset(snapshot)
-            self._send_on(snapshot)
-            self._next_sequence = snapshot.sequence + 1
-        elif known.engine_id != info.engine_id:
-            self.history.append(snapshot.sequence, snapshot)
+        last_sequence = self.history.last_sequence
+        if last_sequence is None:
+            last_sequence = -1
+        is_new = known is None or known.engine_id != info.engine_id
+        if is_new or last_sequence > snapshot.sequence:
+            if is_new and known is not None:
+                self.history.append(snapshot.sequence, snapshot)
+            else:  # nothing was known, or what was known cannot be of this engine
+                self.history.reset(snapshot)
             self._send_on(snapshot)
             self._next_sequence = snapshot.sequence + 1
         else:
-            last_sequence = self.history.last_sequence
-            self._next_sequence = 0 if last_sequence is None else last_sequence + 1
+            self._next_sequence = last_sequence + 1
             self._pending = snapshot
             self._heal(client, snapshot.sequence + 1)
             self._next_sequence = snapshot.sequence + 1
@@ -216,12 +218,17 @@ class Subscriber:
         self._accept(topic, sequence, message, payload)
         if self.history.needs_snapshot and self._pending is None:
             self._pending = self._snapshot(client)
+            self._settle()
 
     def _heal(self, client: ControlClient, end: int) -> None:
         """Ask for the messages from the next one up to, not including, `end`."""
         while self._next_sequence < end:
             limit = min(_MAX_REPLAY, end - self._next_sequence)
-            reply = client.ask(ReplayFrom(sequence=self._next_sequence, limit=limit))
+            try:
+                reply = client.ask(ReplayFrom(sequence=self._next_sequence, limit=limit))
+            except CommandRefused as error:
+                log.warning("%s replays nothing: %s", self.endpoint.control, error)
+                return
             before = self._next_sequence
             for frame in reply.frames if isinstance(reply, Replayed) else ():
                 if not self._next_sequence <= frame.sequence < end:
@@ -246,7 +253,11 @@ class Subscriber:
         if message is None:  # of a newer engine: a kind that we do not know
             self.history.skip(sequence)
         else:
-            self.history.append(sequence, message, payload)
+            try:
+                self.history.append(sequence, message, payload)
+            except msgspec.DecodeError as error:
+                self._note_bad(error)
+                return
             self.tap.send(topic, sequence, payload)
         self._next_sequence = sequence + 1
         self._settle()

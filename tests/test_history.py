@@ -1,5 +1,6 @@
 """A session in memory: any step again as it was, losses visible, readers beside the writer."""
 
+import contextlib
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stepscope.engine import wire
 from stepscope.engine.config import Knobs
@@ -16,10 +19,12 @@ from stepscope.engine.wire import (
     Admitted,
     Arrived,
     BatchRow,
+    BlockMove,
     EngineInfo,
     EngineStatus,
     Finished,
     KnobsChanged,
+    KVCounts,
     Mark,
     Phase,
     Preempted,
@@ -451,6 +456,72 @@ def test_a_lane_shows_what_the_records_say(history: History) -> None:
         for event in record.events:
             if isinstance(event, Preempted):
                 assert lanes[event.request_id][number - 400] == Cell.PREEMPTED
+
+
+# Nonsense that is valid
+
+number = st.one_of(st.integers(-2, 40), st.sampled_from([-(2**63), 2**62, 2**63, 2**64 - 1]))
+count = st.one_of(st.none(), number)
+events = st.one_of(
+    st.builds(
+        Arrived,
+        request_id=number,
+        client_id=st.just("x"),
+        num_prompt_tokens=number,
+        max_tokens=number,
+        priority=number,
+        time_ns=number,
+    ),
+    st.builds(Admitted, number, number),
+    st.builds(Finished, number, st.just("stop"), number),
+    st.builds(Preempted, number, number, st.just("why")),
+    st.builds(Aborted, number, st.just("why")),
+)
+strange_steps = st.builds(
+    StepRecord,
+    step=st.one_of(st.integers(0, 60), number),
+    schedule_start_ns=st.one_of(st.integers(0, 2**40), number),
+    tokens_ns=st.one_of(st.integers(0, 2**40), number),
+    launch_ns=count,
+    token_budget=count,
+    num_prefill_tokens=number,
+    num_decode_tokens=number,
+    batch=st.one_of(
+        st.none(),
+        st.lists(
+            st.builds(BatchRow, number, st.integers(0, 3), number, number, number, number, number),
+            max_size=4,
+        ),
+    ),
+    kv=st.one_of(
+        st.none(), st.builds(KVCounts, st.integers(0, 9), st.integers(0, 9), st.just(1), number)
+    ),
+    moves=st.lists(st.builds(BlockMove, number, number, number), max_size=3),
+    num_running=number,
+    num_waiting=number,
+    events=st.lists(events, max_size=3),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(strange_steps, min_size=1, max_size=12))
+def test_valid_messages_that_make_no_sense_are_taken_or_refused_but_break_nothing(
+    messages: list[StepRecord],
+) -> None:
+    history = History()
+    for sequence, message in enumerate(messages):
+        with contextlib.suppress(msgspec.DecodeError):
+            history.append(sequence, wire.encode(message))
+    last = history.last_step
+    if last is None:
+        return
+    assert history.state_at(last) == history.state
+    history.summaries(max(0, last - 50), last)
+    history.lanes(max(0, last - 50), last)
+    history.latency(window_s=None)
+    history.rates(window_s=None)
+    history.last_stall()
+    history.events()
 
 
 # Readers beside the writer
