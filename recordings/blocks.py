@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from stepscope.engine.wire import EMPTY, BlockMove, BlockRun
 
+MAX_BLOCKS = 1 << 24
+
 
 class PackedBlocks(NamedTuple):
     """A compressed `BlockMap`: for keyframes of large pools."""
@@ -34,11 +36,17 @@ class BlockMap:
         self.refs = refs
 
     @classmethod
-    def empty(cls, num_blocks: int) -> "BlockMap":
+    def empty(cls, num_blocks: int) -> "BlockMap | None":
+        """None for a pool of a size that cannot be."""
+        if not 0 <= num_blocks <= MAX_BLOCKS:
+            return None
         return cls(array("q", (EMPTY,)) * num_blocks, array("q", (0,)) * num_blocks)
 
     @classmethod
-    def from_runs(cls, runs: list[BlockRun]) -> "BlockMap":
+    def from_runs(cls, runs: list[BlockRun]) -> "BlockMap | None":
+        """None for a pool of a size that cannot be."""
+        if sum(max(0, run.count) for run in runs) > MAX_BLOCKS:
+            return None
         blocks = cls(array("q"), array("q"))
         for run in runs:
             blocks.owner.extend(array("q", (run.owner,)) * run.count)

@@ -7,14 +7,9 @@ order, it takes without raising. What it missed it shows as partial, never as ma
 
 import copy
 from array import array
-from collections import deque
 from dataclasses import dataclass, field
 
 from stepscope.engine.wire import (
-    Aborted,
-    Admitted,
-    Arrived,
-    BatchRow,
     EngineInfo,
     EngineState,
     EngineStatus,
@@ -23,32 +18,22 @@ from stepscope.engine.wire import (
     KnobsChanged,
     KnobValue,
     KVCounts,
-    Phase,
-    Preempted,
     RequestEvent,
     RequestView,
-    RowFlag,
     Snapshot,
     StepRecord,
     Telemetry,
 )
 from stepscope.recordings.blocks import BlockMap
 from stepscope.recordings.outcome import Outcome
-
-KEEP_FINISHED_STEPS = 256  # a finished request stays in view for so many steps
-
-_DECODE = int(Phase.DECODE)
-_RECOMPUTE = int(Phase.RECOMPUTE)
-_LAST_CHUNK = int(RowFlag.LAST_CHUNK)
+from stepscope.recordings.requests import RequestTable
 
 
 @dataclass(slots=True)
 class SessionState:
     """State of one engine as of the last message applied.
 
-    `requests` holds the live ones and those that finished within the last `KEEP_FINISHED_STEPS`
-    steps. Only views of running requests are changed in place; all others are replaced, so copies
-    share them. `blocks` is None when the engine does not tell. Readers must not change anything.
+    `blocks` is None when the engine does not tell. Readers must not change anything.
     """
 
     info: EngineInfo | None = None
@@ -57,7 +42,7 @@ class SessionState:
     state: EngineState = "idle"
     step: int = -1
     time_ns: int = 0  # of the engine, when the last message was true
-    requests: dict[int, RequestView] = field(default_factory=dict)
+    table: RequestTable = field(default_factory=RequestTable)
     blocks: BlockMap | None = None
     kv: KVCounts | None = None
     num_running: int = 0
@@ -65,21 +50,21 @@ class SessionState:
     waiting_reasons: dict[str, int] | None = None
     num_dropped: int = 0
     workload: str | None = None
-    _finished: deque[int] = field(default_factory=deque, compare=False, repr=False)
 
     # Copies
 
     def copy(self) -> "SessionState":
         """A copy that later messages to this one do not change."""
         other = copy.copy(self)
-        other.requests = {
-            request_id: copy.copy(view) if view.status == "running" else view
-            for request_id, view in self.requests.items()
-        }
-        other._finished = self._finished.copy()
+        other.table = self.table.copy()
         if self.blocks is not None:
             other.blocks = self.blocks.copy()
         return other
+
+    @property
+    def requests(self) -> dict[int, RequestView]:
+        """By id: the live ones, and those that finished a short while ago."""
+        return self.table.views
 
     @property
     def block_owner(self) -> "array[int] | None":
@@ -119,33 +104,27 @@ class SessionState:
     @classmethod
     def from_snapshot(cls, snapshot: Snapshot) -> "SessionState":
         """The inverse of `snapshot`."""
-        views = snapshot.requests
+        table = RequestTable(snapshot.requests)
         num_running = snapshot.num_running
-        if num_running is None:
-            num_running = sum(view.status == "running" for view in views)
         num_waiting = snapshot.num_waiting
-        if num_waiting is None:
-            num_waiting = sum(view.status in ("waiting", "preempted") for view in views)
-        state = cls(
+        return cls(
             info=snapshot.info,
             knobs=snapshot.knobs,
             knobs_version=snapshot.knobs_version,
             state=snapshot.state,
             step=snapshot.step,
             time_ns=snapshot.time_ns,
-            requests={view.request_id: copy.copy(view) for view in views},
+            table=table,
             blocks=None if snapshot.blocks is None else BlockMap.from_runs(snapshot.blocks),
             kv=snapshot.kv,
-            num_running=num_running,
-            num_waiting=num_waiting,
+            num_running=table.num_with_status("running") if num_running is None else num_running,
+            num_waiting=table.num_with_status("waiting", "preempted")
+            if num_waiting is None
+            else num_waiting,
             waiting_reasons=snapshot.waiting_reasons,
             num_dropped=snapshot.num_dropped,
             workload=snapshot.workload,
         )
-        finished = [view for view in views if view.status == "finished"]
-        finished.sort(key=lambda view: -1 if view.finish_step is None else view.finish_step)
-        state._finished.extend(view.request_id for view in finished)
-        return state
 
     # Messages
 
@@ -175,7 +154,7 @@ class SessionState:
         self.state = status.state
         outcome = Outcome()
         for event in status.events:
-            self._apply_event(event, status.time_ns, outcome)
+            self.table.take_event(event, self.step, status.time_ns, outcome)
         self._apply_moves(status, is_start=status.step < 0)
         self.step = max(self.step, status.step)
         self.num_running = status.num_running
@@ -188,6 +167,7 @@ class SessionState:
 
     def _apply_step(self, record: StepRecord) -> Outcome:
         outcome = Outcome()
+        table = self.table
         self.step = record.step
         self.time_ns = max(self.time_ns, record.tokens_ns)
         if self.state == "idle":
@@ -198,128 +178,19 @@ class SessionState:
             if isinstance(event, Finished | FirstToken):
                 ends.append(event)
             else:
-                self._apply_event(event, record.schedule_start_ns, outcome)
+                table.take_event(event, record.step, record.schedule_start_ns, outcome)
         if record.batch is not None:
-            self._apply_rows(record.batch, record.tokens_ns, outcome)
+            table.take_rows(record.batch, record.tokens_ns, outcome)
         for event in ends:
-            self._apply_event(event, record.tokens_ns, outcome)
+            table.take_event(event, record.step, record.tokens_ns, outcome)
         self._apply_moves(record, is_start=record.step == 0)
         self.num_running = record.num_running
         self.num_waiting = record.num_waiting
         self.waiting_reasons = record.waiting_reasons
         self.kv = record.kv
         self.num_dropped = record.num_dropped
-        self._forget_finished()
+        self.table.forget_finished(record.step)
         return outcome
-
-    def _apply_rows(self, batch: list[BatchRow], now_ns: int, outcome: Outcome) -> None:
-        requests = self.requests
-        gaps = outcome.gaps_ns
-        max_gap_ns = -1
-        for row in batch:
-            view = requests.get(row.request_id)
-            if view is None or view.status != "running":
-                view = self._seat(row)
-            end = row.start + row.num_tokens
-            view.num_computed_tokens = end
-            view.num_blocks = row.num_blocks
-            if row.phase == _DECODE:
-                outcome.num_decode_rows += 1
-            else:
-                outcome.num_cached_tokens += row.num_cached_tokens
-                if row.phase == _RECOMPUTE:
-                    outcome.num_recomputed_tokens += row.num_tokens
-                if view.is_partial and end > view.num_prompt_tokens:
-                    view.num_prompt_tokens = end
-                if not row.flags & _LAST_CHUNK:
-                    continue
-            # Position and prompt tell the count, so that it is right again after lost steps.
-            num_output_tokens = end + 1 - view.num_prompt_tokens
-            outcome.num_output_tokens += 1
-            last_ns = view.last_token_ns
-            if last_ns is None:
-                if num_output_tokens == 1:
-                    view.first_token_ns = now_ns
-                    if not view.is_partial:
-                        outcome.ttft_ns.append((row.request_id, now_ns - view.arrival_ns))
-            elif num_output_tokens == view.num_output_tokens + 1:
-                gap_ns = now_ns - last_ns
-                gaps[gap_ns] = gaps.get(gap_ns, 0) + 1
-                if gap_ns > max_gap_ns:
-                    max_gap_ns = gap_ns
-                    outcome.max_gap_request_id = row.request_id
-            view.num_output_tokens = num_output_tokens
-            view.last_token_ns = now_ns
-        if max_gap_ns >= 0:
-            outcome.max_gap_ns = max_gap_ns
-
-    def _seat(self, row: BatchRow) -> RequestView:
-        """A view to be changed in place, of a request that no event announced as running."""
-        view = self.requests.get(row.request_id)
-        if view is None:
-            view = _partial(row.request_id)
-            view.num_prompt_tokens = row.start
-        else:
-            if view.status == "finished":
-                self._finished.remove(row.request_id)
-            view = copy.copy(view)
-            view.finish_reason = view.finish_step = view.finish_ns = None
-        view.status = "running"
-        self.requests[row.request_id] = view
-        return view
-
-    def _apply_event(self, event: RequestEvent, time_ns: int, outcome: Outcome) -> None:
-        if isinstance(event, Arrived):
-            outcome.num_arrived += 1
-            known = self.requests.get(event.request_id)
-            if known is None or known.is_partial:
-                self.requests[event.request_id] = _arrived(event, known)
-            return
-        if not isinstance(event, Admitted | FirstToken | Finished | Preempted | Aborted):
-            return  # a rejected request never was one
-        known = self.requests.get(event.request_id)
-        if known is not None and known.status == "finished":
-            return
-        if isinstance(event, FirstToken) and known is not None and known.first_token_ns is not None:
-            return  # its row has told already
-        view = copy.copy(known) if known is not None else _partial(event.request_id)
-        self.requests[event.request_id] = view
-        if isinstance(event, Admitted):
-            view.status = "running"
-            view.num_computed_tokens = event.num_cached_tokens
-            if view.num_preemptions == 0:
-                view.num_cached_tokens = event.num_cached_tokens
-        elif isinstance(event, FirstToken):
-            view.first_token_ns = view.last_token_ns = time_ns
-            if not view.is_partial:
-                outcome.ttft_ns.append((view.request_id, time_ns - view.arrival_ns))
-        elif isinstance(event, Preempted):
-            outcome.num_preempted += 1
-            view.status = "preempted"
-            view.num_preemptions += 1
-            view.num_computed_tokens = 0
-            view.num_blocks = 0
-        else:
-            view.status = "finished"
-            view.finish_step = self.step
-            view.finish_ns = time_ns
-            view.num_blocks = 0
-            self._finished.append(view.request_id)
-            if isinstance(event, Aborted):
-                view.finish_reason = "abort"
-                return
-            outcome.num_finished += 1
-            view.finish_reason = event.reason
-            view.num_output_tokens = event.num_output_tokens
-            if (
-                view.first_token_ns is not None
-                and view.last_token_ns is not None
-                and view.num_output_tokens > 1
-            ):
-                decode_ns = view.last_token_ns - view.first_token_ns
-                outcome.tpot_ns.append(
-                    (view.request_id, round(decode_ns / (view.num_output_tokens - 1)))
-                )
 
     def _apply_moves(self, message: StepRecord | EngineStatus, *, is_start: bool) -> None:
         kv = message.kv
@@ -329,33 +200,11 @@ class SessionState:
         if self.blocks is not None:
             self.blocks.apply(message.moves)
 
-    def _forget_finished(self) -> None:
-        oldest = self.step - KEEP_FINISHED_STEPS
-        finished = self._finished
-        while finished:
-            view = self.requests.get(finished[0])
-            if view is not None and view.finish_step is not None and view.finish_step > oldest:
-                return
-            self.requests.pop(finished.popleft(), None)
-
     def _resync(self, snapshot: Snapshot) -> None:
         """Take over a snapshot, and keep showing what finished shortly before it."""
         fresh = SessionState.from_snapshot(snapshot)
         if self.info is not None and self.info.engine_id == snapshot.info.engine_id:
-            ended = []
-            for request_id, view in self.requests.items():
-                if request_id in fresh.requests:
-                    continue
-                if view.status != "finished":
-                    # It ended while nobody was listening: when and why is not known.
-                    view = copy.copy(view)
-                    view.status = "finished"
-                    view.finish_step = snapshot.step
-                    view.num_blocks = 0
-                ended.append(view)
-            ended.sort(key=lambda view: -1 if view.finish_step is None else view.finish_step)
-            fresh.requests.update((view.request_id, view) for view in ended)
-            fresh._finished.extend(view.request_id for view in ended)
+            fresh.table.keep_ended(self.table, snapshot.step)
         self._become(fresh)
 
     def _become(self, other: "SessionState") -> None:
@@ -366,26 +215,3 @@ class SessionState:
 def request_name(request_id: int) -> str:
     """What people call a request."""
     return f"r{request_id}"
-
-
-def _partial(request_id: int) -> RequestView:
-    return RequestView(
-        request_id=request_id,
-        client_id="",
-        status="waiting",
-        arrival_ns=0,
-        num_prompt_tokens=0,
-        max_tokens=0,
-        is_partial=True,
-    )
-
-
-def _arrived(event: Arrived, known: RequestView | None) -> RequestView:
-    view = copy.copy(known) if known is not None else _partial(event.request_id)
-    view.client_id = event.client_id
-    view.arrival_ns = event.time_ns
-    view.num_prompt_tokens = event.num_prompt_tokens
-    view.max_tokens = event.max_tokens
-    view.priority = event.priority
-    view.is_partial = False
-    return view

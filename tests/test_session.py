@@ -30,7 +30,8 @@ from stepscope.engine.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.recordings.session import KEEP_FINISHED_STEPS, SessionState
+from stepscope.recordings.requests import KEEP_FINISHED_STEPS
+from stepscope.recordings.session import SessionState
 
 MS = 1_000_000
 LAST, FIRST = int(RowFlag.LAST_CHUNK), int(RowFlag.LAST_CHUNK | RowFlag.FIRST_TOKEN)
