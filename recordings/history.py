@@ -9,8 +9,7 @@ is kept whole as `previous` until `reset`, or until the engine starts anew once 
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
-from typing import NamedTuple, Self
+from typing import Self
 
 import msgspec
 
@@ -29,23 +28,14 @@ from stepscope.recordings.events import Gap, SessionEvent
 from stepscope.recordings.lane_keeper import LaneKeeper
 from stepscope.recordings.lanes import Lane
 from stepscope.recordings.latency import SLO, TREND_BUCKETS, LatencyReport
-from stepscope.recordings.ring import Segment
 from stepscope.recordings.session import SessionState
 from stepscope.recordings.stalls import Stall, attribute
+from stepscope.recordings.step_cache import StepCache
 from stepscope.recordings.timeline import Timeline
 
 MAX_STEPS = 100_000
 MAX_BYTES = 256 * 1024 * 1024
-MAX_DECODED = 512  # records kept decoded
 _MAX_NUMBER = 2**62
-
-
-class _Visited(NamedTuple):
-    """The last earlier state that was asked for: the next one is often a step further."""
-
-    segment: Segment
-    place: int
-    state: SessionState
 
 
 class History:
@@ -68,8 +58,6 @@ class History:
         self.previous: History | None = None
         self._lock = threading.RLock()
         self._newest: tuple[int, SessionState] | None = None  # version and state
-        self._visited: _Visited | None = None
-        self._decoded: OrderedDict[int, StepRecord] = OrderedDict()
         self._begin(self._new_timeline(SessionState(), None))
 
     # Writing: the source's thread
@@ -219,22 +207,7 @@ class History:
 
     def record(self, step: int) -> StepRecord | None:
         """The whole record; None when it is lost, forgotten or still to come."""
-        with self._lock:
-            known = self._decoded.get(step)
-            if known is not None:
-                self._decoded.move_to_end(step)
-                return known
-            payload = self._timeline.ring.payload(step)
-            decoded = self._decoded
-        if payload is None:
-            return None
-        record = wire.decode(payload)
-        assert isinstance(record, StepRecord)
-        with self._lock:
-            decoded[step] = record
-            while len(decoded) > MAX_DECODED:
-                decoded.popitem(last=False)
-        return record
+        return self._cache.record(step)
 
     def state_at(self, step: int) -> SessionState:
         """The state right after the record of `step`.
@@ -242,27 +215,7 @@ class History:
         For a step that was lost it is the state after the last one before it, and for one before
         the history the oldest state there is.
         """
-        with self._lock:
-            ring = self._timeline.ring
-            found = ring.locate(step)
-            if found is None:
-                return ring.segments[0].keyframe.restore()
-            segment, place = found
-            visited = self._visited
-            if visited is None or visited.segment is not segment or visited.place > place:
-                visited = None
-            begin = 0 if visited is None else visited.place + 1
-            payloads = segment.payloads[begin : place + 1]
-        if visited is None:
-            state = segment.keyframe.restore()
-        elif not payloads:
-            return visited.state
-        else:
-            state = visited.state.copy()
-        for payload in payloads:
-            state.apply(wire.decode(payload))
-        self._visited = _Visited(segment, place, state)
-        return state
+        return self._cache.state_at(step)
 
     def lanes(self, first: int, last: int) -> list[Lane]:
         """What each request did in the steps `first` to `last`, by request id.
@@ -367,8 +320,7 @@ class History:
 
     def _drop_caches(self) -> None:
         self._newest = None
-        self._visited = None
-        self._decoded = OrderedDict()
+        self._cache = StepCache(self._lock, self._timeline)
         self._lanes = LaneKeeper(self._lock, self._timeline)
 
     def _keep_marks(self, old: Timeline) -> None:

@@ -1,0 +1,80 @@
+"""`StepCache`: records and earlier states of a timeline on demand; the last ones again for free.
+
+Decoding and replaying happen outside the timeline's lock, on payloads that never change.
+"""
+
+import threading
+from collections import OrderedDict
+from typing import NamedTuple
+
+from stepscope.engine import wire
+from stepscope.engine.wire import StepRecord
+from stepscope.recordings.ring import Segment
+from stepscope.recordings.session import SessionState
+from stepscope.recordings.timeline import Timeline
+
+MAX_RECORDS = 512  # kept decoded
+
+
+class _Visited(NamedTuple):
+    """The state that was asked for last: the next one is often a step further."""
+
+    segment: Segment
+    place: int
+    state: SessionState
+
+
+class StepCache:
+    """Belongs to one timeline, for as long as steps are only added to it.
+
+    Args:
+        lock: guards the timeline.
+    """
+
+    def __init__(self, lock: "threading.RLock", timeline: Timeline) -> None:
+        self._lock = lock
+        self._timeline = timeline
+        self._records: OrderedDict[int, StepRecord] = OrderedDict()
+        self._visited: _Visited | None = None
+
+    def record(self, step: int) -> StepRecord | None:
+        """See `History.record`."""
+        with self._lock:
+            known = self._records.get(step)
+            if known is not None:
+                self._records.move_to_end(step)
+                return known
+            payload = self._timeline.ring.payload(step)
+        if payload is None:
+            return None
+        record = wire.decode(payload)
+        assert isinstance(record, StepRecord)
+        with self._lock:
+            self._records[step] = record
+            while len(self._records) > MAX_RECORDS:
+                self._records.popitem(last=False)
+        return record
+
+    def state_at(self, step: int) -> SessionState:
+        """See `History.state_at`."""
+        with self._lock:
+            ring = self._timeline.ring
+            found = ring.locate(step)
+            if found is None:
+                return ring.segments[0].keyframe.restore()
+            segment, place = found
+            visited = self._visited
+            if visited is None or visited.segment is not segment or visited.place > place:
+                visited = None
+            begin = 0 if visited is None else visited.place + 1
+            payloads = segment.payloads[begin : place + 1]
+        if visited is None:
+            state = segment.keyframe.restore()
+        elif payloads:
+            state = visited.state.copy()
+        else:
+            return visited.state
+        for payload in payloads:
+            state.apply(wire.decode(payload))
+        self._visited = _Visited(segment, place, state)
+        return state
