@@ -4,7 +4,6 @@ Nothing heavy is imported here: a command imports what it needs when it runs.
 """
 
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +36,8 @@ def _example(*lines: str) -> str:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         print(f"stepscope {version('stepscope')}")
         raise typer.Exit
 
