@@ -24,7 +24,8 @@ from stepscope.recordings.source import Source
 from stepscope.tui.actions import Abilities, Need
 from stepscope.tui.engine_link import EngineLink
 from stepscope.tui.record_switch import RecordSwitch
-from stepscope.tui.screens.main import MainScreen, Session
+from stepscope.tui.screens.main import MainScreen
+from stepscope.tui.session import Session
 from stepscope.tui.theme import Skin, ThemeName, colour_mode
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def run_dashboard(
     control_endpoint: str | None = None,
     readonly: bool = False,
     fps: float | None = None,
-    ascii: bool = False,  # noqa: A002 - the name of the option
+    ascii: bool = False,
     recorder: "Recorder | None" = None,
     on_exit: Callable[[], None] | None = None,
     title: str = "stepscope",
@@ -96,7 +97,7 @@ def screenshot(
     size: tuple[int, int] = (120, 40),
     *,
     theme: ThemeName = "dark",
-    ascii: bool = False,  # noqa: A002 - the name of the option
+    ascii: bool = False,
     step: int | None = None,
     title: str = "stepscope",
     readonly: bool = False,
@@ -138,6 +139,29 @@ async def _picture(app: "Dashboard", size: tuple[int, int], step: int | None, ti
         return app.export_screenshot(title=title, simplify=True)
 
 
+class ActionCommands(Provider):
+    """The action table in the command palette."""
+
+    async def discover(self) -> Hits:
+        for name, help_text, run in self._entries():
+            yield DiscoveryHit(name, run, help=help_text)
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        for name, help_text, run in self._entries():
+            score = max(matcher.match(name), matcher.match(help_text))
+            if score > 0:
+                yield Hit(score, matcher.highlight(name), run, help=help_text)
+
+    def _entries(self) -> Iterator[tuple[str, str, Callable[[], None]]]:
+        screen = self.screen
+        if isinstance(screen, MainScreen):
+            for action in screen.session.abilities.available():
+                if action.id != "palette":
+                    name = f"{action.label} ({action.shown})"
+                    yield name, action.help, partial(screen.action_do, action.id)
+
+
 class Dashboard(App[None]):
     """One main screen over one session.
 
@@ -148,7 +172,7 @@ class Dashboard(App[None]):
     """
 
     CSS_PATH: ClassVar[CSSPathType | None] = "app.tcss"
-    ENABLE_COMMAND_PALETTE = True
+    COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {ActionCommands}
     COMMAND_PALETTE_BINDING = "ctrl+p"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
@@ -171,8 +195,8 @@ class Dashboard(App[None]):
     ) -> None:
         super().__init__()
         self.title = title
-        mode = theme if any_terminal else colour_mode(
-            theme, self.console.color_system, self.no_color
+        mode = (
+            theme if any_terminal else colour_mode(theme, self.console.color_system, self.no_color)
         )
         self.theme = {"light": "textual-light", "dark": "textual-dark"}.get(mode, "ansi-dark")
         needs: set[Need] = {"live" if source.is_live else "replay"}
@@ -202,10 +226,6 @@ class Dashboard(App[None]):
     def get_default_screen(self) -> MainScreen:
         return self.main
 
-    @property
-    def commands(self) -> set[type[Provider]]:
-        return {ActionCommands}
-
     def close(self) -> None:
         """End the thread of the engine link, and a recording that is under way."""
         if self.session.link is not None:
@@ -213,29 +233,6 @@ class Dashboard(App[None]):
         switch = self.session.record_switch
         if switch is not None:
             switch.stop()
-
-
-class ActionCommands(Provider):
-    """The action table in the command palette."""
-
-    async def discover(self) -> Hits:
-        for name, help_text, run in self._entries():
-            yield DiscoveryHit(name, run, help=help_text)
-
-    async def search(self, query: str) -> Hits:
-        matcher = self.matcher(query)
-        for name, help_text, run in self._entries():
-            score = max(matcher.match(name), matcher.match(help_text))
-            if score > 0:
-                yield Hit(score, matcher.highlight(name), run, help=help_text)
-
-    def _entries(self) -> Iterator[tuple[str, str, Callable[[], None]]]:
-        screen = self.screen
-        if isinstance(screen, MainScreen):
-            for action in screen.session.abilities.available():
-                if action.id != "palette":
-                    name = f"{action.label} ({action.shown})"
-                    yield name, action.help, partial(screen.action_do, action.id)
 
 
 def shown_endpoint(control: str | None) -> str | None:

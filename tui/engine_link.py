@@ -82,7 +82,7 @@ class EngineLink:
                         # What it never took must not reach an engine that starts later.
                         client.close()
                         client = None
-                except Exception as failure:  # noqa: BLE001 - shown; the thread must go on
+                except Exception as failure:
                     log.exception("asking the engine failed")
                     error = f"internal error, see the log: {failure!r}"
                 self._answers.append(Answer(what, command, reply, error))

@@ -59,9 +59,7 @@ def clock(wall_ns: int | None, with_seconds: bool = True) -> str:
     """Local time of day."""
     if wall_ns is None:
         return "--:--:--" if with_seconds else "--:--"
-    return time.strftime(
-        "%H:%M:%S" if with_seconds else "%H:%M", time.localtime(wall_ns / 1e9)
-    )
+    return time.strftime("%H:%M:%S" if with_seconds else "%H:%M", time.localtime(wall_ns / 1e9))
 
 
 def plural(number: int, noun: str) -> str:

@@ -3,37 +3,24 @@
 The views are pure functions of a frame, so that a test can make one and read the lines.
 """
 
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from stepscope.engine.wire import RequestView, StepRecord
+from stepscope.engine.wire import StepRecord
 from stepscope.recordings.columns import Rates, StepSummary
 from stepscope.recordings.events import SessionEvent
 from stepscope.recordings.history import History
-from stepscope.recordings.lanes import Lane
 from stepscope.recordings.latency import LatencyReport
-from stepscope.recordings.session import SessionState, request_name
+from stepscope.recordings.session import SessionState
 from stepscope.recordings.stalls import Stall
 from stepscope.tui.chart_columns import ChartColumn, ChartColumns
+from stepscope.tui.lane_rows import LaneRow, lane_rows
 from stepscope.tui.view import View
 
 LATENCY_WINDOW_S = 60.0
-_REFRESH_S = 0.5  # of what is too dear, or too restless to read, ten times a second
+_REFRESH_S = 1.0  # of what is too dear, or too restless to read, ten times a second
 NOTABLE = frozenset({"preempt", "abort", "reject", "knobs", "slo", "gap", "mark", "engine"})
-
-
-class LaneRow(NamedTuple):
-    """One request over the visible columns; `cells` has one `Cell` a column."""
-
-    request_id: int
-    name: str
-    client_id: str
-    status: str  # WAIT, PRE, DEC, OUT, END, ABRT
-    context: int | None  # tokens whose K/V is in the cache
-    cells: bytes
 
 
 @dataclass(slots=True)
@@ -80,6 +67,7 @@ class FrameBuilder:
         self._clock = clock
         self._columns = ChartColumns(history)
         self._figures: tuple[object, LatencyReport, Rates, Stall | None, int] | None = None
+        self._recent: tuple[object, list[SessionEvent]] | None = None
         self._landmarks: tuple[object, list[SessionEvent]] | None = None
 
     def build(self, view: View, num_columns: int, num_lanes: int, num_events: int) -> Frame:
@@ -99,7 +87,7 @@ class FrameBuilder:
                 view.keep_visible(shown[0].first, shown[-1].last, last_step)
                 columns = self._columns.visible(view, num_columns)
                 cursor_column = _column_of(columns, view.cursor)
-        lanes, total = self._lanes(view, columns, state, num_lanes)
+        lanes, total = lane_rows(history, view, columns, state, num_lanes)
         latency, rates, stall, trend = self._paced(view, cursor, state)
         return Frame(
             history=history,
@@ -121,40 +109,13 @@ class FrameBuilder:
             landmarks=self._scrub_marks(),
         )
 
-    # Lanes
-
-    def _lanes(
-        self,
-        view: View,
-        columns: list[ChartColumn | None],
-        state: SessionState,
-        num_lanes: int,
-    ) -> tuple[list[LaneRow], int]:
-        shown = [column for column in columns if column is not None]
-        if not shown or num_lanes <= 0:
-            return [], 0
-        first = shown[0].first
-        lanes = self._history.lanes(first, shown[-1].last)
-        if view.filter:
-            wanted = lane_filter(view.filter)
-            lanes = [lane for lane in lanes if wanted(lane, state.requests.get(lane.request_id))]
-        chosen = _choose(lanes, view, state, num_lanes)
-        rows = [
-            _lane_row(lane, state.requests.get(lane.request_id), _cells(lane.cells, columns, first))
-            for lane in chosen
-        ]
-        return rows, len(lanes)
-
     # Figures that are read, not watched
 
     def _paced(
         self, view: View, cursor: int | None, state: SessionState
     ) -> tuple[LatencyReport, Rates, Stall | None, int]:
         history = self._history
-        when: object = (
-            view.cursor if view.cursor is not None else round(self._clock() / _REFRESH_S),
-            None if history.info is None else history.info.engine_id,
-        )
+        when = self._moment(view)
         if self._figures is None or self._figures[0] != when:
             end_ns = None if view.cursor is None else state.time_ns
             latency = history.latency(end_ns, LATENCY_WINDOW_S)
@@ -163,6 +124,15 @@ class FrameBuilder:
             trend = self._waiting_trend(cursor, state)
             self._figures = (when, latency, rates, stall, trend)
         return self._figures[1:]
+
+    def _moment(self, view: View) -> tuple[object, ...]:
+        """The same for as long as figures need not be taken anew."""
+        info = self._history.info
+        return (
+            "live" if view.cursor is None else view.cursor,
+            round(self._clock() / _REFRESH_S) if view.cursor is None else 0,
+            None if info is None else info.engine_id,
+        )
 
     def _waiting_trend(self, cursor: int | None, state: SessionState) -> int:
         before = self._history.step_at(state.time_ns - 2_000_000_000)
@@ -174,14 +144,23 @@ class FrameBuilder:
     # Events
 
     def _events(self, view: View, num_events: int) -> list[SessionEvent]:
-        """The last ones up to the cursor; the many finished requests never crowd out the rest."""
-        if num_events <= 0:
-            return []
-        notable = self._history.events(view.cursor, num_events - num_events // 4, NOTABLE)
-        finished = self._history.events(
-            view.cursor, num_events - len(notable), frozenset({"finish"})
-        )
-        return sorted([*notable, *finished], key=lambda event: event.step)
+        """The last ones up to the cursor; frequent kinds never crowd out the rare ones."""
+        when: object = self._moment(view), num_events, len(self._history.marks)
+        if self._recent is not None and self._recent[0] == when:
+            return self._recent[1]
+        found: list[SessionEvent] = []
+        share = num_events // 4
+        for kinds, reserved in (
+            (NOTABLE - {"slo"}, 2 * share),
+            (frozenset({"slo"}), share),
+            (frozenset({"finish"}), 0),
+        ):
+            limit = num_events - len(found) - reserved
+            if limit > 0:
+                found += self._history.events(view.cursor, limit, kinds)
+        found.sort(key=lambda event: event.step)
+        self._recent = (when, found)
+        return found
 
     def _scrub_marks(self) -> list[SessionEvent]:
         when: object = round(self._clock()), len(self._history.marks)
@@ -200,117 +179,3 @@ def _column_of(columns: list[ChartColumn | None], step: int | None) -> int | Non
         if column is not None and column.first <= step <= column.last:
             return x
     return None
-
-
-def _cells(cells: bytes, columns: list[ChartColumn | None], first: int) -> bytes:
-    """One cell a column: the largest of its steps, which is the one to show."""
-    if all(column is None or column.first == column.last for column in columns):
-        return bytes(0 if column is None else cells[column.first - first] for column in columns)
-    return bytes(
-        0 if column is None else max(cells[column.first - first : column.last + 1 - first])
-        for column in columns
-    )
-
-
-_RANK = {"OUT": 0, "PRE": 1, "DEC": 2, "WAIT": 3, "END": 4, "ABRT": 4, "": 5}
-
-
-def _choose(lanes: list[Lane], view: View, state: SessionState, num_lanes: int) -> list[Lane]:
-    """The lanes that get a row, in the order of `view.sort`."""
-    requests = state.requests
-
-    def status(lane: Lane) -> str:
-        return lane_status(requests.get(lane.request_id))
-
-    if view.sort == "state":
-        lanes = sorted(lanes, key=lambda lane: (_RANK[status(lane)], lane.request_id))
-    elif view.sort == "latest":
-        lanes = lanes[::-1]
-    elif view.sort == "blocks":
-        lanes = sorted(
-            lanes,
-            key=lambda lane: -view_blocks(requests.get(lane.request_id)),
-        )
-    else:
-        lanes = sorted(lanes, key=lambda lane: status(lane) == "WAIT")
-    if view.first_lane is not None:
-        view.first_lane = max(0, min(view.first_lane, len(lanes) - num_lanes))
-        return lanes[view.first_lane : view.first_lane + num_lanes]
-    surplus = len(lanes) - num_lanes
-    if surplus <= 0 or view.sort != "arrival":
-        return lanes[:num_lanes]
-    # Too many: first the ones that have ended go, then the end of the queue, then the oldest.
-    kept = []
-    for lane in lanes:
-        if surplus > 0 and status(lane) in ("END", "ABRT", ""):
-            surplus -= 1
-        else:
-            kept.append(lane)
-    num_waiting = sum(status(lane) == "WAIT" for lane in kept)
-    cut = min(surplus, max(0, num_waiting - max(2, num_lanes // 5)))
-    kept = kept[: len(kept) - cut]
-    return kept[max(0, surplus - cut) :]
-
-
-def view_blocks(view: RequestView | None) -> int:
-    return 0 if view is None else view.num_blocks
-
-
-def _lane_row(lane: Lane, view: RequestView | None, cells: bytes) -> LaneRow:
-    return LaneRow(
-        lane.request_id,
-        request_name(lane.request_id),
-        lane.client_id,
-        lane_status(view),
-        None if view is None else (view.num_computed_tokens or view.num_prompt_tokens),
-        cells,
-    )
-
-
-def lane_status(view: RequestView | None) -> str:
-    """What a request does at the cursor, in at most four letters."""
-    if view is None:
-        return ""
-    if view.status == "waiting":
-        return "WAIT"
-    if view.status == "preempted":
-        return "OUT"
-    if view.status == "finished":
-        return "ABRT" if view.finish_reason == "abort" else "END"
-    return "PRE" if view.num_computed_tokens < view.num_prompt_tokens else "DEC"
-
-
-class FilterError(ValueError):
-    """A filter that cannot be understood; the message says why."""
-
-
-def lane_filter(text: str) -> Callable[[Lane, RequestView | None], bool]:
-    """What `text` lets through: `state:dec`, `id:12`, `!regex` or plain text in the names.
-
-    Several words must all hold.
-
-    Raises:
-        FilterError: a broken regular expression, or a word with an unknown beginning.
-    """
-    tests = [_filter_word(word) for word in text.split()]
-    return lambda lane, view: all(test(lane, view) for test in tests)
-
-
-def _filter_word(word: str) -> Callable[[Lane, RequestView | None], bool]:
-    if word.startswith("!"):
-        try:
-            pattern = re.compile(word[1:])
-        except re.error as error:
-            raise FilterError(f"{word!r} is no regular expression: {error}") from error
-        return lambda lane, view: pattern.search(_names(lane)) is not None
-    key, separator, value = word.partition(":")
-    if separator and key == "state":
-        return lambda lane, view: lane_status(view).lower().startswith(value.lower())
-    if separator and key == "id":
-        number = value.removeprefix("r")
-        return lambda lane, view: str(lane.request_id) == number
-    return lambda lane, view: word.lower() in _names(lane).lower()
-
-
-def _names(lane: Lane) -> str:
-    return f"{request_name(lane.request_id)} {lane.client_id}"

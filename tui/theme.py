@@ -36,7 +36,7 @@ _LANE_STYLES = (
     "preempted",
 )
 assert len(LANE_GLYPHS) == len(_LANE_STYLES) == len(Cell)
-LANE_STYLES = {glyph: style for glyph, style in zip(LANE_GLYPHS, _LANE_STYLES, strict=True)}
+LANE_STYLES = dict(zip(LANE_GLYPHS, _LANE_STYLES, strict=True))
 
 LEVELS = "▁▂▃▄▅▆▇█"  # an eighth each
 
@@ -212,10 +212,13 @@ class Skin:
         self.ascii_only = ascii_only
         self.kv_glyphs = KV_ASCII if ascii_only else KV_GLYPHS
         self._styles = dict(styles(mode))
-        raised = (
-            Style(reverse=True)
-            if mode == "none"
-            else Style(bgcolor=_BY_MODE[mode].raised)
+        raised = Style(reverse=True) if mode == "none" else Style(bgcolor=_BY_MODE[mode].raised)
+        ground = self._styles["text"].bgcolor
+        # A blank in one of these looks the same in all of them.
+        self.plain_styles = frozenset(
+            name
+            for name, style in self._styles.items()
+            if style.bgcolor == ground and not style.reverse
         )
         for name, style in list(self._styles.items()):
             self._styles[f"{name}+cursor"] = style + raised
@@ -238,9 +241,7 @@ class Skin:
         return text.translate(_TO_ASCII).encode("ascii", "replace").decode()
 
 
-def colour_mode(
-    theme: ThemeName, color_system: str | None, no_color: bool
-) -> ColourMode:
+def colour_mode(theme: ThemeName, color_system: str | None, no_color: bool) -> ColourMode:
     """What the terminal can show.
 
     Args:

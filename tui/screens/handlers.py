@@ -5,7 +5,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from stepscope.recordings.source import add_mark
-from stepscope.tui.frame import FilterError, Frame, lane_filter
+from stepscope.tui.frame import Frame
+from stepscope.tui.lane_rows import FilterError, lane_filter
 from stepscope.tui.operator import BUDGET
 from stepscope.tui.screens.help import HelpPage
 from stepscope.tui.screens.knob_editor import KnobChange, KnobEditor
@@ -65,9 +66,9 @@ def handlers(screen: "MainScreen") -> Mapping[str, Callable[[], None]]:
         "theme": partial(_theme, screen),
         "more_frames": partial(_frames, screen, 1),
         "fewer_frames": partial(_frames, screen, -1),
-        "redraw": partial(screen.refresh, layout=True),
+        "redraw": partial(_redraw, screen),
         "back": partial(_back, screen),
-        "quit": lambda: screen.app.exit(),
+        "quit": partial(_quit, screen),
     }
 
 
@@ -78,9 +79,7 @@ def _goto(screen: "MainScreen") -> None:
             screen.draw()
 
     question = "go to step (1200), time (12:41:58) or back (-30s):"
-    screen.app.push_screen(
-        Prompt(screen.skin, question, check=screen.navigator.check_target), go
-    )
+    screen.app.push_screen(Prompt(screen.skin, question, check=screen.navigator.check_target), go)
 
 
 def _filter(screen: "MainScreen") -> None:
@@ -213,13 +212,19 @@ def _glyphs(screen: "MainScreen") -> None:
 def _theme(screen: "MainScreen") -> None:
     mode = screen.skin.mode
     if mode not in ("dark", "light"):
-        screen.notices.say("this terminal's own colours are used; there is no other theme", "caution")
+        screen.notices.say(
+            "this terminal's own colours are used; there is no other theme", "caution"
+        )
         return
     screen.set_skin(Skin("light" if mode == "dark" else "dark", screen.skin.ascii_only))
 
 
 def _frames(screen: "MainScreen", change: int) -> None:
     screen.set_fps(screen.fps + change)
+
+
+def _redraw(screen: "MainScreen") -> None:
+    screen.refresh(layout=True)
 
 
 def _help(screen: "MainScreen") -> None:
@@ -234,3 +239,7 @@ def _back(screen: "MainScreen") -> None:
     screen.notices.dismiss()
     screen.view.selected = None
     screen.view.first_lane = None
+
+
+def _quit(screen: "MainScreen") -> None:
+    screen.app.exit()

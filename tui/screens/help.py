@@ -26,9 +26,7 @@ def help_lines(abilities: Abilities) -> list[Line]:
             continue
         lines += [(), ((f" {name}", "title"),)]
         for action in actions:
-            lines.append(
-                ((f"   {action.shown:<10}", "key"), (f"{action.help}", "text"))
-            )
+            lines.append(((f"   {action.shown:<10}", "key"), (f"{action.help}", "text")))
     lines += [(), ((" Glyphs", "title"),)]
     for glyph, style, meaning in LEGEND:
         lines.append((("   ", "text"), (glyph, style), (f"         {meaning}", "text")))
@@ -55,9 +53,7 @@ class HelpPage(Overlay[None]):
 
     def place(self, width: int, height: int) -> Region:
         box_width, box_height = min(width, 110), min(height, len(self._content) + 4)
-        return Region(
-            (width - box_width) // 2, (height - box_height) // 2, box_width, box_height
-        )
+        return Region((width - box_width) // 2, (height - box_height) // 2, box_width, box_height)
 
     def lines(self, width: int, height: int) -> list[Line]:
         self._first = max(0, min(self._first, len(self._content) - (height - 2)))

@@ -35,9 +35,7 @@ class KnobEditor(Overlay[KnobChange]):
     def place(self, width: int, height: int) -> Region:
         box_width = min(width, 110)
         box_height = min(height, len(self._specs) + 5)
-        return Region(
-            (width - box_width) // 2, (height - box_height) // 2, box_width, box_height
-        )
+        return Region((width - box_width) // 2, (height - box_height) // 2, box_width, box_height)
 
     def lines(self, width: int, height: int) -> list[Line]:
         first = max(0, self._at - (height - 6)) if height > 5 else self._at

@@ -4,7 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from pathlib import Path
 
 from textual import events
@@ -14,16 +14,13 @@ from textual.geometry import Region
 from textual.screen import Screen
 from textual.timer import Timer
 
-from stepscope.recordings.history import History
-from stepscope.recordings.source import Source
 from stepscope.tui import layout
-from stepscope.tui.actions import ACTIONS, BY_ID, Abilities
-from stepscope.tui.engine_link import EngineLink
+from stepscope.tui.actions import ACTIONS, BY_ID
 from stepscope.tui.frame import Frame, FrameBuilder
 from stepscope.tui.navigator import Navigator, replay_of
 from stepscope.tui.notices import Notices, Tone
 from stepscope.tui.operator import Operator
-from stepscope.tui.record_switch import RecordSwitch
+from stepscope.tui.session import Session
 from stepscope.tui.theme import Skin
 from stepscope.tui.view import View
 from stepscope.tui.widgets import (
@@ -58,22 +55,7 @@ _VIEWS: Mapping[str, Callable[[Frame, int, int, int], list[Line]]] = {
     "events": event_list.draw,
     "scrub": scrub_bar.draw,
 }
-_SLOW_VIEWS = frozenset({"kv", "inspector", "figures"})
-
-
-@dataclass(slots=True)
-class Session:
-    """What the dashboard was started with."""
-
-    source: Source
-    history: History
-    link: EngineLink | None
-    record_switch: RecordSwitch | None
-    abilities: Abilities
-    title: str
-    endpoint: str
-    clock: Callable[[], float] = time.monotonic
-    background_error: str | None = None  # of a thread that died, in one line
+_FAST_VIEWS = frozenset({"chart", "lanes"})  # the others are read rather than watched
 
 
 class MainScreen(Screen[None]):
@@ -150,14 +132,14 @@ class MainScreen(Screen[None]):
             widget.styles.width, widget.styles.height = region.width, region.height
 
     @property
-    def gutter(self) -> int:
+    def label_width(self) -> int:
         """Cells before the first column, the same in the chart and in the lanes."""
         return 20 if self.size.width >= layout.WIDE_WIDTH else 14
 
     @property
     def num_columns(self) -> int:
         place = self._places.get("chart") or self._places.get("lanes")
-        return 0 if place is None else max(0, place.width - 2 - self.gutter)
+        return 0 if place is None else max(0, place.width - 2 - self.label_width)
 
     # Drawing
 
@@ -184,7 +166,7 @@ class MainScreen(Screen[None]):
         try:
             self._draw()
             self._failure = None
-        except Exception as error:  # noqa: BLE001 - shown on the screen, which must not freeze
+        except Exception as error:  # whatever it is: shown, and the next frame tries again
             if self._failure is None:
                 log.exception("drawing failed")
             self._failure = f"drawing failed, see the log: {error!r}"
@@ -213,12 +195,12 @@ class MainScreen(Screen[None]):
             self._slow_drawn_s = now_s
         for name, draw in _VIEWS.items():
             place = self._places.get(name)
-            if place is not None and (slow_too or name not in _SLOW_VIEWS):
-                lines = draw(frame, place.width, place.height, self.gutter)
+            if place is not None and (slow_too or name in _FAST_VIEWS):
+                lines = draw(frame, place.width, place.height, self.label_width)
                 self._widgets[name].show(lines)
-        self._show_rest(frame)
+        self._show_rest(frame, slow_too)
 
-    def _show_rest(self, frame: Frame) -> None:
+    def _show_rest(self, frame: Frame, slow_too: bool) -> None:
         session, places = self.session, self._places
         width = self.size.width
         if "too_small" in places:
@@ -229,13 +211,11 @@ class MainScreen(Screen[None]):
             self._widgets["too_small"].show(lines[-self.size.height :])
             return
         self._widgets["header"].show(header.draw(frame, self._connection(), width))
-        if "knobs" in places:
+        if slow_too and "knobs" in places:
             place = places["knobs"]
             editable = session.abilities.allows(BY_ID["knobs"])
             self._widgets["knobs"].show(
-                knob_panel.draw(
-                    frame, place.width, place.height, self.operator.pending, editable
-                )
+                knob_panel.draw(frame, place.width, place.height, self.operator.pending, editable)
             )
         self._widgets["footer"].show(footer.draw(session.abilities, self.following, width))
         self._show_notice()
@@ -301,7 +281,7 @@ class MainScreen(Screen[None]):
         if name in ("chart", "lanes") and self.frame is not None:
             if name == "lanes" and 0 < event.y <= len(self.frame.lanes):
                 self.view.selected = self.frame.lanes[event.y - 1].request_id
-            self.navigator.of_column(event.x - 1 - self.gutter)
+            self.navigator.of_column(event.x - 1 - self.label_width)
             if event.chain == 2:
                 self.action_do("inspect")
         elif name == "scrub" and self.frame is not None:

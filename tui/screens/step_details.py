@@ -26,9 +26,7 @@ class StepDetails(Overlay[None]):
 
     def place(self, width: int, height: int) -> Region:
         box_width, box_height = min(width, 72), min(height, 32)
-        return Region(
-            (width - box_width) // 2, (height - box_height) // 2, box_width, box_height
-        )
+        return Region((width - box_width) // 2, (height - box_height) // 2, box_width, box_height)
 
     def lines(self, width: int, height: int) -> list[Line]:
         return inspector.draw(self._frame, width, height, 0)

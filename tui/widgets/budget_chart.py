@@ -7,6 +7,7 @@ two show prefill *tokens* up to the budget line, and one row shows *seats* (shar
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from stepscope.tui import format as fmt
 from stepscope.tui.chart_columns import ChartColumn
@@ -18,10 +19,7 @@ _RUNS = re.compile(
     "(?P<prefill>[▓▁▂▃▄▅▆▇]+)|(?P<decode>[━─╌]+)|(?P<idle>·+)|(?P<mark>[◆▼]+)"
     "|(?P<preempted>✗+)|(?P<muted>[0-9:.,?]+)|(?P<text> +)"
 )
-_AXIS_RUNS = re.compile(
-    "(?P<frame>[─┴]+)|(?P<mark>[◆▼]+)|(?P<preempted>✗+)|(?P<muted>[^─┴◆▼✗]+)"
-)
-_TICKS = (1, 2, 5)
+_AXIS_RUNS = re.compile("(?P<frame>[─┴]+)|(?P<mark>[◆▼]+)|(?P<preempted>✗+)|(?P<muted>[^─┴◆▼✗]+)")
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
@@ -30,12 +28,23 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     columns = frame.columns
     scale = max((c.token_budget or 0 for c in columns if c is not None), default=0)
     scale = scale or max((c.num_prefill_tokens for c in columns if c is not None), default=0) or 1
-    bars = [_bar(columns, x, scale, num_rows) for x in range(len(columns))]
+    bars = []
+    before: int | None = None
+    for column in columns:
+        if column is None or column.is_lost:
+            bars.append(" " * num_rows)
+            continue
+        budget = column.token_budget
+        is_change = column.has_knob_change and before is not None and before != budget
+        bars.append(_bar(column.num_prefill_tokens, budget, is_change, scale, num_rows))
+        before = budget
     body: list[Line] = []
     for row, cells in enumerate(zip(*bars, strict=True) if bars else ()):
         label = _label(row, num_rows, scale)
         body.append((*_gutter(label, gutter), *_runs("".join(cells), frame, _RUNS)))
-    seats = "".join(" " if c is None else _seats(c) for c in columns)
+    seats = "".join(
+        [" " if c is None else _seats(c.num_decode_rows, c.max_num_seqs) for c in columns]
+    )
     summary = frame.summary
     label = "seats"
     if summary is not None:
@@ -78,33 +87,30 @@ def _label(row: int, num_rows: int, scale: int) -> str:
     return "prefill tok" if row == num_rows - 1 else ""
 
 
-def _bar(columns: Sequence[ChartColumn | None], x: int, scale: int, num_rows: int) -> str:
+@lru_cache(maxsize=4096)
+def _bar(
+    num_prefill_tokens: int, budget: int | None, is_change: bool, scale: int, num_rows: int
+) -> str:
     """One column from top to bottom."""
-    column = columns[x]
-    if column is None or column.is_lost:
-        return " " * num_rows
-    eighths = min(8 * num_rows, round(column.num_prefill_tokens / scale * num_rows * 8))
-    if column.num_prefill_tokens:
+    eighths = min(8 * num_rows, round(num_prefill_tokens / scale * num_rows * 8))
+    if num_prefill_tokens:
         eighths = max(1, eighths)
     full, rest = divmod(eighths, 8)
-    bar = "▓" * full + (LEVELS[rest - 1] if rest else "")
-    budget = column.token_budget
-    cells = list(bar.ljust(num_rows))
+    cells = list(("▓" * full + (LEVELS[rest - 1] if rest else "")).ljust(num_rows))
     if budget is not None:
         line = max(0, min(num_rows - 1, -(-budget * num_rows // scale) - 1))
         if cells[line] == " ":
             cells[line] = "·"
-        before = columns[x - 1] if x else None
-        if column.has_knob_change and before is not None and before.token_budget != budget:
+        if is_change:
             cells[line] = "◆"
     cells.reverse()
     return "".join(cells)
 
 
-def _seats(column: ChartColumn) -> str:
-    if not column.num_decode_rows:
+def _seats(num_decode_rows: int, max_num_seqs: int | None) -> str:
+    if not num_decode_rows:
         return " "
-    share = column.num_decode_rows / (column.max_num_seqs or column.num_decode_rows)
+    share = num_decode_rows / (max_num_seqs or num_decode_rows)
     return "━" if share >= 0.25 else "─" if share >= 0.05 else "╌"
 
 
@@ -130,16 +136,15 @@ def _axis(frame: Frame) -> str:
     return "".join(cells)
 
 
-def _put_step_ticks(
-    cells: list[str], columns: Sequence[ChartColumn | None], zoom: int
-) -> None:
+def _put_step_ticks(cells: list[str], columns: Sequence[ChartColumn | None], zoom: int) -> None:
     interval = 20 * zoom
     for x, column in enumerate(columns):
-        if column is None or not any(
-            step % interval == 0 for step in range(column.first, column.last + 1)
-        ):
+        if column is None:
             continue
-        label = f"┴{-(-column.first // interval) * interval:,}"
+        tick = -(-column.first // interval) * interval
+        if tick > column.last:
+            continue
+        label = f"┴{tick:,}"
         if x + len(label) <= len(cells):
             cells[x : x + len(label)] = label
 
@@ -166,4 +171,4 @@ def _runs(text: str, frame: Frame, pattern: "re.Pattern[str]") -> Line:
 
 
 def _split(text: str, pattern: "re.Pattern[str]") -> Line:
-    return tuple((match.group(), match.lastgroup or "text") for match in pattern.finditer(text))
+    return tuple([(match.group(), match.lastgroup or "text") for match in pattern.finditer(text)])

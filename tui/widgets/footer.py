@@ -21,9 +21,7 @@ def action_at(abilities: Abilities, live: bool, width: int, x: int) -> str | Non
     return None
 
 
-def _placed(
-    abilities: Abilities, live: bool, width: int
-) -> list[tuple[str, tuple[Run, Run]]]:
+def _placed(abilities: Abilities, live: bool, width: int) -> list[tuple[str, tuple[Run, Run]]]:
     entries = [
         (action_id, ((f" {keys} ", "key"), (f"{_label(action_id, label, live)} ", "muted")))
         for action_id, keys, label in footer_entries(abilities)

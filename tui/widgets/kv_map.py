@@ -2,6 +2,8 @@
 
 from array import array
 
+from stepscope.engine.wire import CACHED, EMPTY
+from stepscope.recordings.session import request_name
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.theme import (
@@ -12,8 +14,6 @@ from stepscope.tui.theme import (
     KV_STYLES,
     KV_USED,
 )
-from stepscope.engine.wire import CACHED, EMPTY
-from stepscope.recordings.session import request_name
 from stepscope.tui.widgets.lines import Line, Run, clean, framed
 
 _NAMES = ("free", "cached", "used", "shared")
@@ -68,7 +68,9 @@ def _map(frame: Frame, width: int, rows: int) -> list[Line]:
         return [((text[:width], "muted"),), *((),) * (rows - 1)]
     states = _states(owner, refs)
     per_cell = max(1, -(-len(owner) // (width * rows)))
-    per_cell = -(-len(states) // -(-len(owner) // per_cell)) if len(states) < len(owner) else per_cell
+    per_cell = (
+        -(-len(states) // -(-len(owner) // per_cell)) if len(states) < len(owner) else per_cell
+    )
     cells = states if per_cell == 1 else _merged(states, per_cell)
     return [_runs(cells[y * width : (y + 1) * width]) for y in range(rows)]
 
@@ -90,12 +92,12 @@ def _states(owner: "array[int]", refs: "array[int]") -> bytes:
     )
 
 
-def _merged(states: bytes, per_cell: int) -> bytes:
+def _merged(states: bytes, num_cells: int) -> bytes:
     """The most frequent state of each group, the more precious one of two equals."""
     merged = bytearray()
-    for begin in range(0, len(states), per_cell):
-        count = states[begin : begin + per_cell].count
-        merged.append(max(range(KV_SHARED, -1, -1), key=count))
+    for cell in range(num_cells):
+        begin, end = (len(states) * at // num_cells for at in (cell, cell + 1))
+        merged.append(max(range(KV_SHARED, -1, -1), key=states[begin:end].count))
     return bytes(merged)
 
 

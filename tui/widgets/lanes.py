@@ -1,16 +1,16 @@
 """Request lanes: what each request did in each step."""
 
 import re
+from functools import lru_cache
 
 from stepscope.tui import format as fmt
-from stepscope.tui.frame import Frame, LaneRow
+from stepscope.tui.frame import Frame
+from stepscope.tui.lane_rows import LaneRow
 from stepscope.tui.theme import LANE_GLYPHS, LANE_STYLES
 from stepscope.tui.widgets.lines import Line, Run, clean, framed
 
 _TO_GLYPHS = dict(enumerate(LANE_GLYPHS))
-_MERGED_TO_GLYPHS = _TO_GLYPHS | {
-    cell: "▓" for cell, glyph in _TO_GLYPHS.items() if glyph == "▒"
-}
+_MERGED_TO_GLYPHS = _TO_GLYPHS | {cell: "▓" for cell, glyph in _TO_GLYPHS.items() if glyph == "▒"}
 _RUNS = re.compile(r"[▓▒]+|✗+|●|○|━+|═+|░+|[·╌]+|\?+| +")
 _STATUS_STYLES = {
     "WAIT": "muted",
@@ -63,17 +63,29 @@ def _legend(frame: Frame) -> Line:
 
 
 def _label(row: LaneRow, width: int, selected: bool) -> tuple[Run, ...]:
+    context = "" if row.context is None else _rough(row.context)
+    return _label_runs(row.name, row.status, context, width, selected)
+
+
+@lru_cache(maxsize=1024)
+def _label_runs(
+    name: str, status: str, context: str, width: int, selected: bool
+) -> tuple[Run, ...]:
     """Name, status and, where there is room, the tokens in the cache; `width` cells."""
     mark = "+cursor" if selected else ""
-    name = clean(row.name, width - 7)
+    name = clean(name, width - 7)
     room = width - len(name) - 7
-    context = f"{fmt.short(row.context):>5}" if room >= 5 and row.context is not None else ""
+    text = f"{context:>5}" if room >= 5 else ""
     return (
-        ("▶" if selected else " ", "text"),
-        (f"{name} ", f"text{mark}"),
-        (f"{row.status:<4}", f"{_STATUS_STYLES.get(row.status, 'muted')}{mark}"),
-        (f"{context:>{room}} ", f"muted{mark}"),
+        (f"{'▶' if selected else ' '}{name} ", f"text{mark}"),
+        (f"{status:<4}", f"{_STATUS_STYLES.get(status, 'muted')}{mark}"),
+        (f"{text:>{room}} ", f"muted{mark}"),
     )
+
+
+def _rough(tokens: int) -> str:
+    """Two digits are enough, and a line that stays the same need not be drawn again."""
+    return f"{tokens / 1000:.1f}k" if 100 <= tokens < 9950 else fmt.short(tokens)
 
 
 def _cells(text: str, cursor_column: int | None) -> Line:
@@ -88,4 +100,4 @@ def _cells(text: str, cursor_column: int | None) -> Line:
 
 
 def _split(text: str) -> Line:
-    return tuple((run, LANE_STYLES[run[0]]) for run in _RUNS.findall(text))
+    return tuple([(run, LANE_STYLES[run[0]]) for run in _RUNS.findall(text)])

@@ -13,9 +13,8 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     """The panel, `width` x `height` with its frame."""
     report, slo = frame.latency, frame.history.slo
     trend_width = width - 4 - 40
-    body: list[Line] = [
-        ((f"        p50    p95    p99  SLO           {'worst of a second':<{trend_width}}", "muted"),)
-    ]
+    heading = f"        p50    p95    p99  SLO           {'worst of a second':<{trend_width}}"
+    body: list[Line] = [((heading, "muted"),)]
     bounds = (slo.ttft_ms, slo.itl_ms, None, None)
     series = (report.ttft, report.itl, report.tpot, report.step)
     for name, values, bound in zip(_NAMES, series, bounds, strict=True):

@@ -3,13 +3,15 @@
 A view (`budget_chart.draw`, `lanes.draw`, ...) is a pure function from a `Frame` to lines; the
 widget turns a line into a `Strip` once, keeps it for as long as the line stays the same, and
 refreshes only lines that changed. That is what makes ten frames a second cheap.
+
+In a line one character is one cell: the glyphs are, and text from outside goes through `clean`.
 """
 
 import re
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 from rich.segment import Segment
 from textual.geometry import Region
 from textual.strip import Strip
@@ -20,7 +22,7 @@ from stepscope.tui.theme import Skin
 Run: TypeAlias = tuple[str, str]  # text, style name
 Line: TypeAlias = tuple[Run, ...]
 
-_MAX_STRIPS = 1024
+_MAX_PAINTED = 512
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e\xa0-\uffff]")
 
 
@@ -30,11 +32,13 @@ class Lines(Widget):
     DEFAULT_CSS = "Lines { position: absolute; width: 1; height: 1; }"
     ALLOW_SELECT = False
 
-    def __init__(self, skin: Skin, *, id: str) -> None:  # noqa: A002 - Textual's name
+    def __init__(self, skin: Skin, *, id: str) -> None:
         super().__init__(id=id)
         self._skin = skin
         self._lines: list[Line] = []
-        self._strips: dict[tuple[Line, int], Strip] = {}
+        self._strips: list[Strip | None] = []  # of the lines, None where not painted yet
+        self._painted: dict[Line, Strip] = {}
+        self._width = 0  # that all of these are for
 
     @property
     def skin(self) -> Skin:
@@ -43,78 +47,111 @@ class Lines(Widget):
     @skin.setter
     def skin(self, skin: Skin) -> None:
         self._skin = skin
-        self._strips.clear()
+        self._forget()
         self.refresh()
 
     def show(self, lines: Sequence[Line]) -> None:
         """Replace the content; only lines that differ are drawn again."""
-        before, self._lines = self._lines, list(lines)
-        height, width = self.size.height, self.size.width
-        changed = [
-            y
-            for y in range(height)
-            if (before[y] if y < len(before) else ()) != (lines[y] if y < len(lines) else ())
-        ]
-        if changed:
-            self.refresh(*(Region(0, y, width, 1) for y in changed))
+        before, strips = self._lines, self._strips
+        common = min(len(before), len(lines))
+        changed = [y for y in range(common) if before[y] != lines[y]]
+        changed += range(common, max(len(before), len(lines)))
+        if not changed:
+            return
+        self._lines = list(lines)
+        self._strips = strips[: len(lines)] + [None] * (len(lines) - len(strips))
+        for y in changed:
+            if y < len(lines):
+                self._strips[y] = None
+        self.refresh(*_bands(changed, self.outer_size.width))
 
     def plain_text(self) -> list[str]:
         """What is shown, without styles."""
-        return [self._strip(y).text for y in range(self.size.height)]
+        width, height = self.outer_size
+        return [self._strip(y, width).text for y in range(height)]
 
     def render_lines(self, crop: Region) -> list[Strip]:
         # Not through the styles cache: there is no border, padding or filter to apply here, and
         # the compositor caches what it derives from a strip on that strip.
-        strips = [self._strip(y) for y in crop.line_range]
-        if crop.column_span == (0, self.size.width):
+        width = self.outer_size.width  # `size` is dear, and there is no border
+        strips = [self._strip(y, width) for y in crop.line_range]
+        if crop.column_span == (0, width):
             return strips
         return [strip.crop(*crop.column_span) for strip in strips]
 
-    def _strip(self, y: int) -> Strip:
-        line = self._lines[y] if y < len(self._lines) else ()
-        key = (line, self.size.width)
-        strip = self._strips.get(key)
+    def _strip(self, y: int, width: int) -> Strip:
+        if width != self._width:
+            self._width = width
+            self._forget()
+        if y >= len(self._lines):
+            return self._paint((), width)
+        strip = self._strips[y]
         if strip is None:
-            if len(self._strips) >= _MAX_STRIPS:
-                self._strips.clear()
-            strip = self._strips[key] = self._paint(line, self.size.width)
+            strip = self._strips[y] = self._paint(self._lines[y], width)
         return strip
 
+    def _forget(self) -> None:
+        self._painted.clear()
+        self._strips = [None] * len(self._lines)
+
     def _paint(self, line: Line, width: int) -> Strip:
-        skin = self._skin
-        segments = [
-            Segment(skin.text(text), skin.style(style)) for text, style in fitted(line, width)
-        ]
-        return Strip(segments, width)
+        strip = self._painted.get(line)
+        if strip is None:
+            if len(self._painted) >= _MAX_PAINTED:
+                self._painted.clear()
+            strip = self._painted[line] = Strip(_segments(line, width, self._skin), width)
+        return strip
+
+
+def _segments(line: Line, width: int, skin: Skin) -> list[Segment]:
+    """As few as possible, for each costs a colour change on the wire: blanks join what is before
+    them where nothing shows the difference."""
+    segments: list[Segment] = []
+    text, style = "", ""
+    for more, next_style in fitted(line, width):
+        if next_style == style or (more.isspace() and {style, next_style} <= skin.plain_styles):
+            text += more
+            continue
+        if text:
+            segments.append(Segment(skin.text(text), skin.style(style)))
+        text, style = more, next_style
+    if text:
+        segments.append(Segment(skin.text(text), skin.style(style)))
+    return segments
+
+
+def _bands(rows: Sequence[int], width: int) -> list[Region]:
+    """Regions of full width that cover `rows`, which are in order; one for neighbours."""
+    bands: list[Region] = []
+    for y in rows:
+        if bands and bands[-1].bottom == y:
+            bands[-1] = Region(0, bands[-1].y, width, bands[-1].height + 1)
+        else:
+            bands.append(Region(0, y, width, 1))
+    return bands
 
 
 def fitted(line: Iterable[Run], width: int) -> Line:
-    """`line` cut or filled with blanks to `width` cells, neighbours of one style joined."""
+    """`line` cut or filled with blanks to `width` cells."""
+    line = tuple(line)
+    if sum([len(text) for text, _ in line]) == width:
+        return line
     runs: list[Run] = []
     left = width
     for text, style in line:
         if not text or left <= 0:
             continue
-        length = width_of(text)
-        if length > left:
-            text, length = set_cell_size(text, left), left
-        left -= length
-        if runs and runs[-1][1] == style:
-            runs[-1] = (runs[-1][0] + text, style)
-        else:
-            runs.append((text, style))
+        if len(text) > left:
+            text = text[:left]
+        left -= len(text)
+        runs.append((text, style))
     if left > 0:
         runs.append((" " * left, "text"))
     return tuple(runs)
 
 
-def width_of(text: str) -> int:
-    """Width in cells."""
-    return len(text) if text.isascii() else cell_len(text)
-
-
 def length_of(line: Iterable[Run]) -> int:
-    return sum(width_of(text) for text, _ in line)
+    return sum(len(text) for text, _ in line)
 
 
 def spread(left: Line, right: Line, width: int, fill: Run = (" ", "text")) -> Line:

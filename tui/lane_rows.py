@@ -1,0 +1,170 @@
+"""Which requests get a lane, in which order, and what each column of it says."""
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from stepscope.engine.wire import RequestView
+from stepscope.recordings.history import History
+from stepscope.recordings.lanes import Lane
+from stepscope.recordings.session import SessionState, request_name
+from stepscope.tui.chart_columns import ChartColumn
+from stepscope.tui.view import View
+
+
+class LaneRow(NamedTuple):
+    """One request over the visible columns; `cells` has one `Cell` a column."""
+
+    request_id: int
+    name: str
+    client_id: str
+    status: str  # WAIT, PRE, DEC, OUT, END, ABRT
+    context: int | None  # tokens whose K/V is in the cache
+    cells: bytes
+
+
+def lane_rows(
+    history: History,
+    view: View,
+    columns: list[ChartColumn | None],
+    state: SessionState,
+    num_lanes: int,
+) -> tuple[list[LaneRow], int]:
+    """The rows to show, and how many there could be.
+
+    Args:
+        state: at the cursor; what a request does there decides its place.
+        num_lanes: rows that fit.
+    """
+    shown = [column for column in columns if column is not None]
+    if not shown or num_lanes <= 0:
+        return [], 0
+    first = shown[0].first
+    lanes = history.lanes(first, shown[-1].last)
+    if view.filter:
+        wanted = lane_filter(view.filter)
+        lanes = [lane for lane in lanes if wanted(lane, state.requests.get(lane.request_id))]
+    merge = _merger(columns, first)
+    rows = [
+        _lane_row(lane, state.requests.get(lane.request_id), merge(lane.cells))
+        for lane in _choose(lanes, view, state, num_lanes)
+    ]
+    return rows, len(lanes)
+
+
+def _merger(columns: list[ChartColumn | None], first: int) -> Callable[[bytes], bytes]:
+    """Makes one cell a column out of one a step: the largest, which is the one to show.
+
+    Args:
+        first: the step of the first cell.
+    """
+    spans = [None if c is None else (c.first - first, c.last + 1 - first) for c in columns]
+    blank = next((x for x, span in enumerate(spans) if span is not None), len(spans))
+    if spans[blank:] == [(x, x + 1) for x in range(len(spans) - blank)]:
+        padding = bytes(blank)
+        return lambda cells: padding + cells[: len(spans) - blank]
+    return lambda cells: bytes(0 if span is None else max(cells[slice(*span)]) for span in spans)
+
+
+_RANK = {"OUT": 0, "PRE": 1, "DEC": 2, "WAIT": 3, "END": 4, "ABRT": 4, "": 5}
+
+
+def _choose(lanes: list[Lane], view: View, state: SessionState, num_lanes: int) -> list[Lane]:
+    """The lanes that get a row, in the order of `view.sort`."""
+    requests = state.requests
+
+    def status(lane: Lane) -> str:
+        return lane_status(requests.get(lane.request_id))
+
+    if view.sort == "state":
+        lanes = sorted(lanes, key=lambda lane: (_RANK[status(lane)], lane.request_id))
+    elif view.sort == "latest":
+        lanes = lanes[::-1]
+    elif view.sort == "blocks":
+        lanes = sorted(
+            lanes,
+            key=lambda lane: -_num_blocks(requests.get(lane.request_id)),
+        )
+    else:
+        lanes = sorted(lanes, key=lambda lane: status(lane) == "WAIT")
+    if view.first_lane is not None:
+        view.first_lane = max(0, min(view.first_lane, len(lanes) - num_lanes))
+        return lanes[view.first_lane : view.first_lane + num_lanes]
+    surplus = len(lanes) - num_lanes
+    if surplus <= 0 or view.sort != "arrival":
+        return lanes[:num_lanes]
+    # Too many: first the ones that have ended go, then the end of the queue, then the oldest.
+    kept = []
+    for lane in lanes:
+        if surplus > 0 and status(lane) in ("END", "ABRT", ""):
+            surplus -= 1
+        else:
+            kept.append(lane)
+    num_waiting = sum(status(lane) == "WAIT" for lane in kept)
+    cut = min(surplus, max(0, num_waiting - max(2, num_lanes // 5)))
+    kept = kept[: len(kept) - cut]
+    return kept[max(0, surplus - cut) :]
+
+
+def _num_blocks(view: RequestView | None) -> int:
+    return 0 if view is None else view.num_blocks
+
+
+def _lane_row(lane: Lane, view: RequestView | None, cells: bytes) -> LaneRow:
+    return LaneRow(
+        lane.request_id,
+        request_name(lane.request_id),
+        lane.client_id,
+        lane_status(view),
+        None if view is None else (view.num_computed_tokens or view.num_prompt_tokens),
+        cells,
+    )
+
+
+def lane_status(view: RequestView | None) -> str:
+    """What a request does at the cursor, in at most four letters."""
+    if view is None:
+        return ""
+    if view.status == "waiting":
+        return "WAIT"
+    if view.status == "preempted":
+        return "OUT"
+    if view.status == "finished":
+        return "ABRT" if view.finish_reason == "abort" else "END"
+    return "PRE" if view.num_computed_tokens < view.num_prompt_tokens else "DEC"
+
+
+class FilterError(ValueError):
+    """A filter that cannot be understood; the message says why."""
+
+
+def lane_filter(text: str) -> Callable[[Lane, RequestView | None], bool]:
+    """What `text` lets through: `state:dec`, `id:12`, `!regex` or plain text in the names.
+
+    Several words must all hold.
+
+    Raises:
+        FilterError: a broken regular expression, or a word with an unknown beginning.
+    """
+    tests = [_filter_word(word) for word in text.split()]
+    return lambda lane, view: all(test(lane, view) for test in tests)
+
+
+def _filter_word(word: str) -> Callable[[Lane, RequestView | None], bool]:
+    if word.startswith("!"):
+        try:
+            pattern = re.compile(word[1:])
+        except re.error as error:
+            raise FilterError(f"{word!r} is no regular expression: {error}") from error
+        return lambda lane, view: pattern.search(_names(lane)) is not None
+    key, separator, value = word.partition(":")
+    if separator and key == "state":
+        return lambda lane, view: lane_status(view).lower().startswith(value.lower())
+    if separator and key == "id":
+        number = value.removeprefix("r")
+        return lambda lane, view: str(lane.request_id) == number
+    return lambda lane, view: word.lower() in _names(lane).lower()
+
+
+def _names(lane: Lane) -> str:
+    return f"{request_name(lane.request_id)} {lane.client_id}"

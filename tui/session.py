@@ -1,0 +1,26 @@
+"""`Session`: what the dashboard was started with. Made once, read by the screens."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stepscope.recordings.history import History
+from stepscope.recordings.source import Source
+from stepscope.tui.actions import Abilities
+from stepscope.tui.engine_link import EngineLink
+from stepscope.tui.record_switch import RecordSwitch
+
+
+@dataclass(slots=True)
+class Session:
+    """What the dashboard was started with."""
+
+    source: Source
+    history: History
+    link: EngineLink | None
+    record_switch: RecordSwitch | None
+    abilities: Abilities
+    title: str
+    endpoint: str
+    clock: Callable[[], float] = time.monotonic
+    background_error: str | None = None  # of a thread that died, in one line
