@@ -1,6 +1,5 @@
 """`stepscope load`: sends a workload to an engine and says what a client saw."""
 
-import itertools
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -108,8 +107,7 @@ def _arrivals(
     writer = PromptWriter(Corpus.english(), info.chars_per_token or _CHARS_PER_TOKEN)
     if rows is None:
         return synthetic(spec, writer, info.max_model_len), spec.num_requests
-    made = from_trace(rows, writer, info.max_model_len, time_scale, spec.seed)
-    return itertools.islice(made, spec.num_requests), len(rows)
+    return from_trace(rows, writer, info.max_model_len, time_scale, spec.seed), len(rows)
 
 
 def _announce(spec: WorkloadSpec, rows: list[TraceRow] | None, info: EngineInfo) -> None:

@@ -41,6 +41,7 @@ class EngineProcess:
         self._on_progress = on_progress
         self._last_lines: deque[str] = deque(maxlen=20)
         self._process: subprocess.Popen[str] | None = None
+        self._is_loading = True
 
     def __enter__(self) -> "EngineProcess":
         command = [sys.executable, "-m", "stepscope.tui.cli", "serve", "--exit-with-stdin"]
@@ -67,14 +68,21 @@ class EngineProcess:
         self.stop()
 
     def wait_until_ready(self) -> EngineInfo:
-        """Raises CommandFailed, with the engine's own words, when it ends instead."""
+        """Once it answers. From then on nothing is told of what it says.
+
+        Raises:
+            CommandFailed: it ended instead; with its own words.
+        """
         while True:
             self.check()
             try:
                 with ControlClient(self.endpoint, timeout_s=_POLL_S) as client:
-                    return client.info()
+                    info = client.info()
             except (EngineUnreachable, CommandRefused):
                 time.sleep(_POLL_S)
+            else:
+                self._is_loading = False  # the terminal may be the dashboard's from now on
+                return info
 
     def check(self) -> None:
         """Raises CommandFailed when the engine is not running any more."""
@@ -108,7 +116,8 @@ class EngineProcess:
     def _read(self, stream: IO[str]) -> None:
         for line in stream:
             self._last_lines.append(line.strip())
-            self._on_progress(line.strip())
+            if self._is_loading:
+                self._on_progress(line.strip())
 
 
 def _as_flags(name: str, value: KnobValue) -> list[str]:
