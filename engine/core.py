@@ -118,6 +118,7 @@ class EngineCore:
 
     def run(self) -> None:
         """Step until told to stop; sleep while there is nothing to do."""
+        self.publish_signs_of_life(idle=True)  # who we are comes before what we do
         while not self.stopping:
             if not self.step():
                 self.publish_signs_of_life(idle=True)

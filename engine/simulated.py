@@ -151,6 +151,7 @@ def simulate(
     random_source = random.Random(seed)
     arrival_ns = START_NS
     number = 0
+    core.publish_signs_of_life(idle=True)
     while core.next_step < num_steps:
         while arrival_ns <= runner.clock():
             submit, token_ids = _submission(random_source, workload, number, max_model_len)
