@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import ptyprocess
@@ -24,9 +25,20 @@ from stepscope.engine.intake import Intake
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.serve import Silent
-from stepscope.engine.simulated import VOCAB_SIZE, CostModel, SimulatedRunner, simulated_info
+from stepscope.engine.simulated import (
+    VOCAB_SIZE,
+    CostModel,
+    SimulatedRunner,
+    SimulatedWorkload,
+    simulate,
+    simulated_info,
+)
 from stepscope.engine.step import ScheduledStep, StepResult
 from stepscope.engine.telemetry import Publisher
+from stepscope.engine.wire import Telemetry
+from stepscope.recordings.history import History
+from stepscope.recordings.latency import SLO
+from stepscope.recordings.source import FrameTap, SourceStatus
 
 
 class PacedRunner(SimulatedRunner):
@@ -271,3 +283,51 @@ def _write_checkpoint(folder: Path, family: str, changes: dict[str, object]) -> 
             weight.add_(torch.randn_like(weight) * 0.15)
     model.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
+
+
+class StillSource:
+    """A source that has received all it ever will; implements `Source`."""
+
+    num_bad = 0
+    name = "still"
+
+    def __init__(self, history: History, is_live: bool = True) -> None:
+        self.history = history
+        self.is_live = is_live
+        self.tap = FrameTap()
+        self.status: SourceStatus = "live" if is_live else "paused"
+        self.error: str | None = None
+
+    def start(self) -> None:
+        return
+
+    def stop(self) -> None:
+        return
+
+
+@pytest.fixture
+def still_source() -> Callable[..., StillSource]:
+    """Makes sources of a busy simulated session: preemptions, prefix hits, a smaller budget."""
+
+    def make(num_steps: int = 400, is_live: bool = True) -> StillSource:
+        history = History(SLO(ttft_ms=500.0, itl_ms=30.0))
+        for sequence, message in _busy_session(num_steps):
+            history.append(sequence, message)
+        return StillSource(history, is_live)
+
+    return make
+
+
+@lru_cache(maxsize=4)
+def _busy_session(num_steps: int) -> list[tuple[int, Telemetry]]:
+    return simulate(
+        seed=3,
+        num_steps=num_steps,
+        knobs=Knobs(max_num_batched_tokens=1024, max_num_seqs=32),
+        changes={num_steps - 60: {"max_num_batched_tokens": 512}},
+        workload=SimulatedWorkload(
+            rate=9.0, document_share=0.12, document_tokens=2600, output_tokens=140
+        ),
+        cost=CostModel(floor_ms=12.0, token_us=25.0, context_ns=4.0),
+        num_blocks=512,
+    )
