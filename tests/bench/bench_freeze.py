@@ -20,8 +20,8 @@ from stepscope.engine.client import ControlClient, EngineUnreachable
 from stepscope.engine.commands import Output, SamplingParams, Shutdown, Submit
 from stepscope.engine.corpus import Corpus
 from stepscope.engine.workload import PromptWriter
+from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.subscriber import Subscriber
-from stepscope.recordings.writer import RecordingWriter
 
 MODES = {
     "freeze": ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "8192"],
@@ -62,19 +62,16 @@ def run(mode: str, folder: Path, recording: Path | None) -> dict[str, list[float
         with ControlClient(endpoint, timeout_s=2.0) as client:
             wait_until_ready(client, engine)
             subscriber = Subscriber(endpoint)
-            writer = RecordingWriter(recording) if recording else None
+            recorder = Recorder(subscriber, recording) if recording else None
             subscriber.start()
-            while (snapshot := subscriber.history.snapshot()) is None:
+            while subscriber.history.info is None:
                 time.sleep(0.02)
-            if writer is not None:
-                subscriber.frames.attach(writer.on_frame)
-                writer.start(snapshot)
             times = drive(client)
             time.sleep(0.5)
+            if recorder is not None:
+                recorder.stop()
+                assert recorder.state == "finished", recorder.error
             subscriber.stop()
-            if writer is not None:
-                writer.close()
-                assert writer.state == "finished", writer.error
             client.ask(Shutdown())
         engine.wait(timeout=20)
     finally:

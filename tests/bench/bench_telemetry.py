@@ -36,6 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--subscribers", type=int, default=1)
     args = parser.parse_args()
 
     config = EngineConfig(kv_memory="512MB")
@@ -53,9 +54,10 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         publisher = Publisher(f"ipc://{folder}/telemetry", ring_size=1000)
-        subscriber = subprocess.Popen(
-            [sys.executable, "-c", SUBSCRIBER, f"ipc://{folder}/telemetry"]
-        )
+        subscribers = [
+            subprocess.Popen([sys.executable, "-c", SUBSCRIBER, f"ipc://{folder}/telemetry"])
+            for _ in range(args.subscribers)
+        ]
         core = EngineCore(
             simulated_info(limits, runner.num_blocks, config.block_size, seed=0),
             runner, scheduler, limits, publisher, dispatch.apply,
@@ -69,18 +71,22 @@ def main() -> None:
             core.step()
         times: dict[bool, list[float]] = {True: [], False: []}
         for turn in range(2 * args.rounds):
-            published = turn % 2 == 0
+            published = turn % 4 in (0, 3)  # on, off, off, on: a drift falls on both alike
             core.sink = publisher if published else None
             for _ in range(STEPS_A_ROUND):
                 start = time.perf_counter()
                 core.step()
                 times[published].append(time.perf_counter() - start)
-        subscriber.kill()
-        subscriber.wait()
+        for subscriber in subscribers:
+            subscriber.kill()
+            subscriber.wait()
         publisher.close()
     on, off = (statistics.median(times[published]) * 1e3 for published in (True, False))
     cost = _publishing_cost_us(core, publisher)
-    print(f"decode steps of {args.requests} requests, {len(times[True])} of each")
+    print(
+        f"decode steps of {args.requests} requests, {len(times[True])} of each, "
+        f"{args.subscribers} subscribers"
+    )
     print(f"  telemetry off  {off:8.3f} ms median")
     print(f"  telemetry on   {on:8.3f} ms median   ratio {on / off:.4f}")
     print(f"  building and publishing one record, timed alone: {cost:.0f} us")
