@@ -27,10 +27,12 @@ MODES = {
     "freeze": ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "8192"],
     "chunked": ["--max-num-batched-tokens", "256"],
 }
+# A cache that the work fills, so that the KV map has something to show.
+SIZES = ["--kv-memory", "64MB", "--max-num-seqs", "16"]
 NUM_CHATS = 8
-CHAT_PROMPT, CHAT_OUTPUT = 96, 160
+CHAT_PROMPT, CHAT_OUTPUT = 96, 280
 DOCUMENT_PROMPT, DOCUMENT_OUTPUT = 4096, 16
-DOCUMENTS_AT_S = (1.0, 2.0, 4.0, 6.0)
+DOCUMENTS_AT_S = (1.0, 3.5, 6.0, 8.5)
 
 
 class Planned(NamedTuple):
@@ -56,7 +58,9 @@ def run(mode: str, folder: Path, recording: Path | None) -> dict[str, list[float
     endpoint = f"ipc://{folder}/{mode}"
     command = [sys.executable, "-m", "stepscope.tui.cli", "serve", "--endpoint", endpoint]
     engine = subprocess.Popen(
-        [*command, *MODES[mode]], stdout=subprocess.DEVNULL, env={**os.environ, "COLUMNS": "200"}
+        [*command, *SIZES, *MODES[mode]],
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "COLUMNS": "200"},
     )
     try:
         with ControlClient(endpoint, timeout_s=2.0) as client:
