@@ -1,0 +1,112 @@
+"""The screen at a step is the same whether the session is live or comes from its file."""
+
+from pathlib import Path
+
+import pytest
+
+from stepscope.engine import wire
+from stepscope.engine.config import Knobs
+from stepscope.engine.simulated import SimulatedWorkload, simulate
+from stepscope.recordings.history import History
+from stepscope.recordings.latency import SLO
+from stepscope.recordings.reader import Recording
+from stepscope.recordings.recorder import Recorder
+from stepscope.recordings.replay import ReplaySource
+from stepscope.recordings.source import FrameTap, SourceStatus
+from stepscope.tui.frame import FrameBuilder
+from stepscope.tui.view import View
+from stepscope.tui.widgets import (
+    budget_chart,
+    event_list,
+    inspector,
+    key_figures,
+    knob_panel,
+    kv_map,
+    lanes,
+    latency_panel,
+)
+
+WIDTH, GUTTER = 140, 14
+
+
+def screen(history: History, step: int) -> dict[str, list[str]]:
+    """Every panel of the dashboard, paused at `step`, as characters."""
+    view = View(cursor=step, right=step)
+    frame = FrameBuilder(history, clock=lambda: 0.0).build(view, WIDTH - GUTTER - 2, 20, 12)
+    panels = {
+        "figures": key_figures.draw(frame, WIDTH, 2, GUTTER),
+        "steps": budget_chart.draw(frame, WIDTH, 12, GUTTER),
+        "lanes": lanes.draw(frame, WIDTH, 22, GUTTER),
+        "kv": kv_map.draw(frame, WIDTH, 10, GUTTER),
+        "latency": latency_panel.draw(frame, 60, 10, GUTTER),
+        "step": inspector.draw(frame, 60, 14, GUTTER),
+        "knobs": knob_panel.draw(frame, 60, 12, "", False),
+        "events": event_list.draw(frame, 60, 14, GUTTER),
+    }
+    return {
+        name: ["".join(characters for characters, _ in line) for line in lines]
+        for name, lines in panels.items()
+    }
+
+
+class Received:
+    """A live source that is handed its messages."""
+
+    is_live = True
+    name = "engine"
+    num_bad = 0
+    status: SourceStatus = "live"
+    error = None
+
+    def __init__(self) -> None:
+        self.history = History(SLO(ttft_ms=500.0, itl_ms=30.0))
+        self.tap = FrameTap()
+
+    def start(self) -> None:
+        return
+
+    def stop(self) -> None:
+        return
+
+
+@pytest.fixture(scope="module")
+def live_and_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[History, Path]:
+    """A busy session as it was received, and its recording from the first message on."""
+    path = tmp_path_factory.mktemp("session") / "session.mcap"
+    source = Received()
+    recorder = Recorder(source, path)
+    for sequence, message in simulate(
+        seed=3,
+        num_steps=400,
+        knobs=Knobs(max_num_batched_tokens=1024, max_num_seqs=32),
+        changes={340: {"max_num_batched_tokens": 512}},
+        workload=SimulatedWorkload(
+            rate=9.0, document_share=0.12, document_tokens=2600, output_tokens=140
+        ),
+    ):
+        payload = wire.encode(message)
+        source.history.append(sequence, payload)
+        source.tap.send(wire.TOPICS[type(message)], sequence, payload)
+    recorder.stop()
+    assert recorder.error is None, recorder.error
+    return source.history, path
+
+
+@pytest.mark.parametrize("step", [1, 57, 200, 341, 399])
+def test_every_panel_of_a_step_is_the_same_live_and_replayed(
+    live_and_file: tuple[History, Path], step: int
+) -> None:
+    live, path = live_and_file
+    with Recording(path) as recording:
+        source = ReplaySource(recording, History(live.slo), playing=False)
+        source.start()
+        try:
+            source.seek(step)
+            assert source.wait()
+            replayed = screen(source.history, step)
+        finally:
+            source.stop()
+    expected = screen(live, step)
+    for panel, lines in expected.items():
+        assert replayed[panel] == lines, panel
+    assert "━" in "".join(expected["lanes"])
