@@ -47,7 +47,7 @@ class Sampler:
         """
         # Ties of bf16 logits are broken the same way on every device once they are fp32, and on a
         # CPU the argmax is many times faster.
-        logits = logits.float()
+        logits = _without_early_ends(logits.float(), requests)
         drawn = [i for i, request in enumerate(requests) if request.sampling.temperature > 0]
         if not drawn:
             return logits.argmax(dim=-1).tolist()
@@ -65,6 +65,22 @@ class Sampler:
         if seed is None:
             seed = _mix(_mix(self._seed & _MASK) ^ request.request_id)
         return uniform(seed, request.num_output_tokens)
+
+
+def _without_early_ends(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
+    """Before it has got its `min_tokens`, a request cannot draw a token that would end it."""
+    held = [
+        row
+        for row, request in enumerate(requests)
+        if request.num_output_tokens < request.sampling.min_tokens and request.end_token_ids
+    ]
+    if not held:
+        return logits
+    logits = logits.clone()
+    for row in held:
+        ends = [token for token in requests[row].end_token_ids if token < logits.shape[-1]]
+        logits[row, ends] = float("-inf")
+    return logits
 
 
 def _draw(

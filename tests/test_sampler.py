@@ -81,6 +81,20 @@ def test_tokens_come_as_often_as_they_are_likely() -> None:
     assert [counts[i] / 4000 for i in range(3)] == pytest.approx([0.5, 0.3, 0.2], abs=0.03)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_token_ends_a_request_before_its_min_tokens(temperature: float) -> None:
+    logits = logits_of(0.90, 0.04, 0.03, 0.03).expand(4, -1)
+    held = [
+        request(i, num_output, temperature=temperature, min_tokens=2, stop_token_ids=(0, 7))
+        for i, num_output in enumerate((0, 1, 2, 3))
+    ]
+    early = Sampler(0).sample(logits[:2], held[:2])
+    assert 0 not in early
+    counts = drawn(logits[:1], temperature=temperature, min_tokens=399, stop_token_ids=(0,))
+    assert counts[0] <= 1
+    assert Sampler(0).sample(logits_of(0.97, 0.01, 0.01, 0.01), held[2:3]) == [0]
+
+
 def test_temperature_sharpens_and_flattens() -> None:
     logits = logits_of(0.5, 0.3, 0.2)
     assert drawn(logits, temperature=0.2, seed=7)[0] > drawn(logits, temperature=1.0, seed=7)[0]
