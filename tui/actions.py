@@ -89,11 +89,11 @@ ACTIONS: tuple[Action, ...] = (
            footer=7),
     Action("glyphs", ("v",), "v", "Glyphs", "block or ASCII characters", "view"),
     Action("inspect", ("enter",), "Enter", "Inspect", "everything about the step under the cursor",
-           "view", footer=4),
+           "view", footer=5),
     # act
     Action("budget", ("B",), "B", "Budget",
            "token budget of a step: ←/→ 5 %, ⇧←/→ 25 %, digits type it, Enter applies, Esc drops",
-           "act", footer=5, needs=_ENGINE, changes_engine=True),
+           "act", footer=4, needs=_ENGINE, changes_engine=True),
     Action("knobs", ("K",), "K", "Knobs", "all knobs of the engine, with their bounds", "act",
            footer=8, needs=_ENGINE, changes_engine=True),
     Action("undo", ("U",), "U", "Undo", "take the last knob change back", "act", footer=18,
@@ -116,7 +116,7 @@ ACTIONS: tuple[Action, ...] = (
            "one more frame a second", "global"),
     Action("fewer_frames", ("minus",), "-", "Fewer frames", "one frame a second less", "global"),
     Action("redraw", ("ctrl+l",), "^l", "Redraw", "draw the whole screen again", "global"),
-    Action("back", ("escape",), "Esc", "Back", "close what is open", "global"),
+    Action("back", ("escape",), "Esc", "Back", "close what is open; let the lanes choose by themselves again", "global"),
     Action("quit", ("q", "ctrl+c"), "q", "Quit", "leave; the engine goes on", "global"),
 )  # fmt: skip
 

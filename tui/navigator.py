@@ -215,7 +215,7 @@ class Navigator:
         elif re.fullmatch(r"\d{1,2}:\d{2}(:\d{2})?", text):
             time_ns = self._time_of_day(text, summary.tokens_ns)
         else:
-            raise ValueError("a step (1200), a time (12:41:58) or a stretch (-30s) is expected")
+            raise ValueError("not a step, a time or a stretch of time")
         step = self._history.step_at(time_ns)
         if step is None:
             raise ValueError("there is no step yet")

@@ -43,7 +43,7 @@ LEVELS = "▁▂▃▄▅▆▇█"  # an eighth each
 # State of KV blocks, most precious last: a cell that covers several shows the most frequent one.
 KV_EMPTY, KV_CACHED, KV_USED, KV_SHARED = range(4)
 KV_GLYPHS = "·░▓█"
-KV_ASCII = ".:+#"
+_KV_TO_ASCII = str.maketrans(KV_GLYPHS, ".:+#")  # beside prefill, `#` would be taken twice
 KV_STYLES = ("kv_empty", "kv_cached", "kv_used", "kv_shared")
 
 LEGEND = (
@@ -210,9 +210,7 @@ class Skin:
     def __init__(self, mode: ColourMode = "dark", ascii_only: bool = False) -> None:
         self.mode: ColourMode = mode
         self.ascii_only = ascii_only
-        self.kv_glyphs = KV_ASCII if ascii_only else KV_GLYPHS
         self._styles = dict(styles(mode))
-        raised = Style(reverse=True) if mode == "none" else Style(bgcolor=_BY_MODE[mode].raised)
         ground = self._styles["text"].bgcolor
         # A blank in one of these looks the same in all of them.
         self.plain_styles = frozenset(
@@ -221,7 +219,14 @@ class Skin:
             if style.bgcolor == ground and not style.reverse
         )
         for name, style in list(self._styles.items()):
-            self._styles[f"{name}+cursor"] = style + raised
+            self._styles[f"{name}+cursor"] = self._raised(style, name in self.plain_styles)
+
+    def _raised(self, style: Style, is_plain: bool) -> Style:
+        if self.mode == "none":
+            return style + (Style(reverse=True) if is_plain else Style(underline=True))
+        raised = Style(bgcolor=_BY_MODE[self.mode].raised)
+        # What is told by its background is told by its foreground there.
+        return style + raised if is_plain else style + Style(color=style.bgcolor) + raised
 
     @property
     def background(self) -> str:
@@ -234,11 +239,12 @@ class Skin:
     def style(self, name: str) -> Style:
         return self._styles[name]
 
-    def text(self, text: str) -> str:
+    def text(self, text: str, style: str = "text") -> str:
         """`text` in the characters this screen may use; its width stays the same."""
         if not self.ascii_only or text.isascii():
             return text
-        return text.translate(_TO_ASCII).encode("ascii", "replace").decode()
+        table = _KV_TO_ASCII if style.startswith("kv_") else _TO_ASCII
+        return text.translate(table).encode("ascii", "replace").decode()
 
 
 def colour_mode(theme: ThemeName, color_system: str | None, no_color: bool) -> ColourMode:

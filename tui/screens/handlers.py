@@ -78,7 +78,7 @@ def _goto(screen: "MainScreen") -> None:
             screen.navigator.goto(text)
             screen.draw()
 
-    question = "go to step (1200), time (12:41:58) or back (-30s):"
+    question = "go to a step (1200), a time (12:41:58), back (-30s):"
     screen.app.push_screen(Prompt(screen.skin, question, check=screen.navigator.check_target), go)
 
 

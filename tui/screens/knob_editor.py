@@ -34,7 +34,7 @@ class KnobEditor(Overlay[KnobChange]):
 
     def place(self, width: int, height: int) -> Region:
         box_width = min(width, 110)
-        box_height = min(height, len(self._specs) + 5)
+        box_height = min(height, len(self._specs) + 4)
         return Region((width - box_width) // 2, (height - box_height) // 2, box_width, box_height)
 
     def lines(self, width: int, height: int) -> list[Line]:
@@ -58,7 +58,7 @@ class KnobEditor(Overlay[KnobChange]):
     def _row(self, idx: int, width: int) -> Line:
         spec = self._specs[idx]
         editing = idx == self._at and self._draft is not None
-        value = f"{self._draft}_" if editing else value_text(self._values.get(spec.name))
+        value = self._shown(spec) if editing else value_text(self._values.get(spec.name))
         mark = "+cursor" if idx == self._at else ""
         bounds = clean(bounds_text(spec), max(0, width - 49))
         return (
@@ -67,6 +67,9 @@ class KnobEditor(Overlay[KnobChange]):
             (f"{value:>14} ", "badge_paused" if editing else f"strong{mark}"),
             (f" {bounds:<{max(0, width - 49)}}", f"muted{mark}"),
         )
+
+    def _shown(self, spec: KnobSpec) -> str:
+        return f"{self._draft}_" if spec.kind in ("int", "float") else f"◀ {self._draft} ▶"
 
     def pressed(self, key: str, character: str | None) -> None:
         spec = self._specs[self._at]

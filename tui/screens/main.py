@@ -88,7 +88,7 @@ class MainScreen(Screen[None]):
         self._places: dict[str, Region] = {}
         self._timer: Timer | None = None
         self._drawn: object = None
-        self._slow_drawn_s = 0.0
+        self._all_drawn_s = 0.0
         self._failure: str | None = None
         from stepscope.tui.screens.handlers import handlers
 
@@ -159,15 +159,15 @@ class MainScreen(Screen[None]):
         self.operator.take_answers()
         if current != self._drawn or self.operator.pending:
             self._drawn = current
-            self.draw()
+            self.draw(everything=now_s - self._all_drawn_s >= _SLOW_S)
 
-    def draw(self) -> None:
-        """A frame, now."""
+    def draw(self, everything: bool = True) -> None:
+        """A frame, now; the views that need not move ten times a second only with `everything`."""
+        failed_before, self._failure = self._failure, None
         try:
-            self._draw()
-            self._failure = None
+            self._draw(everything or not self.view.live)
         except Exception as error:  # whatever it is: shown, and the next frame tries again
-            if self._failure is None:
+            if failed_before is None:
                 log.exception("drawing failed")
             self._failure = f"drawing failed, see the log: {error!r}"
             self._show_notice()
@@ -185,22 +185,20 @@ class MainScreen(Screen[None]):
         self.frame = self.navigator.frame = frame
         return frame
 
-    def _draw(self) -> None:
+    def _draw(self, everything: bool) -> None:
         if not self._places:
             return
         frame = self.new_frame()
-        now_s = self.session.clock()
-        slow_too = not self.view.live or now_s - self._slow_drawn_s >= _SLOW_S
-        if slow_too:
-            self._slow_drawn_s = now_s
+        if everything:
+            self._all_drawn_s = self.session.clock()
         for name, draw in _VIEWS.items():
             place = self._places.get(name)
-            if place is not None and (slow_too or name in _FAST_VIEWS):
+            if place is not None and (everything or name in _FAST_VIEWS):
                 lines = draw(frame, place.width, place.height, self.label_width)
                 self._widgets[name].show(lines)
-        self._show_rest(frame, slow_too)
+        self._show_rest(frame, everything)
 
-    def _show_rest(self, frame: Frame, slow_too: bool) -> None:
+    def _show_rest(self, frame: Frame, everything: bool) -> None:
         session, places = self.session, self._places
         width = self.size.width
         if "too_small" in places:
@@ -211,7 +209,7 @@ class MainScreen(Screen[None]):
             self._widgets["too_small"].show(lines[-self.size.height :])
             return
         self._widgets["header"].show(header.draw(frame, self._connection(), width))
-        if slow_too and "knobs" in places:
+        if everything and "knobs" in places:
             place = places["knobs"]
             editable = session.abilities.allows(BY_ID["knobs"])
             self._widgets["knobs"].show(
@@ -318,9 +316,10 @@ class MainScreen(Screen[None]):
         self.draw()
 
     def scroll_lanes(self, rows: int) -> None:
-        """Take over from the automatic choice of lanes; all the way up gives it back."""
-        first = self.view.first_lane or 0
-        if first + rows < 0:
-            self.view.first_lane = None
+        """Take over from the automatic choice of lanes, which shows neither end; Esc gives back."""
+        first = self.view.first_lane
+        if first is None:
+            total = 0 if self.frame is None else self.frame.num_lanes
+            self.view.first_lane = 0 if rows < 0 else total
         else:
-            self.view.first_lane = first + rows
+            self.view.first_lane = max(0, first + rows)

@@ -25,7 +25,8 @@ class StepDetails(Overlay[None]):
         self._move = move
 
     def place(self, width: int, height: int) -> Region:
-        box_width, box_height = min(width, 72), min(height, 32)
+        num_rows = len(inspector.body(self._frame, max(1, height - 4)))
+        box_width, box_height = min(width, 72), min(height, num_rows + 2)
         return Region((width - box_width) // 2, (height - box_height) // 2, box_width, box_height)
 
     def lines(self, width: int, height: int) -> list[Line]:

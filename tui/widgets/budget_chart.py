@@ -123,7 +123,8 @@ def _axis(frame: Frame) -> str:
     else:
         _put_time_ticks(cells, frame)
     for x, column in enumerate(columns):
-        if column is None:
+        # On the time axis a long step fills several columns, and is marked where it begins.
+        if column is None or (x and column == columns[x - 1]):
             continue
         if column.is_lost:
             cells[x] = "?"

@@ -1,10 +1,27 @@
 """The step inspector: what the step under the cursor did, row by row."""
 
-from stepscope.engine.wire import CACHED, EMPTY, BatchRow, Phase, RowFlag, StepRecord
+from stepscope.engine.wire import (
+    CACHED,
+    EMPTY,
+    Aborted,
+    Admitted,
+    Arrived,
+    BatchRow,
+    Finished,
+    FirstToken,
+    Phase,
+    Preempted,
+    Rejected,
+    RequestEvent,
+    RowFlag,
+    StepRecord,
+)
 from stepscope.recordings.session import request_name
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
-from stepscope.tui.widgets.lines import Line, framed
+from stepscope.tui.widgets.lines import Line, Run, clean, framed
+
+_MAX_TEXT = 48
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
@@ -31,7 +48,8 @@ def body(frame: Frame, num_rows: int) -> list[Line]:
         rest = prefills[len(shown) :]
         tokens = sum(row.num_tokens for row in rest)
         rows.append(_equals(f"prefill of {len(rest)} more", tokens, "prefill"))
-    return [*head, *rows, *tail]
+    lines = [*head, *rows, *tail]
+    return [*lines, *_events(record, num_rows - len(lines))]
 
 
 def _equals(text: str, value: int, style: str = "text") -> Line:
@@ -90,7 +108,7 @@ def _waiting(record: StepRecord) -> list[Line]:
 def _blocks(record: StepRecord) -> Line:
     taken = sum(move.owner >= 0 for move in record.moves)
     freed = sum(move.owner in (CACHED, EMPTY) for move in record.moves)
-    preempted = sum(type(event).__name__ == "Preempted" for event in record.events)
+    preempted = sum(isinstance(event, Preempted) for event in record.events)
     return (
         (" blocks taken ", "muted"),
         (f"{taken}", "text"),
@@ -118,3 +136,35 @@ def _times(record: StepRecord) -> Line:
         ("  device ", "muted"),
         (fmt.milliseconds(device_ms), "text"),
     )
+
+
+def _events(record: StepRecord, room: int) -> list[Line]:
+    """What happened to requests in this step, as far as there is room."""
+    lines = [_event(event) for event in record.events]
+    if len(lines) > room:
+        rest = len(lines) - max(0, room - 1)
+        lines = [*lines[: max(0, room - 1)], ((f" and {rest} more events", "muted"),)]
+    return lines[: max(0, room)]
+
+
+def _event(event: RequestEvent) -> Line:
+    name = request_name(event.request_id)
+    icon: Run
+    if isinstance(event, Arrived):
+        icon, text = ("→", "muted"), f"{name} arrived, {event.num_prompt_tokens:,} prompt tokens"
+    elif isinstance(event, Admitted):
+        icon, text = ("▲", "good"), f"{name} admitted, {event.num_cached_tokens:,} tokens cached"
+    elif isinstance(event, FirstToken):
+        icon, text = ("━", "decode"), f"{name} first token"
+    elif isinstance(event, Finished):
+        text = f"{name} done ({event.reason}), {event.num_output_tokens:,} tokens"
+        icon = ("●", "finished")
+    elif isinstance(event, Preempted):
+        text = f"{name} preempted ({event.reason}), {event.num_blocks} blocks freed"
+        icon = ("✗", "preempted")
+    elif isinstance(event, Aborted):
+        icon, text = ("○", "aborted"), f"{name} aborted: {event.reason}"
+    else:
+        assert isinstance(event, Rejected)
+        icon, text = ("○", "caution"), f"rejected: {event.reason}"
+    return ((" ", "text"), icon, (f" {clean(text, _MAX_TEXT)}", "text"))

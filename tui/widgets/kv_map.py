@@ -67,11 +67,8 @@ def _map(frame: Frame, width: int, rows: int) -> list[Line]:
         text = "the engine does not tell where its blocks are"
         return [((text[:width], "muted"),), *((),) * (rows - 1)]
     states = _states(owner, refs)
-    per_cell = max(1, -(-len(owner) // (width * rows)))
-    per_cell = (
-        -(-len(states) // -(-len(owner) // per_cell)) if len(states) < len(owner) else per_cell
-    )
-    cells = states if per_cell == 1 else _merged(states, per_cell)
+    num_cells = width * rows
+    cells = states if len(states) <= num_cells else _merged(states, num_cells)
     return [_runs(cells[y * width : (y + 1) * width]) for y in range(rows)]
 
 

@@ -113,10 +113,10 @@ def _segments(line: Line, width: int, skin: Skin) -> list[Segment]:
             text += more
             continue
         if text:
-            segments.append(Segment(skin.text(text), skin.style(style)))
+            segments.append(Segment(skin.text(text, style), skin.style(style)))
         text, style = more, next_style
     if text:
-        segments.append(Segment(skin.text(text), skin.style(style)))
+        segments.append(Segment(skin.text(text, style), skin.style(style)))
     return segments
 
 

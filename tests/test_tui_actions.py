@@ -1,0 +1,120 @@
+"""One table makes keys, footer, help and palette; `readonly` takes away what changes the engine."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from textual.command import CommandPalette
+
+from stepscope.tui.actions import ACTIONS, BY_ID, GROUPS, Abilities, footer_entries, key_table
+from stepscope.tui.app import ActionCommands, Dashboard
+from stepscope.tui.screens.handlers import handlers
+from stepscope.tui.screens.help import help_lines
+from stepscope.tui.screens.main import MainScreen
+from stepscope.tui.widgets import footer
+
+EVERYTHING = Abilities(has=frozenset({"engine", "recorder", "live"}))
+
+
+def dashboard(source: Any, **options: Any) -> Dashboard:
+    options.setdefault("control_endpoint", "ipc:///nobody/here")
+    return Dashboard(
+        source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0, **options
+    )
+
+
+def test_every_action_has_its_own_id_and_keys() -> None:
+    assert len(BY_ID) == len(ACTIONS)
+    keys = [key for action in ACTIONS for key in action.keys]
+    assert len(keys) == len(set(keys))
+    assert {action.group for action in ACTIONS} == set(GROUPS)
+
+
+def test_what_changes_the_engine_or_writes_a_file_is_an_upper_case_key() -> None:
+    for action in ACTIONS:
+        if action.group == "act":
+            assert all(key.isupper() for key in action.keys), action.id
+        if action.changes_engine:
+            assert action.group == "act"
+
+
+async def test_every_action_is_carried_out_by_something(
+    still_source: Callable[..., Any],
+) -> None:
+    app = dashboard(still_source())
+    async with app.run_test(size=(120, 40)):
+        assert set(handlers(app.main)) == set(BY_ID)
+
+
+def test_every_action_has_a_binding_that_can_be_remapped() -> None:
+    bindings = {binding.id: binding for binding in MainScreen.BINDINGS}
+    assert set(bindings) == set(BY_ID)
+    for action in ACTIONS:
+        assert bindings[action.id].key == ",".join(action.keys)
+
+
+def test_the_help_page_lists_every_action_and_no_other() -> None:
+    text = "\n".join("".join(run for run, _ in line) for line in help_lines(EVERYTHING))
+    for action in ACTIONS:
+        assert (action.help in text) == EVERYTHING.allows(action), action.id
+
+
+def test_the_documentation_lists_every_key() -> None:
+    table = key_table()
+    assert all(f"`{action.shown}`" in table for action in ACTIONS)
+
+
+@pytest.mark.parametrize("width", [1, 40, 80, 120, 200])
+def test_the_footer_fits_and_always_offers_help(width: int) -> None:
+    line = "".join(text for text, _ in footer.draw(EVERYTHING, True, width)[0])
+    if width >= 80:
+        assert len(line) <= width
+        assert "? Help" in line
+        assert "B Budget" in line
+        assert footer.action_at(EVERYTHING, True, width, line.index("Help")) == "help"
+
+
+async def test_readonly_hides_and_disables_all_that_changes_the_engine(
+    still_source: Callable[..., Any],
+) -> None:
+    app = dashboard(still_source(), readonly=True)
+    async with app.run_test(size=(200, 60)) as pilot:
+        abilities = app.session.abilities
+        offered = {action_id for action_id, _, _ in footer_entries(abilities)}
+        text = "\n".join("".join(run for run, _ in line) for line in help_lines(abilities))
+        palette = {entry[0] for entry in ActionCommands(app.main)._entries()}
+        changing = [action for action in ACTIONS if action.changes_engine]
+        assert {action.id for action in changing} >= {"budget", "knobs", "undo", "pause_engine"}
+        for action in changing:
+            assert not abilities.allows(action)
+            assert action.id not in offered
+            assert action.help not in text
+            assert not any(action.label == name.split(" (")[0] for name in palette)
+            assert app.main.check_action("do", (action.id,)) is False
+            for key in action.keys:
+                await pilot.press(key)
+            app.main.action_do(action.id)  # also when it is called past the keys
+            assert app.screen is app.main, action.id
+            assert app.main.operator.pending == "", action.id
+
+
+async def test_a_replay_offers_speed_and_nothing_that_needs_an_engine(
+    still_source: Callable[..., Any],
+) -> None:
+    app = dashboard(still_source(is_live=False), control_endpoint=None)
+    abilities = app.session.abilities
+    offered = {action.id for action in abilities.available()}
+    assert {"slower", "faster"} <= offered
+    assert not offered & {"budget", "knobs", "undo", "pause_engine", "step_engine", "record"}
+
+
+async def test_the_palette_runs_actions(still_source: Callable[..., Any]) -> None:
+    app = dashboard(still_source())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("ctrl+p")
+        assert isinstance(app.screen, CommandPalette)
+        await pilot.press(*"axis")
+        await pilot.pause(0.3)
+        await pilot.press("enter")
+        await pilot.pause()
+        assert app.main.view.axis == "time"

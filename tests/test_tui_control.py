@@ -1,0 +1,252 @@
+"""What the operator does reaches the engine, and what the engine answers reaches the operator."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual import events
+
+from stepscope.engine.client import ControlClient
+from stepscope.engine.commands import SamplingParams, Submit
+from stepscope.engine.wire import KnobSpec
+from stepscope.recordings.reader import Recording
+from stepscope.recordings.subscriber import Subscriber
+from stepscope.tui.app import Dashboard
+from stepscope.tui.engine_link import EngineLink
+from stepscope.tui.screens.knob_editor import parse_value
+from stepscope.tui.screens.stepper import Stepper
+from stepscope.tui.theme import Skin
+
+
+@pytest.fixture
+def source(live_engine: Any) -> Iterator[Subscriber]:
+    """The simulated engine at work, watched."""
+    subscriber = Subscriber(live_engine.endpoint)
+    subscriber.start()
+    with ControlClient(live_engine.endpoint) as client:
+        for number in range(60):  # more than a test can take
+            client.ask(
+                Submit(
+                    prompt_token_ids=[number] * 300,
+                    sampling=SamplingParams(max_tokens=700, ignore_eos=True),
+                    stream=False,
+                )
+            )
+        deadline = time.monotonic() + 10
+        while (subscriber.history.last_step or 0) < 5:
+            assert time.monotonic() < deadline, "the engine runs no steps"
+            time.sleep(0.01)
+        yield subscriber  # requests end with the client that asked for them
+    subscriber.stop()
+
+
+def dashboard(source: Any, **options: Any) -> Dashboard:
+    endpoint = options.pop("endpoint", None) or source.endpoint.control
+    return Dashboard(
+        source, source.history, control_endpoint=endpoint, any_terminal=True, fps=10.0, **options
+    )
+
+
+def screen_text(app: Dashboard) -> str:
+    return "\n".join(strip.text for strip in app.main._compositor.render_strips())
+
+
+async def press(app: Dashboard, *keys: str) -> None:
+    """Like `Pilot.press`, which waits for an idle process: here an engine runs in it."""
+    for key in keys:
+        app.post_message(events.Key(key, key if len(key) == 1 else None))
+        await asyncio.sleep(0.05)
+
+
+async def until(condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.02)
+
+
+async def test_the_budget_is_changed_and_marked_at_its_step(source: Subscriber) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "B")
+        assert isinstance(app.screen, Stepper)
+        await press(app, *"256", "enter")
+        await until(lambda: bool(source.history.knob_changes), "no change came back")
+        change = source.history.knob_changes[-1]
+        assert change.new == {"max_num_batched_tokens": 256}
+        applied = f"max_num_batched_tokens 2048→256 applied at step {change.effective_step:,}"
+        await until(lambda: applied in screen_text(app), "the answer is not shown")
+        await until(
+            lambda: (source.history.last_step or 0) >= change.effective_step, "no step after it"
+        )
+        summary = source.history.summary(change.effective_step)
+        assert summary is not None
+        assert summary.token_budget == 256
+        app.main.draw()
+        assert "◆" in screen_text(app)
+        # ... and taken back.
+        await press(app, "U")
+        await until(lambda: len(source.history.knob_changes) == 2, "no undo came back")
+        assert source.history.knob_changes[-1].new == {"max_num_batched_tokens": 2048}
+    app.close()
+
+
+async def test_dropping_the_stepper_changes_nothing(source: Subscriber) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "B", "right", "escape")
+        assert app.screen is app.main
+        assert app.main.operator.pending == ""
+    assert source.history.knob_changes == []
+
+
+async def test_a_change_that_somebody_was_quicker_with_is_refused(source: Subscriber) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "B")
+        with ControlClient(source.endpoint) as other:
+            other.set_knobs({"max_num_seqs": 8}, who="other")
+        await press(app, *"512", "enter")
+        await until(lambda: "somebody changed" in screen_text(app), "no refusal is shown")
+        assert source.history.state.knobs["max_num_batched_tokens"] == 2048
+    app.close()
+
+
+async def test_any_knob_is_changed_in_the_editor(source: Subscriber) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        names = [spec.name for spec in source.history.info.knobs]
+        down = names.index("enable_prefix_caching")
+        await press(app, "K", *["down"] * down, "enter", "enter")
+        await until(lambda: bool(source.history.knob_changes), "no change came back")
+        assert source.history.knob_changes[-1].new == {"enable_prefix_caching": False}
+    app.close()
+
+
+async def test_the_engine_is_paused_and_run_step_by_step(source: Subscriber) -> None:
+    app = dashboard(source)
+    history = source.history
+    async with app.run_test(size=(120, 40)):
+        await press(app, "P")
+        await until(lambda: history.state.state == "paused", "it does not pause")
+        await until(lambda: "engine paused" in screen_text(app), "the pause is not shown")
+        step = history.last_step
+        await press(app, "N")
+        await until(lambda: (history.last_step or 0) == step + 1, "it runs no step")
+        await press(app, "P")
+        await until(lambda: (history.last_step or 0) > step + 5, "it does not go on")
+    app.close()
+
+
+async def test_an_engine_that_does_not_answer_is_a_line_and_not_a_wait(
+    still_source: Callable[..., Any], tmp_path: Path
+) -> None:
+    source = still_source()
+    app = dashboard(source, endpoint=f"ipc://{tmp_path}/nobody")
+    async with app.run_test(size=(120, 40)):
+        await press(app, "P")
+        await until(lambda: "no engine at" in screen_text(app), "nothing is said")
+        await press(app, "left")
+        assert "PAUSED" in screen_text(app)
+    app.close()
+
+
+async def test_what_is_asked_is_shown_until_it_is_answered(
+    still_source: Callable[..., Any],
+) -> None:
+    answer_now = threading.Event()
+
+    class SlowClient:
+        def ask(self, command: object) -> None:
+            answer_now.wait(10)
+
+        def close(self) -> None:
+            return
+
+    source = still_source()
+    app = dashboard(source, endpoint="ipc:///slow")
+    link = EngineLink(SlowClient)  # type: ignore[arg-type]
+    app.main.operator._link = app.session.link = link
+    async with app.run_test(size=(120, 40)):
+        await press(app, "P")
+        assert "asking: pause the engine" in screen_text(app)
+        await press(app, "left")  # the screen does not wait
+        assert "PAUSED" in screen_text(app)
+        answer_now.set()
+        await until(lambda: "asking" not in screen_text(app), "it is still asking")
+    app.close()
+
+
+async def test_recording_is_switched_on_and_off(
+    source: Subscriber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "R")
+        await until(lambda: "● REC" in screen_text(app), "the recording is not shown")
+        first = source.history.last_step or 0
+        await until(lambda: (source.history.last_step or 0) > first + 20, "no steps came")
+        await press(app, "R")
+        assert "recording ended" in screen_text(app)
+        await until(lambda: "● REC" not in screen_text(app), "it is still shown")
+    app.close()
+    await until(lambda: bool(list(tmp_path.glob("*.mcap"))), "the file is not finished")
+    with Recording(next(tmp_path.glob("*.mcap"))) as recording:
+        assert recording.last_step - recording.first_step >= 20
+
+
+async def test_leaving_ends_a_recording_in_good_order(
+    source: Subscriber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "R")
+        first = source.history.last_step or 0
+        await until(lambda: (source.history.last_step or 0) > first + 20, "no steps came")
+    app.close()
+    await until(lambda: bool(list(tmp_path.glob("*.mcap"))), "the file is not finished")
+    with Recording(next(tmp_path.glob("*.mcap"))) as recording:
+        assert not recording.truncated
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        (["right"], 1050),
+        (["left"], 950),
+        (["shift+right"], 1250),
+        (["shift+left", "shift+left"], 562),
+        ([*"64"], 64),
+        ([*"64", "backspace"], 6),
+        (["shift+right"] * 20, 8192),
+        (["shift+left"] * 60, 1),
+        ([*"99999"], None),
+        ([*"0"], None),
+    ],
+)
+def test_the_stepper_stays_within_the_bounds(keys: list[str], value: int | None) -> None:
+    spec = KnobSpec("max_num_batched_tokens", "int", 2048, low=1, high=8192)
+    stepper = Stepper(Skin("none"), spec, 1000)
+    for key in keys:
+        stepper.pressed(key, key if len(key) == 1 else None)
+    line = "".join(text for text, _ in stepper.lines(120, 1)[0])
+    assert len(line) == 120
+    if value is None:
+        assert "must be between 1 and 8192" in line
+    else:
+        assert stepper._value == value
+        assert "must be" not in line
+
+
+def test_values_are_read_as_what_the_knob_takes() -> None:
+    assert parse_value(KnobSpec("a", "int", 1), "12") == 12
+    assert parse_value(KnobSpec("a", "float", 0.0), "0.25") == 0.25
+    assert parse_value(KnobSpec("a", "bool", True), "off") is False
+    with pytest.raises(ValueError):
+        parse_value(KnobSpec("a", "int", 1), "1.5")

@@ -1,0 +1,22 @@
+"""The dashboard runs on a laptop: nothing of the engine's weight comes with it."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+for name in ("torch", "transformers", "safetensors", "tokenizers", "mcap", "pyarrow", "perfetto"):
+    sys.modules[name] = None  # importing it fails
+import stepscope.tui.app
+import stepscope.tui.screens.handlers
+heavy = {"stepscope.engine.core", "stepscope.engine.runner", "stepscope.recordings.writer"}
+print(sorted(heavy & set(sys.modules)))
+"""
+
+
+def test_the_application_imports_without_the_engine_and_without_mcap() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"

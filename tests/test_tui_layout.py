@@ -1,0 +1,131 @@
+"""The dashboard has a picture for every terminal size, and never fails at any."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from textual.geometry import Region
+
+from stepscope.tui import layout
+from stepscope.tui.app import Dashboard
+
+SIZES = [(120, 40), (200, 60), (90, 24), (100, 20), (160, 45), (159, 50), (80, 20), (300, 100)]
+TINY = [(79, 24), (80, 19), (40, 10), (10, 3), (5, 1), (1, 5), (2, 2), (1, 1)]
+
+
+def dashboard(source: Any, **options: Any) -> Dashboard:
+    return Dashboard(
+        source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0, **options
+    )
+
+
+def screen_text(app: Dashboard) -> list[str]:
+    """Everything on the screen, as the compositor puts it together."""
+    return [strip.text for strip in app.main._compositor.render_strips()]
+
+
+@pytest.mark.parametrize("size", [*SIZES, *TINY])
+def test_the_views_share_the_screen_without_overlap(size: tuple[int, int]) -> None:
+    places = layout.plan(*size)
+    screen = Region(0, 0, *size)
+    covered = 0
+    for name, region in places.items():
+        assert name in layout.VIEWS
+        assert screen.contains_region(region), name
+        covered += region.area
+        for other_name, other in places.items():
+            assert other_name == name or not region.overlaps(other), (name, other_name)
+    assert covered == screen.area
+
+
+@pytest.mark.parametrize("width", range(1, 260, 7))
+def test_every_width_and_height_has_a_plan(width: int) -> None:
+    for height in range(1, 90):
+        places = layout.plan(width, height)
+        assert all(region.width > 0 and region.height > 0 for region in places.values())
+
+
+def test_what_is_shown_where() -> None:
+    assert {"chart", "lanes", "kv", "latency", "events"} <= set(layout.plan(120, 40))
+    assert "inspector" not in layout.plan(159, 60)
+    assert {"inspector", "latency", "knobs", "events"} <= set(layout.plan(200, 60))
+    narrow = layout.plan(90, 24)
+    assert {"header", "figures", "lanes", "latency_line"} <= set(narrow)
+    assert not {"chart", "kv", "latency"} & set(narrow)
+    assert narrow["figures"].height == 2
+    assert set(layout.plan(79, 40)) == set(layout.plan(120, 19)) == {"too_small"}
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_picture_at_usual_sizes(
+    still_source: Callable[..., Any], size: tuple[int, int]
+) -> None:
+    app = dashboard(still_source(), control_endpoint="ipc:///nobody/engine-0")
+    async with app.run_test(size=size):
+        lines = screen_text(app)
+        assert len(lines) == size[1]
+        assert all(len(line) == size[0] for line in lines)
+        assert "▐LIVE▌" in lines[0]
+        assert "BUDGET" in lines[1]
+        everything = "\n".join(lines)
+        assert "requests × steps" in everything
+        assert "━" in everything
+        assert ("token budget" in everything) == (size[0] >= 100)
+        assert ("follows cursor" in everything) == (size[0] >= 160)
+
+
+@pytest.mark.parametrize("size", TINY)
+async def test_below_80x20_there_is_a_notice_and_no_failure(
+    still_source: Callable[..., Any], size: tuple[int, int]
+) -> None:
+    app = dashboard(still_source())
+    async with app.run_test(size=size) as pilot:
+        await pilot.press("space", "left", "question_mark", "escape", "g", "escape", "S-x")
+        lines = screen_text(app)
+        assert len(lines) == size[1]
+        wanted = f"stepscope wants 80x20, has {size[0]}x{size[1]}"
+        assert any(wanted[: size[0]].strip() in line for line in lines)
+
+
+async def test_the_picture_follows_the_terminal(still_source: Callable[..., Any]) -> None:
+    app = dashboard(still_source())
+    async with app.run_test(size=(120, 40)) as pilot:
+        for size in [(200, 60), (1, 1), (90, 24), (80, 20), (12, 200), (300, 10), (120, 40)]:
+            await pilot.resize_terminal(*size)
+            await pilot.pause()
+            lines = screen_text(app)
+            assert (len(lines[0]), len(lines)) == size
+        assert "token budget" in "\n".join(screen_text(app))
+
+
+async def test_overlays_survive_a_terminal_that_shrinks(still_source: Callable[..., Any]) -> None:
+    for key in ("question_mark", "K", "B", "g", "enter"):
+        app = dashboard(still_source(), control_endpoint="ipc:///nobody/engine-0")
+        async with app.run_test(size=(120, 40)) as pilot:
+            await pilot.press(key)
+            for size in [(60, 10), (1, 1), (200, 60)]:
+                await pilot.resize_terminal(*size)
+                await pilot.pause()
+            assert app.screen is not app.main, key
+
+
+async def test_an_engine_without_a_step_yet_has_a_picture() -> None:
+    from stepscope.recordings.history import History
+    from stepscope.recordings.source import FrameTap
+
+    class Silent:
+        is_live = True
+        num_bad = 0
+        name = "engine-0"
+        status = "connecting"
+        error = None
+        history = History()
+        tap = FrameTap()
+
+    app = dashboard(Silent())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("space", "left", "right", "home", "end", "left_square_bracket", "B", "K")
+        await pilot.press("escape", "U", "M", "escape", "enter", "apostrophe", "comma", "z", "t")
+        lines = "\n".join(screen_text(app))
+        assert "▐CONNECTING▌" in lines
+        assert "no step yet" in lines

@@ -1,0 +1,131 @@
+"""States are told apart without colour, and every terminal gets what it can show."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stepscope.recordings.lanes import Cell
+from stepscope.tui.app import Dashboard
+from stepscope.tui.theme import (
+    KV_GLYPHS,
+    KV_STYLES,
+    LANE_GLYPHS,
+    LANE_STYLES,
+    LEGEND,
+    Skin,
+    colour_mode,
+    styles,
+)
+
+SAME_STATE = {  # told apart by what stands before it, or not to be told apart
+    Cell.PREFILL_ALT: Cell.PREFILL,
+    Cell.RECOMPUTE: Cell.PREFILL,
+    Cell.RECOMPUTE_ALT: Cell.PREFILL,
+}
+
+
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_characters_alone_tell_the_states_of_a_lane_apart(ascii_only: bool) -> None:
+    skin = Skin("none", ascii_only)
+    glyphs = {
+        state: skin.text(LANE_GLYPHS[state], LANE_STYLES[LANE_GLYPHS[state]])
+        for state in Cell
+        if state not in SAME_STATE
+    }
+    assert len(set(glyphs.values())) == len(glyphs)
+    assert all(len(glyph) == 1 for glyph in glyphs.values())
+    next_chunk = skin.text(LANE_GLYPHS[Cell.PREFILL_ALT])
+    assert next_chunk not in glyphs.values()
+
+
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_characters_alone_tell_the_states_of_a_block_apart(ascii_only: bool) -> None:
+    skin = Skin("none", ascii_only)
+    glyphs = [skin.text(glyph, style) for glyph, style in zip(KV_GLYPHS, KV_STYLES, strict=True)]
+    assert len(set(glyphs)) == 4
+
+
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_the_legend_explains_every_glyph_once(ascii_only: bool) -> None:
+    skin = Skin("none", ascii_only)
+    shown = [skin.text(glyph, style) for glyph, style, _ in LEGEND]
+    assert len(set(shown)) == len(shown)
+    assert set(LANE_GLYPHS) - {" ", "▒"} <= {glyph for glyph, _, _ in LEGEND}
+
+
+def test_all_ways_of_colouring_know_the_same_styles() -> None:
+    names = set(styles("dark"))
+    assert all(set(styles(mode)) == names for mode in ("light", "ansi", "none"))
+    for mode in ("dark", "light", "ansi", "none"):
+        skin = Skin(mode)
+        assert all(skin.style(f"{name}+cursor") != skin.style("text") for name in names)
+
+
+def test_no_colour_means_none() -> None:
+    for style in styles("none").values():
+        assert style.color is None
+        assert style.bgcolor is None
+
+
+def test_sixteen_colours_are_named_ones() -> None:
+    for style in styles("ansi").values():
+        for colour in (style.color, style.bgcolor):
+            assert colour is None or colour.is_default or (colour.number or 0) < 16
+
+
+def test_red_is_for_preemption_and_breaches_only() -> None:
+    for mode in ("dark", "light", "ansi"):
+        looks = styles(mode)
+        red = looks["breach"].color
+        users = {n for n, s in looks.items() if red in (s.color, s.bgcolor)}
+        assert users == {"breach", "preempted"}
+
+
+def test_the_terminal_decides_what_colours_there_are() -> None:
+    assert colour_mode("light", "truecolor", no_color=False) == "light"
+    assert colour_mode("dark", "256", no_color=False) == "dark"
+    assert colour_mode("dark", "standard", no_color=False) == "ansi"
+    assert colour_mode("dark", "truecolor", no_color=True) == "none"
+    assert colour_mode("dark", None, no_color=False) == "none"
+
+
+@pytest.mark.parametrize("size", [(120, 40), (200, 60), (90, 24), (60, 10)])
+async def test_ascii_means_ascii_everywhere(
+    still_source: Callable[..., Any], size: tuple[int, int]
+) -> None:
+    source = still_source()
+    app = Dashboard(
+        source,
+        source.history,
+        ascii_only=True,
+        control_endpoint="ipc:///nobody/engine-0",
+        any_terminal=True,
+        fps=1.0,
+    )
+    async with app.run_test(size=size) as pilot:
+        for keys in (
+            ["space"],
+            ["left_curly_bracket", "x", "x"],
+            ["K", "enter"],
+            ["question_mark"],
+        ):
+            await pilot.press(*keys)
+            for strip in app.screen._compositor.render_strips():
+                assert strip.text.isascii(), strip.text
+            if app.screen is not app.main:
+                await pilot.press("escape")
+
+
+async def test_glyphs_and_theme_change_while_it_runs(still_source: Callable[..., Any]) -> None:
+    source = still_source()
+    app = Dashboard(source, source.history, any_terminal=True, fps=1.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        assert app.main.skin.mode == "dark"
+        await pilot.press("T")
+        assert app.main.skin.mode == "light"
+        await pilot.press("v")
+        assert all(s.text.isascii() for s in app.main._compositor.render_strips())
+        await pilot.press("v", "T")
+        assert app.main.skin.mode == "dark"
+        assert "━" in "".join(s.text for s in app.main._compositor.render_strips())

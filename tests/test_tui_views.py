@@ -1,0 +1,395 @@
+"""What the views draw of a moment is what the records say, character for character."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from stepscope.engine.wire import CACHED, EMPTY, Finished, Phase, Preempted
+from stepscope.recordings.source import add_mark
+from stepscope.tui.chart_columns import ChartColumns
+from stepscope.tui.frame import Frame, FrameBuilder
+from stepscope.tui.lane_rows import FilterError, lane_filter
+from stepscope.tui.view import View
+from stepscope.tui.widgets import (
+    budget_chart,
+    event_list,
+    header,
+    inspector,
+    key_figures,
+    knob_panel,
+    kv_map,
+    lanes,
+    latency_panel,
+    scrub_bar,
+)
+from stepscope.tui.widgets.lines import Line, clean, fitted, framed
+
+GUTTER = 14
+COLUMNS = 80
+WIDTH = COLUMNS + GUTTER + 2
+
+
+@pytest.fixture
+def source(still_source: Callable[..., Any]) -> Any:
+    return still_source()
+
+
+def frame_of(source: Any, view: View | None = None, num_lanes: int = 40) -> Frame:
+    builder = FrameBuilder(source.history, clock=lambda: 0.0)
+    return builder.build(view or View(), COLUMNS, num_lanes, 12)
+
+
+def text(lines: list[Line]) -> list[str]:
+    return ["".join(run for run, _ in line) for line in lines]
+
+
+def chart_rows(frame: Frame, height: int = 12) -> list[str]:
+    """The columns of the budget chart, without frame and labels, top to bottom."""
+    drawn = text(budget_chart.draw(frame, WIDTH, height, GUTTER))
+    assert all(len(line) == WIDTH for line in drawn)
+    return [line[1 + GUTTER : -1] for line in drawn[1:-1]]
+
+
+def paused(step: int) -> View:
+    return View(cursor=step, right=step)
+
+
+# Budget chart
+
+
+def test_prefill_stands_under_the_budget_line_and_decodes_below(source: Any) -> None:
+    frame = frame_of(source)
+    rows = chart_rows(frame)
+    prefill, seats = rows[:-2], rows[-2]
+    last = source.history.last_step
+    for x in range(COLUMNS):
+        summary = source.history.summary(last - COLUMNS + 1 + x)
+        column = "".join(row[x] for row in prefill)
+        assert bool(set(column) & set("▓▁▂▃▄▅▆▇")) == (summary.num_prefill_tokens > 0)
+        assert (seats[x] != " ") == (summary.num_decode_tokens > 0)
+
+
+def test_a_full_step_reaches_the_budget_line_and_an_idle_one_shows_only_dots(source: Any) -> None:
+    history = source.history
+    full = next(s for s in range(400) if history.summary(s).num_prefill_tokens >= 1000)
+    rows = chart_rows(frame_of(source, paused(full)))
+    column = [row[-1] for row in rows[:-2]]
+    assert column[0] in "▓▆▇"
+    assert set(column[1:]) == {"▓"}
+    idle = next(s for s in range(50, 400) if history.summary(s).num_prefill_tokens == 0)
+    rows = chart_rows(frame_of(source, paused(idle)))
+    assert [row[-1] for row in rows[:-2]] == ["·"] + [" "] * (len(rows) - 3)
+
+
+def test_a_change_of_budget_is_marked_at_its_step_and_moves_the_line(source: Any) -> None:
+    change = source.history.knob_changes[-1]
+    assert change.new == {"max_num_batched_tokens": 512}
+    rows = chart_rows(frame_of(source))
+    x = change.effective_step - (source.history.last_step - COLUMNS + 1)
+    column = [row[x] for row in rows]
+    assert column[-1] == "◆"
+    assert column.index("◆") == len(rows[:-2]) // 2  # half the budget, half the height
+    assert rows[0][x - 1] == "·"
+    assert rows[0][x + 1] == " "
+
+
+def test_preemptions_and_marks_stand_on_the_axis(source: Any) -> None:
+    history = source.history
+    step = history.next_event(10**9, -1, frozenset({"preempt"})).step
+    add_mark(source, "look here", "ops", step - 1)
+    axis = chart_rows(frame_of(source, paused(step)))[-1]
+    assert axis[-2:] == "▼✗"
+
+
+def test_a_merged_column_shows_the_worst_of_its_steps(source: Any) -> None:
+    history = source.history
+    view = View(zoom_idx=2)
+    columns = ChartColumns(history).visible(view, COLUMNS)
+    for column in (c for c in columns if c is not None):
+        steps = [history.summary(s) for s in range(column.first, column.last + 1)]
+        assert column.last - column.first < 5
+        assert column.num_prefill_tokens == max(s.num_prefill_tokens for s in steps)
+        assert column.num_decode_rows == max(s.num_decode_tokens for s in steps)
+        assert column.has_preemption == any(s.num_preempted for s in steps)
+    assert columns[-1] is not None
+    assert columns[-1].last == history.last_step
+
+
+def test_on_the_time_axis_a_long_step_is_wider(source: Any) -> None:
+    history = source.history
+    view = View(axis="time")
+    columns = [c for c in ChartColumns(history).visible(view, 200) if c is not None]
+    widths: dict[int, int] = {}
+    for column in columns:
+        if column.first == column.last:
+            widths[column.first] = widths.get(column.first, 0) + 1
+    longest = max(widths, key=lambda step: history.summary(step).duration_ns)
+    assert widths[longest] >= 3
+    assert widths[longest] >= max(widths.values()) - 1
+
+
+def test_every_step_of_the_time_axis_is_in_some_column(source: Any) -> None:
+    columns = [c for c in ChartColumns(source.history).visible(View(axis="time"), 300) if c]
+    for before, after in pairwise(columns):
+        assert after.first <= before.last + 1
+        assert after.last >= before.last
+
+
+# Lanes
+
+
+def test_lanes_and_chart_share_their_columns(source: Any) -> None:
+    frame = frame_of(source)
+    drawn = text(lanes.draw(frame, WIDTH, len(frame.lanes) + 2, GUTTER))
+    last = source.history.last_step
+    for row, line in zip(frame.lanes, drawn[1:-1], strict=True):
+        cells = line[1 + GUTTER : -1]
+        assert len(cells) == COLUMNS
+        for x in range(COLUMNS):
+            record = source.history.record(last - COLUMNS + 1 + x)
+            mine = [r for r in record.batch if r.request_id == row.request_id]
+            ended = any(
+                isinstance(e, Finished) and e.request_id == row.request_id for e in record.events
+            )
+            if ended:
+                assert cells[x] == "●"
+            elif not mine:
+                assert cells[x] in " ·✗"
+            elif mine[0].phase == Phase.DECODE:
+                assert cells[x] == "━"
+            else:
+                assert cells[x] in "▓▒░"
+
+
+def test_a_preempted_request_shows_the_step_and_the_wait_after_it(source: Any) -> None:
+    history = source.history
+    step = history.next_event(10**9, -1, frozenset({"preempt"})).step
+    victim = next(e for e in history.record(step).events if isinstance(e, Preempted))
+    view = View(cursor=step, right=min(step + 20, history.last_step))
+    frame = frame_of(source, view, num_lanes=60)
+    row = next(row for row in frame.lanes if row.request_id == victim.request_id)
+    assert row.status == "OUT"
+    drawn = text(lanes.draw(frame, WIDTH, 62, GUTTER))
+    line = next(line for line in drawn if f" {row.name} " in line)
+    assert "✗·" in line
+
+
+def test_too_many_lanes_keep_the_running_ones_and_say_so(source: Any) -> None:
+    frame = frame_of(source, num_lanes=8)
+    assert len(frame.lanes) == 8 < frame.num_lanes
+    assert all(row.status in ("DEC", "PRE", "OUT", "WAIT") for row in frame.lanes)
+    title = text(lanes.draw(frame, WIDTH, 10, GUTTER))[0]
+    assert f"(8 of {frame.num_lanes})" in title
+
+
+@pytest.mark.parametrize("sort", ["state", "blocks", "latest"])
+def test_lanes_can_be_sorted(source: Any, sort: Any) -> None:
+    rows = frame_of(source, View(sort=sort)).lanes
+    requests = source.history.state.requests
+    if sort == "latest":
+        ids = [row.request_id for row in rows]
+        assert ids == sorted(ids, reverse=True)
+    elif sort == "blocks":
+        blocks = [requests[row.request_id].num_blocks for row in rows if row.status != ""]
+        assert blocks == sorted(blocks, reverse=True)
+    else:
+        order = [("OUT", "PRE", "DEC", "WAIT", "END").index(r.status) for r in rows if r.status]
+        assert order == sorted(order)
+
+
+def test_the_filter_narrows_the_lanes(source: Any) -> None:
+    waiting = frame_of(source, View(filter="state:wait")).lanes
+    assert waiting
+    assert {row.status for row in waiting} == {"WAIT"}
+    one = frame_of(source, View(filter=f"id:{waiting[0].request_id}")).lanes
+    assert [row.request_id for row in one] == [waiting[0].request_id]
+    documents = frame_of(source, View(filter="!^r\\d+ doc-")).lanes
+    assert documents
+    assert all(row.client_id.startswith("doc-") for row in documents)
+    assert frame_of(source, View(filter="doc- state:nothing")).lanes == []
+
+
+def test_a_broken_filter_is_explained() -> None:
+    with pytest.raises(FilterError, match="no regular expression"):
+        lane_filter("!(")
+
+
+# The other views
+
+
+def test_the_kv_map_has_a_cell_for_each_state(source: Any) -> None:
+    state = source.history.state
+    owner, refs = list(state.block_owner), list(state.block_refs)
+    body = text(kv_map.draw(frame_of(source), 84, 11, GUTTER))[1:-2]  # 80 x 8 cells, 512 blocks
+    cells = "".join(line[2:82] for line in body)
+    assert len(owner) == 512
+    for cell, who, count in zip(cells, owner, refs, strict=False):
+        expected = {EMPTY: "·", CACHED: "░"}.get(who, "█" if count > 1 else "▓")
+        assert cell == expected
+    assert cells[512:].strip() == ""
+
+
+def test_a_pool_larger_than_the_map_is_summed_up_evenly(source: Any) -> None:
+    body = text(kv_map.draw(frame_of(source), 24, 5, GUTTER))[1:-2]
+    assert all(line[2:22].strip() and " " not in line[2:22] for line in body)
+
+
+def test_latencies_are_those_of_the_history_with_breaches_marked(source: Any) -> None:
+    report = source.history.latency(window_s=60.0)
+    lines = text(latency_panel.draw(frame_of(source), 60, 10, GUTTER))
+    ttft = next(line for line in lines if "TTFT" in line)
+    assert report.ttft.p95_ms > 500
+    assert f"{report.ttft.p95_ms:.0f}!" in ttft
+    itl = next(line for line in lines if " ITL " in line)
+    assert f"{report.itl.p50_ms:.1f} " in itl
+    assert any("last stall: step" in line for line in lines)
+
+
+def test_the_inspector_adds_up(source: Any) -> None:
+    history = source.history
+    step = next(
+        s
+        for s in range(100, 400)
+        if history.summary(s).num_prefill_tokens and history.summary(s).num_decode_tokens
+    )
+    lines = text(inspector.draw(frame_of(source, paused(step)), 60, 20, GUTTER))
+    parts = {
+        name.strip(" │"): int(value.strip(" │").replace(",", ""))
+        for name, _, value in (line.partition("= ") for line in lines)
+        if value
+    }
+    assert parts.pop("cached (skipped, not spent)") >= 0
+    assert sum(parts.values()) == history.summary(step).token_budget
+    assert f"step {step}" in lines[0]
+
+
+def test_the_inspector_counts_what_has_no_room(source: Any) -> None:
+    history = source.history
+    step = max(
+        range(400),
+        key=lambda s: sum(row.phase != Phase.DECODE for row in history.record(s).batch),
+    )
+    lines = text(inspector.draw(frame_of(source, paused(step)), 60, 10, GUTTER))
+    assert len(lines) == 10
+    assert any("prefill of" in line and "more" in line for line in lines)
+
+
+def test_key_figures_at_the_cursor(source: Any) -> None:
+    summary = source.history.summary(300)
+    line = text(key_figures.draw(frame_of(source, paused(300)), 200, 1, GUTTER))[0]
+    assert f"{summary.num_tokens}/1024" in line
+    assert f"RUN {summary.num_running}/32" in line
+    assert f"WAIT {summary.num_waiting}" in line
+    assert "PREEMPT" in line
+
+
+def test_all_main_figures_fit_into_a_line_of_120_cells(source: Any) -> None:
+    line = text(key_figures.draw(frame_of(source), 120, 1, GUTTER))[0]
+    for name in ("BUDGET", "RUN", "WAIT", "KV", "TTFT p95", "ITL p95", "PREEMPT"):
+        assert name in line
+
+
+@pytest.mark.parametrize(
+    ("status", "live", "expected"),
+    [
+        ("live", True, "▐LIVE▌"),
+        ("stale", True, "▐STALE▌"),
+        ("down", True, "▐DOWN▌"),
+        ("connecting", True, "▐CONNECTING▌"),
+        ("playing", True, "▐REPLAY 2x▌"),
+        ("ended", True, "▐REPLAY END▌"),
+        ("live", False, "steps behind)▌"),
+    ],
+)
+def test_the_badge_never_calls_an_old_picture_live(
+    source: Any, status: Any, live: bool, expected: str
+) -> None:
+    connection = header.Connection("stepscope", "ipc://engine-0", status, 10.0, speed=2.0)
+    frame = frame_of(source, None if live else paused(300))
+    line = text(header.draw(frame, connection, 120))[0]
+    assert len(line) == 120
+    assert expected in line
+    if not live:
+        assert "(99 steps behind)" in line
+
+
+def test_the_header_tells_of_a_recording_and_gives_way_on_narrow_screens(source: Any) -> None:
+    connection = header.Connection(
+        "stepscope", "ipc://engine-0", "live", 10.0, recording=(761.0, 38_000_000)
+    )
+    assert "● REC 12:41 38MB" in text(header.draw(frame_of(source), connection, 120))[0]
+    for width in (1, 10, 40, 79):
+        assert "".join(text(header.draw(frame_of(source), connection, width)))
+
+
+def test_rare_events_are_not_crowded_out(source: Any) -> None:
+    frame = frame_of(source)
+    kinds = {event.kind for event in frame.events}
+    assert {"knobs", "finish", "slo"} <= kinds
+    lines = text(event_list.draw(frame, 60, 14, GUTTER))
+    assert any("◆ max_num_batched_tokens 1024→512" in line for line in lines)
+    packed = text(event_list.draw(frame, 120, 2, GUTTER))
+    assert len(packed) == 2
+    assert all(len(line) <= 120 for line in packed)
+
+
+def test_the_scrub_bar_maps_both_ways(source: Any) -> None:
+    frame = frame_of(source, paused(200))
+    line = text(scrub_bar.draw(frame, 120, 1, GUTTER))[0]
+    at = line.index("█")
+    assert abs(scrub_bar.step_at(frame, at, 120) - 200) <= 3
+    assert "◆" in line
+    assert "✗" in line
+    assert scrub_bar.step_at(frame, 0, 120) is None
+    assert "LIVE" in text(scrub_bar.draw(frame_of(source), 120, 1, GUTTER))[0]
+
+
+def test_the_knob_panel_shows_values_bounds_and_the_last_change(source: Any) -> None:
+    frame = frame_of(source)
+    lines = text(knob_panel.draw(frame, 60, 14, "", editable=True))
+    budget = next(line for line in lines if "max_num_batched_tokens" in line)
+    assert "512" in budget
+    assert "1..8192" in budget
+    assert any("pending: none" in line and "by simulated" in line for line in lines)
+
+
+def test_an_engine_that_tells_little_is_drawn_as_unknown() -> None:
+    from stepscope.recordings.history import History
+
+    frame = FrameBuilder(History(), clock=lambda: 0.0).build(View(), 40, 10, 5)
+    for draw in (
+        key_figures.draw,
+        budget_chart.draw,
+        lanes.draw,
+        kv_map.draw,
+        latency_panel.draw,
+        latency_panel.one_line,
+        inspector.draw,
+        event_list.draw,
+        scrub_bar.draw,
+    ):
+        assert draw(frame, 60, 10, GUTTER)
+    figures = text(key_figures.draw(frame, 200, 1, GUTTER))[0]
+    assert "BUDGET —" in figures
+    assert "TTFT p95 —" in figures
+
+
+# Lines
+
+
+def test_text_from_outside_cannot_reach_the_terminal() -> None:
+    assert clean("a\x1b[2Jb\nc", 20) == "a?[2Jb?c"
+    assert clean("日本", 20) == "??"
+    assert clean("e\u0301", 20) == "e?"
+    assert clean("abcdef", 4) == "abc…"
+
+
+def test_lines_are_cut_and_filled_exactly() -> None:
+    for width in range(12):
+        assert sum(len(run) for run, _ in fitted((("ab", "x"), ("cdef", "y")), width)) == width
+        for height in range(6):
+            box = framed([(("content", "text"),)], width, height, (("title", "text"),))
+            assert len(box) <= max(1, height) or width >= 4
+            assert all(sum(len(run) for run, _ in line) == width for line in box)
