@@ -393,3 +393,42 @@ def test_lines_are_cut_and_filled_exactly() -> None:
             box = framed([(("content", "text"),)], width, height, (("title", "text"),))
             assert len(box) <= max(1, height) or width >= 4
             assert all(sum(len(run) for run, _ in line) == width for line in box)
+
+
+# Time axis
+
+
+def test_on_the_time_axis_a_token_stands_where_it_came_and_not_where_its_step_ran(
+    source: Any,
+) -> None:
+    history = source.history
+    slowest = max(
+        range(300, 400),
+        key=lambda s: history.summary(s).tokens_ns - history.summary(s).schedule_start_ns,
+    )
+    view = View(cursor=slowest, right=slowest, axis="time")
+    frame = frame_of(source, view)
+    columns = [x for x, c in enumerate(frame.columns) if c and c.first <= slowest <= c.last]
+    assert len(columns) > 3, "the slowest step was to be wider than a few columns"
+    decoding = [
+        line[1 + GUTTER : -1]
+        for line in text(lanes.draw(frame, WIDTH, 30, GUTTER))[1:-1]
+        if line[1 + GUTTER : -1][columns[-1]] == "━"
+    ]
+    assert decoding
+    for cells in decoding:
+        assert {cells[x] for x in columns[1:-1]} == {"─"}
+
+
+def test_a_step_that_broke_the_itl_bound_is_marked_late_on_the_axis(source: Any) -> None:
+    history = source.history
+    late = next(
+        s
+        for s in range(399, 0, -1)
+        if (history.summary(s).max_itl_ns or 0) > 30e6
+        and not history.summary(s).has_knob_change
+        and not history.summary(s).num_preempted
+    )
+    on_time = next(s for s in range(late, 0, -1) if (history.summary(s).max_itl_ns or 0) <= 30e6)
+    assert chart_rows(frame_of(source, paused(late)))[-1][-1] == "!"
+    assert chart_rows(frame_of(source, paused(on_time)))[-1][-1] != "!"

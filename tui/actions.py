@@ -116,7 +116,8 @@ ACTIONS: tuple[Action, ...] = (
            "one more frame a second", "global"),
     Action("fewer_frames", ("minus",), "-", "Fewer frames", "one frame a second less", "global"),
     Action("redraw", ("ctrl+l",), "^l", "Redraw", "draw the whole screen again", "global"),
-    Action("back", ("escape",), "Esc", "Back", "close what is open; let the lanes choose by themselves again", "global"),
+    Action("back", ("escape",), "Esc", "Back",
+           "close what is open; let the lanes choose by themselves again", "global"),
     Action("quit", ("q", "ctrl+c"), "q", "Quit", "leave; the engine goes on", "global"),
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ class ChartColumn(NamedTuple):
 
     first: int
     last: int
-    start_ns: int | None
+    start_ns: int | None  # where the column begins
     num_prefill_tokens: int
     num_decode_rows: int
     token_budget: int | None
@@ -25,7 +25,9 @@ class ChartColumn(NamedTuple):
     has_preemption: bool
     has_knob_change: bool
     has_mark: bool
+    has_breach: bool  # somebody waited for a token longer than the ITL bound
     is_lost: bool  # none of its steps was received
+    is_pending: bool = False  # on the time axis: its one step had no tokens yet
 
 
 class ChartColumns:
@@ -49,9 +51,8 @@ class ChartColumns:
         right = last_step if view.right is None else max(first_step, min(last_step, view.right))
         if view.axis == "step":
             ranges = self._by_step(first_step, last_step, right, view.zoom, width)
-        else:
-            ranges = self._by_time(first_step, last_step, right, view.zoom, width)
-        return [None if steps is None else self._merge(*steps, last_step) for steps in ranges]
+            return [None if steps is None else self._merge(*steps, last_step) for steps in ranges]
+        return self._by_time(first_step, last_step, right, view.zoom, width)
 
     def _by_step(
         self, first_step: int, last_step: int, right: int, zoom: int, width: int
@@ -66,7 +67,7 @@ class ChartColumns:
 
     def _by_time(
         self, first_step: int, last_step: int, right: int, zoom: int, width: int
-    ) -> list[tuple[int, int] | None]:
+    ) -> list[ChartColumn | None]:
         history = self._history
         right_summary = history.summary(right)
         first_summary = history.summary(first_step)
@@ -76,17 +77,23 @@ class ChartColumns:
         last_column = (right_summary.tokens_ns - 1) // column_ns
         start_ns = (last_column - width + 1) * column_ns
         ended = history.step_at(start_ns) if start_ns >= first_summary.tokens_ns else None
-        ranges: list[tuple[int, int] | None] = []
+        columns: list[ChartColumn | None] = []
         for column in range(last_column - width + 1, last_column + 1):
             end_ns = (column + 1) * column_ns
             first = first_step if ended is None else ended + 1
             ended = history.step_at(end_ns) if end_ns >= first_summary.tokens_ns else None
             last = first_step - 1 if ended is None else ended
+            is_pending = False
             beyond = history.summary(last + 1) if last < last_step else None
             if beyond is not None and beyond.schedule_start_ns < end_ns:
                 last += 1
-            ranges.append((first, last) if first <= last else None)
-        return ranges
+                is_pending = first == last
+            if first > last:
+                columns.append(None)
+                continue
+            merged = self._merge(first, last, last_step)
+            columns.append(merged._replace(start_ns=column * column_ns, is_pending=is_pending))
+        return columns
 
     def _merge(self, first: int, last: int, last_step: int) -> ChartColumn:
         known = self._merged.get((first, last))
@@ -104,7 +111,7 @@ class ChartColumns:
         summaries = [s for s in self._history.summaries(first, last) if s is not None]
         if not summaries:
             return ChartColumn(
-                first, last, None, 0, 0, None, None, False, False, False, is_lost=True
+                first, last, None, 0, 0, None, None, False, False, False, False, is_lost=True
             )
         budgets = [s.token_budget for s in summaries if s.token_budget is not None]
         seats = [s.max_num_seqs for s in summaries if s.max_num_seqs is not None]
@@ -119,6 +126,7 @@ class ChartColumns:
             any(s.num_preempted for s in summaries),
             any(s.has_knob_change for s in summaries),
             any(s.has_mark for s in summaries),
+            any((s.max_itl_ns or 0) > self._history.slo.itl_ms * 1e6 for s in summaries),
             is_lost=False,
         )
 

@@ -6,14 +6,17 @@ from typing import NamedTuple
 
 from stepscope.engine.wire import RequestView
 from stepscope.recordings.history import History
-from stepscope.recordings.lanes import Lane
+from stepscope.recordings.lanes import Cell, Lane
 from stepscope.recordings.session import SessionState, request_name
 from stepscope.tui.chart_columns import ChartColumn
 from stepscope.tui.view import View
 
 
 class LaneRow(NamedTuple):
-    """One request over the visible columns; `cells` has one `Cell` a column."""
+    """One request over the visible columns.
+
+    `cells` has one `Cell` a column, or `len(Cell)` while the step of its next token runs.
+    """
 
     request_id: int
     name: str
@@ -58,12 +61,36 @@ def _merger(columns: list[ChartColumn | None], first: int) -> Callable[[bytes], 
     Args:
         first: the step of the first cell.
     """
+    if any(c is not None and c.is_pending for c in columns):
+        return _pending_merger(columns, first)
     spans = [None if c is None else (c.first - first, c.last + 1 - first) for c in columns]
     blank = next((x for x, span in enumerate(spans) if span is not None), len(spans))
     if spans[blank:] == [(x, x + 1) for x in range(len(spans) - blank)]:
         padding = bytes(blank)
         return lambda cells: padding + cells[: len(spans) - blank]
     return lambda cells: bytes(0 if span is None else max(cells[slice(*span)]) for span in spans)
+
+
+# What a request does while a step that ends in its token runs: that token is still to come.
+_AWAITED = bytes(
+    len(Cell) if cell in (Cell.DECODE, Cell.DECODE_MULTI, Cell.FINISHED) else cell
+    for cell in range(256)
+)
+
+
+def _pending_merger(columns: list[ChartColumn | None], first: int) -> Callable[[bytes], bytes]:
+    """Like `_merger`, for columns that are shorter than a step: a token shows where it came."""
+
+    def merge(cells: bytes) -> bytes:
+        merged = bytearray(len(columns))
+        for x, column in enumerate(columns):
+            if column is None:
+                continue
+            cell = max(cells[column.first - first : column.last + 1 - first])
+            merged[x] = _AWAITED[cell] if column.is_pending else cell
+        return bytes(merged)
+
+    return merge
 
 
 _RANK = {"OUT": 0, "PRE": 1, "DEC": 2, "WAIT": 3, "END": 4, "ABRT": 4, "": 5}

@@ -17,8 +17,8 @@ from stepscope.recordings.lanes import Cell
 ThemeName: TypeAlias = Literal["dark", "light"]
 ColourMode: TypeAlias = Literal["dark", "light", "ansi", "none"]
 
-# By `Cell`, in its order.
-LANE_GLYPHS = " ?·╌░━═▓▒▓▒●○✗"
+# By `Cell`, in its order; last, a running step whose token is still to come (on the time axis).
+LANE_GLYPHS = " ?·╌░━═▓▒▓▒●○✗─"
 _LANE_STYLES = (
     "text",
     "muted",
@@ -34,8 +34,9 @@ _LANE_STYLES = (
     "finished",
     "aborted",
     "preempted",
+    "idle",
 )
-assert len(LANE_GLYPHS) == len(_LANE_STYLES) == len(Cell)
+assert len(LANE_GLYPHS) == len(_LANE_STYLES) == len(Cell) + 1
 LANE_STYLES = dict(zip(LANE_GLYPHS, _LANE_STYLES, strict=True))
 
 LEVELS = "▁▂▃▄▅▆▇█"  # an eighth each
@@ -54,12 +55,13 @@ LEGEND = (
     ("░", "cached", "prefix hit: prompt tokens that were cached and skipped"),
     ("·", "idle", "waiting, or budget that the step left idle (it draws the budget line)"),
     ("╌", "idle", "running, but left out of this step"),
+    ("─", "idle", "on the time axis: its step still runs, the token comes at the end of it"),
     ("✗", "preempted", "preempted: blocks freed, to be computed again"),
     ("●", "finished", "finished"),
     ("○", "aborted", "aborted or rejected"),
     ("◆", "mark", "a knob change took effect here"),
     ("▼", "mark", "your mark"),
-    ("!", "breach", "slower than the service level you set"),
+    ("!", "breach", "later than the service level you set: a figure, or a token in this step"),
     ("?", "muted", "steps that were lost on the way here, or a value nobody knows"),
 )
 
@@ -67,7 +69,7 @@ LEGEND = (
 _ASCII = {
     **dict(zip("▓▒━═░·✗●○◆▼", "#%=*:.Xo0^v", strict=True)),
     **dict(zip(LEVELS, "___--###", strict=True)),
-    **dict(zip("─╌│┤├┬┴┼╭╮╰╯", "--|+++++++++", strict=True)),
+    **dict(zip("─╌│┤├┬┴┼╭╮╰╯", "-~|+++++++++", strict=True)),
     **dict(zip("▐▌▲→←↑↓⇧▶◀⟨⟩", "[]^><^v^><<>", strict=True)),
     **dict(zip("×≥≤–—…", "x><--~", strict=True)),
 }

@@ -19,7 +19,9 @@ _RUNS = re.compile(
     "(?P<prefill>[▓▁▂▃▄▅▆▇]+)|(?P<decode>[━─╌]+)|(?P<idle>·+)|(?P<mark>[◆▼]+)"
     "|(?P<preempted>✗+)|(?P<muted>[0-9:.,?]+)|(?P<text> +)"
 )
-_AXIS_RUNS = re.compile("(?P<frame>[─┴]+)|(?P<mark>[◆▼]+)|(?P<preempted>✗+)|(?P<muted>[^─┴◆▼✗]+)")
+_AXIS_RUNS = re.compile(
+    "(?P<frame>[─┴]+)|(?P<mark>[◆▼]+)|(?P<preempted>✗+)|(?P<breach>!+)|(?P<muted>[^─┴◆▼✗!]+)"
+)
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
@@ -62,6 +64,7 @@ _LEGEND: Line = (
     ("·", "idle"), ("idle ", "muted"),
     ("◆", "mark"), ("knob ", "muted"),
     ("✗", "preempted"), ("preempt ", "muted"),
+    ("!", "breach"), ("late ", "muted"),
     ("●", "finished"), ("end", "muted"),
 )  # fmt: skip
 
@@ -124,7 +127,8 @@ def _axis(frame: Frame) -> str:
         _put_time_ticks(cells, frame)
     for x, column in enumerate(columns):
         # On the time axis a long step fills several columns, and is marked where it begins.
-        if column is None or (x and column == columns[x - 1]):
+        before = columns[x - 1] if x else None
+        if column is None or (before is not None and before[:2] == column[:2]):
             continue
         if column.is_lost:
             cells[x] = "?"
@@ -134,18 +138,20 @@ def _axis(frame: Frame) -> str:
             cells[x] = "◆"
         elif column.has_mark:
             cells[x] = "▼"
+        elif column.has_breach and cells[x] in "─┴":
+            cells[x] = "!"
     return "".join(cells)
 
 
 def _put_step_ticks(cells: list[str], columns: Sequence[ChartColumn | None], zoom: int) -> None:
+    shown = [x for x, column in enumerate(columns) if column is not None]
+    first, last = (columns[x] for x in (shown[0], shown[-1])) if shown else (None, None)
+    if first is None or last is None:
+        return
     interval = 20 * zoom
-    for x, column in enumerate(columns):
-        if column is None:
-            continue
-        tick = -(-column.first // interval) * interval
-        if tick > column.last:
-            continue
-        label = f"┴{tick:,}"
+    for step in range(-(-first.first // interval) * interval, last.last + 1, interval):
+        x = shown[-1] - (last.first // zoom - step // zoom)
+        label = f"┴{step:,}"
         if x + len(label) <= len(cells):
             cells[x : x + len(label)] = label
 

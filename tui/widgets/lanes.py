@@ -11,7 +11,7 @@ from stepscope.tui.widgets.lines import Line, Run, clean, framed
 
 _TO_GLYPHS = dict(enumerate(LANE_GLYPHS))
 _MERGED_TO_GLYPHS = _TO_GLYPHS | {cell: "▓" for cell, glyph in _TO_GLYPHS.items() if glyph == "▒"}
-_RUNS = re.compile(r"[▓▒]+|✗+|●|○|━+|═+|░+|[·╌]+|\?+| +")
+_RUNS = re.compile(r"[▓▒]+|✗+|●|○|━+|═+|░+|[·╌─]+|\?+| +")
 _STATUS_STYLES = {
     "WAIT": "muted",
     "PRE": "prefill",
