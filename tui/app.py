@@ -5,6 +5,7 @@ the dashboard only reads, and asks a replay source to seek and play.
 """
 
 import asyncio
+import gc
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -80,7 +81,7 @@ def run_dashboard(
         theme=theme,
     )
     try:
-        with _shown_thread_errors(app):
+        with _shown_thread_errors(app), _calm_collector():
             app.run()
         if app.return_code:
             raise SystemExit(app.return_code)
@@ -257,3 +258,19 @@ def _shown_thread_errors(app: Dashboard) -> Iterator[None]:
         yield
     finally:
         threading.excepthook = before
+
+
+@contextmanager
+def _calm_collector() -> Iterator[None]:
+    """Collect cyclic garbage less often: a frame makes many small objects and hardly a cycle.
+
+    Measured: a tenth of what drawing costs.
+    """
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()

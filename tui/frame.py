@@ -66,7 +66,10 @@ class FrameBuilder:
         self._history = history
         self._clock = clock
         self._columns = ChartColumns(history)
-        self._figures: tuple[object, LatencyReport, Rates, Stall | None, int] | None = None
+        self._figures: tuple[LatencyReport, Rates, Stall | None, int] | None = None
+        self._figures_mode: tuple[bool, str | None] = (True, None)
+        self._figures_at: int | None = None
+        self._figures_due_s = 0.0
         self._recent: tuple[object, list[SessionEvent]] | None = None
         self._landmarks: tuple[object, list[SessionEvent]] | None = None
 
@@ -114,25 +117,25 @@ class FrameBuilder:
     def _paced(
         self, view: View, cursor: int | None, state: SessionState
     ) -> tuple[LatencyReport, Rates, Stall | None, int]:
+        """Taken anew once a second, and less often where a minute of samples is dear to sum up."""
         history = self._history
-        when = self._moment(view)
-        if self._figures is None or self._figures[0] != when:
-            end_ns = None if view.cursor is None else state.time_ns
-            latency = history.latency(end_ns, LATENCY_WINDOW_S)
-            rates = history.rates(end_ns)
-            stall = history.last_stall(cursor)
-            trend = self._waiting_trend(cursor, state)
-            self._figures = (when, latency, rates, stall, trend)
-        return self._figures[1:]
-
-    def _moment(self, view: View) -> tuple[object, ...]:
-        """The same for as long as figures need not be taken anew."""
-        info = self._history.info
-        return (
-            "live" if view.cursor is None else view.cursor,
-            round(self._clock() / _REFRESH_S) if view.cursor is None else 0,
-            None if info is None else info.engine_id,
-        )
+        info = history.info
+        mode = (view.live, None if info is None else info.engine_id)
+        start_s = self._clock()
+        is_due = start_s >= self._figures_due_s and (view.live or self._figures_at != cursor)
+        if self._figures is None or self._figures_mode != mode or is_due:
+            end_ns = None if view.live else state.time_ns
+            self._figures = (
+                history.latency(end_ns, LATENCY_WINDOW_S),
+                history.rates(end_ns),
+                history.last_stall(cursor),
+                self._waiting_trend(cursor, state),
+            )
+            self._figures_mode, self._figures_at = mode, cursor
+            now_s = self._clock()
+            took_s = now_s - start_s
+            self._figures_due_s = now_s + (max(_REFRESH_S, 150 * took_s) if view.live else took_s)
+        return self._figures
 
     def _waiting_trend(self, cursor: int | None, state: SessionState) -> int:
         before = self._history.step_at(state.time_ns - 2_000_000_000)
@@ -145,7 +148,8 @@ class FrameBuilder:
 
     def _events(self, view: View, num_events: int) -> list[SessionEvent]:
         """The last ones up to the cursor; frequent kinds never crowd out the rare ones."""
-        when: object = self._moment(view), num_events, len(self._history.marks)
+        second = round(self._clock() * 2) if view.live else 0
+        when: object = (view.cursor, second, num_events, len(self._history.marks))
         if self._recent is not None and self._recent[0] == when:
             return self._recent[1]
         found: list[SessionEvent] = []

@@ -42,7 +42,7 @@ log = logging.getLogger("stepscope.tui")
 
 DEFAULT_FPS, SSH_FPS = 10.0, 5.0
 MIN_FPS, MAX_FPS = 1.0, 60.0
-_SLOW_S = 0.5  # between two drawings of what need not move ten times a second
+_SLOW_S = 0.6  # between two drawings of what is read rather than watched
 
 _VIEWS: Mapping[str, Callable[[Frame, int, int, int], list[Line]]] = {
     "figures": key_figures.draw,
@@ -67,6 +67,7 @@ class MainScreen(Screen[None]):
     """
 
     DEFAULT_CSS = "MainScreen { layout: vertical; overflow: hidden; }"
+    BLANK = True  # nothing of the screen itself is ever seen
     BINDINGS = [  # noqa: RUF012 - Textual's way
         Binding(",".join(action.keys), f"do('{action.id}')", action.label, show=False, id=action.id)
         for action in ACTIONS
@@ -215,7 +216,8 @@ class MainScreen(Screen[None]):
             self._widgets["knobs"].show(
                 knob_panel.draw(frame, place.width, place.height, self.operator.pending, editable)
             )
-        self._widgets["footer"].show(footer.draw(session.abilities, self.following, width))
+        if everything:
+            self._widgets["footer"].show(footer.draw(session.abilities, self.following, width))
         self._show_notice()
 
     def _show_notice(self) -> None:

@@ -9,10 +9,14 @@ In a line one character is one cell: the glyphs are, and text from outside goes 
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
 
 from rich.cells import cell_len
+from rich.color import ColorSystem
+from rich.console import Console
 from rich.segment import Segment
+from rich.style import Style
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
@@ -24,6 +28,73 @@ Line: TypeAlias = tuple[Run, ...]
 
 _MAX_PAINTED = 512
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e\xa0-\uffff]")
+
+
+class LineStrip(Strip):
+    """A strip whose runs write what differs from the run before, not their whole style again."""
+
+    def render(self, console: Console) -> str:
+        if self._render_cache is None:
+            color_system = console._color_system or ColorSystem.TRUECOLOR
+            parts: list[str] = []
+            before: _Codes | None = None
+            for text, style, _ in self._segments:
+                codes = _codes(style, color_system) if style is not None else _PLAIN
+                parts.append(codes.after(before))
+                parts.append(text)
+                before = codes
+            parts.append("\x1b[0m")
+            self._render_cache = "".join(parts)
+        return self._render_cache
+
+    def crop(self, start: int, end: int | None = None) -> Strip:
+        # The compositor asks for nothing at all of the neighbour of every changed line.
+        return _NOTHING if end == 0 else super().crop(start, end)
+
+
+_NOTHING = Strip([], 0)
+
+
+class _Codes(NamedTuple):
+    """A style as parameters of an SGR sequence."""
+
+    attributes: str
+    foreground: str
+    background: str
+
+    def after(self, before: "_Codes | None") -> str:
+        """What to write to get here from the style of the run before."""
+        if before is None or before.attributes != self.attributes:
+            codes = [code for code in ("0", *self) if code]
+        else:
+            codes = []
+            if self.foreground != before.foreground:
+                codes.append(self.foreground or "39")
+            if self.background != before.background:
+                codes.append(self.background or "49")
+        return f"\x1b[{';'.join(codes)}m" if codes else ""
+
+
+_PLAIN = _Codes("", "", "")
+
+
+@lru_cache(maxsize=1024)
+def _codes(style: Style, color_system: ColorSystem) -> _Codes:
+    attributes = [
+        code
+        for code, is_set in (
+            ("1", style.bold),
+            ("4", style.underline),
+            ("7", style.reverse),
+        )
+        if is_set
+    ]
+    foreground = background = ""
+    if style.color is not None:
+        foreground = ";".join(style.color.downgrade(color_system).get_ansi_codes())
+    if style.bgcolor is not None:
+        background = ";".join(style.bgcolor.downgrade(color_system).get_ansi_codes(False))
+    return _Codes(";".join(attributes), foreground, background)
 
 
 class Lines(Widget):
@@ -99,7 +170,7 @@ class Lines(Widget):
         if strip is None:
             if len(self._painted) >= _MAX_PAINTED:
                 self._painted.clear()
-            strip = self._painted[line] = Strip(_segments(line, width, self._skin), width)
+            strip = self._painted[line] = LineStrip(_segments(line, width, self._skin), width)
         return strip
 
 
@@ -107,16 +178,27 @@ def _segments(line: Line, width: int, skin: Skin) -> list[Segment]:
     """As few as possible, for each costs a colour change on the wire: blanks join what is before
     them where nothing shows the difference."""
     segments: list[Segment] = []
-    text, style = "", ""
-    for more, next_style in fitted(line, width):
-        if next_style == style or (more.isspace() and {style, next_style} <= skin.plain_styles):
+    plain = skin.plain_styles
+    text, style, left = "", "text", width
+    for more, next_style in line:
+        left -= len(more)
+        if left < 0:
+            more = more[:left]
+        if next_style != style and not (next_style in plain and style in plain and more.isspace()):
+            if text:
+                segments.append(Segment(skin.text(text, style), skin.style(style)))
+            text, style = more, next_style
+        else:
             text += more
-            continue
-        if text:
+        if left <= 0:
+            break
+    if left > 0:
+        if style in plain:
+            text += " " * left
+        else:
             segments.append(Segment(skin.text(text, style), skin.style(style)))
-        text, style = more, next_style
-    if text:
-        segments.append(Segment(skin.text(text, style), skin.style(style)))
+            text, style = " " * left, "text"
+    segments.append(Segment(skin.text(text, style), skin.style(style)))
     return segments
 
 
