@@ -288,14 +288,14 @@ def _write_checkpoint(folder: Path, family: str, changes: dict[str, object]) -> 
 class StillSource:
     """A source that has received all it ever will; implements `Source`."""
 
+    is_live = True
     num_bad = 0
     name = "still"
 
-    def __init__(self, history: History, is_live: bool = True) -> None:
+    def __init__(self, history: History) -> None:
         self.history = history
-        self.is_live = is_live
         self.tap = FrameTap()
-        self.status: SourceStatus = "live" if is_live else "paused"
+        self.status: SourceStatus = "live"
         self.error: str | None = None
 
     def start(self) -> None:
@@ -309,11 +309,11 @@ class StillSource:
 def still_source() -> Callable[..., StillSource]:
     """Makes sources of a busy simulated session: preemptions, prefix hits, a smaller budget."""
 
-    def make(num_steps: int = 400, is_live: bool = True) -> StillSource:
+    def make(num_steps: int = 400) -> StillSource:
         history = History(SLO(ttft_ms=500.0, itl_ms=30.0))
         for sequence, message in _busy_session(num_steps):
             history.append(sequence, message)
-        return StillSource(history, is_live)
+        return StillSource(history)
 
     return make
 

@@ -98,16 +98,6 @@ async def test_readonly_hides_and_disables_all_that_changes_the_engine(
             assert app.main.operator.pending == "", action.id
 
 
-async def test_a_replay_offers_speed_and_nothing_that_needs_an_engine(
-    still_source: Callable[..., Any],
-) -> None:
-    app = dashboard(still_source(is_live=False), control_endpoint=None)
-    abilities = app.session.abilities
-    offered = {action.id for action in abilities.available()}
-    assert {"slower", "faster"} <= offered
-    assert not offered & {"budget", "knobs", "undo", "pause_engine", "step_engine", "record"}
-
-
 async def test_the_palette_runs_actions(still_source: Callable[..., Any]) -> None:
     app = dashboard(still_source())
     async with app.run_test(size=(120, 40)) as pilot:

@@ -44,6 +44,8 @@ class Frame:
     waiting_trend: int  # +1 more wait than a moment ago, -1 fewer
     events: list[SessionEvent] = field(default_factory=list)
     landmarks: list[SessionEvent] = field(default_factory=list)  # for the scrub bar
+    extent: tuple[int, int] | None = None  # all steps one can go to; of a replay, in the file
+    is_replay: bool = False
 
     @property
     def record(self) -> StepRecord | None:
@@ -59,11 +61,18 @@ class FrameBuilder:
     """Makes frames; keeps what is dear between them. Belongs to the UI thread.
 
     Args:
+        recorded: first and last step of the file that is replayed.
         clock: seconds, for pacing only.
     """
 
-    def __init__(self, history: History, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        history: History,
+        recorded: tuple[int, int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._history = history
+        self._recorded = recorded
         self._clock = clock
         self._columns = ChartColumns(history)
         self._figures: tuple[LatencyReport, Rates, Stall | None, int] | None = None
@@ -110,6 +119,9 @@ class FrameBuilder:
             waiting_trend=trend,
             events=self._events(view, num_events),
             landmarks=self._scrub_marks(),
+            extent=self._recorded
+            or (None if first_step is None or last_step is None else (first_step, last_step)),
+            is_replay=self._recorded is not None,
         )
 
     # Figures that are read, not watched

@@ -50,6 +50,15 @@ def replay_of(source: Source) -> Replay | None:
     return None if source.is_live else cast(Replay, source)
 
 
+def recorded_extent(source: Source) -> tuple[int, int] | None:
+    """First and last step of the file that is replayed; None for a live source."""
+    replay = replay_of(source)
+    recording = None if replay is None else replay.recording
+    if recording is None or recording.first_step is None or recording.last_step is None:
+        return None
+    return recording.first_step, recording.last_step
+
+
 class Navigator:
     """Changes `view`; belongs to the UI thread. `frame` is the picture that is on the screen."""
 

@@ -17,7 +17,7 @@ from textual.timer import Timer
 from stepscope.tui import layout
 from stepscope.tui.actions import ACTIONS, BY_ID
 from stepscope.tui.frame import Frame, FrameBuilder
-from stepscope.tui.navigator import Navigator, replay_of
+from stepscope.tui.navigator import Navigator, recorded_extent, replay_of
 from stepscope.tui.notices import Notices, Tone
 from stepscope.tui.operator import Operator
 from stepscope.tui.session import Session
@@ -84,7 +84,9 @@ class MainScreen(Screen[None]):
         self.navigator = Navigator(self.view, session.history, session.source, self.notices)
         self.operator = Operator(session.history, session.link, self.notices)
         self._replay = replay_of(session.source)
-        self._builder = FrameBuilder(session.history, session.clock)
+        self._builder = FrameBuilder(
+            session.history, recorded_extent(session.source), session.clock
+        )
         self._widgets = {name: Lines(skin, id=name) for name in layout.VIEWS}
         self._places: dict[str, Region] = {}
         self._timer: Timer | None = None

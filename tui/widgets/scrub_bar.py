@@ -17,19 +17,19 @@ def bar_width(width: int) -> int:
 
 def step_at(frame: Frame, x: int, width: int) -> int | None:
     """The step under column `x` of the line, None beside the bar."""
-    first, last = frame.first_step, frame.last_step
     cells = bar_width(width)
     x -= _LEFT
-    if first is None or last is None or not 0 <= x < cells:
+    if frame.extent is None or not 0 <= x < cells:
         return None
+    first, last = frame.extent
     return first + round((last - first) * x / max(1, cells - 1))
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    first, last = frame.first_step, frame.last_step
     cells = bar_width(width)
-    if first is None or last is None or cells < 4:
+    if frame.extent is None or cells < 4:
         return [((" no step in memory yet", "muted"),)]
+    first, last = frame.extent
     extent = max(1, last - first)
 
     def place(step: int) -> int:
@@ -40,21 +40,23 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         x, glyph = place(event.step), _MARKS[event.kind]
         if bar[x] == "─" or _RANK.index(glyph) > _RANK.index(bar[x]):
             bar[x] = glyph
-    runs: list[Run] = [
-        (f" {fmt.clock(frame.wall_ns(first))} ", "muted"),
-        ("├", "frame"),
-    ]
-    at = cells - 1 if frame.cursor is None else place(frame.cursor)
+    runs: list[Run] = [(f" {_end(frame, first):>8} ", "muted"), ("├", "frame")]
+    at = place(last if frame.cursor is None else frame.cursor)
     for x, glyph in enumerate(bar):
         if x == at:
             runs.append(("█", "strong"))
         else:
             runs.append((glyph, _STYLES.get(glyph, "frame")))
-    end = "LIVE" if frame.view.live else ""
     runs += [
         ("┤", "frame"),
-        (f" {fmt.clock(frame.wall_ns(last))} ", "muted"),
-        (f"{end:<5}", "good"),
+        (f" {_end(frame, last):<8} ", "muted"),
+        ("LIVE " if frame.view.live and not frame.is_replay else "     ", "good"),
         (f"{fmt.count(frame.history.num_steps)} steps", "muted"),
     ]
     return [tuple(runs)]
+
+
+def _end(frame: Frame, step: int) -> str:
+    """When, or where that is not in memory, which step."""
+    wall_ns = frame.wall_ns(step)
+    return fmt.count(step) if wall_ns is None else fmt.clock(wall_ns)

@@ -1,0 +1,116 @@
+"""A replay is the same dashboard: it plays, pauses, steps and seeks in a file."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import stepscope.recordings.samples
+from stepscope.recordings.reader import Recording
+from stepscope.recordings.replay import ReplaySource
+from stepscope.tui.app import Dashboard
+from stepscope.tui.widgets import scrub_bar
+
+SAMPLE = Path(stepscope.recordings.samples.__file__).parent / "freeze.mcap"
+
+
+@pytest.fixture
+def source() -> Iterator[ReplaySource]:
+    """Stands at the first step."""
+    replay = ReplaySource(Recording(SAMPLE), playing=False)
+    replay.start()
+    assert replay.wait()
+    yield replay
+    replay.stop()
+
+
+def dashboard(source: ReplaySource) -> Dashboard:
+    return Dashboard(source, source.history, any_terminal=True, fps=20.0)
+
+
+def screen_text(app: Dashboard) -> str:
+    return "\n".join(strip.text for strip in app.main._compositor.render_strips())
+
+
+async def until(condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.02)
+
+
+async def test_a_replay_offers_speed_and_nothing_that_needs_an_engine(
+    source: ReplaySource,
+) -> None:
+    offered = {action.id for action in dashboard(source).session.abilities.available()}
+    assert {"slower", "faster", "pause", "goto", "screenshot"} <= offered
+    assert not offered & {"budget", "knobs", "undo", "pause_engine", "step_engine", "record"}
+
+
+async def test_space_plays_and_pauses_the_file(source: ReplaySource) -> None:
+    app = dashboard(source)
+    first = source.recording.first_step
+    async with app.run_test(size=(120, 40)) as pilot:
+        assert "▐REPLAY PAUSED▌" in screen_text(app)
+        assert "LIVE" not in screen_text(app)
+        await pilot.press("space")
+        await until(lambda: source.history.last_step > first + 5, "it does not play")
+        await until(lambda: "▐REPLAY 1x▌" in screen_text(app), "the badge does not say so")
+        await pilot.press("space")
+        assert source.status == "paused"
+
+
+async def test_the_speed_is_changed(source: ReplaySource) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("greater_than_sign", "greater_than_sign", "less_than_sign")
+        assert source.speed == 2.0
+        await until(lambda: "▐REPLAY 2x▌" in screen_text(app), "the badge does not say so")
+
+
+async def test_steps_beyond_what_is_in_memory_are_read_from_the_file(
+    source: ReplaySource,
+) -> None:
+    app = dashboard(source)
+    first = source.recording.first_step
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("right")
+        await until(lambda: source.history.last_step == first + 1, "no step on")
+        await pilot.press("shift+right")
+        await until(lambda: source.history.last_step == first + 11, "no ten steps on")
+        await pilot.press("left", "left")
+        assert app.main.view.cursor == first + 9
+        assert source.history.last_step == first + 11
+
+
+async def test_any_step_of_the_file_is_reached_by_its_number_and_on_the_scrub_bar(
+    source: ReplaySource,
+) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("g", *"250", "enter")
+        await until(lambda: source.history.last_step == 250, "it does not get there")
+        await until(lambda: "step 250 " in screen_text(app), "it is not shown")
+        frame = app.main.frame
+        assert frame.extent == (source.recording.first_step, source.recording.last_step)
+        x = next(x for x in range(120) if (scrub_bar.step_at(frame, x, 120) or 0) >= 100)
+        await pilot.click("#scrub", offset=(x, 0))
+        await until(lambda: app.main.new_frame().cursor in (100, 101, 102), "no jump")
+        await pilot.press("home")
+        await until(
+            lambda: app.main.new_frame().cursor == source.recording.first_step, "not at the start"
+        )
+
+
+async def test_the_end_is_said_and_space_begins_again(source: ReplaySource) -> None:
+    source.seek(source.recording.last_step)
+    assert source.wait()
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("space")
+        await until(lambda: source.status == "ended", "it does not end")
+        await until(lambda: "▐REPLAY END▌" in screen_text(app), "the end is not said")
+        await pilot.press("space")
+        await until(lambda: source.history.last_step < 100, "it does not begin again")
