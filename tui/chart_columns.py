@@ -27,7 +27,7 @@ class ChartColumn(NamedTuple):
     has_mark: bool
     has_breach: bool  # somebody waited for a token longer than the ITL bound
     is_lost: bool  # none of its steps was received
-    is_pending: bool = False  # on the time axis: its one step had no tokens yet
+    is_pending: bool = False  # on the time axis: its last step had no tokens yet
 
 
 class ChartColumns:
@@ -87,7 +87,7 @@ class ChartColumns:
             beyond = history.summary(last + 1) if last < last_step else None
             if beyond is not None and beyond.schedule_start_ns < end_ns:
                 last += 1
-                is_pending = first == last
+                is_pending = True
             if first > last:
                 columns.append(None)
                 continue

@@ -71,23 +71,23 @@ def _merger(columns: list[ChartColumn | None], first: int) -> Callable[[bytes], 
     return lambda cells: bytes(0 if span is None else max(cells[slice(*span)]) for span in spans)
 
 
-# What a request does while a step that ends in its token runs: that token is still to come.
-_AWAITED = bytes(
-    len(Cell) if cell in (Cell.DECODE, Cell.DECODE_MULTI, Cell.FINISHED) else cell
-    for cell in range(256)
-)
+# What a step brings at its end only.
+_AT_THE_END = frozenset({Cell.DECODE, Cell.DECODE_MULTI, Cell.FINISHED})
 
 
 def _pending_merger(columns: list[ChartColumn | None], first: int) -> Callable[[bytes], bytes]:
-    """Like `_merger`, for columns that are shorter than a step: a token shows where it came."""
+    """Like `_merger`, for columns in which a step may still run: a token shows where it came."""
 
     def merge(cells: bytes) -> bytes:
         merged = bytearray(len(columns))
         for x, column in enumerate(columns):
             if column is None:
                 continue
-            cell = max(cells[column.first - first : column.last + 1 - first])
-            merged[x] = _AWAITED[cell] if column.is_pending else cell
+            shown = cells[column.first - first : column.last + 1 - first]
+            if column.is_pending and shown and shown[-1] in _AT_THE_END:
+                merged[x] = max(shown[:-1], default=len(Cell))
+            else:
+                merged[x] = max(shown)
         return bytes(merged)
 
     return merge
