@@ -1,5 +1,7 @@
 """Keys and mouse: time travel, lanes, marks, pictures. Receiving goes on meanwhile."""
 
+import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,7 +9,8 @@ from typing import Any
 import pytest
 
 from stepscope.engine.wire import EngineStatus, StepRecord
-from stepscope.tui.app import Dashboard, screenshot
+from stepscope.tui.app import Dashboard, screenshot, shown_thread_errors
+from stepscope.tui.log_file import logged_to_file
 
 NUM_STEPS = 400
 
@@ -346,3 +349,27 @@ async def test_a_paused_engine_is_told_from_a_paused_picture(source: Any) -> Non
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
         assert "▐LIVE▌ engine paused" in screen_text(app)
+
+
+def test_what_goes_wrong_is_written_to_a_file_and_not_to_the_terminal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "log" / "dashboard.log"
+    logger = logging.getLogger("stepscope.tui")
+    with logged_to_file(path):
+        assert not path.exists()
+        logger.error("a thread died")
+    assert "ERROR stepscope.tui: a thread died" in path.read_text("utf-8")
+    with logged_to_file(tmp_path / "log" / "dashboard.log" / "no folder"):
+        logger.error("nobody hears it")
+    assert capfd.readouterr().err == ""
+
+
+async def test_a_thread_that_dies_is_a_line_on_the_screen(source: Any) -> None:
+    app = dashboard(source)
+    with shown_thread_errors(app):
+        thread = threading.Thread(target=lambda: 1 / 0, name="subscriber")
+        thread.start()
+        thread.join()
+    async with app.run_test(size=(120, 40)):
+        assert "subscriber died, see the log: ZeroDivisionError" in screen_text(app)

@@ -24,6 +24,7 @@ from stepscope.recordings.history import History
 from stepscope.recordings.source import Source
 from stepscope.tui.actions import Abilities, Need
 from stepscope.tui.engine_link import EngineLink
+from stepscope.tui.log_file import log_path, logged_to_file
 from stepscope.tui.record_switch import RecordSwitch
 from stepscope.tui.screens.main import MainScreen
 from stepscope.tui.session import Session
@@ -81,7 +82,7 @@ def run_dashboard(
         theme=theme,
     )
     try:
-        with _shown_thread_errors(app), _calm_collector():
+        with logged_to_file(log_path()), shown_thread_errors(app), _calm_collector():
             app.run()
         if app.return_code:
             raise SystemExit(app.return_code)
@@ -244,7 +245,7 @@ def shown_endpoint(control: str | None) -> str | None:
 
 
 @contextmanager
-def _shown_thread_errors(app: Dashboard) -> Iterator[None]:
+def shown_thread_errors(app: Dashboard) -> Iterator[None]:
     """An exception that ends a background thread becomes a line on the screen."""
     before = threading.excepthook
 

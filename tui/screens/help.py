@@ -3,9 +3,10 @@
 from textual.geometry import Region
 
 from stepscope.tui.actions import GROUPS, Abilities
+from stepscope.tui.log_file import log_path
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.theme import LEGEND, Skin
-from stepscope.tui.widgets.lines import Line, Run, framed
+from stepscope.tui.widgets.lines import Line, Run, clean, framed
 
 _READING = (
     "The budget chart has two scales: the rows above show prefill tokens of each step against the",
@@ -40,6 +41,7 @@ def help_lines(abilities: Abilities) -> list[Line]:
     )
     lines += [kv, (), ((" How to read it", "title"),)]
     lines += [((f"   {line}", "text"),) for line in _READING]
+    lines += [(), ((f"   Errors are written to {clean(str(log_path()), 80)}", "muted"),)]
     return lines
 
 

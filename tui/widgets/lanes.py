@@ -75,7 +75,7 @@ def _label_runs(
     mark = "+cursor" if selected else ""
     name = clean(name, width - 7)
     room = width - len(name) - 7
-    text = f"{context:>5}" if room >= 5 else ""
+    text = context if len(context) <= room else ""
     return (
         (f"{'▶' if selected else ' '}{name} ", f"text{mark}"),
         (f"{status:<4}", f"{_STATUS_STYLES.get(status, 'muted')}{mark}"),

@@ -1,0 +1,43 @@
+"""Where the dashboard writes what went wrong: a terminal that is drawn on has no place for it."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+import platformdirs
+
+_MAX_BYTES = 1_000_000
+
+
+def log_path() -> Path:
+    """The file; it is there once something was written."""
+    return platformdirs.user_log_path("stepscope") / "dashboard.log"
+
+
+@contextmanager
+def logged_to_file(path: Path) -> Iterator[None]:
+    """All that stepscope logs goes to `path` and nowhere else; lost where that cannot be written.
+
+    Nothing may reach standard error meanwhile: it is the terminal that is drawn on.
+    """
+    handler: logging.Handler
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handler = RotatingFileHandler(path, maxBytes=_MAX_BYTES, backupCount=1, delay=True)
+    except OSError:
+        handler = logging.NullHandler()
+    handler.setFormatter(
+        logging.Formatter("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
+    )
+    logger = logging.getLogger("stepscope")
+    handlers_before, propagate_before = logger.handlers[:], logger.propagate
+    logger.handlers, logger.propagate = [handler], False
+    raise_before, logging.raiseExceptions = logging.raiseExceptions, False
+    try:
+        yield
+    finally:
+        logging.raiseExceptions = raise_before
+        logger.handlers, logger.propagate = handlers_before, propagate_before
+        handler.close()
