@@ -32,7 +32,8 @@ from stepscope.engine.commands import (
     WorkloadSpec,
 )
 from stepscope.engine.config import ConfigError
-from stepscope.engine.core import Call, EngineCore, Refusal
+from stepscope.engine.core import EngineCore
+from stepscope.engine.inbox import Call, Refusal
 from stepscope.engine.intake import Intake
 
 if TYPE_CHECKING:

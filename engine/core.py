@@ -8,12 +8,12 @@ import itertools
 import logging
 import queue
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from stepscope.engine import records
-from stepscope.engine.commands import AnyCommand, AnyReply, Output, Submit
+from stepscope.engine.commands import Output, Submit
 from stepscope.engine.config import Limits
+from stepscope.engine.inbox import Call, Client, Inbox, Refusal
 from stepscope.engine.request import Request
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.step import Runner, ScheduledRow, ScheduledStep, StepResult
@@ -34,12 +34,6 @@ STATUS_INTERVAL_NS = 1_000_000_000
 INFO_INTERVAL_NS = 5_000_000_000
 
 
-class Client(Protocol):
-    """Whoever asked. `reply` is called on the engine's thread and must not wait."""
-
-    def reply(self, message: AnyReply) -> None: ...
-
-
 class TelemetrySink(Protocol):
     """Where records go; `telemetry.Publisher` is the real one."""
 
@@ -47,23 +41,6 @@ class TelemetrySink(Protocol):
     num_dropped: int
 
     def publish(self, message: Telemetry) -> None: ...
-
-
-@dataclass(slots=True)
-class Call:
-    """One command in the inbox. `token_ids` is the prepared prompt of a `Submit`."""
-
-    command: AnyCommand
-    client: Client
-    token_ids: list[int] | None = None
-
-
-@dataclass(slots=True)
-class Refusal:
-    """A `Submit` that never became a request, for the record."""
-
-    client_id: str
-    reason: str
 
 
 class EngineCore:
@@ -98,7 +75,7 @@ class EngineCore:
         self.sink = sink
         self.eos_token_ids = eos_token_ids
         self.max_waiting = max_waiting
-        self.inbox: queue.SimpleQueue[Call | Refusal] = queue.SimpleQueue()
+        self.inbox: Inbox = queue.SimpleQueue()
         self.next_step = 0
         self.knobs_version = 0
         self.steps_allowed: int | None = None  # None: run freely; 0: paused

@@ -20,7 +20,8 @@ from stepscope.engine.commands import (
     Submitted,
 )
 from stepscope.engine.config import ConfigError
-from stepscope.engine.core import Call, EngineCore
+from stepscope.engine.core import EngineCore
+from stepscope.engine.inbox import Call
 from stepscope.engine.wire import KnobsChanged
 
 

@@ -15,10 +15,11 @@ from stepscope.engine import dispatch
 from stepscope.engine.commands import AnyReply, Shutdown, Submit
 from stepscope.engine.config import ConfigError, EngineConfig, Knobs, Limits, knob_specs
 from stepscope.engine.control import ControlServer
-from stepscope.engine.core import Call, EngineCore, Refusal
+from stepscope.engine.core import EngineCore
 from stepscope.engine.driver import WorkloadDriver
 from stepscope.engine.endpoints import Endpoint, EndpointLock, free_name
 from stepscope.engine.environment import prepare_environment
+from stepscope.engine.inbox import Call, Refusal
 from stepscope.engine.intake import Intake
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.scheduler import Scheduler

@@ -12,7 +12,8 @@ from msgspec import Struct
 from stepscope.engine import dispatch
 from stepscope.engine.commands import AnyReply, SamplingParams, SetKnobs, Submit
 from stepscope.engine.config import Knobs, Limits, knob_specs
-from stepscope.engine.core import Call, EngineCore
+from stepscope.engine.core import EngineCore
+from stepscope.engine.inbox import Call
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.step import ScheduledStep, StepResult

@@ -19,8 +19,9 @@ from stepscope.engine import dispatch
 from stepscope.engine.commands import Shutdown
 from stepscope.engine.config import Knobs, Limits
 from stepscope.engine.control import ControlServer
-from stepscope.engine.core import Call, EngineCore
+from stepscope.engine.core import EngineCore
 from stepscope.engine.endpoints import Endpoint, EndpointLock
+from stepscope.engine.inbox import Call
 from stepscope.engine.intake import Intake
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.scheduler import Scheduler

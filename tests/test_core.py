@@ -3,7 +3,8 @@
 from stepscope.engine import dispatch
 from stepscope.engine.commands import AnyReply, Output, SamplingParams, Submit
 from stepscope.engine.config import Knobs, Limits
-from stepscope.engine.core import Call, EngineCore
+from stepscope.engine.core import EngineCore
+from stepscope.engine.inbox import Call
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.simulated import (

@@ -15,8 +15,9 @@ import time
 from stepscope.engine import dispatch
 from stepscope.engine.commands import SamplingParams, Submit
 from stepscope.engine.config import EngineConfig, Knobs, Limits
-from stepscope.engine.core import Call, EngineCore
+from stepscope.engine.core import EngineCore
 from stepscope.engine.environment import prepare_environment
+from stepscope.engine.inbox import Call
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.serve import Silent

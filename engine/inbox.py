@@ -1,0 +1,36 @@
+"""What waits for the engine's thread: commands, and who is to be answered.
+
+Any thread, and a signal handler too, may put something in; only the engine's thread takes it out.
+"""
+
+import queue
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from stepscope.engine.commands import AnyCommand, AnyReply
+
+
+class Client(Protocol):
+    """Whoever asked. `reply` is called on the engine's thread and must not wait."""
+
+    def reply(self, message: AnyReply) -> None: ...
+
+
+@dataclass(slots=True)
+class Call:
+    """One command in the inbox. `token_ids` is the prepared prompt of a `Submit`."""
+
+    command: AnyCommand
+    client: Client
+    token_ids: list[int] | None = None
+
+
+@dataclass(slots=True)
+class Refusal:
+    """A `Submit` that never became a request, for the record."""
+
+    client_id: str
+    reason: str
+
+
+Inbox: TypeAlias = "queue.SimpleQueue[Call | Refusal]"
