@@ -5,19 +5,9 @@ from pathlib import Path
 import pytest
 
 from stepscope.engine.config import Knobs
-from stepscope.tui.actions import ACTIONS, GROUPS
+from stepscope.tui.actions import key_table
 
 README = Path(__file__).parent.parent / "README.md"
-
-
-def key_table() -> str:
-    lines = ["| keys | |", "|---|---|"]
-    for group, title in GROUPS.items():
-        lines.append(f"| **{title}** | |")
-        for action in ACTIONS:
-            if action.group == group:
-                lines.append(f"| `{action.shown}` | {action.help.replace('|', '/')} |")
-    return "\n".join(lines)
 
 
 def test_the_key_table_is_the_action_table() -> None:

@@ -38,7 +38,8 @@ def new_history(settings: DashboardSettings) -> History:
 
 def need_terminal(otherwise: str) -> None:
     """Raises WrongUsage where there is nothing to draw on."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    # Textual reads from the first of these and draws on the last.
+    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
         raise WrongUsage(f"the dashboard needs a terminal to draw on; {otherwise}")
 
 
