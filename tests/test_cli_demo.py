@@ -15,6 +15,7 @@ import pytest
 
 from stepscope.engine.client import ControlClient, EngineUnreachable
 from stepscope.engine.endpoints import Endpoint
+from stepscope.recordings.reader import Recording
 
 WAIT_S = 90.0
 
@@ -100,7 +101,7 @@ def test_a_headless_demo_records_draws_and_sums_up_a_session_without_gaps(
 def test_the_engine_ends_with_the_demo_however_that_ends(
     start: Callable[..., "subprocess.Popen[str]"], runtime: Path
 ) -> None:
-    signals = (signal.SIGKILL, signal.SIGHUP, signal.SIGINT)
+    signals = (signal.SIGKILL, signal.SIGHUP)
     demos = [(start("demo", "--headless", "--seconds", "600"), number) for number in signals]
     engines = [demo_engine(runtime, process) for process, _ in demos]
     for process, number in demos:
@@ -110,6 +111,33 @@ def test_the_engine_ends_with_the_demo_however_that_ends(
         wait_until_gone(engine)
         assert process.returncode != 0, number
         assert "Traceback" not in stderr
+    assert list((runtime / "stepscope").iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_headless_demo_that_is_interrupted_sums_up_what_was_until_then(
+    start: Callable[..., "subprocess.Popen[str]"], runtime: Path, number: signal.Signals
+) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the background of a script
+    try:
+        process = start(
+            *("demo", "--headless", "--seconds", "600", "--record", "out.mcap"),
+            *("--screenshot", "out.svg"),
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    engine = demo_engine(runtime, process)
+    time.sleep(1.0)  # some steps
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, stderr
+    assert re.search(r"^steps +[\d,]+ in [\d.]+ s", stdout, re.MULTILINE)
+    assert re.search(r"^gaps +0$", stdout, re.MULTILINE)
+    assert (runtime / "out.svg").read_text("utf-8").startswith("<svg")
+    with Recording(runtime / "out.mcap") as recording:
+        assert recording.last_step is not None
+        assert not recording.truncated
+    wait_until_gone(engine)
     assert list((runtime / "stepscope").iterdir()) == []
 
 

@@ -105,6 +105,28 @@ def test_snapshot_is_one_json_document_or_a_summary(live_engine: Any, run: Any) 
     assert summary.exit_code == 0
     assert "state      idle, step -1" in summary.stdout
     assert "256 empty" in summary.stdout
+    assert "enable_chunked_prefill=true" in summary.stdout
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_output_that_cannot_be_written_is_one_plain_line(
+    live_engine: Any, options: list[str]
+) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "stepscope.tui.cli", "snapshot"),
+                *(live_engine.endpoint.control, *options),
+            ],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    said = "stepscope: error: standard output cannot be written: No space left on device\n"
+    assert done.stderr == said
 
 
 def test_load_sends_the_mix_and_says_what_a_client_saw(live_engine: Any, run: Any) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.engine.endpoints import Endpoint, EndpointLock
+from stepscope.tui import cli_demo
 from stepscope.tui.cli import main
 
 COMMANDS = ("demo", "serve", "top", "load", "record", "replay", "set", "snapshot", "doctor")
@@ -95,6 +96,10 @@ def test_the_version_is_shown(run: Run) -> None:
         (["set"], "KEY=VALUE"),
         (["set", "budget"], "expected KEY=VALUE, got 'budget'"),
         (["set", "=3"], "expected KEY=VALUE"),
+        (["set", "watermark=0.1", "watermark=0.2"], "watermark is given twice"),
+        (["set", "max-num-seqs=1", "max_num_seqs=1"], "max_num_seqs is given twice"),
+        (["demo", "--headless", "--screenshot", "x.png"], "an .svg file, got x.png"),
+        (["demo", "--headless", "--screenshot", "no/x.svg"], "no is no folder"),
         (["load", "--limit", "5"], "--limit belongs to --trace"),
         (["load", "--trace", "x.csv", "--rate", "2"], "--rate describes a synthetic mix"),
         (["load", "--seconds", "0"], "--seconds: expected a number above 0"),
@@ -108,6 +113,31 @@ def test_wrong_usage_ends_with_2_and_says_what_was_expected(
     done = run(*arguments)
     assert done.exit_code == 2
     assert said in done.one_line()
+
+
+def test_the_help_of_the_demo_shows_what_the_demo_runs_with(run: Run) -> None:
+    said = " ".join(run("demo", "--help").stdout.split())
+    assert "[default: 3000]" in said
+    assert "[default: 150]" in said
+    assert "budget of 128 tokens, 12 seats" in said
+    assert "[default: 500]" in run("top", "--help").stdout
+
+
+def test_the_help_of_the_demo_is_true() -> None:
+    assert cli_demo.KNOBS.max_num_batched_tokens == 128
+    assert cli_demo.KNOBS.max_num_seqs == 12
+    assert cli_demo.KV_MEMORY == "64MB"
+
+
+@pytest.mark.parametrize("output", ["nodir/", "nodir/session.mcap"])
+def test_record_makes_no_folders(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run("record", "tcp://127.0.0.1:1", "-o", output)
+    assert done.exit_code == 1
+    assert "nodir" in done.one_line()
+    assert not (tmp_path / "nodir").exists()
 
 
 @pytest.mark.parametrize("command", [["top"], ["snapshot"], ["set", "order=arrival"], ["load"]])

@@ -1,9 +1,10 @@
 """`stepscope demo`: engine, workload and dashboard together; nothing is left of them afterwards."""
 
+import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,10 +17,11 @@ from stepscope.recordings.history import History
 from stepscope.recordings.latency import Series
 from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.subscriber import Subscriber
-from stepscope.tui.cli_errors import CommandFailed, WrongUsage
-from stepscope.tui.cli_options import resolve
+from stepscope.tui.cli_errors import CommandFailed, WrongUsage, say
+from stepscope.tui.cli_options import DEMO_DEFAULTS, resolve
 from stepscope.tui.cli_progress import Progress
 from stepscope.tui.cli_record import size
+from stepscope.tui.cli_signals import StopSignals
 from stepscope.tui.cli_top import need_terminal, new_history, run_live
 from stepscope.tui.engine_process import EngineProcess
 from stepscope.tui.settings import DashboardSettings
@@ -37,7 +39,7 @@ WORKLOAD = WorkloadSpec(
     max_concurrency=16,
 )
 # A chunk of the budget above beside the decodes keeps to these on two cores, a larger one does not.
-SERVICE_LEVELS = {"slo_ttft_ms": 3000.0, "slo_itl_ms": 150.0}
+SERVICE_LEVELS = DEMO_DEFAULTS
 HEADLESS_SECONDS = 20.0
 _JOIN_S = 10.0
 _TICK_S = 0.2
@@ -59,17 +61,22 @@ def demo(
         need_terminal("add --headless")
         if seconds is not None or screenshot is not None:
             raise WrongUsage("--seconds and --screenshot go with --headless")
-    with _ending_on_signals(), Progress() as progress:
+    if screenshot is not None:
+        _check_screenshot(screenshot)
+    stop = StopSignals(signal.SIGINT, signal.SIGTERM)
+    with _ending_on_signals(), Progress() as progress, ExitStack() as until_the_engine_ended:
         progress("starting the engine", None)
         with EngineProcess(_options(model), lambda line: progress(line, None)) as engine:
             engine.wait_until_ready()
             source = Subscriber(engine.endpoint, new_history(settings))
             recorder = None if record is None else Recorder(source, record)
+            if headless:
+                until_the_engine_ended.enter_context(stop)
             source.start()
             try:
-                _start_workload(engine, source)
+                _start_workload(engine, source, stop)
                 if headless:
-                    _wait(engine, source, seconds or HEADLESS_SECONDS, progress)
+                    _wait(engine, source, seconds or HEADLESS_SECONDS, progress, stop)
                 else:
                     progress.close()
                     run_live(source, settings, recorder)
@@ -79,8 +86,21 @@ def demo(
                     recorder.stop()
     if recorder is not None and recorder.state == "failed":
         raise CommandFailed(recorder.error or f"{record} could not be written")
+    if stop and source.history.num_steps == 0:
+        raise CommandFailed("interrupted before the engine ran a step")
     if headless:
         _finish(source, settings, screenshot, recorder)
+
+
+def _check_screenshot(path: Path) -> None:
+    """Before a session is run that could not be drawn in the end."""
+    if path.suffix != ".svg":
+        raise WrongUsage(f"--screenshot: expected the name of an .svg file, got {path}")
+    if not path.parent.is_dir():
+        raise WrongUsage(f"--screenshot: {path} cannot be written: {path.parent} is no folder")
+    is_writable = os.access(path if path.exists() else path.parent, os.W_OK)
+    if path.is_dir() or not is_writable:
+        raise WrongUsage(f"--screenshot: {path} cannot be written")
 
 
 def _options(model: str) -> dict[str, KnobValue]:
@@ -93,13 +113,17 @@ def _options(model: str) -> dict[str, KnobValue]:
 
 @contextmanager
 def _ending_on_signals() -> Iterator[None]:
-    """SIGTERM and a terminal that goes away end the command the way Ctrl-C does: by cleaning up."""
+    """SIGTERM and a terminal that goes away end the command the way Ctrl-C does: by cleaning up.
+
+    Ctrl-C does so even where it was ignored at the start, as in the background of a script.
+    """
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, leave) for number in numbers]
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    handlers = (leave, leave, signal.default_int_handler)
+    before = [signal.signal(*pair) for pair in zip(numbers, handlers, strict=True)]
     try:
         yield
     finally:
@@ -107,25 +131,33 @@ def _ending_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _start_workload(engine: EngineProcess, source: Subscriber) -> None:
+def _start_workload(engine: EngineProcess, source: Subscriber, stop: StopSignals) -> None:
     """Once the source receives, so that the session begins with the first request."""
     deadline_s = time.monotonic() + _JOIN_S
     while source.status != "live":
         engine.check()
         if time.monotonic() > deadline_s:
             raise CommandFailed(f"no telemetry comes from the engine: {source.error}")
-        time.sleep(0.02)
+        if stop.wait(0.02):
+            return
     with ControlClient(engine.endpoint) as client:
         client.ask(SetWorkload(workload=WORKLOAD))
 
 
-def _wait(engine: EngineProcess, source: Subscriber, seconds: float, progress: Progress) -> None:
+def _wait(
+    engine: EngineProcess,
+    source: Subscriber,
+    seconds: float,
+    progress: Progress,
+    stop: StopSignals,
+) -> None:
+    """Until the seconds have passed, or a signal comes."""
     start_s = time.monotonic()
-    while (elapsed_s := time.monotonic() - start_s) < seconds:
+    while not stop and (elapsed_s := time.monotonic() - start_s) < seconds:
         engine.check()
         num_steps = source.history.num_steps
         progress("running the demo", elapsed_s / seconds, f"{elapsed_s:.0f} s, {num_steps} steps")
-        time.sleep(_TICK_S)
+        stop.wait(_TICK_S)
 
 
 def _finish(
@@ -135,11 +167,10 @@ def _finish(
     recorder: Recorder | None,
 ) -> None:
     history = source.history
-    for line in summary(history):
-        print(line)
+    say(*summary(history))
     if recorder is not None:
         steps = f"{recorder.num_steps:,} steps, {size(recorder.num_bytes)}"
-        print(f"recording  {recorder.path} ({steps})")
+        say(f"recording  {recorder.path} ({steps})")
     if screenshot is not None:
         from stepscope.tui import app
 
@@ -150,7 +181,7 @@ def _finish(
             theme=settings.theme,
             ascii=settings.ascii,
         )
-        print(f"screenshot {screenshot}")
+        say(f"screenshot {screenshot}")
     if history.num_steps == 0:
         raise CommandFailed("the engine ran no step; its messages never came")
     if history.gaps or history.num_lost:

@@ -15,7 +15,7 @@ import platformdirs
 
 from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import find_local, runtime_dir, stale_files
-from stepscope.tui.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.cli_errors import CommandFailed, WrongUsage, say
 from stepscope.tui.settings import config_path, load_settings
 
 _DASHBOARD = ("msgspec", "pyzmq", "mcap", "textual", "typer", "platformdirs", "psutil")
@@ -36,7 +36,7 @@ def doctor() -> None:
     """Print the findings; CommandFailed when an engine could not run here."""
     bad = []
     for finding in _findings():
-        print(f"{finding.level:<5} {finding.name:<16} {finding.text}", flush=True)
+        say(f"{finding.level:<5} {finding.name:<16} {finding.text}")
         if finding.level == "bad":
             bad.append(finding.name)
     if bad:

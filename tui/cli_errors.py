@@ -3,6 +3,8 @@
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import typer
 
@@ -22,6 +24,31 @@ class WrongUsage(CommandFailed):
     """It was called with something it does not take."""
 
     exit_code = WRONG_USAGE
+
+
+@contextmanager
+def writing_output() -> Iterator[None]:
+    """For what is written to standard output: that it cannot be is no bug.
+
+    Raises:
+        CommandFailed: it cannot be written. A reader that has seen enough is a BrokenPipeError.
+    """
+    try:
+        yield
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        sys.stdout = None  # or Python tries once more, and complains once more, when it ends
+        raise CommandFailed(f"standard output cannot be written: {error.strerror}") from error
+
+
+def say(*lines: str) -> None:
+    """Print lines for a person, at once; CommandFailed when standard output cannot be written."""
+    with writing_output():
+        for line in lines:
+            print(line)
 
 
 def report(error: BaseException) -> int:

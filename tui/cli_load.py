@@ -13,7 +13,7 @@ from stepscope.engine.traces import TraceRow, read_trace
 from stepscope.engine.wire import EngineInfo
 from stepscope.engine.workload import Arrival, PromptWriter, describe, fit, from_trace, synthetic
 from stepscope.tui.cli_connect import choose, connect
-from stepscope.tui.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.cli_errors import CommandFailed, WrongUsage, say
 from stepscope.tui.cli_options import resolve
 from stepscope.tui.cli_progress import Progress
 from stepscope.tui.cli_signals import StopSignals
@@ -58,8 +58,7 @@ def load(
                 num_given_up = generator.report.num_open
                 if interrupted:
                     generator.abort()
-    for line in _summary(generator.report, info):
-        print(line)
+    say(*_summary(generator.report, info))
     if failure is not None:
         raise failure
     if interrupted and (num_arrivals is not None or seconds is not None):
@@ -112,13 +111,13 @@ def _arrivals(
 
 def _announce(spec: WorkloadSpec, rows: list[TraceRow] | None, info: EngineInfo) -> None:
     if rows is None:
-        print(f"to {info.name}: {describe(spec)}; Ctrl-C ends it", flush=True)
+        say(f"to {info.name}: {describe(spec)}; Ctrl-C ends it")
         return
     num_cut = sum(
         fit(row.num_prompt_tokens, row.num_output_tokens, info.max_model_len)[2] for row in rows
     )
     cut = f"; {num_cut} are cut to max_model_len={info.max_model_len}" if num_cut else ""
-    print(f"to {info.name}: {len(rows)} requests of a trace{cut}", flush=True)
+    say(f"to {info.name}: {len(rows)} requests of a trace{cut}")
 
 
 def _share(report: LoadReport, num_arrivals: int | None, seconds: float | None) -> float | None:

@@ -23,6 +23,14 @@ from stepscope.tui.settings import (
     load_settings,
 )
 
+# What `stepscope demo` runs with, where it is not what the options say of themselves.
+DEMO_DEFAULTS = {"slo_ttft_ms": 3000.0, "slo_itl_ms": 150.0}
+_OWN_DEFAULTS: dict[str, Mapping[str, Any]] = {"demo": DEMO_DEFAULTS}
+_NOTES = {
+    "demo": "The engine runs with a budget of 128 tokens, 12 seats and, with the demo model, "
+    "a 64 MB cache."
+}
+
 _S = TypeVar("_S", bound=Struct)
 _KINDS: dict[object, tuple[str, str]] = {
     bool: ("", "true or false"),
@@ -44,8 +52,9 @@ def with_options(*sections: Section) -> Callable[[Callable[..., None]], Callable
             for parameter in inspect.signature(command).parameters.values()
             if parameter.name != "flags"
         ]
+        defaults = _OWN_DEFAULTS.get(command.__name__, {})
         made = {
-            field.name: _parameter(field)
+            field.name: _parameter(field, defaults.get(field.name, field.default))
             for section in sections
             for field in msgspec.structs.fields(SECTIONS[section])
             if not _is_table(field)
@@ -60,7 +69,8 @@ def with_options(*sections: Section) -> Callable[[Callable[..., None]], Callable
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in parameters}
         run.__name__ = command.__name__
-        run.__doc__ = command.__doc__
+        notes = [_NOTES[command.__name__]] if command.__name__ in _NOTES else []
+        run.__doc__ = "\n\n".join([inspect.cleandoc(command.__doc__ or ""), *notes])
         return run
 
     return decorate
@@ -98,17 +108,17 @@ def resolve(
     return kind(**values)
 
 
-def _parameter(field: FieldInfo) -> inspect.Parameter:
+def _parameter(field: FieldInfo, default: Any) -> inspect.Parameter:
     base, meta = _base_and_meta(field)
     names = [_flag(field.name)]
     if base is bool:
         names = [f"{names[0]}/{_flag('no_' + field.name)}"]
     metavar = "|".join(get_args(base)) if get_origin(base) is Literal else _KINDS[base][0]
     description = meta.description or ""
-    if "default:" not in description and field.default not in ("", None):
-        default = f"{field.default:g}" if base is float else str(field.default)
-        default = default.lower() if base is bool else default
-        description += f"  [default: {default}]"
+    if "default:" not in description and default not in ("", None):
+        text = f"{default:g}" if base is float else str(default)
+        text = text.lower() if base is bool else text
+        description += f"  [default: {text}]"
     option = typer.Option(
         *names, help=description, metavar=metavar or None, show_default=False, parser=None
     )

@@ -1,6 +1,8 @@
 """`stepscope record`: a session into a file, without a screen."""
 
+import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -8,7 +10,7 @@ from stepscope.recordings.history import History
 from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui.cli_connect import choose, connect
-from stepscope.tui.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.cli_errors import CommandFailed, WrongUsage, say
 from stepscope.tui.cli_progress import Progress
 from stepscope.tui.cli_signals import StopSignals
 
@@ -25,6 +27,10 @@ def record(endpoint: str | None, output: Path, seconds: float | None) -> None:
     """
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
+    if _names_a_folder(output):
+        raise CommandFailed(f"{output}{os.sep} is a folder; name the file to write in it")
+    if not output.parent.is_dir():
+        raise CommandFailed(f"{output} cannot be written: {output.parent} is no folder")
     if output.exists():
         raise CommandFailed(f"{output} is there already; remove it or choose another name")
     chosen = choose(endpoint, "stepscope record {} -o FILE")
@@ -43,11 +49,16 @@ def record(endpoint: str | None, output: Path, seconds: float | None) -> None:
     if recorder.state == "failed":
         raise CommandFailed(recorder.error or f"{output} could not be written")
     lost = f"{source.history.num_lost} messages lost"
-    print(f"{output}: {recorder.num_steps:,} steps, {size(recorder.num_bytes)}, {lost}")
+    say(f"{output}: {recorder.num_steps:,} steps, {size(recorder.num_bytes)}, {lost}")
     if why is not None:
         raise CommandFailed(f"{why}; {output} holds what came until then")
     if recorder.error is not None:
-        print(recorder.error)
+        say(recorder.error)
+
+
+def _names_a_folder(output: Path) -> bool:
+    """Whether it was typed with a slash at its end, which a Path does not keep."""
+    return any(each.endswith(f"{output}{os.sep}") for each in sys.argv[1:])
 
 
 def _watch(

@@ -4,7 +4,7 @@ from stepscope.engine.client import CommandRefused, ControlClient
 from stepscope.engine.commands import Ack
 from stepscope.engine.wire import KnobSpec, KnobValue
 from stepscope.tui.cli_connect import choose, connect, who
-from stepscope.tui.cli_errors import WrongUsage
+from stepscope.tui.cli_errors import WrongUsage, say
 
 _TRIES = 5
 
@@ -13,19 +13,19 @@ def set_knobs(
     assignments: list[str], endpoint: str | None, dry_run: bool, expect_version: int | None
 ) -> None:
     """Print `name: old -> new` and the step from which it holds."""
-    texts = dict(_split(each) for each in assignments)
+    texts = _texts(assignments)
     with connect(choose(endpoint, "stepscope set KEY=VALUE --endpoint {}")) as client:
         specs = {spec.name: spec for spec in client.info().knobs}
         changes = {name: _value(specs.get(name), text) for name, text in texts.items()}
         old, ack = _apply(client, changes, dry_run, expect_version)
     for name, value in changes.items():
-        print(f"{name}: {_shown(old.get(name))} -> {_shown(value)}")
+        say(f"{name}: {shown(old.get(name))} -> {shown(value)}")
     if dry_run:
-        print(f"dry run: would hold from step {ack.effective_step:,}; nothing was changed")
+        say(f"dry run: would hold from step {ack.effective_step:,}; nothing was changed")
     elif all(old.get(name) == value for name, value in changes.items()):
-        print("nothing to change: these are the values already")
+        say("nothing to change: these are the values already")
     else:
-        print(f"holds from step {ack.effective_step:,} (knobs version {ack.version})")
+        say(f"holds from step {ack.effective_step:,} (knobs version {ack.version})")
 
 
 def _apply(
@@ -47,6 +47,15 @@ def _apply(
             raise
         return snapshot.knobs, ack
     raise CommandRefused("conflict", "somebody else keeps changing the knobs; try again")
+
+
+def _texts(assignments: list[str]) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for name, text in map(_split, assignments):
+        if name in texts:
+            raise WrongUsage(f"{name} is given twice: {texts[name]!r} and {text!r}")
+        texts[name] = text
+    return texts
 
 
 def _split(assignment: str) -> tuple[str, str]:
@@ -74,5 +83,6 @@ def _value(spec: KnobSpec | None, text: str) -> KnobValue:
     return text
 
 
-def _shown(value: KnobValue | None) -> str:
+def shown(value: KnobValue | None) -> str:
+    """For a person, the way it is typed."""
     return str(value).lower() if isinstance(value, bool) else str(value)

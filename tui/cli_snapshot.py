@@ -6,16 +6,19 @@ import msgspec
 
 from stepscope.engine.wire import Snapshot
 from stepscope.tui.cli_connect import choose, connect
+from stepscope.tui.cli_errors import say, writing_output
+from stepscope.tui.cli_set import shown
 
 
 def snapshot(endpoint: str | None, as_json: bool) -> None:
     with connect(choose(endpoint, "stepscope snapshot {}")) as client:
         taken = client.snapshot()
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(taken), indent=2) + b"\n")
+        document = msgspec.json.format(msgspec.json.encode(taken), indent=2) + b"\n"
+        with writing_output():
+            sys.stdout.buffer.write(document)
         return
-    for name, text in _summary(taken):
-        print(f"{name:<10} {text}")
+    say(*(f"{name:<10} {text}" for name, text in _summary(taken)))
 
 
 def _summary(taken: Snapshot) -> list[tuple[str, str]]:
@@ -41,7 +44,7 @@ def _summary(taken: Snapshot) -> list[tuple[str, str]]:
             )
         )
     lines.append(("workload", taken.workload or "none of its own"))
-    knobs = ", ".join(f"{name}={value}" for name, value in taken.knobs.items())
+    knobs = ", ".join(f"{name}={shown(value)}" for name, value in taken.knobs.items())
     lines.append(("knobs", f"version {taken.knobs_version}: {knobs}"))
     if taken.num_dropped:
         lines.append(("dropped", f"{taken.num_dropped:,} telemetry messages so far"))
