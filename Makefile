@@ -1,4 +1,4 @@
-# Everything needs only Python 3.11 or newer and a C compiler; the first target that runs makes .venv.
+# Everything needs only Python 3.11 or newer; the first target that runs makes .venv.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv

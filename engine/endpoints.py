@@ -23,6 +23,7 @@ from stepscope.engine.config import ConfigError
 MAX_IPC_PATH = 103  # sun_path holds 108 bytes on Linux and 104 on macOS
 _TELEMETRY_SUFFIX = ".telemetry"
 _LOCK_SUFFIX = ".lock"
+_SUFFIXES = (_TELEMETRY_SUFFIX, _LOCK_SUFFIX)
 
 
 def runtime_dir() -> Path:
@@ -69,7 +70,7 @@ class Endpoint:
             raise ConfigError(
                 "bad_endpoint", f"{text!r} is not ipc://PATH, tcp://HOST:PORT or an engine's name"
             )
-        full = Path(path) if "/" in path else runtime_dir() / path
+        full = Path(path).absolute() if "/" in path else runtime_dir() / path
         if len(os.fsencode(full)) + len(_TELEMETRY_SUFFIX) > MAX_IPC_PATH:
             raise ConfigError(
                 "bad_endpoint", f"{full} is too long for a socket; choose a shorter path"
@@ -129,6 +130,11 @@ class EndpointLock:
         self._fd = -1
 
     def __enter__(self) -> "EndpointLock":
+        for path in _sockets(self.endpoint):
+            if path.exists() and not path.is_socket():
+                raise ConfigError(
+                    "bad_endpoint", f"{path} is there and is no socket; choose another endpoint"
+                )
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # `find_local` takes the lock for an instant to see whether anybody has it.
         for _ in range(20):
@@ -168,10 +174,18 @@ class EndpointLock:
         os.close(self._fd)
 
     def _remove_sockets(self) -> None:
-        """Files that a dead engine left here; ours once we hold the lock."""
-        if (path := self.endpoint.path) is not None:
-            path.unlink(missing_ok=True)
-            Path(str(path) + _TELEMETRY_SUFFIX).unlink(missing_ok=True)
+        """What a dead engine left here; ours once we hold the lock. Nothing but sockets."""
+        for path in _sockets(self.endpoint):
+            if path.is_socket():
+                path.unlink(missing_ok=True)
+
+
+def check_name(name: str) -> None:
+    """Raises ConfigError when `name` cannot be a file name in the runtime folder."""
+    if "/" in name or "\0" in name or name.startswith(".") or name.endswith(_SUFFIXES):
+        raise ConfigError(
+            "bad_name", f"{name!r} cannot name an engine: use letters, digits, '-', '_' and '.'"
+        )
 
 
 def free_name() -> str:
@@ -218,6 +232,12 @@ def _lock_path(endpoint: Endpoint) -> Path:
     if (path := endpoint.path) is not None:
         return Path(str(path) + _LOCK_SUFFIX)
     return runtime_dir() / f"tcp-{endpoint.control.rpartition(':')[2]}{_LOCK_SUFFIX}"
+
+
+def _sockets(endpoint: Endpoint) -> list[Path]:
+    """The files of both sockets; none for TCP."""
+    path = endpoint.path
+    return [] if path is None else [path, Path(str(path) + _TELEMETRY_SUFFIX)]
 
 
 def _holder(fd: int) -> dict[str, object]:

@@ -17,7 +17,7 @@ from stepscope.engine.config import ConfigError, EngineConfig, Knobs, Limits, kn
 from stepscope.engine.control import ControlServer
 from stepscope.engine.core import EngineCore
 from stepscope.engine.driver import WorkloadDriver
-from stepscope.engine.endpoints import Endpoint, EndpointLock, free_name
+from stepscope.engine.endpoints import Endpoint, EndpointLock, check_name, free_name
 from stepscope.engine.environment import prepare_environment
 from stepscope.engine.inbox import Call, Refusal
 from stepscope.engine.intake import Intake
@@ -57,6 +57,7 @@ def serve(
     Raises:
         ConfigError: anything that keeps the engine from starting, in one line.
     """
+    check_name(config.name)
     name = config.name or (free_name() if not config.endpoint else "")
     endpoint = Endpoint.parse(config.endpoint or name)
     endpoint.check_private()

@@ -115,8 +115,7 @@ def test_a_budget_typed_into_the_dashboard_holds_from_the_step_it_names(
         screen.wait_for(r"BUDGET +\d+/512")
         screen.wait_for(r"RUN [1-9]")
 
-        screen.send("B")
-        screen.send("48\r")
+        screen.send("B48\r")  # in one burst, as a slow connection delivers it
         screen.wait_for(r"BUDGET +\d+/48\b")
         screen.wait_for("◆")
         before = client.snapshot().step

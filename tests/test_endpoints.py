@@ -13,6 +13,7 @@ from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import (
     Endpoint,
     EndpointLock,
+    check_name,
     find_local,
     free_name,
     runtime_dir,
@@ -126,3 +127,19 @@ def test_files_of_a_killed_engine_are_stale_and_do_not_stop_the_next_one() -> No
         assert endpoint.path is not None
         assert not endpoint.path.exists()
         assert stale_files() == []
+
+
+def test_a_file_that_is_no_socket_is_never_taken_for_one(tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("precious")
+    with pytest.raises(ConfigError, match="no socket"), EndpointLock(Endpoint.parse(str(notes))):
+        pass
+    assert notes.read_text() == "precious"
+    assert list(tmp_path.glob("*.lock")) == []
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "x.lock", "x.telemetry"])
+def test_a_name_stays_inside_the_runtime_dir(name: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_name(name)
+    assert error.value.code == "bad_name"

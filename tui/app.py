@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from textual import events
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.command import DiscoveryHit, Hit, Hits, Provider
@@ -27,6 +28,7 @@ from stepscope.tui.engine_link import EngineLink
 from stepscope.tui.log_file import log_path, logged_to_file
 from stepscope.tui.record_switch import RecordSwitch
 from stepscope.tui.screens.main import MainScreen
+from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.session import Session
 from stepscope.tui.theme import Skin, ThemeName, colour_mode
 
@@ -227,6 +229,16 @@ class Dashboard(App[None]):
 
     def get_default_screen(self) -> MainScreen:
         return self.main
+
+    def on_key(self, event: events.Key) -> None:
+        """Hand on what was typed for an overlay before it was there.
+
+        An overlay keeps its keys to itself: one that gets here meanwhile was sent to the screen
+        below, in one burst with the key that opened the overlay (a paste, a slow connection).
+        """
+        if isinstance(self.screen, Overlay):
+            event.prevent_default()
+            self.screen.post_message(events.Key(event.key, event.character))
 
     def close(self) -> None:
         """End the thread of the engine link, and a recording that is under way."""

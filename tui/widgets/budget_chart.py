@@ -1,8 +1,8 @@
 """The budget chart: prefill tokens of each step against the token budget, decode seats below.
 
 Two scales: fifty decodes among 8,192 tokens would be less than a cell, so the rows above the last
-two show prefill *tokens* up to the budget line, and one row shows *seats* (share of
-`max_num_seqs`). The budget line is drawn in idle dots where no prefill covers it.
+two show prefill *tokens* up to the budget line, and one row says which steps decoded, with the
+*seats* taken at the cursor as its label. The budget line is drawn in idle dots where no prefill covers it.
 """
 
 import re
@@ -16,7 +16,7 @@ from stepscope.tui.theme import LEVELS
 from stepscope.tui.widgets.lines import Line, Run, framed
 
 _RUNS = re.compile(
-    "(?P<prefill>[▓▁▂▃▄▅▆▇]+)|(?P<decode>[━─╌]+)|(?P<idle>·+)|(?P<mark>[◆▼]+)"
+    "(?P<prefill>[▓▁▂▃▄▅▆▇]+)|(?P<decode>━+)|(?P<idle>·+)|(?P<mark>[◆▼]+)"
     "|(?P<preempted>✗+)|(?P<muted>[0-9:.,?]+)|(?P<text> +)"
 )
 _AXIS_RUNS = re.compile(
@@ -44,9 +44,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     for row, cells in enumerate(zip(*bars, strict=True) if bars else ()):
         label = _label(row, num_rows, scale)
         body.append((*_gutter(label, gutter), *_runs("".join(cells), frame, _RUNS)))
-    seats = "".join(
-        [" " if c is None else _seats(c.num_decode_rows, c.max_num_seqs) for c in columns]
-    )
+    seats = "".join([" " if c is None or not c.num_decode_rows else "━" for c in columns])
     summary = frame.summary
     label = "seats"
     if summary is not None:
@@ -108,13 +106,6 @@ def _bar(
             cells[line] = "◆"
     cells.reverse()
     return "".join(cells)
-
-
-def _seats(num_decode_rows: int, max_num_seqs: int | None) -> str:
-    if not num_decode_rows:
-        return " "
-    share = num_decode_rows / (max_num_seqs or num_decode_rows)
-    return "━" if share >= 0.25 else "─" if share >= 0.05 else "╌"
 
 
 def _axis(frame: Frame) -> str:
