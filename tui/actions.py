@@ -96,8 +96,8 @@ ACTIONS: tuple[Action, ...] = (
            "act", footer=4, needs=_ENGINE, changes_engine=True),
     Action("knobs", ("K",), "K", "Knobs", "all knobs of the engine, with their bounds", "act",
            footer=8, needs=_ENGINE, changes_engine=True),
-    Action("undo", ("U",), "U", "Undo", "take the last knob change back, or again", "act", footer=18,
-           needs=_ENGINE, changes_engine=True),
+    Action("undo", ("U",), "U", "Undo", "take the last knob change back (again: redo)", "act",
+           footer=18, needs=_ENGINE, changes_engine=True),
     Action("pause_engine", ("P",), "P", "Pause engine", "pause the engine itself, or resume it",
            "act", footer=10, needs=_ENGINE, changes_engine=True),
     Action("step_engine", ("N",), "N", "Run a step", "let the engine run one step, then pause",
@@ -118,7 +118,8 @@ ACTIONS: tuple[Action, ...] = (
     Action("redraw", ("ctrl+l",), "^l", "Redraw", "draw the whole screen again", "global"),
     Action("back", ("escape",), "Esc", "Back",
            "close what is open; let the lanes choose by themselves again", "global"),
-    Action("quit", ("q", "ctrl+c"), "q", "Quit", "leave (the engine goes on, unless 'demo' started it)", "global"),
+    Action("quit", ("q", "ctrl+c"), "q", "Quit",
+           "leave (the engine goes on, unless 'demo' started it)", "global"),
 )  # fmt: skip
 
 BY_ID = {action.id: action for action in ACTIONS}

@@ -156,7 +156,7 @@ def record(
     endpoint: Endpoint = None,
     *,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="the file to write (MCAP)")
+        str, typer.Option("--output", "-o", metavar="FILE", help="the file to write (MCAP)")
     ],
     seconds: Annotated[
         float | None,

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -19,7 +18,7 @@ _GONE_S = 10.0  # an engine that is silent for so long does not come back in thi
 _MAX_STEPS = 1_000  # in memory; the file has them all
 
 
-def record(endpoint: str | None, output: Path, seconds: float | None) -> None:
+def record(endpoint: str | None, file: str, seconds: float | None) -> None:
     """Record until a signal, `seconds` have passed, or the engine ends.
 
     Raises:
@@ -27,8 +26,9 @@ def record(endpoint: str | None, output: Path, seconds: float | None) -> None:
     """
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
-    if _names_a_folder(output):
-        raise CommandFailed(f"{output}{os.sep} is a folder; name the file to write in it")
+    output = Path(file)
+    if file.endswith(os.sep) or output.is_dir():
+        raise CommandFailed(f"{file} is a folder; name the file to write in it")
     if not output.parent.is_dir():
         raise CommandFailed(f"{output} cannot be written: {output.parent} is no folder")
     if output.exists():
@@ -54,11 +54,6 @@ def record(endpoint: str | None, output: Path, seconds: float | None) -> None:
         raise CommandFailed(f"{why}; {output} holds what came until then")
     if recorder.error is not None:
         say(recorder.error)
-
-
-def _names_a_folder(output: Path) -> bool:
-    """Whether it was typed with a slash at its end, which a Path does not keep."""
-    return any(each.endswith(f"{output}{os.sep}") for each in sys.argv[1:])
 
 
 def _watch(

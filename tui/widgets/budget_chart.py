@@ -2,7 +2,8 @@
 
 Two scales: fifty decodes among 8,192 tokens would be less than a cell, so the rows above the last
 two show prefill *tokens* up to the budget line, and one row says which steps decoded, with the
-*seats* taken at the cursor as its label. The budget line is drawn in idle dots where no prefill covers it.
+*seats* taken at the cursor as its label. The budget line is drawn in idle dots where no prefill
+covers it.
 """
 
 import re

@@ -62,8 +62,7 @@ def draw(frame: Frame, connection: Connection, width: int) -> list[Line]:
     parts.append((4, ((f"  {clean(connection.endpoint, 40)}", "muted"),)))
     step = fmt.count(frame.cursor)
     parts.append((0, (("  step ", "muted"), (step, "strong"))))
-    rate = frame.rates.steps_per_s
-    parts.append((2, ((f"  {0 if rate is None else rate:.1f} steps/s", "text"),)))
+    parts.append((2, ((f"  {_rate(frame, connection)} steps/s", "text"),)))
     lost = frame.history.num_lost
     parts.append((3, (("  gap ", "muted"), (f"{lost:,}", "caution" if lost else "text"))))
     if connection.recording is not None:
@@ -73,6 +72,14 @@ def draw(frame: Frame, connection: Connection, width: int) -> list[Line]:
         )
     right: Line = ((f"{connection.fps:g}fps ", "muted"),)
     return [spread(_fit(parts, width - length_of(right) - 1), right, width)]
+
+
+def _rate(frame: Frame, connection: Connection) -> str:
+    """Steps a second at the cursor; what was true before the engine fell silent is not true now."""
+    silent = connection.status in ("stale", "down") or frame.state.state == "paused"
+    if frame.view.live and silent:
+        return "—"
+    return f"{frame.rates.steps_per_s or 0:.1f}"
 
 
 def _minutes(seconds: float) -> str:
