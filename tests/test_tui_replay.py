@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from textual import events
 
 import stepscope.recordings.samples
 from stepscope.recordings.reader import Recording
@@ -114,3 +115,20 @@ async def test_the_end_is_said_and_space_begins_again(source: ReplaySource) -> N
         await until(lambda: "▐REPLAY END▌" in screen_text(app), "the end is not said")
         await pilot.press("space")
         await until(lambda: source.history.last_step < 100, "it does not begin again")
+
+
+async def test_a_key_that_needs_an_engine_says_so_in_a_replay(source: ReplaySource) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("B")
+        await until(lambda: "B needs a live engine" in screen_text(app), "silence")
+
+
+async def test_keys_typed_in_one_burst_reach_the_prompt_that_the_first_one_opens(
+    source: ReplaySource,
+) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        for key in ("g", "7", "enter"):
+            app.post_message(events.Key(key, key if len(key) == 1 else None))
+        await until(lambda: app.main.view.cursor == 7 or source.history.last_step == 7, "not there")

@@ -147,6 +147,14 @@ class Abilities:
             return False
         return action.needs <= self.has
 
+    def why_not(self, action: Action) -> str:
+        """One line on why an action is not allowed."""
+        if action.changes_engine and self.readonly:
+            return f"{action.shown} changes the engine, and this dashboard only looks (--readonly)"
+        if "replay" in action.needs:
+            return f"{action.shown} is for replays: this is a live engine"
+        return f"{action.shown} needs a live engine: this is a recording"
+
     def available(self) -> Iterator[Action]:
         return (action for action in ACTIONS if self.allows(action))
 

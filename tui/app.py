@@ -231,7 +231,7 @@ class Dashboard(App[None]):
         return self.main
 
     def on_key(self, event: events.Key) -> None:
-        """Hand on what was typed for an overlay before it was there.
+        """Hand on what was typed for an overlay before it was there, explain what does nothing.
 
         An overlay keeps its keys to itself: one that gets here meanwhile was sent to the screen
         below, in one burst with the key that opened the overlay (a paste, a slow connection).
@@ -239,6 +239,8 @@ class Dashboard(App[None]):
         if isinstance(self.screen, Overlay):
             event.prevent_default()
             self.screen.post_message(events.Key(event.key, event.character))
+        elif self.screen is self.main:
+            self.main.explain(event.key)
 
     def close(self) -> None:
         """End the thread of the engine link, and a recording that is under way."""

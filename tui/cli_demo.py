@@ -63,6 +63,8 @@ def demo(
             raise WrongUsage("--seconds and --screenshot go with --headless")
     if screenshot is not None:
         _check_screenshot(screenshot)
+    if record is not None:
+        _check_writable("--record", record)
     stop = StopSignals(signal.SIGINT, signal.SIGTERM)
     with _ending_on_signals(), Progress() as progress, ExitStack() as until_the_engine_ended:
         progress("starting the engine", None)
@@ -96,11 +98,15 @@ def _check_screenshot(path: Path) -> None:
     """Before a session is run that could not be drawn in the end."""
     if path.suffix != ".svg":
         raise WrongUsage(f"--screenshot: expected the name of an .svg file, got {path}")
+    _check_writable("--screenshot", path)
+
+
+def _check_writable(option: str, path: Path) -> None:
     if not path.parent.is_dir():
-        raise WrongUsage(f"--screenshot: {path} cannot be written: {path.parent} is no folder")
+        raise WrongUsage(f"{option}: {path} cannot be written: {path.parent} is no folder")
     is_writable = os.access(path if path.exists() else path.parent, os.W_OK)
     if path.is_dir() or not is_writable:
-        raise WrongUsage(f"--screenshot: {path} cannot be written")
+        raise WrongUsage(f"{option}: {path} cannot be written")
 
 
 def _options(model: str) -> dict[str, KnobValue]:

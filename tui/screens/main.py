@@ -273,6 +273,14 @@ class MainScreen(Screen[None]):
         self._handlers[action_id]()
         self.draw()
 
+    def explain(self, key: str) -> None:
+        """Say why a key of the table does nothing here; silent for any other key."""
+        abilities = self.session.abilities
+        for action in ACTIONS:
+            if key in action.keys and not abilities.allows(action):
+                self.notices.say(abilities.why_not(action), "caution")
+                self.draw()
+
     def screenshot_path(self) -> Path:
         return Path.cwd() / time.strftime("stepscope-%Y%m%d-%H%M%S.svg")
 
