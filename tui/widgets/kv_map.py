@@ -130,5 +130,5 @@ def _owners(frame: Frame, rows: int) -> list[Line]:
         held = sum(view.num_blocks for view in holders) * info.block_size
         filled = sum(view.num_computed_tokens for view in holders)
         unfilled = fmt.percent(max(0.0, 1 - filled / held))
-    lines.append((("unfilled ", "muted"), (unfilled, "text"), (" of held slots", "muted")))
+    lines.append((("unfilled ", "muted"), (unfilled, "text"), (" of slots", "muted")))
     return lines
