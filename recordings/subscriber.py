@@ -115,6 +115,12 @@ class Subscriber:
     def _follow(self) -> None:
         """Join the engine and receive until something is wrong or all is over."""
         socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
+        # An engine that has come back in the place of another may go on with the very number that
+        # is awaited: only the lost connection tells.
+        disconnected = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(disconnected, zmq.POLLIN)
         try:
             socket.linger = 0
             socket.rcvhwm = RECEIVE_QUEUE
@@ -124,11 +130,16 @@ class Subscriber:
             with ControlClient(self.endpoint, ASK_TIMEOUT_S) as client:
                 self._join(client)
                 while not self._stopping.is_set():
-                    if socket.poll(_POLL_MS):
+                    ready = dict(poller.poll(_POLL_MS))
+                    if disconnected in ready:
+                        disconnected.recv_multipart()
+                        self._doubt = True
+                    if socket in ready:
                         self._receive(socket, client)
                     elif time.monotonic() - self._last_heard_s > self._stale_s:
                         self._probe()
         finally:
+            socket.disable_monitor()
             socket.close()
 
     def _join(self, client: ControlClient) -> None:

@@ -387,6 +387,19 @@ def test_an_engine_that_starts_anew_is_joined_and_what_was_seen_before_is_kept(
     assert session.history.events()[0].kind == "engine"
 
 
+def test_another_engine_that_goes_on_with_the_awaited_number_is_not_taken_for_the_same(
+    session: Session,
+) -> None:
+    session.subscriber._stale_s = 60.0  # silence is not what gives it away
+    session.run(5)
+    wait_for(session.has_caught_up)
+    session.restart("two", session.engine.next_sequence)  # and it does not say who it is
+    time.sleep(0.5)  # until the subscriber has found it
+    session.run(5)
+    wait_for(lambda: (i := session.history.info) is not None and i.engine_id == "two")
+    assert session.history.previous is not None
+
+
 def test_a_subscriber_stops_whatever_state_it_is_in(tmp_path: Path) -> None:
     never = Subscriber(f"{tmp_path}/nobody")
     never.stop()
