@@ -176,7 +176,10 @@ def test_pausing_stepping_and_recording_from_the_keyboard(
             time.sleep(0.02)
 
         screen.send("R")
-        screen.wait_for(r"\.mcap")
+        deadline = time.monotonic() + 30
+        while not list(tmp_path.glob("*.mcap")):  # it has this name once it is finished
+            assert time.monotonic() < deadline, f"R did not end the recording:\n{screen.text()}"
+            time.sleep(0.05)
         screen.send("q")
         assert screen.wait_for_exit() == 0
     (path,) = tmp_path.glob("*.mcap")
