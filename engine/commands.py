@@ -30,9 +30,26 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     top_k: Annotated[int, Meta(ge=0)] = 0  # 0: all
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] = 1.0  # prompt and output; 1: none
+    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0  # output only
+    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0  # output only
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     ignore_eos: bool = False
     stop_token_ids: Annotated[tuple[int, ...], Meta(max_length=64)] = ()
+    stop: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...], Meta(max_length=16)
+    ] = ()
+    include_stop: bool = False  # whether the text ends with the stop string that ended it
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = (
+        None  # of the chosen token and so many more
+    )
+
+
+class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One turn of a conversation, for the model's chat template."""
+
+    role: Name
+    content: str
 
 
 class WorkloadSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -109,7 +126,7 @@ class StepOnce(Command, frozen=True, kw_only=True, tag="Step"):
 
 
 class Submit(Command, frozen=True, kw_only=True):
-    """A prompt as text or as token ids (exactly one of the two).
+    """A prompt as text, as token ids or as a conversation (exactly one of the three).
 
     `max_prompt_tokens` keeps the first so many tokens: a client without the tokenizer sends enough
     text and lets the engine cut it.
@@ -118,6 +135,7 @@ class Submit(Command, frozen=True, kw_only=True):
     client_id: Name = ""
     prompt: str | None = None
     prompt_token_ids: TokenIds | None = None
+    messages: Annotated[list[ChatMessage], Meta(max_length=10_000)] | None = None
     max_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
     sampling: SamplingParams = SamplingParams()
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0  # lower is served first
@@ -186,6 +204,20 @@ class Submitted(Reply, frozen=True, kw_only=True):
     num_prompt_tokens: int
 
 
+class TokenLogprob(Struct, array_like=True, frozen=True):
+    token_id: int
+    logprob: float
+    text: str = ""  # of this token alone; "" also when the client wants no text
+
+
+class PositionLogprobs(Struct, array_like=True, frozen=True):
+    """How likely an output token was, before temperature, penalties and cuts (natural log)."""
+
+    chosen: TokenLogprob
+    rank: int  # of the chosen one, 1 is the most likely
+    top: list[TokenLogprob]  # the most likely ones, best first; as many as were asked for
+
+
 class Output(Reply, frozen=True, kw_only=True):
     """Tokens of a request. The last one has `finish_reason`: stop, length or abort."""
 
@@ -196,6 +228,8 @@ class Output(Reply, frozen=True, kw_only=True):
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0  # so far
+    logprobs: list[PositionLogprobs] | None = None  # one for each of token_ids, if asked for
+    stop: str | int | None = None  # the stop string or token id that ended it, if one did
 
 
 class ReplayedFrame(Struct, array_like=True, frozen=True):
