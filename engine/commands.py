@@ -16,9 +16,8 @@ from stepscope.engine.wire import EngineInfo, KnobValue, Snapshot, decode_bounde
 MAX_COMMAND_BYTES = 8 * 1024 * 1024
 
 Name: TypeAlias = Annotated[str, Meta(max_length=256)]
-TokenIds: TypeAlias = Annotated[
-    list[Annotated[int, Meta(ge=0, le=2**31 - 1)]], Meta(max_length=1_000_000)
-]
+TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenIds: TypeAlias = Annotated[list[TokenId], Meta(max_length=1_000_000)]
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,7 +26,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_tokens: Annotated[int, Meta(ge=1, le=10_000_000)] = 16
     min_tokens: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0  # 0: greedy
-    top_k: Annotated[int, Meta(ge=0)] = 0  # 0: all
+    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0  # 0: all
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] = 1.0  # prompt and output; 1: none
@@ -35,7 +34,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0  # output only
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     ignore_eos: bool = False
-    stop_token_ids: Annotated[tuple[int, ...], Meta(max_length=64)] = ()
+    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=64)] = ()
     stop: Annotated[
         tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...], Meta(max_length=16)
     ] = ()

@@ -3,16 +3,21 @@
 Runs outside the engine's thread (tokenising a long prompt takes longer than a step).
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from stepscope.engine.commands import Submit
+from stepscope.engine.commands import SamplingParams, Submit
 from stepscope.engine.config import ConfigError
 
 
 class Encoder(Protocol):
-    """Text to token ids."""
+    """Text and conversations to token ids; `tokenizer.Tokenizer` is the real one."""
 
     def encode(self, text: str) -> list[int]: ...
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Raises ConfigError when the model takes no such conversation."""
+        ...
 
 
 class Intake:
@@ -33,29 +38,54 @@ class Intake:
         """Token ids of the prompt.
 
         Raises:
-            ConfigError: not exactly one of text and token ids, an empty or too long prompt, or a
-                token id that the model does not have.
+            ConfigError: not exactly one of text, token ids and conversation, an empty or too long
+                prompt, a token id that the model does not have, or a conversation its chat template
+                does not take. The message names the field.
         """
-        if (command.prompt is None) == (command.prompt_token_ids is None):
-            raise ConfigError("bad_prompt", "give either prompt or prompt_token_ids")
-        if command.prompt_token_ids is not None:
-            token_ids = list(command.prompt_token_ids)
-        elif self._encoder is None:
-            raise ConfigError("bad_prompt", "this engine has no tokenizer: send prompt_token_ids")
-        else:
-            assert command.prompt is not None
-            token_ids = self._encoder.encode(command.prompt)
+        token_ids = self._token_ids(command)
         if command.max_prompt_tokens is not None:
             token_ids = token_ids[: command.max_prompt_tokens]
         if not token_ids:
             raise ConfigError("bad_prompt", "the prompt is empty")
         if (largest := max(token_ids)) >= self._vocab_size:
-            raise ConfigError(
-                "bad_prompt",
-                f"token id {largest} is outside the vocabulary of {self._vocab_size} tokens",
-            )
+            raise ConfigError("bad_prompt", self._outside(largest))
+        self._check_sampling(command.sampling)
         self._check_length(len(token_ids), command.sampling.max_tokens)
         return token_ids
+
+    def _token_ids(self, command: Submit) -> list[int]:
+        sources = (command.prompt, command.prompt_token_ids, command.messages)
+        if sum(source is not None for source in sources) != 1:
+            raise ConfigError(
+                "bad_prompt", "give exactly one of prompt, prompt_token_ids and messages"
+            )
+        if command.prompt_token_ids is not None:
+            return list(command.prompt_token_ids)
+        if self._encoder is None:
+            raise ConfigError("bad_prompt", "this engine has no tokenizer: send prompt_token_ids")
+        if command.prompt is not None:
+            return self._encoder.encode(command.prompt)
+        if not command.messages:
+            raise ConfigError("bad_messages", "messages: the conversation is empty")
+        turns = [{"role": turn.role, "content": turn.content} for turn in command.messages]
+        return self._encoder.encode_chat(turns)
+
+    def _check_sampling(self, sampling: SamplingParams) -> None:
+        largest = max(sampling.stop_token_ids, default=0)
+        if largest >= self._vocab_size:
+            raise ConfigError("bad_sampling", f"stop_token_ids: {self._outside(largest)}")
+        if sampling.min_tokens > sampling.max_tokens:
+            raise ConfigError(
+                "bad_sampling",
+                f"min_tokens: {sampling.min_tokens} is above max_tokens={sampling.max_tokens}",
+            )
+        if sampling.stop and self._encoder is None:
+            raise ConfigError(
+                "bad_sampling", "stop: this engine has no tokenizer; use stop_token_ids"
+            )
+
+    def _outside(self, token_id: int) -> str:
+        return f"token id {token_id} is outside the vocabulary of {self._vocab_size} tokens"
 
     def _check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
         if num_prompt_tokens >= self._max_model_len:

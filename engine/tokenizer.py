@@ -1,8 +1,10 @@
 """`Tokenizer`: text to token ids and back, and `TextStream`, which decodes as tokens arrive."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
+
+from stepscope.engine.config import ConfigError
 
 # What bytes that are not (yet) valid UTF-8 decode to.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -10,6 +12,8 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 LONGEST_RUN = 8
 # Bytes that an unfinished character can have: three of four.
 UNFINISHED = 3
+# Characters of a chat template's own error message that are passed on.
+LONGEST_REASON = 300
 # Tokens a window may grow to, and how many of them are kept then.
 LONGEST_WINDOW = 32
 KEPT_WINDOW = 16
@@ -42,6 +46,37 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Token ids, with the special tokens the model expects around a prompt."""
         return list(self._tokenizer.encode(text))
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation in the model's chat template, up to where the answer begins.
+
+        The template came with the checkpoint and is not trusted: the library renders it in Jinja's
+        immutable sandbox, where it sees the conversation and the special tokens and nothing else.
+        The sandbox bounds what a template can reach, not how long it takes. The special tokens that
+        begin a prompt are part of the template, so the tokenizer adds none.
+
+        Args:
+            messages: turns with `role` and `content`.
+
+        Raises:
+            ConfigError: there is no chat template (`no_chat_template`), or it does not take the
+                conversation (`bad_messages`).
+        """
+        if not getattr(self._tokenizer, "chat_template", None):
+            raise ConfigError(
+                "no_chat_template", "messages: this model has no chat template; send a prompt"
+            )
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
+            )
+        except Exception as error:
+            # One line: templates write their complaints as they like.
+            detail = " ".join(str(error).split())[:LONGEST_REASON] or type(error).__name__
+            raise ConfigError(
+                "bad_messages", f"messages: the model's chat template does not take them: {detail}"
+            ) from error
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text without special tokens. Ids the tokenizer does not know decode to nothing."""

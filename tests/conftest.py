@@ -17,7 +17,7 @@ import zmq
 
 from stepscope.engine import dispatch
 from stepscope.engine.commands import Shutdown
-from stepscope.engine.config import Knobs, Limits
+from stepscope.engine.config import ConfigError, Knobs, Limits
 from stepscope.engine.control import ControlServer
 from stepscope.engine.core import EngineCore
 from stepscope.engine.endpoints import Endpoint, EndpointLock
@@ -56,10 +56,13 @@ class PacedRunner(SimulatedRunner):
 
 
 class ByteEncoder:
-    """One token a byte."""
+    """One token a byte, and no chat template."""
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
+
+    def encode_chat(self, messages: object) -> list[int]:
+        raise ConfigError("no_chat_template", "messages: bytes have no chat template")
 
 
 @dataclass

@@ -12,6 +12,7 @@ from stepscope.engine.client import CommandRefused, ControlClient, EngineUnreach
 from stepscope.engine.commands import (
     Abort,
     Ack,
+    ChatMessage,
     Drain,
     Error,
     GetInfo,
@@ -45,6 +46,13 @@ def submit(length: int = 20, max_tokens: int = 8, **fields: object) -> Submit:
         sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
         **fields,  # type: ignore[arg-type]
     )
+
+
+HELLO = ChatMessage(role="user", content="hello")
+
+
+def sampled(**sampling: object) -> Submit:
+    return Submit(prompt_token_ids=prompt(20), sampling=SamplingParams(**sampling))  # type: ignore[arg-type]
 
 
 def outputs(client: ControlClient, command_id: int) -> list[Output]:
@@ -199,6 +207,11 @@ def test_draining_refuses_new_requests_and_finishes_old_ones(client: ControlClie
     [
         (Submit(), "bad_prompt"),
         (Submit(prompt="x", prompt_token_ids=[1]), "bad_prompt"),
+        (Submit(prompt="x", messages=[HELLO]), "bad_prompt"),
+        (Submit(messages=[]), "bad_messages"),
+        (Submit(messages=[HELLO]), "no_chat_template"),
+        (sampled(stop_token_ids=(4096,)), "bad_sampling"),
+        (sampled(min_tokens=9, max_tokens=8), "bad_sampling"),
         (Submit(prompt_token_ids=[]), "bad_prompt"),
         (Submit(prompt_token_ids=[99_999]), "bad_prompt"),
         (submit(length=1024), "prompt_too_long"),
@@ -220,6 +233,51 @@ def test_resetting_the_prefix_cache_forgets_what_it_held(live_engine, client) ->
     assert outputs(client, client.send(submit(length=100)))[-1].num_cached_tokens == 96
     client.ask(ResetPrefixCache())
     assert outputs(client, client.send(submit(length=100)))[-1].num_cached_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("top_k", -1),
+        ("top_k", 2**40),
+        ("top_p", 0.0),
+        ("top_p", float("nan")),
+        ("min_p", 1.5),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("nan")),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -2.5),
+        ("frequency_penalty", float("nan")),
+        ("seed", -1),
+        ("max_tokens", 0),
+        ("min_tokens", -1),
+        ("stop", [""]),
+        ("stop", ["x"] * 17),
+        ("stop", "x"),
+        ("stop", ["x" * 1025]),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", [1] * 65),
+        ("logprobs", 21),
+        ("logprobs", -1),
+        ("logprobs", True),
+    ],
+)
+def test_a_sampling_value_that_cannot_be_is_refused_by_name(live_engine, client, field, value):  # type: ignore[no-untyped-def]
+    raw = zmq.Context.instance().socket(zmq.DEALER)
+    raw.linger = 0
+    raw.connect(live_engine.endpoint.control)
+    body = {"type": "Submit", "prompt_token_ids": [1], "sampling": {field: value}}
+    raw.send_multipart([bytes(8), msgspec.msgpack.encode(body)])
+    assert raw.poll(5_000), "silence"
+    reply = commands.decode_reply(raw.recv_multipart()[1])
+    raw.close()
+    assert isinstance(reply, Error)
+    assert reply.code == "bad_message"
+    assert field in reply.message
+    assert client.snapshot().requests == []
 
 
 @pytest.mark.parametrize(

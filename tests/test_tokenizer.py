@@ -8,6 +8,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
+from stepscope.engine.config import ConfigError
 from stepscope.engine.models.demo import EOS_TOKEN_ID, byte_tokenizer
 from stepscope.engine.tokenizer import PROSE, Tokenizer
 
@@ -129,3 +130,74 @@ def test_a_tokenizer_without_a_rust_core_decodes_too() -> None:
 
     slow = Tokenizer(Slow())
     assert "".join(streamed(slow, slow.encode(TEXT), [1] * 20)) == TEXT
+
+
+TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "é"}]
+
+
+def with_template(template: str | dict[str, str] | None) -> Tokenizer:
+    wrapped = byte_tokenizer()
+    wrapped.chat_template = template
+    return Tokenizer(wrapped)
+
+
+def test_a_conversation_goes_through_the_models_own_template(tokenizer: Tokenizer) -> None:
+    token_ids = tokenizer.encode_chat(TURNS)
+    start, end = 258, 259
+    expected = [start, *b"user\nHi", end, *b"\n", start, *"assistant\né".encode(), end, *b"\n"]
+    assert token_ids == [*expected, start, *b"assistant\n"]
+
+
+def test_of_several_templates_the_default_one_is_taken() -> None:
+    several = with_template({"default": "{{ messages[0].content }}!", "tool_use": "tools"})
+    assert several.encode_chat(TURNS) == list(b"Hi!")
+
+
+def test_a_template_knows_the_special_tokens_and_the_tokenizer_adds_none() -> None:
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=byte_tokenizer().backend_tokenizer,
+        bos_token="<|im_start|>",
+        add_bos_token=True,
+    )
+    wrapped.chat_template = "{{ bos_token }}{{ messages[0].content }}"
+    assert Tokenizer(wrapped).encode_chat(TURNS) == [258, *b"Hi"]
+
+
+@pytest.mark.parametrize(
+    ("template", "code", "said"),
+    [
+        (None, "no_chat_template", "send a prompt"),
+        ("{{ raise_exception('Only user,\n  please') }}", "bad_messages", "Only user, please"),
+        ("{{ messages[7].content }}", "bad_messages", "has no element 7"),
+        ("{% if %}", "bad_messages", "Expected an expression"),
+        ({"rag": "x"}, "bad_messages", "no default"),
+        ("{{ raise_exception('x' * 5000) }}", "bad_messages", "xxx"),
+    ],
+)
+def test_a_template_that_does_not_take_a_conversation_says_so_in_one_line(
+    template: str | dict[str, str] | None, code: str, said: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        with_template(template).encode_chat(TURNS)
+    assert refused.value.code == code
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert str(refused.value).startswith("messages: ")
+    assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append({'role': 'system'}) }}",
+        "{{ raise_exception.__globals__['os'] }}",
+        "{% for i in range(10 ** 9) %}x{% endfor %}",
+        "{% include '/etc/passwd' %}",
+    ],
+)
+def test_a_template_cannot_reach_beyond_the_conversation(template: str) -> None:
+    """A checkpoint's template is code of a stranger."""
+    with pytest.raises(ConfigError) as refused:
+        with_template(template).encode_chat(TURNS)
+    assert refused.value.code == "bad_messages"
