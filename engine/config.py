@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from stepscope.engine.wire import KnobSpec, KnobValue
 
+ModelImpl: TypeAlias = Literal["auto", "lean", "transformers"]
 Order: TypeAlias = Literal["decode_first", "arrival"]
 Policy: TypeAlias = Literal["fcfs", "priority"]
 Reserve: TypeAlias = Literal["none", "prompt", "output"]
@@ -46,6 +47,13 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     device: Annotated[str, Meta(description="'auto', 'cpu', 'cuda' or 'cuda:N'")] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"], Meta(description="weights and KV cache")
+    ] = "auto"
+    model_impl: Annotated[
+        ModelImpl,
+        Meta(
+            description="whose layers run: our lean decoder (Llama, Qwen2, Qwen3, Mistral) or "
+            "those of transformers; 'auto' takes the lean one where it fits"
+        ),
     ] = "auto"
     attention: Annotated[
         str, Meta(description="attention backend, 'auto' picks one ('stepscope doctor' lists them)")

@@ -14,8 +14,8 @@ from stepscope.engine.config import ConfigError, EngineConfig
 from stepscope.engine.environment import keep_freed_memory, num_threads
 from stepscope.engine.memory import free_host_bytes, kv_memory_bytes, num_kv_blocks
 from stepscope.engine.models import checkpoint, loader
+from stepscope.engine.models.model import Model, StepContext
 from stepscope.engine.models.support import longest_request
-from stepscope.engine.models.transformers_model import StepContext, TransformersModel
 from stepscope.engine.request import Request
 from stepscope.engine.sampler import Sampler
 from stepscope.engine.step import ScheduledRow, ScheduledStep, StepResult
@@ -41,6 +41,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str
     dtype: str
     device: str
+    implementation: str
     attention_backend: str
     num_layers: int
     num_kv_heads: int
@@ -59,7 +60,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: TransformersModel,
+        model: Model,
         tokenizer: Tokenizer,
         backend: AttentionBackend,
         eos_token_ids: frozenset[int],
@@ -113,13 +114,15 @@ class ModelRunner:
         model_config = loader.load_config(folder, name)
         max_model_len = longest_request(model_config, name, config.max_model_len)
         tokenizer = checkpoint.load_tokenizer(folder)
-        model = loader.load_model(folder, name, model_config, dtype, device, progress)
+        model = loader.load_model(
+            folder, name, model_config, config.model_impl, max_model_len, dtype, device, progress
+        )
         progress("allocating the KV cache", 0.0)
         runner = cls(
             model,
             tokenizer,
             backend,
-            loader.eos_token_ids(model, folder),
+            loader.eos_token_ids(model_config, folder),
             num_blocks=num_kv_blocks(
                 config,
                 model.kv_shape,
@@ -142,6 +145,7 @@ class ModelRunner:
             architecture=self._model.architecture,
             dtype=str(self._model.kv_dtype).removeprefix("torch."),
             device=str(self._device),
+            implementation=self._model.implementation,
             attention_backend=self._backend.name,
             num_layers=shape.num_layers,
             num_kv_heads=shape.num_kv_heads,

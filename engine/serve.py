@@ -128,6 +128,7 @@ def _info(
         architecture=description.architecture,
         dtype=description.dtype,
         device=description.device,
+        implementation=description.implementation,
         attention_backend=description.attention_backend,
         num_layers=description.num_layers,
         num_kv_heads=description.num_kv_heads,

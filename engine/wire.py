@@ -153,6 +153,7 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
     architecture: str | None = None
     dtype: str | None = None
     device: str | None = None
+    implementation: str | None = None  # whose layers run, and how
     attention_backend: str | None = None
     num_layers: int | None = None
     num_kv_heads: int | None = None

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from stepscope.engine.commands import SamplingParams
-from stepscope.engine.config import EngineConfig, Knobs, Limits
+from stepscope.engine.config import EngineConfig, Knobs, Limits, ModelImpl
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.request import Request, RequestStatus
 from stepscope.engine.runner import ModelRunner
@@ -20,7 +20,12 @@ from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.step import ScheduledRow, ScheduledStep
 from stepscope.engine.wire import Phase
 
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "gemma2", "phi3", "gpt_oss")
+LEAN = ("llama", "qwen2", "qwen3", "mistral")  # our own decoder runs these, and the library can too
+OTHERS = ("gemma3_text", "gemma2", "phi3", "gpt_oss")
+SERVED = [
+    *((family, "lean") for family in LEAN),
+    *((family, "transformers") for family in (*LEAN, *OTHERS)),
+]
 MAX_MODEL_LEN = 256
 NUM_OUTPUT = 12
 # Longer than every sliding window (12 and 20), one a multiple of the block size, one shorter.
@@ -30,10 +35,11 @@ PROMPT_LENGTHS = (5, 64, 45, 101)
 class Served:
     """A runner, and what the library itself answers to the prompts."""
 
-    def __init__(self, folder: Path, block_size: int = 16) -> None:
+    def __init__(self, folder: Path, model_impl: ModelImpl, block_size: int = 16) -> None:
         torch.manual_seed(0)
         config = EngineConfig(
             model=str(folder),
+            model_impl=model_impl,
             dtype="float32",
             device="cpu",
             threads=1,
@@ -67,9 +73,10 @@ class Served:
         return tokens
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=SERVED, ids="-".join)
 def served(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]) -> Served:
-    return Served(tiny_checkpoint(request.param))
+    family, model_impl = request.param
+    return Served(tiny_checkpoint(family), model_impl)
 
 
 def new_request(request_id: int, prompt: list[int], num_output: int = NUM_OUTPUT) -> Request:
@@ -219,9 +226,10 @@ def test_a_budget_changed_in_mid_prompt_changes_no_token(served: Served) -> None
 
 
 @pytest.mark.parametrize("block_size", [1, 5, 64])
+@pytest.mark.parametrize(("family", "model_impl"), [("gemma3_text", "transformers"), SERVED[3]])
 def test_the_block_size_changes_no_token(
-    tiny_checkpoint: Callable[..., Path], block_size: int
+    tiny_checkpoint: Callable[..., Path], family: str, model_impl: ModelImpl, block_size: int
 ) -> None:
-    served = Served(tiny_checkpoint("gemma3_text"), block_size)
+    served = Served(tiny_checkpoint(family), model_impl, block_size)
     for i, tokens in enumerate(run_by_hand(served, 7, together=True)):
         assert_same(tokens, served.expected[i], f"prompt {i}")

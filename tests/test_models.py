@@ -188,7 +188,9 @@ def test_a_model_without_the_attention_interface_is_refused(tmp_path: Path) -> N
     folder = config_folder(tmp_path, {"model_type": "bloom"})
     config = loader.load_config(folder, "it")
     device = torch.device("cpu")
-    message = refusal(lambda: loader.load_model(folder, "it", config, torch.float32, device, quiet))
+    message = refusal(
+        lambda: loader.load_model(folder, "it", config, "auto", 64, torch.float32, device, quiet)
+    )
     assert "does not attend through the library's attention interface" in message
 
 
@@ -205,7 +207,7 @@ def test_a_model_that_fails_on_its_first_step_is_refused_in_one_line(
         raise RuntimeError("selected index k out of range\nand many lines more")
 
     monkeypatch.setattr("transformers.models.qwen3.modeling_qwen3.Qwen3MLP.forward", fail)
-    message = refusal(lambda: load(folder))
+    message = refusal(lambda: load(folder, model_impl="transformers"))
     assert message == "model fails on a trial of six tokens: selected index k out of range"
 
 

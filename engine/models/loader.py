@@ -1,4 +1,7 @@
-"""Loads a checkpoint's folder into a `TransformersModel`, with progress and one-line errors."""
+"""Loads a checkpoint's folder: into our own decoder where it fits, else into transformers' modules.
+
+Progress and one-line errors either way.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,8 +14,11 @@ from transformers import CONFIG_MAPPING, AttentionInterface, AutoConfig, AutoMod
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as library
 
-from stepscope.engine.config import ConfigError
+from stepscope.engine.config import ConfigError, ModelImpl
+from stepscope.engine.models import decoder
 from stepscope.engine.models.checkpoint import Progress, read_json, refuse_file
+from stepscope.engine.models.decoder import Decoder
+from stepscope.engine.models.model import Model
 from stepscope.engine.models.support import check_config
 from stepscope.engine.models.transformers_model import ATTENTION, TransformersModel, attention
 
@@ -49,16 +55,44 @@ def load_model(
     folder: Path,
     name: str,
     config: Any,
+    implementation: ModelImpl,
+    max_model_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+) -> Model:
+    """Read the weights of `folder` and put them on `device`.
+
+    Raises:
+        ConfigError: weights are missing or of another shape, the device has no room for them, the
+            model cannot be served exactly, or not by the implementation that was asked for.
+    """
+    if implementation != "transformers":
+        reason = decoder.misfit(config)
+        if reason is not None and implementation == "lean":
+            raise ConfigError(
+                "model_impl",
+                f"the lean decoder cannot run {name}: {reason}; use --model-impl auto",
+            )
+        if reason is None:
+            try:
+                return Decoder(folder, name, config, max_model_len, dtype, device, progress)
+            except ConfigError:
+                # The library knows more ways to name the tensors of a checkpoint. If it cannot load
+                # it either, its error is the one that counts.
+                if implementation == "lean":
+                    raise
+    return _load_transformers(folder, name, config, dtype, device, progress)
+
+
+def _load_transformers(
+    folder: Path,
+    name: str,
+    config: Any,
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress,
 ) -> TransformersModel:
-    """Read the weights of `folder` and put them on `device`.
-
-    Raises:
-        ConfigError: weights are missing or of another shape, the device has no room for them, or
-            the model cannot be served exactly.
-    """
     AttentionInterface.register(ATTENTION, attention)
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     model_class = model_class[0] if isinstance(model_class, tuple | list) else model_class
@@ -103,14 +137,14 @@ def load_model(
     return TransformersModel(model, name, device)
 
 
-def eos_token_ids(model: TransformersModel, folder: Path) -> frozenset[int]:
+def eos_token_ids(config: Any, folder: Path) -> frozenset[int]:
     """Every token that ends a text: by the generation settings, or else by the config."""
     found: Any = None
     if (folder / "generation_config.json").is_file():
         settings = read_json(folder / "generation_config.json", "it holds generation settings")
         found = settings.get("eos_token_id")
     if found is None:
-        found = getattr(model.config.get_text_config(), "eos_token_id", None)
+        found = getattr(config.get_text_config(), "eos_token_id", None)
     if found is None:
         return frozenset()
     return frozenset(found if isinstance(found, list | tuple) else [found])

@@ -18,8 +18,9 @@ import torch
 from stepscope.engine.config import ConfigError
 from stepscope.engine.memory import KVShape
 from stepscope.engine.models.checkpoint import refuse_file
+from stepscope.engine.models.model import StepContext
 from stepscope.engine.models.support import sliding_layers
-from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch, store_kv
+from stepscope.kernels.paged_attention import store_kv
 
 # No mask function is registered under this name, so the library builds no masks. It must not
 # contain "flash" or begin with "paged|": the library reads meaning into both.
@@ -39,16 +40,6 @@ class LayerCall(NamedTuple):
     head_dim: int
     sliding_window: int | None
     dtype: torch.dtype
-
-
-@dataclass(slots=True)
-class StepContext:
-    """What the attention function needs in one step."""
-
-    batch: PagedBatch
-    key_caches: list[torch.Tensor]  # one a layer
-    value_caches: list[torch.Tensor]
-    backend: AttentionBackend
 
 
 @dataclass(slots=True)
@@ -146,7 +137,7 @@ def _check_call(
 
 
 class TransformersModel:
-    """A loaded model and the shape of its KV cache."""
+    """A loaded model and the shape of its KV cache. Implements `model.Model`."""
 
     def __init__(self, model: Any, name: str, device: torch.device) -> None:
         """Probe `model`, which is on `device` and was loaded with `ATTENTION`.
@@ -165,6 +156,10 @@ class TransformersModel:
                     "unsupported_model", f"{name} cannot be served: it takes no {needed}"
                 )
         self.kv_dtype, self.kv_shape = self._probe()
+
+    @property
+    def implementation(self) -> str:
+        return "transformers modules"
 
     @property
     def vocab_size(self) -> int:

@@ -1,0 +1,301 @@
+"""Our own decoder for Llama, Qwen2, Qwen3 and Mistral: a layer is four products and five kernels.
+
+    norm ─ qkv ─ [q/k norm, RoPE, store K/V] ─ attention over pages ─ out
+    add+norm ─ gate+up ─ SiLU * mul ─ down
+
+The families differ in what a layer has (biases, norms of queries and keys, windows), not in its
+order, so one forward serves all four. Weights that are multiplied by the same input are joined:
+Q, K and V, and the MLP's gate and up. transformers' modules are the oracle
+(`tests/test_exactness.py`), and they serve every model that this one does not fit.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from stepscope.engine.memory import KVShape
+from stepscope.engine.models.checkpoint import Progress
+from stepscope.engine.models.linear import Linear
+from stepscope.engine.models.model import StepContext
+from stepscope.engine.models.support import sliding_layers
+from stepscope.engine.models.weights import Shape, Weights
+from stepscope.kernels.fused import add_rms_norm, norm_rope_store, silu_mul
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """The shape of a decoder, in the terms of this file."""
+
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    norm_eps: float
+    tied: bool  # the embeddings are also the last product's weights
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    windows: tuple[int | None, ...]  # one a layer
+
+    @classmethod
+    def of(cls, config: Any) -> "DecoderConfig":
+        """Translates a `PreTrainedConfig` that `misfit` has nothing against."""
+        kind = config.model_type
+        attention_bias = bool(getattr(config, "attention_bias", False))
+        sliding = sliding_layers(config)
+        return cls(
+            architecture=(config.architectures or [f"{kind} decoder"])[0],
+            num_layers=config.num_hidden_layers,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=_head_dim(config),
+            vocab_size=config.vocab_size,
+            norm_eps=config.rms_norm_eps,
+            tied=bool(config.tie_word_embeddings),
+            qkv_bias=kind == "qwen2" or attention_bias,
+            out_bias=kind != "qwen2" and attention_bias,
+            mlp_bias=bool(getattr(config, "mlp_bias", False)),
+            qk_norm=kind == "qwen3",
+            windows=tuple(
+                config.sliding_window if i in sliding else None
+                for i in range(config.num_hidden_layers)
+            ),
+        )
+
+    def weight_shapes(self) -> dict[str, Shape]:
+        """Every tensor of the checkpoint that is read, by name."""
+        hidden, inner, dim = self.hidden_size, self.intermediate_size, self.head_dim
+        queries, keys = self.num_heads * dim, self.num_kv_heads * dim
+        linears = {
+            "self_attn.q_proj": (queries, hidden, self.qkv_bias),
+            "self_attn.k_proj": (keys, hidden, self.qkv_bias),
+            "self_attn.v_proj": (keys, hidden, self.qkv_bias),
+            "self_attn.o_proj": (hidden, queries, self.out_bias),
+            "mlp.gate_proj": (inner, hidden, self.mlp_bias),
+            "mlp.up_proj": (inner, hidden, self.mlp_bias),
+            "mlp.down_proj": (hidden, inner, self.mlp_bias),
+        }
+        norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
+        if self.qk_norm:
+            norms |= {"self_attn.q_norm": dim, "self_attn.k_norm": dim}
+        shapes: dict[str, Shape] = {
+            "model.embed_tokens.weight": (self.vocab_size, hidden),
+            "model.norm.weight": (hidden,),
+        }
+        if not self.tied:
+            shapes["lm_head.weight"] = (self.vocab_size, hidden)
+        for i in range(self.num_layers):
+            for name, (rows, columns, has_bias) in linears.items():
+                shapes[f"model.layers.{i}.{name}.weight"] = (rows, columns)
+                if has_bias:
+                    shapes[f"model.layers.{i}.{name}.bias"] = (rows,)
+            for name, size in norms.items():
+                shapes[f"model.layers.{i}.{name}.weight"] = (size,)
+        return shapes
+
+
+def misfit(config: Any) -> str | None:
+    """Why this decoder cannot run a model, by its `PreTrainedConfig`; None if it can."""
+    kind = config.model_type
+    if kind not in FAMILIES:
+        return f"{kind!r} is none of {', '.join(FAMILIES)}"
+    if config.hidden_act != "silu":
+        return f"its activation is {config.hidden_act!r}, not 'silu'"
+    if getattr(config, "quantization_config", None) is not None:
+        return "its weights are quantised"
+    if (config.rope_parameters or {}).get("partial_rotary_factor", 1.0) != 1.0:
+        return "only a part of each head is rotated"
+    if _head_dim(config) % 2:
+        return f"its heads have an odd number of dimensions ({_head_dim(config)})"
+    return None
+
+
+@dataclass(slots=True)
+class _Layer:
+    input_norm: torch.Tensor
+    qkv: Linear
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    out: Linear
+    mlp_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+    window: int | None
+
+
+class Decoder:
+    """A loaded decoder. Implements `model.Model`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        config: Any,
+        max_model_len: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: Progress,
+    ) -> None:
+        """Read the checkpoint in `folder`.
+
+        Args:
+            config: a `PreTrainedConfig` that `misfit` has nothing against.
+            max_model_len: positions are below it.
+
+        Raises:
+            ConfigError: weights are missing, of another shape, or cannot be read.
+        """
+        self.name = name
+        self.device = device
+        self.kv_dtype = dtype
+        self._config = shape = DecoderConfig.of(config)
+        self._weights = Weights(folder, name)
+        self._weights.check(shape.weight_shapes())
+        self.kv_shape = KVShape(
+            num_layers=shape.num_layers,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            dtype_bytes=dtype.itemsize,
+        )
+        self._rope = _rope_table(config, max_model_len).to(device)
+        self._embeddings = self._read("model.embed_tokens.weight")
+        self._layers = []
+        for i in range(shape.num_layers):
+            progress("loading weights", i / shape.num_layers)
+            self._layers.append(self._layer(i))
+        self._norm = self._read("model.norm.weight")
+        self._head = Linear(
+            self._embeddings.clone() if shape.tied else self._read("lm_head.weight")
+        )
+
+    @property
+    def implementation(self) -> str:
+        return f"stepscope decoder, {self._head.layout} weights"
+
+    @property
+    def architecture(self) -> str:
+        return self._config.architecture
+
+    @property
+    def vocab_size(self) -> int:
+        return self._config.vocab_size
+
+    @property
+    def num_parameters(self) -> int:
+        shapes = self._config.weight_shapes().values()
+        return sum(torch.Size(shape).numel() for shape in shapes)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Tied embeddings are there twice: in rows to look up, and in the layout to multiply by."""
+        twice = self._embeddings.numel() if self._config.tied else 0
+        return (self.num_parameters + twice) * self.kv_dtype.itemsize
+
+    @property
+    def flops_per_token(self) -> int:
+        return 2 * sum(
+            torch.Size(shape).numel()
+            for name, shape in self._config.weight_shapes().items()
+            if ".layers." in name
+        )
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        context: StepContext,
+        logits_of: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `model.Model`."""
+        config, batch = self._config, context.batch
+        scale, eps = config.head_dim**-0.5, config.norm_eps
+        last = len(self._layers) - 1
+        x = F.embedding(input_ids, self._embeddings)
+        residual: torch.Tensor | None = None
+        for i, layer in enumerate(self._layers):
+            key_cache, value_cache = context.key_caches[i], context.value_caches[i]
+            x, residual = add_rms_norm(x, residual, layer.input_norm, eps)
+            query = norm_rope_store(
+                layer.qkv(x),
+                self._rope,
+                positions,
+                batch.slot_mapping,
+                key_cache,
+                value_cache,
+                config.num_heads,
+                config.num_kv_heads,
+                layer.q_norm,
+                layer.k_norm,
+                eps,
+            )
+            x = context.backend(
+                query, key_cache, value_cache, batch, scale=scale, sliding_window=layer.window
+            ).flatten(1)
+            if i == last and len(logits_of) < len(x):
+                # All keys and values are stored: from here on only these tokens are asked for.
+                x, residual = x[logits_of], residual[logits_of]
+                if not len(x):
+                    break
+            x, residual = add_rms_norm(layer.out(x), residual, layer.mlp_norm, eps)
+            x = layer.down(silu_mul(layer.gate_up(x)))
+        if not len(x):
+            return x.new_empty(0, config.vocab_size)
+        x, _ = add_rms_norm(x, residual, self._norm, eps)
+        return self._head(x)
+
+    def _layer(self, i: int) -> _Layer:
+        prefix, config = f"model.layers.{i}", self._config
+        return _Layer(
+            input_norm=self._read(f"{prefix}.input_layernorm.weight"),
+            qkv=self._linear(
+                *(f"{prefix}.self_attn.{name}_proj" for name in "qkv"), bias=config.qkv_bias
+            ),
+            q_norm=self._read(f"{prefix}.self_attn.q_norm.weight") if config.qk_norm else None,
+            k_norm=self._read(f"{prefix}.self_attn.k_norm.weight") if config.qk_norm else None,
+            out=self._linear(f"{prefix}.self_attn.o_proj", bias=config.out_bias),
+            mlp_norm=self._read(f"{prefix}.post_attention_layernorm.weight"),
+            gate_up=self._linear(
+                f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj", bias=config.mlp_bias
+            ),
+            down=self._linear(f"{prefix}.mlp.down_proj", bias=config.mlp_bias),
+            window=config.windows[i],
+        )
+
+    def _linear(self, *names: str, bias: bool) -> Linear:
+        """Products by the same input as one: their rows one after the other."""
+        weight = torch.cat([self._read(f"{name}.weight") for name in names])
+        biases = torch.cat([self._read(f"{name}.bias") for name in names]) if bias else None
+        return Linear(weight, biases)
+
+    def _read(self, tensor: str) -> torch.Tensor:
+        return self._weights.read(tensor, self.kv_dtype).to(self.device)
+
+
+def _head_dim(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _rope_table(config: Any, num_positions: int) -> torch.Tensor:
+    """[num_positions, head_dim] in fp32: cosines of the half's frequencies, then sines.
+
+    The library computes it, scaling of every kind included ('llama3', 'yarn', 'linear', ...): the
+    rotary embeddings of the four families are the same.
+    """
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    positions = torch.arange(num_positions)[None]
+    cosines, sines = LlamaRotaryEmbedding(config)(torch.empty(0), positions)
+    half = cosines.shape[-1] // 2
+    return torch.cat([cosines[0, :, :half], sines[0, :, :half]], dim=-1).contiguous()

@@ -1,0 +1,217 @@
+"""The lean decoder computes what transformers' own modules compute, for every kind of layer it has.
+
+Whole generations are compared in test_exactness.py; here it is logits, over what configs can say.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from stepscope.engine.config import ConfigError, ModelImpl
+from stepscope.engine.models import linear, loader
+from stepscope.engine.models.model import Model, StepContext
+from stepscope.kernels.paged_attention import PagedBatch
+from stepscope.kernels.reference import ReferenceAttention
+
+MAX_MODEL_LEN = 128
+BLOCK_SIZE = 8
+TOKENS = tuple((7 * i * i + 3 * i) % 250 for i in range(90))
+NO_CHANGES: MappingProxyType[str, object] = MappingProxyType({})
+
+
+def quiet(what: str, share: float) -> None:
+    return
+
+
+def load(folder: Path, model_impl: ModelImpl = "lean", dtype: torch.dtype = torch.float32) -> Model:
+    config = loader.load_config(folder, "it")
+    device = torch.device("cpu")
+    return loader.load_model(folder, "it", config, model_impl, MAX_MODEL_LEN, dtype, device, quiet)
+
+
+class Pages:
+    """A KV cache for one request, and the steps over it."""
+
+    def __init__(self, model: Model) -> None:
+        shape = model.kv_shape
+        size = (MAX_MODEL_LEN // BLOCK_SIZE, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
+        self.model = model
+        self.keys, self.values = (
+            [torch.zeros(size, dtype=model.kv_dtype) for _ in range(shape.num_layers)]
+            for _ in range(2)
+        )
+        self.num_computed = 0
+        # Neighbours in the request are not neighbours in the cache.
+        self.table = (np.arange(size[0]) * 5) % size[0]
+
+    @torch.inference_mode()
+    def step(self, num_tokens: int, logits_of: list[int]) -> torch.Tensor:
+        start, end = self.num_computed, self.num_computed + num_tokens
+        positions = np.arange(start, end)
+        slots = self.table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        batch = PagedBatch(
+            query_starts=np.array([0, num_tokens]),
+            context_lens=np.array([end]),
+            block_tables=self.table[None],
+            slot_mapping=torch.from_numpy(slots),
+            block_size=BLOCK_SIZE,
+            device=torch.device("cpu"),
+        )
+        self.num_computed = end
+        return self.model.forward(
+            torch.tensor(TOKENS[start:end]),
+            torch.from_numpy(positions),
+            StepContext(batch, self.keys, self.values, ReferenceAttention()),
+            torch.tensor(logits_of, dtype=torch.int64),
+        )
+
+
+@torch.inference_mode()
+def oracle_logits(folder: Path) -> torch.Tensor:
+    oracle = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    return oracle.eval()(torch.tensor([TOKENS])).logits[0]
+
+
+def rope(kind: str, **settings: object) -> dict[str, object]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0, **settings}}
+
+
+VARIANTS: list[tuple[str, dict[str, object]]] = [
+    ("llama", {}),
+    ("llama", {"attention_bias": True, "mlp_bias": True}),
+    ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+    ("llama", {"num_key_value_heads": 1, "head_dim": 24}),
+    ("llama", rope("linear", factor=2.0)),
+    (
+        "llama",
+        rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=64,
+        ),
+    ),
+    ("qwen3", rope("yarn", factor=4.0, original_max_position_embeddings=64)),
+    ("qwen2", {}),
+    (
+        "qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "max_window_layers": 1,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+    ),
+    ("qwen3", {"attention_bias": True}),
+    ("qwen3", {"tie_word_embeddings": True}),
+    ("mistral", {}),
+    ("mistral", {"sliding_window": None}),
+]
+
+
+@pytest.mark.parametrize(("family", "changes"), VARIANTS, ids=str)
+def test_its_logits_are_those_of_the_library_in_chunks_and_decodes(
+    tiny_checkpoint: Callable[..., Path], family: str, changes: dict[str, object]
+) -> None:
+    folder = tiny_checkpoint(family, **changes)
+    expected = oracle_logits(folder)
+    pages = Pages(load(folder))
+    got = [
+        pages.step(40, list(range(40))),
+        pages.step(30, list(range(30))),
+        *(pages.step(1, [0]) for _ in range(20)),
+    ]
+    torch.testing.assert_close(torch.cat(got), expected, rtol=2e-4, atol=2e-4)
+
+
+def test_logits_of_some_tokens_are_those_of_all(tiny_checkpoint: Callable[..., Path]) -> None:
+    # The last layer computes no more than is asked for; keys and values are whole all the same.
+    model = load(tiny_checkpoint("qwen3"))
+    every, some = Pages(model), Pages(model)
+    chunk = every.step(50, list(range(50)))
+    assert some.step(30, []).shape == (0, model.vocab_size)
+    torch.testing.assert_close(some.step(20, [4, 19]), chunk[[34, 49]], rtol=2e-4, atol=2e-4)
+    torch.testing.assert_close(some.step(1, [0]), every.step(1, [0]), rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_are_packed_where_the_processor_has_the_instructions_and_plain_elsewhere(
+    tiny_checkpoint: Callable[..., Path], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_checkpoint("qwen2")
+    model = load(folder, dtype=dtype)
+    packs = dtype is torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    layout = "oneDNN-packed" if packs else "rows"
+    assert model.implementation == f"stepscope decoder, {layout} weights"
+    logits = Pages(model).step(60, [3, 59])
+
+    monkeypatch.setattr(linear, "_can_pack", lambda weight: False)
+    plain = load(folder, dtype=dtype)
+    assert plain.implementation == "stepscope decoder, rows weights"
+    tolerance = 1e-4 if dtype is torch.float32 else 0.1
+    torch.testing.assert_close(
+        Pages(plain).step(60, [3, 59]), logits, rtol=tolerance, atol=tolerance
+    )
+
+
+def test_figures_of_a_model_are_the_same_whoever_runs_it(
+    tiny_checkpoint: Callable[..., Path],
+) -> None:
+    for family in ("llama", "qwen2", "qwen3", "mistral"):
+        folder = tiny_checkpoint(family)
+        lean, library = load(folder), load(folder, "transformers")
+        assert library.implementation == "transformers modules"
+        for name in ("architecture", "vocab_size", "num_parameters", "flops_per_token", "kv_shape"):
+            assert getattr(lean, name) == getattr(library, name), (family, name)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("gemma3_text", {}, "'gemma3_text' is none of llama, mistral, qwen2, qwen3"),
+        ("llama", {"hidden_act": "gelu"}, "its activation is 'gelu', not 'silu'"),
+    ],
+)
+def test_what_it_does_not_fit_goes_to_the_library_unless_it_was_asked_for(
+    tiny_checkpoint: Callable[..., Path], family: str, changes: dict[str, object], reason: str
+) -> None:
+    folder = tiny_checkpoint(family, **changes)
+    assert load(folder, "auto").implementation == "transformers modules"
+    with pytest.raises(ConfigError, match="use --model-impl auto") as refused:
+        load(folder, "lean")
+    assert reason in str(refused.value)
+
+
+def test_a_checkpoint_with_other_names_goes_to_the_library(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint("llama", tie_word_embeddings=True)
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(folder / "model.safetensors")
+    save_file(
+        {name.removeprefix("model."): tensor for name, tensor in tensors.items()},
+        tmp_path / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    model = load(tmp_path, "auto")
+    assert model.implementation == "transformers modules"
+    with pytest.raises(ConfigError, match="lack 20 tensors"):
+        load(tmp_path, "lean")
+
+
+def test_positions_up_to_the_longest_request_can_be_computed(
+    tiny_checkpoint: Callable[..., Path],
+) -> None:
+    pages = Pages(load(tiny_checkpoint("llama")))
+    pages.num_computed = MAX_MODEL_LEN - len(TOKENS)
+    assert pages.step(1, [0]).isfinite().all()
