@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.engine import dispatch
 from stepscope.engine.commands import AnyReply, Shutdown, Submit
@@ -41,6 +41,14 @@ class Silent:
         return
 
 
+class OpenEngine(NamedTuple):
+    """An engine that answers; `core.run()` is its loop."""
+
+    core: EngineCore
+    intake: Intake
+    vocab_size: int
+
+
 def serve(
     config: EngineConfig,
     knobs: Knobs,
@@ -53,6 +61,24 @@ def serve(
     Args:
         progress: told what is being done and its share (0..1) while the model loads.
         ready: told once that the engine answers.
+
+    Raises:
+        ConfigError: anything that keeps the engine from starting, in one line.
+    """
+    with open_engine(config, knobs, progress=progress) as (core, _, _), stop_signals(core):
+        ready(core.info)
+        log.info("serving %s on %s", core.info.model, core.info.control_endpoint)
+        core.run()
+
+
+@contextlib.contextmanager
+def open_engine(
+    config: EngineConfig, knobs: Knobs, *, progress: Callable[[str, float], None]
+) -> Iterator[OpenEngine]:
+    """An engine with its model loaded and its sockets open, for as long as it is entered.
+
+    Args:
+        progress: told what is being done and its share (0..1) while the model loads.
 
     Raises:
         ConfigError: anything that keeps the engine from starting, in one line.
@@ -103,16 +129,13 @@ def serve(
             control = ControlServer(
                 endpoint.control, core, intake, runner.tokenizer, publisher.replay, workload.set
             )
-        with _stop_signals(core):
-            control.start()
-            ready(core.info)
-            log.info("serving %s on %s", core.info.model, endpoint.control)
-            try:
-                core.run()
-            finally:
-                workload.close()
-                control.close()
-                publisher.close()
+        control.start()
+        try:
+            yield OpenEngine(core, intake, runner.vocab_size)
+        finally:
+            workload.close()
+            control.close()
+            publisher.close()
 
 
 def _info(
@@ -176,7 +199,7 @@ def _private_files() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stop_signals(core: EngineCore) -> Iterator[None]:
+def stop_signals(core: EngineCore) -> Iterator[None]:
     """The first of these signals ends the engine in good order, a second one at once."""
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in signals}
