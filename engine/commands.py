@@ -137,6 +137,7 @@ class Submit(Command, frozen=True, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(max_length=10_000)] | None = None
     max_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
     sampling: SamplingParams = SamplingParams()
+    fit_max_tokens: bool = False  # lower max_tokens to what max_model_len leaves; else refuse
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0  # lower is served first
     stream: bool = True  # one Output a token; else one at the end
     with_text: bool = True

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from stepscope.engine import commands
 from stepscope.engine.commands import (
@@ -95,6 +96,7 @@ class ControlServer:
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         self._requests: dict[bytes, set[int]] = {}  # unfinished ones of each client
+        self._identities: dict[int, bytes] = {}  # of clients, by the file descriptor they come on
         self._closing = False
         self.num_bad_messages = 0
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
@@ -102,6 +104,8 @@ class ControlServer:
         self._socket.setsockopt(zmq.SNDHWM, CLIENT_QUEUE)
         # A client that has vanished is an error then, which can be acted on.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # ... and where nothing is on its way to it, only the lost connection tells.
+        self._disconnected = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, 2_000)
         self._socket.setsockopt(zmq.MAXMSGSIZE, commands.MAX_COMMAND_BYTES)
         self._socket.bind(address)
@@ -133,6 +137,7 @@ class ControlServer:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
+        poller.register(self._disconnected, zmq.POLLIN)
         try:
             while True:
                 ready = dict(poller.poll())
@@ -141,15 +146,20 @@ class ControlServer:
                 self._send_outbox()
                 if self._closing:
                     return
+                if self._disconnected in ready:
+                    self._drop_disconnected()
                 if self._socket in ready:
                     self._receive()
         finally:
+            self._socket.disable_monitor()
             self._socket.close()
 
     # Requests
 
     def _receive(self) -> None:
-        frames = self._socket.recv_multipart()
+        received = self._socket.recv_multipart(copy=False)
+        frames = [frame.bytes for frame in received]
+        self._note_connection(frames[0], received[-1])
         identity, command_id = frames[0], frames[1] if len(frames) > 1 else b""
         if len(frames) != 3 or len(command_id) != 8:
             self.num_bad_messages += 1
@@ -197,10 +207,30 @@ class ControlServer:
             except ConfigError as error:
                 self._core.inbox.put(Refusal(command.client_id, str(error)))
                 raise
+            command = self._intake.fitted(command, len(token_ids))
             self._core.inbox.put(Call(command, client, token_ids))
         else:
             client = RemoteClient(self, identity, command_id, with_text=False)
             self._core.inbox.put(Call(command, client))
+
+    # Connections
+
+    def _note_connection(self, identity: bytes, frame: zmq.Frame) -> None:
+        """Remember on which file descriptor a client comes: a lost connection tells only that."""
+        descriptor = frame.get(zmq.SRCFD)
+        assert isinstance(descriptor, int)
+        if self._identities.get(descriptor) != identity:
+            # Of another client before. That it is gone was told before the number was free again.
+            self._drop_disconnected()
+            self._identities[descriptor] = identity
+
+    def _drop_disconnected(self) -> None:
+        """End the requests of clients whose connection is lost."""
+        while self._disconnected.poll(0):
+            descriptor = recv_monitor_message(self._disconnected)["value"]
+            identity = self._identities.pop(int(descriptor), None)
+            if identity is not None:
+                self._forget(identity, "its connection is closed")
 
     # Replies
 

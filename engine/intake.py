@@ -6,6 +6,8 @@ Runs outside the engine's thread (tokenising a long prompt takes longer than a s
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import msgspec
+
 from stepscope.engine.commands import SamplingParams, Submit
 from stepscope.engine.config import ConfigError
 
@@ -50,8 +52,18 @@ class Intake:
         if (largest := max(token_ids)) >= self._vocab_size:
             raise ConfigError("bad_prompt", self._outside(largest))
         self._check_sampling(command.sampling)
-        self._check_length(len(token_ids), command.sampling.max_tokens)
+        at_least = 1 if command.fit_max_tokens else command.sampling.max_tokens
+        self._check_length(len(token_ids), max(at_least, command.sampling.min_tokens))
         return token_ids
+
+    def fitted(self, command: Submit, num_prompt_tokens: int) -> Submit:
+        """The command with no more `max_tokens` than a prompt of so many tokens leaves."""
+        most = self._max_model_len - num_prompt_tokens
+        sampling = command.sampling
+        if not command.fit_max_tokens or sampling.max_tokens <= most:
+            return command
+        fitting = msgspec.structs.replace(sampling, max_tokens=most)
+        return msgspec.structs.replace(command, sampling=fitting)
 
     def _token_ids(self, command: Submit) -> list[int]:
         sources = (command.prompt, command.prompt_token_ids, command.messages)

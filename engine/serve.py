@@ -55,12 +55,14 @@ def serve(
     *,
     progress: Callable[[str, float], None],
     ready: Callable[[EngineInfo], None],
+    http_endpoint: str | None = None,
 ) -> None:
     """Load the model and serve it until Shutdown, SIGINT, SIGTERM or SIGHUP.
 
     Args:
         progress: told what is being done and its share (0..1) while the model loads.
         ready: told once that the engine answers.
+        http_endpoint: HOST:PORT that whoever calls this serves HTTP on; only told to observers.
 
     Raises:
         ConfigError: anything that keeps the engine from starting, in one line.
@@ -108,7 +110,7 @@ def open_engine(
         with _private_files():
             publisher = Publisher(endpoint.telemetry, config.replay_steps)
         core = EngineCore(
-            _info(config, name or endpoint.name, endpoint, limits, runner),
+            _info(config, name or endpoint.name, endpoint, limits, runner, http_endpoint),
             runner,
             scheduler,
             limits,
@@ -139,7 +141,12 @@ def open_engine(
 
 
 def _info(
-    config: EngineConfig, name: str, endpoint: Endpoint, limits: Limits, runner: "ModelRunner"
+    config: EngineConfig,
+    name: str,
+    endpoint: Endpoint,
+    limits: Limits,
+    runner: "ModelRunner",
+    http_endpoint: str | None,
 ) -> EngineInfo:
     description = runner.description
     return EngineInfo(
@@ -168,6 +175,7 @@ def _info(
         knobs=knob_specs(limits),
         telemetry_endpoint=endpoint.telemetry,
         control_endpoint=endpoint.control,
+        http_endpoint=http_endpoint,
         monotonic_ns=time.monotonic_ns(),
         wall_ns=time.time_ns(),
         config_hash=config.hash(),

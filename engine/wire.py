@@ -170,6 +170,7 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
     knobs: tuple[KnobSpec, ...] = ()
     telemetry_endpoint: str = ""
     control_endpoint: str = ""
+    http_endpoint: str | None = None  # HOST:PORT where the engine's own HTTP server listens
     monotonic_ns: int  # these two name the same instant
     wall_ns: int
     with_tokens: bool = False
