@@ -25,11 +25,13 @@ from stepscope.engine.commands import (
     Error,
     GetInfo,
     Output,
+    PositionLogprobs,
     Replayed,
     ReplayFrom,
     SetWorkload,
     Submit,
     Submitted,
+    TokenLogprob,
     WorkloadSpec,
 )
 from stepscope.engine.config import ConfigError
@@ -51,15 +53,22 @@ class _Outgoing(NamedTuple):
 
 
 class RemoteClient:
-    """One command of one client of the socket; the core answers to it."""
+    """One command of one client of the socket; the core answers to it.
+
+    `submit` is the command if it is one: it says what text its outputs get.
+    """
 
     def __init__(
-        self, server: "ControlServer", identity: bytes, command_id: bytes, with_text: bool
+        self,
+        server: "ControlServer",
+        identity: bytes,
+        command_id: bytes,
+        submit: Submit | None = None,
     ) -> None:
         self.server = server
         self.identity = identity
         self.command_id = command_id
-        self.with_text = with_text
+        self.submit = submit
         self.text: TextStream | None = None
 
     def reply(self, message: AnyReply) -> None:
@@ -201,16 +210,17 @@ class ControlServer:
             self._set_workload(command.workload)
             self._send(identity, command_id, Ack(effective_step=self._core.next_step))
         elif isinstance(command, Submit):
-            client = RemoteClient(self, identity, command_id, command.with_text)
+            client = RemoteClient(self, identity, command_id, command)
             try:
                 token_ids = self._intake.prepare(command)
             except ConfigError as error:
                 self._core.inbox.put(Refusal(command.client_id, str(error)))
                 raise
             command = self._intake.fitted(command, len(token_ids))
-            self._core.inbox.put(Call(command, client, token_ids))
+            stop_text = self._intake.stop_text(command.sampling)
+            self._core.inbox.put(Call(command, client, token_ids, stop_text))
         else:
-            client = RemoteClient(self, identity, command_id, with_text=False)
+            client = RemoteClient(self, identity, command_id)
             self._core.inbox.put(Call(command, client))
 
     # Connections
@@ -247,14 +257,32 @@ class ControlServer:
         """The output with its text, where the client wants it."""
         if output.finish_reason is not None:
             self._requests.get(client.identity, set()).discard(output.request_id)
-        if not client.with_text or self._tokenizer is None:
+        submit = client.submit
+        if submit is None or not submit.with_text:
+            return output if output.text is None else msgspec.structs.replace(output, text=None)
+        tokenizer = self._tokenizer
+        if tokenizer is None:
             return output
+        logprobs = output.logprobs
+        if logprobs is not None:
+            logprobs = [_with_texts(position, tokenizer) for position in logprobs]
+        text = output.text
+        if text is None:
+            text = self._new_text(client, tokenizer, output, submit.sampling.include_stop)
+        return msgspec.structs.replace(output, text=text, logprobs=logprobs)
+
+    def _new_text(
+        self, client: RemoteClient, tokenizer: "Tokenizer", output: Output, include_stop: bool
+    ) -> str:
         if client.text is None:
-            client.text = self._tokenizer.text_stream()
-        text = client.text.push(output.token_ids)
+            client.text = tokenizer.text_stream()
+        token_ids = output.token_ids
+        if output.finish_reason == "stop" and not include_stop:
+            token_ids = token_ids[:-1]  # the one that ended it is no part of the text
+        text = client.text.push(token_ids)
         if output.finish_reason is not None:
             text += client.text.finish()
-        return msgspec.structs.replace(output, text=text)
+        return text
 
     def _send(self, identity: bytes, command_id: bytes, message: AnyReply) -> None:
         try:
@@ -270,5 +298,14 @@ class ControlServer:
         if requests:
             log.info("a client is gone (%s): its %d requests are ended", why, len(requests))
         for request_id in sorted(requests):
-            nobody = RemoteClient(self, identity, bytes(8), with_text=False)
+            nobody = RemoteClient(self, identity, bytes(8))
             self._core.inbox.put(Call(Abort(request_id=request_id), nobody))
+
+
+def _with_texts(position: PositionLogprobs, tokenizer: "Tokenizer") -> PositionLogprobs:
+    def named(token: TokenLogprob) -> TokenLogprob:
+        return TokenLogprob(token.token_id, token.logprob, tokenizer.token_text(token.token_id))
+
+    return PositionLogprobs(
+        named(position.chosen), position.rank, [named(token) for token in position.top]
+    )

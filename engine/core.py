@@ -17,6 +17,7 @@ from stepscope.engine.inbox import Call, Client, Inbox, Refusal
 from stepscope.engine.request import Request
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.step import Runner, ScheduledRow, ScheduledStep, StepResult
+from stepscope.engine.stop_strings import StopText
 from stepscope.engine.wire import (
     Arrived,
     EngineInfo,
@@ -181,10 +182,12 @@ class EngineCore:
     def _deliver(self, rows: list[ScheduledRow], result: StepResult) -> None:
         """New tokens to whoever submitted their requests."""
         now_ns = result.tokens_ns
-        for row, token_id in zip(rows, result.token_ids, strict=True):
+        for index, (row, token_id) in enumerate(zip(rows, result.token_ids, strict=True)):
             if token_id is None:
                 continue
             request = row.request
+            if result.logprobs and (logprobs := result.logprobs.get(index)) is not None:
+                request.logprobs.append(logprobs)
             if request.first_token_ns is None:
                 request.first_token_ns = now_ns
             request.last_token_ns = now_ns
@@ -199,8 +202,14 @@ class EngineCore:
 
     # What commands do (called by dispatch, between steps)
 
-    def add(self, submit: Submit, token_ids: list[int], client: Client) -> Request:
-        """Queue a prepared prompt."""
+    def add(
+        self,
+        submit: Submit,
+        token_ids: list[int],
+        client: Client,
+        stop_text: StopText | None = None,
+    ) -> Request:
+        """Queue a prepared prompt; `stop_text` looks for the stop strings of `submit`."""
         request = Request(
             request_id=next(self._request_ids),
             prompt_token_ids=token_ids,
@@ -209,6 +218,7 @@ class EngineCore:
             client_id=submit.client_id,
             priority=submit.priority,
             eos_token_ids=self.eos_token_ids,
+            stop_text=stop_text,
         )
         self._clients[request.request_id] = (client, submit)
         self._events.append(
@@ -236,6 +246,8 @@ class EngineCore:
         if request is None:
             return False
         client, submit = self._clients.pop(request_id)
+        if request.stop_text is not None:
+            request.stop_text.finish(armed=False)
         client.reply(_output(request, [] if submit.stream else request.output_token_ids, "abort"))
         return True
 
@@ -314,11 +326,18 @@ class EngineCore:
 
 
 def _output(request: Request, token_ids: list[int], finish_reason: str | None) -> Output:
+    """What is due to the client; text only where it had to be made to find a stop string."""
+    logprobs = None
+    if request.sampling.logprobs is not None:
+        logprobs, request.logprobs = request.logprobs, []
     return Output(
         request_id=request.request_id,
         token_ids=token_ids,
+        text=request.stop_text.take() if request.stop_text is not None else None,
         finish_reason=finish_reason,
         num_prompt_tokens=request.num_prompt_tokens,
         num_cached_tokens=request.num_cached_tokens,
         num_output_tokens=request.num_output_tokens,
+        logprobs=logprobs,
+        stop=request.stop,
     )

@@ -48,6 +48,7 @@ def _acknowledge(core: EngineCore, call: Call, detail: str = "") -> None:
 
 def _submit(core: EngineCore, call: Call, command: Submit) -> None:
     assert call.token_ids is not None, "a Submit is prepared before it is queued"
+    assert (call.stop_text is not None) == bool(command.sampling.stop), "... and its stop strings"
     if core.draining:
         core.refuse(command.client_id, "draining")
         raise ConfigError("draining", "the engine takes no new requests: it is being drained")
@@ -56,7 +57,7 @@ def _submit(core: EngineCore, call: Call, command: Submit) -> None:
         raise ConfigError(
             "queue_full", f"{core.max_waiting} requests are waiting already; try again later"
         )
-    request = core.add(command, call.token_ids, call.client)
+    request = core.add(command, call.token_ids, call.client, call.stop_text)
     call.client.reply(
         Submitted(request_id=request.request_id, num_prompt_tokens=request.num_prompt_tokens)
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from stepscope.engine.commands import AnyCommand, AnyReply
+from stepscope.engine.stop_strings import StopText
 
 
 class Client(Protocol):
@@ -18,11 +19,15 @@ class Client(Protocol):
 
 @dataclass(slots=True)
 class Call:
-    """One command in the inbox. `token_ids` is the prepared prompt of a `Submit`."""
+    """One command in the inbox.
+
+    A `Submit` comes with its prompt as `token_ids` and, if it has stop strings, a `stop_text`.
+    """
 
     command: AnyCommand
     client: Client
     token_ids: list[int] | None = None
+    stop_text: StopText | None = None
 
 
 @dataclass(slots=True)

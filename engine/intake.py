@@ -10,10 +10,12 @@ import msgspec
 
 from stepscope.engine.commands import SamplingParams, Submit
 from stepscope.engine.config import ConfigError
+from stepscope.engine.stop_strings import StopText
+from stepscope.engine.tokenizer import TextStream
 
 
-class Encoder(Protocol):
-    """Text and conversations to token ids; `tokenizer.Tokenizer` is the real one."""
+class TextCodec(Protocol):
+    """Text and conversations to token ids, and back; `tokenizer.Tokenizer` is the real one."""
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -21,18 +23,20 @@ class Encoder(Protocol):
         """Raises ConfigError when the model takes no such conversation."""
         ...
 
+    def text_stream(self) -> TextStream: ...
+
 
 class Intake:
     """Checks a prompt against one model.
 
     Args:
-        encoder: tokenizer of the model, None when prompts must come as token ids.
+        codec: tokenizer of the model, None when prompts must come as token ids.
         vocab_size: token ids are below it.
         max_model_len: most tokens of a request, prompt and output.
     """
 
-    def __init__(self, encoder: Encoder | None, vocab_size: int, max_model_len: int) -> None:
-        self._encoder = encoder
+    def __init__(self, codec: TextCodec | None, vocab_size: int, max_model_len: int) -> None:
+        self._codec = codec
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
 
@@ -65,6 +69,13 @@ class Intake:
         fitting = msgspec.structs.replace(sampling, max_tokens=most)
         return msgspec.structs.replace(command, sampling=fitting)
 
+    def stop_text(self, sampling: SamplingParams) -> StopText | None:
+        """What finds the stop strings of one request (of a `prepare`d command), if it has any."""
+        if not sampling.stop:
+            return None
+        assert self._codec is not None, "prepare refuses stop strings without a tokenizer"
+        return StopText(self._codec.text_stream(), sampling.stop, sampling.include_stop)
+
     def _token_ids(self, command: Submit) -> list[int]:
         sources = (command.prompt, command.prompt_token_ids, command.messages)
         if sum(source is not None for source in sources) != 1:
@@ -73,14 +84,14 @@ class Intake:
             )
         if command.prompt_token_ids is not None:
             return list(command.prompt_token_ids)
-        if self._encoder is None:
+        if self._codec is None:
             raise ConfigError("bad_prompt", "this engine has no tokenizer: send prompt_token_ids")
         if command.prompt is not None:
-            return self._encoder.encode(command.prompt)
+            return self._codec.encode(command.prompt)
         if not command.messages:
             raise ConfigError("bad_messages", "messages: the conversation is empty")
         turns = [{"role": turn.role, "content": turn.content} for turn in command.messages]
-        return self._encoder.encode_chat(turns)
+        return self._codec.encode_chat(turns)
 
     def _check_sampling(self, sampling: SamplingParams) -> None:
         largest = max(sampling.stop_token_ids, default=0)
@@ -91,7 +102,7 @@ class Intake:
                 "bad_sampling",
                 f"min_tokens: {sampling.min_tokens} is above max_tokens={sampling.max_tokens}",
             )
-        if sampling.stop and self._encoder is None:
+        if sampling.stop and self._codec is None:
             raise ConfigError(
                 "bad_sampling", "stop: this engine has no tokenizer; use stop_token_ids"
             )

@@ -7,7 +7,8 @@ names; the request itself is the state both read.
 from dataclasses import dataclass, field
 from enum import Enum
 
-from stepscope.engine.commands import SamplingParams
+from stepscope.engine.commands import PositionLogprobs, SamplingParams
+from stepscope.engine.stop_strings import StopText
 
 
 class RequestStatus(Enum):
@@ -17,7 +18,7 @@ class RequestStatus(Enum):
     FINISHED = "finished"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Request:
     """One prompt and the tokens it has produced so far."""
 
@@ -28,6 +29,7 @@ class Request:
     client_id: str = ""
     priority: int = 0
     eos_token_ids: frozenset[int] = frozenset()
+    stop_text: StopText | None = None  # where there are stop strings to look for
 
     status: RequestStatus = RequestStatus.WAITING
     token_ids: list[int] = field(init=False)  # prompt, then output
@@ -43,6 +45,8 @@ class Request:
     first_token_ns: int | None = None
     last_token_ns: int | None = None
     finish_reason: str | None = None
+    stop: str | int | None = None  # the stop string or token id that ended it; None for EOS
+    logprobs: list[PositionLogprobs] = field(default_factory=list)  # not told to the client yet
     waiting_reason: str = "queued"
 
     def __post_init__(self) -> None:
@@ -70,12 +74,30 @@ class Request:
         return self.token_ids[len(self.prompt_token_ids) :]
 
     def finish_reason_after(self, token_id: int) -> str | None:
-        """Why the request ends with `token_id`, its newest token: "stop", "length" or None."""
+        """Why the request ends with `token_id`, its newest token: "stop", "length" or None.
+
+        To be called once a token, and for every token where there is a `stop_text`. None of the
+        first `min_tokens` tokens can end the request, by itself or by what it spells.
+        """
         sampling = self.sampling
         num_output = self.num_output_tokens
-        if num_output >= sampling.min_tokens and (
-            token_id in sampling.stop_token_ids
-            or (not sampling.ignore_eos and token_id in self.eos_token_ids)
-        ):
-            return "stop"
-        return "length" if num_output >= sampling.max_tokens else None
+        reason: str | None = None
+        if num_output >= sampling.min_tokens and token_id in self.end_token_ids:
+            reason = "stop"
+            if sampling.ignore_eos or token_id not in self.eos_token_ids:
+                self.stop = token_id
+        elif num_output >= sampling.max_tokens:
+            reason = "length"
+        text = self.stop_text
+        if text is None:
+            return reason
+        armed = num_output > sampling.min_tokens
+        # Like a stop string, a token that ends the request is no part of its text.
+        if reason != "stop" or sampling.include_stop:
+            text.push(token_id, armed)
+        if reason is not None:
+            text.finish(armed)
+        if text.stop is None:
+            return reason
+        self.stop = text.stop
+        return "stop"

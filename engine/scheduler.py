@@ -137,7 +137,11 @@ class Scheduler:
             tokens.append(token_id)
             if phase is not decode and len(tokens) == request.num_prompt_tokens + 1:
                 self._events.append(FirstToken(request.request_id))
-            if len(tokens) >= request.max_num_tokens or token_id in request.end_token_ids:
+            if (
+                len(tokens) >= request.max_num_tokens
+                or token_id in request.end_token_ids
+                or request.stop_text is not None
+            ):
                 reason = request.finish_reason_after(token_id)
                 if reason is not None:
                     self._end(request, reason)

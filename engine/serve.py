@@ -191,7 +191,7 @@ def _workload_submit(core: EngineCore, intake: Intake) -> Callable[[Submit], Non
         except ConfigError as error:
             core.inbox.put(Refusal(command.client_id, str(error)))
             return
-        core.inbox.put(Call(command, silent, token_ids))
+        core.inbox.put(Call(command, silent, token_ids, intake.stop_text(command.sampling)))
 
     return submit
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from stepscope.engine.commands import PositionLogprobs
 from stepscope.engine.request import Request
 from stepscope.engine.wire import Phase
 
@@ -29,8 +30,9 @@ class ScheduledStep:
 class StepResult:
     """What a runner gives back.
 
-    `token_ids` has one entry a row, None where the row does not sample. Times are of the runner's
-    clock; `device_ns` is None where there is no separate device.
+    `token_ids` has one entry a row, None where the row does not sample; `logprobs` has one for
+    each row whose request asks for them, by the row's index. Times are of the runner's clock;
+    `device_ns` is None where there is no separate device.
     """
 
     token_ids: list[int | None]
@@ -38,6 +40,7 @@ class StepResult:
     tokens_ns: int
     device_ns: int | None = None
     num_padded_tokens: int = 0
+    logprobs: dict[int, PositionLogprobs] | None = None  # None: nobody asks
 
 
 class Runner(Protocol):

@@ -39,6 +39,7 @@ class Tokenizer:
         self._decode: Callable[[Sequence[int]], str] = (
             backend.decode if backend is not None else self._decode_slowly
         )
+        self._token_texts: dict[int, str] = {}  # at most the vocabulary
         # The first call may drop truncation and padding that the file asks for. Done here, no later
         # call changes the tokenizer, and several threads can use it at once.
         self.encode("")
@@ -82,6 +83,20 @@ class Tokenizer:
         """Text without special tokens. Ids the tokenizer does not know decode to nothing."""
         return self._decode(token_ids)
 
+    def token_text(self, token_id: int) -> str:
+        """One token as it reads inside a text; special tokens by their names.
+
+        Some tokenizers drop the space before a token that begins a text, so it is read off from the
+        token written twice. Part of a character shows as replacement characters.
+        """
+        text = self._token_texts.get(token_id)
+        if text is None:
+            once = self._decode_all([token_id])
+            twice = self._decode_all([token_id, token_id])
+            text = twice[len(once) :] if twice.startswith(once) else once
+            self._token_texts[token_id] = text
+        return text
+
     def text_stream(self) -> "TextStream":
         return TextStream(self._decode)
 
@@ -94,6 +109,12 @@ class Tokenizer:
     def _decode_slowly(self, token_ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(
             list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def _decode_all(self, token_ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         return text
 

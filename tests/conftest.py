@@ -36,6 +36,7 @@ from stepscope.engine.simulated import (
 )
 from stepscope.engine.step import ScheduledStep, StepResult
 from stepscope.engine.telemetry import Publisher
+from stepscope.engine.tokenizer import TextStream
 from stepscope.engine.wire import Telemetry
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
@@ -55,7 +56,7 @@ class PacedRunner(SimulatedRunner):
         return StepResult(token_ids, launch_ns=launch_ns, tokens_ns=time.monotonic_ns())
 
 
-class ByteEncoder:
+class ByteCodec:
     """One token a byte, and no chat template."""
 
     def encode(self, text: str) -> list[int]:
@@ -63,6 +64,9 @@ class ByteEncoder:
 
     def encode_chat(self, messages: object) -> list[int]:
         raise ConfigError("no_chat_template", "messages: bytes have no chat template")
+
+    def text_stream(self) -> TextStream:
+        return TextStream(lambda token_ids: bytes(token_ids).decode(errors="replace"))
 
 
 @dataclass
@@ -95,7 +99,7 @@ def live_engine(tmp_path: Path) -> Iterator[LiveEngine]:
         control = ControlServer(
             endpoint.control,
             core,
-            Intake(ByteEncoder(), VOCAB_SIZE, limits.max_model_len),
+            Intake(ByteCodec(), VOCAB_SIZE, limits.max_model_len),
             None,
             publisher.replay,
             lambda spec: None,
