@@ -78,6 +78,6 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """The index of the largest of each row, `[N, V]` to `[N]`; of equals the first; NaN is largest."""
+    """The index of the largest of each row: `[N, V]` to `[N]`, first of equals; NaN is largest."""
     # A CPU's argmax is many times slower in bf16 than the copy and the argmax in fp32.
     return (logits.float() if logits.is_cpu else logits).argmax(dim=-1)
