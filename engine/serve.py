@@ -67,7 +67,8 @@ def serve(
     Raises:
         ConfigError: anything that keeps the engine from starting, in one line.
     """
-    with open_engine(config, knobs, progress=progress) as (core, _, _), stop_signals(core):
+    opened = open_engine(config, knobs, progress=progress, http_endpoint=http_endpoint)
+    with opened as (core, _, _), stop_signals(core):
         ready(core.info)
         log.info("serving %s on %s", core.info.model, core.info.control_endpoint)
         core.run()
@@ -75,12 +76,17 @@ def serve(
 
 @contextlib.contextmanager
 def open_engine(
-    config: EngineConfig, knobs: Knobs, *, progress: Callable[[str, float], None]
+    config: EngineConfig,
+    knobs: Knobs,
+    *,
+    progress: Callable[[str, float], None],
+    http_endpoint: str | None = None,
 ) -> Iterator[OpenEngine]:
     """An engine with its model loaded and its sockets open, for as long as it is entered.
 
     Args:
         progress: told what is being done and its share (0..1) while the model loads.
+        http_endpoint: as in `serve`.
 
     Raises:
         ConfigError: anything that keeps the engine from starting, in one line.
