@@ -73,7 +73,7 @@ def first_stop(text: str, stops: Sequence[str], armed_from: int = 0) -> tuple[in
 token_lists = st.lists(
     st.one_of(
         st.sampled_from(tokens(*PIECES)),
-        st.sampled_from(list("abEND".encode())),
+        st.sampled_from(list(b"abEND")),
         st.sampled_from(list("世é€".encode())),
         st.integers(0, 255),
     ),
