@@ -35,6 +35,7 @@ class Request:
     token_ids: list[int] = field(init=False)  # prompt, then output
     max_num_tokens: int = field(init=False)  # prompt and output at most
     end_token_ids: frozenset[int] = field(init=False)  # tokens that may end it
+    is_plainly_greedy: bool = field(init=False)  # its tokens are the likeliest, nothing else asked
     num_computed_tokens: int = 0  # tokens whose K/V is in the cache
     block_table: list[int] = field(default_factory=list)  # block i holds tokens [i*bs, (i+1)*bs)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks, chained
@@ -56,6 +57,13 @@ class Request:
         self.end_token_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             self.end_token_ids |= self.eos_token_ids
+        self.is_plainly_greedy = (
+            sampling.temperature == 0
+            and sampling.repetition_penalty == 1
+            and sampling.presence_penalty == 0
+            and sampling.frequency_penalty == 0
+            and sampling.min_tokens == 0
+        )
 
     @property
     def num_prompt_tokens(self) -> int:

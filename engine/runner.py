@@ -17,7 +17,7 @@ from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.model import Model, StepContext
 from stepscope.engine.models.support import longest_request
 from stepscope.engine.request import Request
-from stepscope.engine.sampler import Sampler
+from stepscope.engine.sampler import Sampled, Sampler
 from stepscope.engine.step import ScheduledRow, ScheduledStep, StepResult
 from stepscope.engine.tokenizer import Tokenizer
 from stepscope.engine.wire import Phase
@@ -182,16 +182,17 @@ class ModelRunner:
             timer.start()
             logits = self._model.forward(input_ids, positions, context, logits_of)
             timer.stop()
-            sampled: list[int] = []
+            sampled = Sampled([], {})
             if batch.sampling_rows:
                 requests = [step.rows[i].request for i in batch.sampling_rows]
                 sampled = self._sampler.sample(logits, requests)
             device_ns = timer.elapsed_ns()
         tokens_ns = self.clock()
         token_ids: list[int | None] = [None] * len(step.rows)
-        for row, token_id in zip(batch.sampling_rows, sampled, strict=True):
+        for row, token_id in zip(batch.sampling_rows, sampled.token_ids, strict=True):
             token_ids[row] = token_id
-        return StepResult(token_ids, launch_ns, tokens_ns, device_ns)
+        logprobs = {batch.sampling_rows[i]: found for i, found in sampled.logprobs.items()}
+        return StepResult(token_ids, launch_ns, tokens_ns, device_ns, logprobs=logprobs)
 
     def warm_up(self, progress: Progress) -> None:
         """Run steps of several shapes, so that the first one of a request is like any other.

@@ -2,6 +2,8 @@
 
 import itertools
 from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from stepscope.engine.request import Request
 from stepscope.engine.sampler import Sampler, uniform
 
 VOCAB_SIZE = 50
+Sample: TypeAlias = Callable[[int, torch.Tensor, Sequence[Request]], list[int]]
+Drawn: TypeAlias = Callable[..., Counter[int]]
 
 
 def request(request_id: int = 0, num_output: int = 0, **sampling: object) -> Request:
@@ -23,45 +27,62 @@ def logits_of(*probs: float) -> torch.Tensor:
     return torch.tensor([list(probs)]).log()
 
 
-def drawn(logits: torch.Tensor, count: int = 400, **sampling: object) -> Counter[int]:
+@pytest.fixture(params=[True, False], ids=["host", "device"])
+def sample(request: pytest.FixtureRequest) -> Sample:
+    """Samples with the engine's seed, by each of the two ways there are."""
+
+    def tokens(seed: int, logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
+        return Sampler(seed, on_host=request.param).sample(logits, requests).token_ids
+
+    return tokens
+
+
+@pytest.fixture
+def drawn(sample: Sample) -> Drawn:
     """How often each token comes at `count` positions of one request."""
-    requests = [request(num_output=i, **sampling) for i in range(count)]
-    return Counter(Sampler(0).sample(logits.expand(count, -1), requests))
+
+    def tokens(logits: torch.Tensor, count: int = 400, **sampling: object) -> Counter[int]:
+        requests = [request(num_output=i, **sampling) for i in range(count)]
+        return Counter(sample(0, logits.expand(count, -1), requests))
+
+    return tokens
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_temperature_zero_takes_the_likeliest_token(dtype: torch.dtype) -> None:
+def test_temperature_zero_takes_the_likeliest_token(sample: Sample, dtype: torch.dtype) -> None:
     logits = torch.randn(6, VOCAB_SIZE, generator=torch.Generator().manual_seed(1)).to(dtype)
-    tokens = Sampler(0).sample(logits, [request(i) for i in range(6)])
+    tokens = sample(0, logits, [request(i) for i in range(6)])
     assert tokens == logits.float().argmax(-1).tolist()
 
 
-def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch() -> None:
+def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(sample: Sample) -> None:
     rows = torch.randn(40, VOCAB_SIZE, generator=torch.Generator().manual_seed(2))
     mine = [request(5, i, temperature=1.0, top_p=0.9, seed=42) for i in range(40)]
-    alone = [Sampler(0).sample(rows[i : i + 1], [mine[i]])[0] for i in range(40)]
-    assert Sampler(0).sample(rows, mine) == alone
+    alone = [sample(0, rows[i : i + 1], [mine[i]])[0] for i in range(40)]
+    assert sample(0, rows, mine) == alone
 
     others = [request(100 + i, i, temperature=2.0, top_k=3) for i in range(40)]
     mixed = [each for pair in zip(others, mine, strict=True) for each in pair]
-    together = Sampler(99).sample(rows.repeat_interleave(2, dim=0), mixed)
+    together = sample(99, rows.repeat_interleave(2, dim=0), mixed)
     assert together[1::2] == alone
     assert len(set(alone)) > 5
 
 
-def test_requests_without_a_seed_differ_from_each_other_and_repeat_with_the_engines() -> None:
+def test_requests_without_a_seed_differ_from_each_other_and_repeat_with_the_engines(
+    sample: Sample,
+) -> None:
     rows = torch.zeros(30, VOCAB_SIZE)
 
     def text(engine_seed: int, request_id: int) -> list[int]:
         requests = [request(request_id, i, temperature=1.0) for i in range(30)]
-        return Sampler(engine_seed).sample(rows, requests)
+        return sample(engine_seed, rows, requests)
 
     assert text(0, 1) == text(0, 1)
     assert text(0, 1) != text(0, 2)
     assert text(0, 1) != text(1, 1)
 
 
-def test_greedy_and_sampled_rows_go_together() -> None:
+def test_greedy_and_sampled_rows_go_together(sample: Sample) -> None:
     logits = torch.randn(4, VOCAB_SIZE, generator=torch.Generator().manual_seed(3))
     requests = [
         request(0),
@@ -69,40 +90,44 @@ def test_greedy_and_sampled_rows_go_together() -> None:
         request(2),
         request(3, temperature=0.5, seed=2),
     ]
-    tokens = Sampler(0).sample(logits, requests)
+    tokens = sample(0, logits, requests)
     assert tokens[0] == int(logits[0].argmax())
     assert tokens[2] == int(logits[2].argmax())
-    assert tokens[1] == Sampler(0).sample(logits[1:2], [requests[1]])[0]
-    assert tokens[3] == Sampler(0).sample(logits[3:4], [requests[3]])[0]
+    assert tokens[1] == sample(0, logits[1:2], [requests[1]])[0]
+    assert tokens[3] == sample(0, logits[3:4], [requests[3]])[0]
 
 
-def test_tokens_come_as_often_as_they_are_likely() -> None:
+def test_tokens_come_as_often_as_they_are_likely(drawn: Drawn) -> None:
     counts = drawn(logits_of(0.5, 0.3, 0.2), count=4000, temperature=1.0, seed=7)
     assert [counts[i] / 4000 for i in range(3)] == pytest.approx([0.5, 0.3, 0.2], abs=0.03)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_no_token_ends_a_request_before_its_min_tokens(temperature: float) -> None:
+def test_no_token_ends_a_request_before_its_min_tokens(
+    sample: Sample, drawn: Drawn, temperature: float
+) -> None:
     logits = logits_of(0.90, 0.04, 0.03, 0.03).expand(4, -1)
     held = [
         request(i, num_output, temperature=temperature, min_tokens=2, stop_token_ids=(0, 7))
         for i, num_output in enumerate((0, 1, 2, 3))
     ]
-    early = Sampler(0).sample(logits[:2], held[:2])
+    early = sample(0, logits[:2], held[:2])
     assert 0 not in early
     counts = drawn(logits[:1], temperature=temperature, min_tokens=399, stop_token_ids=(0,))
     assert counts[0] <= 1
-    assert Sampler(0).sample(logits_of(0.97, 0.01, 0.01, 0.01), held[2:3]) == [0]
+    assert sample(0, logits_of(0.97, 0.01, 0.01, 0.01), held[2:3]) == [0]
 
 
-def test_temperature_sharpens_and_flattens() -> None:
+def test_temperature_sharpens_and_flattens(drawn: Drawn) -> None:
     logits = logits_of(0.5, 0.3, 0.2)
     assert drawn(logits, temperature=0.2, seed=7)[0] > drawn(logits, temperature=1.0, seed=7)[0]
     assert drawn(logits, temperature=5.0, seed=7)[2] > drawn(logits, temperature=1.0, seed=7)[2]
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e-30, 100.0])
-def test_extreme_temperatures_give_tokens_that_can_be_drawn(temperature: float) -> None:
+def test_extreme_temperatures_give_tokens_that_can_be_drawn(
+    drawn: Drawn, temperature: float
+) -> None:
     logits = torch.tensor([[3.0, float("-inf"), 500.0, 499.0]])
     counts = drawn(logits, temperature=temperature, seed=1)
     assert counts[1] == 0
@@ -110,31 +135,31 @@ def test_extreme_temperatures_give_tokens_that_can_be_drawn(temperature: float) 
         assert counts == {2: 400}
 
 
-def test_top_k_keeps_the_k_likeliest() -> None:
+def test_top_k_keeps_the_k_likeliest(drawn: Drawn) -> None:
     logits = logits_of(0.1, 0.4, 0.3, 0.2)
     assert set(drawn(logits, temperature=1.0, top_k=2, seed=3)) == {1, 2}
     assert set(drawn(logits, temperature=1.0, top_k=1, seed=3)) == {1}
     assert set(drawn(logits, temperature=1.0, top_k=999, seed=3)) == {0, 1, 2, 3}
 
 
-def test_top_p_keeps_what_is_needed_to_reach_it() -> None:
+def test_top_p_keeps_what_is_needed_to_reach_it(drawn: Drawn) -> None:
     logits = logits_of(0.1, 0.4, 0.3, 0.2)
     assert set(drawn(logits, temperature=1.0, top_p=0.6, seed=3)) == {1, 2}
     assert set(drawn(logits, temperature=1.0, top_p=0.3, seed=3)) == {1}
     assert set(drawn(logits, temperature=1.0, top_p=0.000001, seed=3)) == {1}
 
 
-def test_min_p_drops_what_is_much_less_likely_than_the_best() -> None:
+def test_min_p_drops_what_is_much_less_likely_than_the_best(drawn: Drawn) -> None:
     logits = logits_of(0.05, 0.5, 0.3, 0.15)
     assert set(drawn(logits, temperature=1.0, min_p=0.5, seed=3)) == {1, 2}
     assert set(drawn(logits, temperature=1.0, min_p=1.0, seed=3)) == {1}
 
 
-def test_top_k_and_top_p_and_min_p_apply_row_by_row() -> None:
+def test_top_k_and_top_p_and_min_p_apply_row_by_row(sample: Sample) -> None:
     logits = logits_of(0.1, 0.4, 0.3, 0.2).expand(400, -1)
     kinds = [{"top_k": 1}, {"top_p": 0.6}, {"min_p": 0.7}, {}]
     requests = [request(0, i, temperature=1.0, seed=9, **kinds[i % 4]) for i in range(400)]
-    tokens = Sampler(0).sample(logits, requests)
+    tokens = sample(0, logits, requests)
     assert [set(tokens[i::4]) for i in range(4)] == [{1}, {1, 2}, {1, 2}, {0, 1, 2, 3}]
 
 
