@@ -149,7 +149,13 @@ class BlockPool:
 
     def drain_moves(self) -> list[BlockMove]:
         """The last state of each block that changed since the last drain, by first change."""
-        moves = [BlockMove(block, *self._state(block)) for block in self._changed]
+        ref_counts, owners, digests = self._ref_counts, self._owners, self._digests
+        moves = [
+            BlockMove(block, owners[block], ref_counts[block])
+            if ref_counts[block]
+            else BlockMove(block, EMPTY if digests[block] is None else CACHED, 0)
+            for block in self._changed
+        ]
         self._changed.clear()
         return moves
 

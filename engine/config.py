@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 from stepscope.engine.wire import KnobSpec, KnobValue
 
 ModelImpl: TypeAlias = Literal["auto", "lean", "transformers"]
+Batching: TypeAlias = Literal["naive", "static", "continuous", "separate", "chunked"]
 Order: TypeAlias = Literal["decode_first", "arrival"]
 Policy: TypeAlias = Literal["fcfs", "priority"]
 Reserve: TypeAlias = Literal["none", "prompt", "output"]
@@ -120,6 +121,13 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int,
         Meta(ge=0, description="most tokens one prompt gets in a step beside others (0: no limit)"),
     ] = 0
+    batching: Annotated[
+        Batching,
+        Meta(
+            description="how the budget is spent: one request at a time, a padded batch run to its "
+            "end, whole prompts then decodes, chunks then decodes, or both in one step"
+        ),
+    ] = "chunked"
     order: Annotated[
         Order,
         Meta(description="decodes before prefill chunks (Sarathi-Serve), or by arrival (vLLM v1)"),

@@ -129,7 +129,6 @@ class EngineCore:
                     step=self.next_step,
                     schedule_ns=(schedule_start_ns, schedule_end_ns),
                     result=result,
-                    rows=rows,
                     batch=batch,
                     scheduler=self.scheduler,
                     knobs_version=self.knobs_version,
@@ -168,7 +167,9 @@ class EngineCore:
 
     def _execute(self, rows: list[ScheduledRow]) -> StepResult | None:
         try:
-            return self.runner.execute(ScheduledStep(self.next_step, rows))
+            return self.runner.execute(
+                ScheduledStep(self.next_step, rows, self.scheduler.num_padded_tokens)
+            )
         except Exception:
             # A step that fails ends the requests in it, not the engine.
             log.exception("step %d failed; its %d requests are ended", self.next_step, len(rows))

@@ -41,7 +41,11 @@ class Scheduler:
         self.admitted_now: dict[int, int] = {}  # in the last step: request id -> tokens hit
         self.resumed_now: dict[int, int] = {}  # ... those of them that had been preempted before
         self._events: list[RequestEvent] = []
+        self.num_prefill_tokens = 0  # of the last step, recomputed ones included
+        self.num_decode_tokens = 0
+        self.num_padded_tokens = 0  # ... and what a padding engine would compute besides
         self._next_in_turn: Request | None = None
+        self._num_slots = 0
         self._wait_reason = "queued"
         self.knobs = knobs
 
@@ -55,6 +59,8 @@ class Scheduler:
         self._knobs = knobs
         self.waiting.reorder(knobs.policy)
         self.kv.enable_prefix_caching = knobs.enable_prefix_caching
+        if knobs.batching != "static":
+            self._num_slots = 0
 
     def add(self, request: Request) -> None:
         """Queue a new request. It has to fit: prompt + max_tokens <= max_model_len."""
@@ -100,8 +106,9 @@ class Scheduler:
     def schedule(self) -> list[ScheduledRow]:
         """The rows of the next step, in the order in which they are laid out.
 
-        At most `max_num_batched_tokens` tokens in all. Empty when there is nothing to do, and in
-        the rare step whose only request preempted itself: there is still work then.
+        At most `max_num_batched_tokens` tokens in all, `num_padded_tokens` included. Empty when
+        there is nothing to do, and in the rare step in which whoever was to be served preempted
+        itself: there is still work then.
         """
         plan = StepPlan(
             self.running,
@@ -110,10 +117,14 @@ class Scheduler:
             self._knobs,
             alone=len(self.requests) <= 1,
             next_in_turn=self._next_in_turn,
+            num_slots=self._num_slots,
         )
-        POLICIES[self._knobs.order](plan)
+        POLICIES[self._knobs.batching](plan)
         plan.register_filled()
         self.admitted_now, self.resumed_now = plan.admitted, plan.resumed
+        self.num_prefill_tokens = plan.num_prefill_tokens
+        self.num_decode_tokens = plan.num_tokens - plan.num_prefill_tokens
+        self.num_padded_tokens, self._num_slots = plan.num_padded_tokens, plan.num_slots
         self._next_in_turn, self._wait_reason = plan.next_in_turn, plan.wait_reason
         self._events += plan.events
         return plan.rows

@@ -9,7 +9,7 @@ import random
 import msgspec
 from msgspec import Struct
 
-from stepscope.engine import dispatch
+from stepscope.engine import dispatch, wire
 from stepscope.engine.commands import AnyReply, SamplingParams, SetKnobs, Submit
 from stepscope.engine.config import Knobs, Limits, knob_specs
 from stepscope.engine.core import EngineCore
@@ -33,7 +33,8 @@ class CostModel(Struct, frozen=True, kw_only=True):
     context_ns: float = 20.0
 
     def duration_ns(self, step: ScheduledStep) -> int:
-        tokens = sum(row.num_tokens for row in step.rows)
+        # This engine pads where the mode does, so that a static batch costs what it would.
+        tokens = step.num_padded_tokens + sum(row.num_tokens for row in step.rows)
         context = sum(row.num_tokens * (row.start + row.num_tokens / 2) for row in step.rows)
         return round(self.floor_ms * 1e6 + tokens * self.token_us * 1e3 + context * self.context_ns)
 
@@ -78,7 +79,7 @@ class SimulatedWorkload(Struct, frozen=True, kw_only=True):
 
 
 class _Collector:
-    """Telemetry sink that keeps the messages as they were at the time."""
+    """Telemetry sink that keeps the messages as a subscriber gets them."""
 
     def __init__(self) -> None:
         self.next_sequence = 0
@@ -86,7 +87,7 @@ class _Collector:
         self.messages: list[tuple[int, Telemetry]] = []
 
     def publish(self, message: Telemetry) -> None:
-        self.messages.append((self.next_sequence, message))
+        self.messages.append((self.next_sequence, wire.decode(wire.encode(message))))
         self.next_sequence += 1
 
 

@@ -20,10 +20,15 @@ class ScheduledRow(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class ScheduledStep:
-    """The batch of one forward step, in the order it is laid out (sum of tokens <= budget)."""
+    """The batch of one forward step, in the order it is laid out (sum of tokens <= budget).
+
+    `num_padded_tokens` is what an engine with one rectangle a batch would compute besides (mode
+    `static`); a runner that packs its rows has no use for it.
+    """
 
     step: int
     rows: list[ScheduledRow]
+    num_padded_tokens: int = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,7 +37,8 @@ class StepResult:
 
     `token_ids` has one entry a row, None where the row does not sample; `logprobs` has one for
     each row whose request asks for them, by the row's index. Times are of the runner's clock;
-    `device_ns` is None where there is no separate device.
+    `device_ns` is None where there is no separate device. `num_padded_tokens` is padding that the
+    runner itself computed, for a fixed shape for example.
     """
 
     token_ids: list[int | None]

@@ -1,9 +1,9 @@
 """`StepPlan`: one step in the making: its rows, what is left of its budget, who was preempted.
 
-A policy (`policies.py`) fills the plan through `advance` and `admit`; the plan keeps the rules that
-all policies share. They are vLLM's (v1): a running request that needs a block and finds none
-preempts the latest admitted one (by priority: the one served last), itself at worst; nobody is
-admitted in a step that preempted; the first waiting request that does not fit ends admission.
+A batching mode (`policies.py`) fills the plan through `advance` and `admit`; the plan keeps the
+rules that all modes share. They are vLLM's (v1): a running request that needs a block and finds
+none preempts the latest admitted one (by priority: the one served last), itself at worst; nobody
+is admitted in a step that preempted; the first waiting request that does not fit ends admission.
 """
 
 from collections.abc import Callable
@@ -29,6 +29,7 @@ class StepPlan:
         running: in order of admission.
         alone: there is only one request, so a long prompt has nobody to starve.
         next_in_turn: the first request whose decode the last step had no budget for.
+        num_slots: rows of the static batch under way, those included that have ended.
     """
 
     def __init__(
@@ -39,11 +40,17 @@ class StepPlan:
         knobs: Knobs,
         alone: bool,
         next_in_turn: Request | None,
+        num_slots: int,
     ) -> None:
         self.running = running
         self.waiting = waiting
         self.next_in_turn = next_in_turn
+        self.num_slots = num_slots
+        self.order = knobs.order
+        self.whole_prompts = not knobs.enable_chunked_prefill
         self.rows: list[ScheduledRow] = []
+        self.num_prefill_tokens = 0  # of the rows, recomputed ones included
+        self.num_padded_tokens = 0  # of a static batch; within the budget, like the rows
         self.budget = knobs.max_num_batched_tokens  # what is left of it
         self.has_preempted = False
         self.wait_reason = "queued"  # why the first waiting request is not admitted
@@ -54,6 +61,11 @@ class StepPlan:
         self._knobs = knobs
         self._max_chunk = 0 if alone else knobs.long_prefill_token_threshold
         self._filled: list[tuple[Request, int]] = []  # (request, tokens computed after the step)
+
+    @property
+    def num_tokens(self) -> int:
+        """Scheduled so far."""
+        return self._knobs.max_num_batched_tokens - self.budget
 
     def advance(self, requests: list[Request], decodes_only: bool = False) -> list[Request]:
         """Give each running request, in this order, its next tokens while there is budget.
@@ -98,20 +110,47 @@ class StepPlan:
         self.budget = budget
         return postponed
 
-    def admit(self) -> None:
-        """Take in waiting requests while seats, budget and KV blocks last."""
+    def advance_to(self, num_missing: int) -> None:
+        """Give each running request all its tokens but the last `num_missing` of them."""
+        for request in self.running.copy():
+            start = request.num_computed_tokens
+            num_tokens = request.num_tokens - start - num_missing
+            if num_tokens <= 0 or request.status is not RequestStatus.RUNNING:
+                continue
+            if num_tokens > self.budget or not self._advance_by(request, start, num_tokens):
+                break
+
+    def admit(self, num_seats: int | None = None) -> None:
+        """Take in waiting requests while seats, budget and KV blocks last.
+
+        Does nothing when there is a `wait_reason` already.
+        """
         self.register_filled()
-        while self.waiting and self.wait_reason == "queued":
-            if self.has_preempted:
-                self.wait_reason = "preemption"
-            elif len(self.running) >= self._knobs.max_num_seqs:
-                self.wait_reason = "seats"
-            elif self.budget <= 0:
+        while self._has_room(num_seats):
+            self._try_to_admit(self.waiting.peek())
+
+    def form_batch(self) -> None:
+        """Take in as many waiting requests as can run as one padded batch, without a row yet.
+
+        Each gets the blocks of its whole prompt. Every member needs at least one column of the
+        budget, and where prompts are not cut, as many as the longest.
+        """
+        self.num_slots = longest = 0
+        while self._has_room():
+            request = self.waiting.peek()
+            hit = self._kv.lookup(request)
+            longest = max(longest, request.num_tokens - len(hit) * self._kv.block_size)
+            width = longest if self.whole_prompts else 1
+            if (len(self.running) + 1) * width > self.budget:
                 self.wait_reason = "budget"
-            else:
-                self._try_to_admit(self.waiting.peek())
-        if self.waiting:
-            self.waiting.peek().waiting_reason = self.wait_reason
+            elif self._may_enter(request, hit, request.num_tokens):
+                self._enter(request, hit, request.num_tokens)
+
+    def pad(self) -> None:
+        """Fill up the rows to one length, and the empty slots, as far as the budget goes."""
+        if self.rows:
+            size = self.num_slots * max(row.num_tokens for row in self.rows)
+            self.num_padded_tokens = min(size - self.num_tokens, self.budget)
 
     def register_filled(self) -> None:
         """Blocks that rows of running requests fill can be hit: no row is withdrawn any more."""
@@ -127,27 +166,35 @@ class StepPlan:
             # Whole prompts only, and this one does not fit beside the others: nobody overtakes it.
             self.wait_reason = "budget"
             return True
-        if not self._grow(request, start + chunk):
+        return self._advance_by(request, start, chunk)
+
+    def _advance_by(self, request: Request, start: int, num_tokens: int) -> bool:
+        if not self._grow(request, start + num_tokens):
             return False
-        self._filled.append((request, start + chunk))
-        self._add_prompt_row(request, start, chunk)
+        self._filled.append((request, start + num_tokens))
+        self._add_row(request, start, num_tokens)
         return True
 
     def _chunk(self, num_tokens: int) -> int:
         """How many of the `num_tokens` a prompt still needs it gets now; 0: none."""
-        if not self._knobs.enable_chunked_prefill:
-            return num_tokens if num_tokens <= self.budget else 0
+        if self.whole_prompts:
+            if num_tokens <= self.budget:
+                return num_tokens
+            # Longer than any budget could be: with nobody beside it, it goes on in pieces.
+            return 0 if self.rows else self.budget
         if 0 < self._max_chunk < num_tokens:
             num_tokens = self._max_chunk
         return min(num_tokens, self.budget)
 
-    def _add_prompt_row(self, request: Request, start: int, num_tokens: int) -> None:
+    def _add_row(self, request: Request, start: int, num_tokens: int) -> None:
         if start < request.high_water:
             phase = Phase.RECOMPUTE
         elif start >= request.num_prompt_tokens and start + 1 == request.num_tokens:
             phase = Phase.DECODE  # resumed with everything but its newest token still cached
         else:
             phase = Phase.PREFILL
+        if phase is not Phase.DECODE:
+            self.num_prefill_tokens += num_tokens
         samples = start + num_tokens == request.num_tokens
         self.rows.append(_new_row((request, phase, start, num_tokens, samples)))
         self.budget -= num_tokens
@@ -173,6 +220,8 @@ class StepPlan:
         for index, row in enumerate(self.rows):
             if row.request is request:
                 self.budget += row.num_tokens
+                if row.phase is not Phase.DECODE:
+                    self.num_prefill_tokens -= row.num_tokens
                 del self.rows[index]
                 break
         self.events.append(Preempted(request.request_id, self._kv.free(request), "kv_full"))
@@ -182,22 +231,45 @@ class StepPlan:
         request.num_preemptions += 1
         self.waiting.prepend(request)
 
+    def _has_room(self, num_seats: int | None = None) -> bool:
+        """Whether the next waiting request may be looked at; if not, `wait_reason` says why."""
+        if not self.waiting:
+            return False
+        if self.wait_reason == "queued":
+            if self.has_preempted:
+                self.wait_reason = "preemption"
+            elif len(self.running) >= self._knobs.max_num_seqs:
+                self.wait_reason = "seats"
+            elif num_seats is not None and len(self.running) >= num_seats:
+                self.wait_reason = "batch"
+            elif self.budget <= 0:
+                self.wait_reason = "budget"
+        return self.wait_reason == "queued"
+
     def _try_to_admit(self, request: Request) -> None:
-        kv = self._kv
-        hit = kv.lookup(request)
-        num_cached_tokens = len(hit) * kv.block_size
-        chunk = self._chunk(request.num_tokens - num_cached_tokens)
+        hit = self._kv.lookup(request)
+        start = len(hit) * self._kv.block_size
+        chunk = self._chunk(request.num_tokens - start)
         if not chunk:
             self.wait_reason = "budget"
-            return
-        num_computed_tokens = num_cached_tokens + chunk
-        if self._num_blocks_needed(request, hit, num_computed_tokens) > kv.num_free_blocks:
+        elif self._may_enter(request, hit, start + chunk):
+            self._enter(request, hit, start + chunk)
+            self._kv.register(request, start + chunk)
+            self._add_row(request, start, chunk)
+
+    def _may_enter(self, request: Request, hit: list[int], num_tokens: int) -> bool:
+        """Whether there are blocks for the first waiting request and its next `num_tokens`."""
+        if self._num_blocks_needed(request, hit, num_tokens) > self._kv.num_free_blocks:
             self.wait_reason = "kv_blocks"
-            return
+            return False
+        return True
+
+    def _enter(self, request: Request, hit: list[int], num_tokens: int) -> None:
+        """From now on the first waiting request runs, with room for `num_tokens`."""
         self.waiting.pop()
         self.running.append(request)
-        kv.admit(request, hit, num_computed_tokens)
-        kv.register(request, num_computed_tokens)
+        self._kv.admit(request, hit, num_tokens)
+        num_cached_tokens = len(hit) * self._kv.block_size
         if request.num_preemptions:
             self.resumed[request.request_id] = num_cached_tokens
         else:
@@ -206,7 +278,6 @@ class StepPlan:
         self.events.append(Admitted(request.request_id, num_cached_tokens))
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = num_cached_tokens
-        self._add_prompt_row(request, num_cached_tokens, chunk)
 
     def _num_blocks_needed(self, request: Request, hit: list[int], num_computed_tokens: int) -> int:
         """Free blocks without which a waiting request is not admitted."""

@@ -6,19 +6,21 @@ its own model of what a runner would have written into each slot of each block.
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import get_args
 
 import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.commands import SamplingParams
-from stepscope.engine.config import Knobs, Limits
+from stepscope.engine.config import Batching, Knobs, Limits
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.request import Request, RequestStatus
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.step import ScheduledRow
 from stepscope.engine.wire import CACHED, EMPTY, Aborted, Finished, FirstToken, Phase, Preempted
 
+BATCHING = get_args(Batching)
 MAX_MODEL_LEN = 48
 STOP_TOKEN = 3
 
@@ -58,6 +60,7 @@ def knob_sets(draw: st.DrawFn) -> Knobs:
         max_num_seqs=draw(st.integers(1, 8)),
         enable_chunked_prefill=chunked,
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 6])),
+        batching=draw(st.sampled_from(BATCHING)),
         order=draw(st.sampled_from(["decode_first", "arrival"])),
         policy=draw(st.sampled_from(["fcfs", "priority"])),
         reserve=draw(st.sampled_from(["none", "prompt", "output"])),
@@ -163,6 +166,7 @@ class Driver:
         rows = scheduler.schedule()
         scheduler.kv.check_integrity()
         self.check_rows(rows, num_running)
+        self.check_batching(rows, num_running)
         self.execute(rows)
         scheduler.update(rows, [self.token_after(row) for row in rows])
         self.take_events(computed)
@@ -171,7 +175,9 @@ class Driver:
 
     def check_rows(self, rows: list[ScheduledRow], num_running: int) -> None:
         scheduler, knobs = self.scheduler, self.scheduler.knobs
-        assert sum(row.num_tokens for row in rows) <= knobs.max_num_batched_tokens
+        num_tokens = sum(row.num_tokens for row in rows)
+        assert scheduler.num_padded_tokens >= 0
+        assert num_tokens + scheduler.num_padded_tokens <= knobs.max_num_batched_tokens
         assert len({row.request.request_id for row in rows}) == len(rows)
         if scheduler.admitted_now:
             assert len(scheduler.running) <= knobs.max_num_seqs
@@ -180,6 +186,9 @@ class Driver:
         assert set(scheduler.resumed_now) <= set(scheduler.admitted_now)
         assert len(scheduler.waiting) + len(scheduler.running) == len(scheduler.requests)
         assert sum(scheduler.waiting_reasons().values()) == len(scheduler.waiting)
+        num_decodes = sum(row.phase is Phase.DECODE for row in rows)
+        assert scheduler.num_decode_tokens == num_decodes
+        assert scheduler.num_prefill_tokens == num_tokens - num_decodes
         for request, phase, start, num_tokens, samples in rows:
             end = start + num_tokens
             assert request.status is RequestStatus.RUNNING
@@ -194,6 +203,27 @@ class Driver:
             self.lives[request.request_id].num_scheduled += num_tokens
         for number, hit in scheduler.admitted_now.items():
             self.lives[number].num_hit += hit
+
+    def check_batching(self, rows: list[ScheduledRow], num_running: int) -> None:
+        """What each mode promises beyond what all of them do."""
+        scheduler, knobs = self.scheduler, self.scheduler.knobs
+        batching, admitted = knobs.batching, scheduler.admitted_now
+        if batching == "naive":
+            assert len(rows) <= 1
+        if batching in ("naive", "static"):
+            assert not (num_running and admitted), "somebody joined a batch under way"
+        if batching != "static":
+            assert scheduler.num_padded_tokens == 0
+        if batching in ("continuous", "separate"):
+            # A resumed request may have nothing but its newest token to compute.
+            decodes = [
+                r.phase is Phase.DECODE and r.request.request_id not in admitted for r in rows
+            ]
+            assert all(decodes) or not any(decodes), "chunks and decodes share a step"
+        if batching == "continuous":
+            for row in rows:
+                alone = len(rows) == 1 and row.num_tokens == knobs.max_num_batched_tokens
+                assert row.samples or alone, "a prompt was cut that was not longer than the budget"
 
     def execute(self, rows: list[ScheduledRow]) -> None:
         """Every row writes its slots, then every row finds all it attends to as it should be."""

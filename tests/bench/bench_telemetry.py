@@ -111,7 +111,6 @@ def _publishing_cost_us(core: EngineCore, publisher: Publisher) -> float:
             step=0,
             schedule_ns=(0, 0),
             result=result,
-            rows=rows,
             batch=records.batch_rows(rows, core.scheduler),
             scheduler=core.scheduler,
             knobs_version=0,
