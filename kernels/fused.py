@@ -1,12 +1,24 @@
 """The small operations between the matrix products of a decoder layer, each as one call.
 
-Plain torch, for every device; the dtype of the result is that of the input.
+In C++ for contiguous float32 and bfloat16 tensors on a CPU where the library is there, in plain
+torch (`torch_*`, the oracles) for all else; the dtype of the result is that of the input.
 """
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from stepscope.kernels.cpu_library import default_library
 from stepscope.kernels.paged_attention import store_kv
+
+_IS_BF16 = {torch.float32: 0, torch.bfloat16: 1}
+
+
+def _fits(*tensors: torch.Tensor) -> bool:
+    """Whether the C++ functions take these: one dtype they know, contiguous, on a CPU."""
+    dtype = tensors[0].dtype
+    if dtype not in _IS_BF16:
+        return False
+    return all(t.dtype is dtype and t.is_cpu and t.is_contiguous() for t in tensors)
 
 
 def add_rms_norm(
@@ -18,6 +30,29 @@ def add_rms_norm(
     `x` itself becomes the residual. RMSNorm (Zhang and Sennrich, 2019) as Llama and Qwen do it: the
     statistics in fp32, the quotient rounded to the dtype of `x`, then times `weight` in that dtype.
     """
+    library = default_library()
+    if library is None or not _fits(x, x if residual is None else residual, weight):
+        return torch_add_rms_norm(x, residual, weight, eps)
+    output = torch.empty_like(x)
+    num_rows, size = x.shape
+    library.add_rms_norm(
+        x.data_ptr(),
+        None if residual is None else residual.data_ptr(),
+        weight.data_ptr(),
+        output.data_ptr(),
+        num_rows,
+        size,
+        eps,
+        _IS_BF16[x.dtype],
+        torch.get_num_threads(),
+    )
+    return output, x if residual is None else residual
+
+
+def torch_add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `add_rms_norm` computes."""
     if residual is None:
         residual = x
     else:
@@ -47,12 +82,78 @@ def norm_rope_store(
     other; `rope` is `[positions, D]` in fp32, cosines in the first half and sines in the second.
     Everything is computed in fp32 and rounded once. Keys and values go to the slots of the paged
     caches that `slot_mapping` (`[N]`) names.
+
+    Raises:
+        IndexError: a position or a slot that is not there.
     """
+    library = default_library()
+    if (
+        library is None
+        or rope.dtype is not torch.float32
+        or not rope.is_contiguous()
+        or not _fits(qkv, key_cache, value_cache, *(n for n in (q_norm, k_norm) if n is not None))
+    ):
+        return torch_norm_rope_store(
+            qkv,
+            rope,
+            positions,
+            slot_mapping,
+            key_cache,
+            value_cache,
+            num_heads,
+            num_kv_heads,
+            q_norm,
+            k_norm,
+            eps,
+        )
+    num_rows, num_positions = len(qkv), len(rope)
+    head_dim = rope.shape[1]
+    query = qkv.new_empty(num_rows, num_heads, head_dim)
+    status = library.norm_rope_store(
+        qkv.data_ptr(),
+        rope.data_ptr(),
+        num_positions,
+        positions.data_ptr(),
+        slot_mapping.data_ptr(),
+        key_cache.shape[0] * key_cache.shape[1],
+        key_cache.data_ptr(),
+        value_cache.data_ptr(),
+        None if q_norm is None else q_norm.data_ptr(),
+        None if k_norm is None else k_norm.data_ptr(),
+        query.data_ptr(),
+        num_rows,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        eps,
+        _IS_BF16[qkv.dtype],
+        torch.get_num_threads(),
+    )
+    if status != 0:
+        raise IndexError(
+            f"a position is not below {num_positions}, or a slot is not one of the KV cache's"
+        )
+    return query
+
+
+def torch_norm_rope_store(
+    qkv: torch.Tensor,
+    rope: torch.Tensor,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+) -> torch.Tensor:
+    """What `norm_rope_store` computes."""
     heads = qkv.unflatten(1, (num_heads + 2 * num_kv_heads, -1))
     query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     cos, sin = rope[positions].unsqueeze(1).chunk(2, dim=-1)
-    key = _norm_rotate(key, k_norm, cos, sin, eps)
-    store_kv(key, value, key_cache, value_cache, slot_mapping)
+    store_kv(_norm_rotate(key, k_norm, cos, sin, eps), value, key_cache, value_cache, slot_mapping)
     return _norm_rotate(query, q_norm, cos, sin, eps)
 
 
@@ -73,11 +174,47 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
     Computed in fp32 and rounded once.
     """
+    library = default_library()
+    if library is None or not _fits(gate_up):
+        return torch_silu_mul(gate_up)
+    num_rows, width = gate_up.shape
+    output = gate_up.new_empty(num_rows, width // 2)
+    library.silu_mul(
+        gate_up.data_ptr(),
+        output.data_ptr(),
+        num_rows,
+        width // 2,
+        _IS_BF16[gate_up.dtype],
+        torch.get_num_threads(),
+    )
+    return output
+
+
+def torch_silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """What `silu_mul` computes."""
     gate, up = gate_up.chunk(2, dim=-1)
     return (F.silu(gate.float()) * up).to(gate_up.dtype)
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
     """The index of the largest of each row: `[N, V]` to `[N]`, first of equals; NaN is largest."""
+    library = default_library()
+    if library is None or not _fits(logits):
+        return torch_argmax(logits)
+    num_rows, size = logits.shape
+    output = torch.empty(num_rows, dtype=torch.int64)
+    library.argmax(
+        logits.data_ptr(),
+        output.data_ptr(),
+        num_rows,
+        size,
+        _IS_BF16[logits.dtype],
+        torch.get_num_threads(),
+    )
+    return output
+
+
+def torch_argmax(logits: torch.Tensor) -> torch.Tensor:
+    """What `argmax` computes."""
     # A CPU's argmax is many times slower in bf16 than the copy and the argmax in fp32.
     return (logits.float() if logits.is_cpu else logits).argmax(dim=-1)

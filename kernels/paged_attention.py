@@ -104,6 +104,26 @@ class _Candidate:
     create: Callable[[], AttentionBackend]
 
 
+def _probe_cpu(device: str, dtype: torch.dtype) -> tuple[bool, str]:
+    from stepscope.kernels import cpu_attention, cpu_library
+
+    if device != "cpu":
+        return False, f"runs on a cpu, not on {device}"
+    if dtype not in cpu_attention.DTYPES:
+        return False, f"has float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
+    try:
+        level = cpu_library.usable_levels()[-1]
+    except cpu_library.LibraryMissingError as error:
+        return False, str(error)
+    return True, f"C++ on cpu, {level} instructions"
+
+
+def _create_cpu() -> AttentionBackend:
+    from stepscope.kernels import cpu_attention, cpu_library
+
+    return cpu_attention.CpuAttention(cpu_library.load())
+
+
 def _create_torch() -> AttentionBackend:
     from stepscope.kernels.torch_attention import TorchAttention
 
@@ -118,6 +138,7 @@ def _create_reference() -> AttentionBackend:
 
 # Fastest first: 'auto' takes the first that is usable.
 _CANDIDATES = (
+    _Candidate("cpu", _probe_cpu, _create_cpu),
     _Candidate(
         "torch",
         lambda device, dtype: (True, f"plain PyTorch, batched, on {device}"),

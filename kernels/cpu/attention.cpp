@@ -1,0 +1,100 @@
+// Paged attention of a whole step: decodes and chunks as one list of items for all threads.
+#include "chunk.h"
+
+namespace stepscope {
+namespace {
+
+// Below this much work (pairs of query and key, times heads, times their size) one thread is done
+// before another has woken up.
+constexpr int64_t WORK_FOR_THREADS = 1 << 20;
+
+thread_local Scratch item_scratch, call_scratch;
+
+template <class T>
+void run_item(Call& call, const Item& item) {
+    item.is_chunk ? chunk<T>(call, item, item_scratch) : decode<T>(call, item, item_scratch);
+}
+
+// The partitions of a decode that hold keys it sees.
+int64_t first_partition(const Call& call, int64_t r) {
+    return call.first_key(call.context_lens[r] - 1) / PARTITION;
+}
+int64_t num_partitions(const Call& call, int64_t r) {
+    return (call.context_lens[r] - 1) / PARTITION - first_partition(call, r) + 1;
+}
+
+int attend(Call& call, int num_threads) {
+    int64_t num_items = 0, num_partials = 0;
+    double work = 0;
+    const int64_t num_tiles_queries = queries_of_item(call);
+    for (int64_t r = 0; r < call.num_requests; r++) {
+        const int64_t n = call.num_queries(r);
+        if (n == 1) {
+            num_items += num_partitions(call, r);
+            if (num_partitions(call, r) > 1) num_partials += num_partitions(call, r);
+        } else {
+            num_items += (n + num_tiles_queries - 1) / num_tiles_queries * call.num_kv_heads;
+        }
+        const double seen = (double)call.context_lens[r] - 0.5 * (double)n;
+        const double window = call.sliding_window > 0 ? (double)call.sliding_window : seen;
+        work += (double)(n * call.num_heads * call.head_dim) * (seen < window ? seen : window);
+    }
+    if (num_items == 0) return 0;
+
+    const int64_t partial_size = round_up(call.head_dim, 32) + VL;
+    Pieces pieces(call_scratch.reserve(
+        Pieces::bytes<Item>(num_items) + Pieces::bytes<Split>(call.num_requests) +
+        Pieces::bytes<float>(num_partials * call.num_heads * partial_size)));
+    Item* items = pieces.take<Item>(num_items);
+    call.splits = pieces.take<Split>(call.num_requests);
+    call.partials = pieces.take<float>(num_partials * call.num_heads * partial_size);
+
+    // Chunks first and their last queries first: the large items, so that small ones fill up.
+    int64_t at = 0, first_partial = 0;
+    for (int64_t r = 0; r < call.num_requests; r++) {
+        const int64_t n = call.num_queries(r);
+        if (n == 1) continue;
+        for (int64_t end = n; end > 0;) {
+            const int64_t begin = (end - 1) / num_tiles_queries * num_tiles_queries;
+            for (int64_t h = 0; h < call.num_kv_heads; h++) {
+                items[at++] = {r, begin, end, h, 1, 0, true};
+            }
+            end = begin;
+        }
+    }
+    for (int64_t r = 0; r < call.num_requests; r++) {
+        if (call.num_queries(r) != 1) continue;
+        const int64_t first = first_partition(call, r), count = num_partitions(call, r);
+        call.splits[r] = {count, first_partial, (int32_t)count};
+        if (count > 1) first_partial += count * call.num_heads;
+        for (int64_t p = 0; p < count; p++) {
+            const int64_t begin = max((first + p) * PARTITION,
+                                      call.first_key(call.context_lens[r] - 1));
+            const int64_t end = min((first + p + 1) * PARTITION, call.context_lens[r]);
+            items[at++] = {r, begin, end, 0, call.num_kv_heads, p, false};
+        }
+    }
+
+    if (work < WORK_FOR_THREADS) num_threads = 1;
+    for_each(num_items, num_threads, [&](int64_t i) {
+        call.is_bf16 ? run_item<bf16>(call, items[i]) : run_item<float>(call, items[i]);
+    });
+    return call.invalid_block ? -1 : 0;
+}
+
+}  // namespace
+}  // namespace stepscope
+
+// 0, or -1 when a block table names a block that is not in the caches (the output is unusable).
+EXPORT int stepscope_attention(const stepscope::Step* step, const void* query,
+                               const void* key_cache, const void* value_cache, const float* sinks,
+                               void* output, int num_threads) {
+    stepscope::Call call(*step);
+    call.query = query;
+    call.key_cache = key_cache;
+    call.value_cache = value_cache;
+    call.sinks = sinks;
+    call.output = output;
+    call.invalid_block = 0;
+    return stepscope::attend(call, num_threads);
+}

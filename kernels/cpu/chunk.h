@@ -1,0 +1,316 @@
+// Several queries of a request over the keys they can see: tiles of keys are packed once for many
+// rows (a row is one query head of one query), multiplied block of rows by block of rows, and put
+// through an online softmax (Milakov and Gimelshein, 2018; Dao et al., FlashAttention, 2022).
+// A row's result depends neither on the rows around it nor on the number of threads: tiles of
+// keys begin at multiples of KEY_TILE, and what a row cannot see adds nothing.
+#pragma once
+
+#include "decode.h"
+
+namespace stepscope {
+
+// A block of rows by a strip of vectors is what fits into the registers as sums.
+constexpr int ROWS = 6;
+constexpr int STRIP = VECTOR_BYTES == 64 ? 4 : 2;
+// Rows that share the packing of a tile; more would make fewer pieces for the threads.
+constexpr int64_t ROWS_OF_ITEM = 192;
+
+INLINE int64_t queries_of_item(const Call& call) { return max(1, ROWS_OF_ITEM / call.group()); }
+
+// c[ROWS][NV * VL] (+)= a[ROWS][depth] * b[depth][NV * VL], in packed values.
+template <class Packed, int NV>
+INLINE void multiply_strip(const uint32_t* a, int64_t a_stride, const uint32_t* b,
+                           int64_t b_stride, int64_t depth, float* c, int64_t c_stride, bool add) {
+    vf acc[ROWS][NV];
+#pragma GCC unroll 6
+    for (int i = 0; i < ROWS; i++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < NV; j++) {
+            acc[i][j] = add ? load(c + i * c_stride + j * VL) : vf{};
+        }
+    }
+    for (int64_t k = 0; k < depth; k++) {
+        vu column[NV];
+#pragma GCC unroll 4
+        for (int j = 0; j < NV; j++) column[j] = *(const vu_mem*)(b + k * b_stride + j * VL);
+#pragma GCC unroll 6
+        for (int i = 0; i < ROWS; i++) {
+            vu x = splat(a[i * a_stride + k]);
+#pragma GCC unroll 4
+            for (int j = 0; j < NV; j++) {
+                acc[i][j] = Packed::multiply_add(acc[i][j], x, column[j]);
+            }
+        }
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < ROWS; i++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < NV; j++) store(c + i * c_stride + j * VL, acc[i][j]);
+    }
+}
+
+template <class Packed>
+INLINE void multiply(const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride,
+                     int64_t depth, float* c, int64_t c_stride, int64_t num_vectors, bool add) {
+    in_pieces<STRIP>(num_vectors, [&](auto count, int64_t j) {
+        multiply_strip<Packed, count()>(a, a_stride, b + j * VL, b_stride, depth, c + j * VL,
+                                        c_stride, add);
+    });
+}
+
+// Element `d` (a pair of them: `d` and the next) of a row, zeros from `dim` on.
+INLINE uint32_t packed_at(Single, const float* row, int64_t d, int64_t) {
+    uint32_t bits;
+    memcpy(&bits, row + d, sizeof bits);
+    return bits;
+}
+INLINE uint32_t packed_at(Single, const bf16* row, int64_t d, int64_t) {
+    return (uint32_t)row[d].bits << 16;
+}
+#if defined(__AVX512BF16__)
+INLINE uint32_t packed_at(Pair, const bf16* row, int64_t d, int64_t dim) {
+    return row[2 * d].bits | (2 * d + 1 < dim ? (uint32_t)row[2 * d + 1].bits << 16 : 0);
+}
+#endif
+
+// VL packed values of a row from `d` on, when all of them are inside of it.
+template <class T>
+INLINE vf packed_vector(Single, const T* row, int64_t d) { return load(row + d); }
+#if defined(__AVX512BF16__)
+INLINE vf packed_vector(Pair, const bf16* row, int64_t d) {
+    return (vf)*(const vu_mem*)(row + 2 * d);
+}
+#endif
+
+// VL rows of VL values turned into columns.
+INLINE void transpose(const vf (&rows)[VL], uint32_t* out, int64_t stride) {
+    AllLanes all;
+    vf fours[VL];  // [group of 4 rows][column of every 4]
+#pragma GCC unroll 4
+    for (int f = 0; f < VL; f += 4) {
+        vf ab0 = unpack<0>(rows[f], rows[f + 1], all), ab2 = unpack<2>(rows[f], rows[f + 1], all);
+        vf cd0 = unpack<0>(rows[f + 2], rows[f + 3], all);
+        vf cd2 = unpack<2>(rows[f + 2], rows[f + 3], all);
+        fours[f] = unpack_pairs<0>(ab0, cd0, all);
+        fours[f + 1] = unpack_pairs<2>(ab0, cd0, all);
+        fours[f + 2] = unpack_pairs<0>(ab2, cd2, all);
+        fours[f + 3] = unpack_pairs<2>(ab2, cd2, all);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        if constexpr (VL == 4) {
+            *(vu_mem*)(out + i * stride) = (vu)fours[i];
+        } else if constexpr (VL == 8) {
+            *(vu_mem*)(out + i * stride) = (vu)halves<0>(fours[i], fours[i + 4], all);
+            *(vu_mem*)(out + (i + 4) * stride) = (vu)halves<1>(fours[i], fours[i + 4], all);
+        } else {
+            vf even01 = groups<0>(fours[i], fours[i + 4], all);
+            vf odd01 = groups<1>(fours[i], fours[i + 4], all);
+            vf even23 = groups<0>(fours[i + 8], fours[(i + 12) % VL], all);
+            vf odd23 = groups<1>(fours[i + 8], fours[(i + 12) % VL], all);
+            *(vu_mem*)(out + i * stride) = (vu)groups<0>(even01, even23, all);
+            *(vu_mem*)(out + (i + 4) * stride) = (vu)groups<0>(odd01, odd23, all);
+            *(vu_mem*)(out + (i + 8) * stride) = (vu)groups<1>(even01, even23, all);
+            *(vu_mem*)(out + (i + 12) * stride) = (vu)groups<1>(odd01, odd23, all);
+        }
+    }
+}
+
+// The keys at `offsets` as columns: out[packed values of a head][KEY_TILE]. `offsets` are valid for
+// a whole tile.
+template <class T, class Packed>
+INLINE void pack_keys(const T* keys, const int64_t* offsets, int64_t num_keys, int64_t dim,
+                      uint32_t* out) {
+    const int64_t depth = dim / Packed::PACK;  // whole packed values
+    int64_t d = 0;
+    for (; d + VL <= depth; d += VL) {
+        for (int64_t k = 0; k < num_keys; k += VL) {
+            vf rows[VL];
+#pragma GCC unroll 16
+            for (int i = 0; i < VL; i++) rows[i] = packed_vector(Packed(), keys + offsets[k + i], d);
+            transpose(rows, out + d * KEY_TILE + k, KEY_TILE);
+        }
+    }
+    for (; d * Packed::PACK < dim; d++) {
+        for (int64_t k = 0; k < round_up(num_keys, VL); k++) {
+            out[d * KEY_TILE + k] = packed_at(Packed(), keys + offsets[k], d, dim);
+        }
+    }
+}
+
+// Values, [num_keys / PACK][padded_dim]; of an odd number of keys the last is paired with zeros.
+template <class T>
+INLINE void pack_values(Single, const T* values, const int64_t* offsets, int64_t num_keys,
+                        int64_t dim, int64_t padded_dim, uint32_t* out) {
+    for (int64_t k = 0; k < num_keys; k++) {
+        for (int64_t d = 0; d < dim; d += VL) {
+            *(vu_mem*)(out + k * padded_dim + d) = (vu)load(values + offsets[k] + d, dim - d);
+        }
+    }
+}
+#if defined(__AVX512BF16__)
+INLINE void pack_values(Pair, const bf16* values, const int64_t* offsets, int64_t num_keys,
+                        int64_t dim, int64_t padded_dim, uint32_t* out) {
+    for (int64_t k = 0; k < num_keys; k += 2) {
+        const bf16* low = values + offsets[k];
+        const bf16* high = k + 1 < num_keys ? values + offsets[k + 1] : nullptr;
+        for (int64_t d = 0; d < dim; d += VL) {
+            vu pair = (vu)load(low + d, dim - d) >> 16;
+            if (high != nullptr) pair |= (vu)load(high + d, dim - d);
+            *(vu_mem*)(out + k / 2 * padded_dim + d) = pair;
+        }
+    }
+}
+#endif
+
+// State of the online softmax of ROWS rows.
+struct Softmax {
+    float top[ROWS];  // the largest score so far
+    vf total[ROWS];   // the sum of weights, relative to it, in lanes
+};
+
+// Weights of one tile from its scores, in place; a row sees the keys [from, to) of the tile. True
+// when a largest score has changed: then `factor` is what earlier sums are to be multiplied by.
+INLINE bool update(Softmax& state, float (&scores)[ROWS][KEY_TILE], int64_t num_vectors,
+                   const int64_t* from, const int64_t* to, float scale, float softcap,
+                   float (&factor)[ROWS]) {
+    bool changed = false;
+    for (int i = 0; i < ROWS; i++) {
+        const bool masked = from[i] > 0 || to[i] < num_vectors * VL;
+        vf top = splat(state.top[i]);
+        for (int64_t j = 0; j < num_vectors; j++) {
+            vf s = cap_and_scale(load(scores[i] + j * VL), scale, softcap);
+            if (masked) {
+                vi key = iota() + (int)(j * VL);
+                s = (key >= (int)from[i]) & (key < (int)to[i]) ? s : splat(-INFINITE);
+            }
+            store(scores[i] + j * VL, s);
+            top = larger(top, s);
+        }
+        const float new_top = largest(top);
+        // A row that has seen nothing yet: any number will do in place of -inf - -inf.
+        const float base = new_top == -INFINITE ? 0 : new_top;
+        factor[i] = 1;
+        if (new_top != state.top[i]) {
+            changed = true;
+            factor[i] = exp(splat(state.top[i] - base))[0];
+            state.total[i] *= factor[i];
+            state.top[i] = new_top;
+        }
+        for (int64_t j = 0; j < num_vectors; j++) {
+            vf weight = exp(load(scores[i] + j * VL) - base);
+            store(scores[i] + j * VL, weight);
+            state.total[i] += weight;
+        }
+    }
+    return changed;
+}
+
+INLINE const uint32_t* packed_weights(Single, const float (&weights)[ROWS][KEY_TILE], uint32_t*) {
+    return (const uint32_t*)weights;
+}
+#if defined(__AVX512BF16__)
+INLINE const uint32_t* packed_weights(Pair, const float (&weights)[ROWS][KEY_TILE],
+                                      uint32_t* out) {
+    for (int i = 0; i < ROWS; i++) {
+        for (int64_t k = 0; k < KEY_TILE; k += 2 * VL) {
+            *(vu_mem*)(out + i * (KEY_TILE / 2) + k / 2) =
+                narrow_pairs(load(weights[i] + k), load(weights[i] + k + VL));
+        }
+    }
+    return out;
+}
+#endif
+
+template <class T>
+void chunk(Call& call, const Item& item, Scratch& scratch) {
+    using Packed = typename Packing<T>::type;
+    constexpr int64_t PACK = Packed::PACK;
+    const int64_t D = call.head_dim, G = call.group(), H = call.num_heads;
+    const int64_t depth = (D + PACK - 1) / PACK, padded_dim = round_up(D, VL);
+    const int64_t num_rows = (item.end - item.begin) * G, padded_rows = round_up(num_rows, ROWS);
+    const int64_t num_blocks = padded_rows / ROWS;
+    const int64_t token = call.query_starts[item.request] + item.begin;
+    // The position of the first query, which is also that of its own key.
+    const int64_t position = call.context_lens[item.request] -
+                             call.num_queries(item.request) + item.begin;
+    const int64_t last_key = position + item.end - item.begin;
+    const int64_t first_key = call.first_key(position) / KEY_TILE * KEY_TILE;
+
+    Pieces pieces(scratch.reserve(
+        Pieces::bytes<int64_t>(KEY_TILE) + Pieces::bytes<uint32_t>(padded_rows * depth) +
+        Pieces::bytes<float>(padded_rows * padded_dim) + Pieces::bytes<Softmax>(num_blocks) +
+        Pieces::bytes<uint32_t>(depth * KEY_TILE) + Pieces::bytes<uint32_t>(KEY_TILE * padded_dim) +
+        Pieces::bytes<uint32_t>(ROWS * KEY_TILE)));
+    int64_t* offsets = pieces.take<int64_t>(KEY_TILE);
+    uint32_t* queries = pieces.take<uint32_t>(padded_rows * depth);
+    float* sums = pieces.take<float>(padded_rows * padded_dim);
+    Softmax* states = pieces.take<Softmax>(num_blocks);
+    uint32_t* keys = pieces.take<uint32_t>(depth * KEY_TILE);
+    uint32_t* values = pieces.take<uint32_t>(KEY_TILE * padded_dim);
+    uint32_t* pairs = pieces.take<uint32_t>(ROWS * KEY_TILE);
+
+    for (int64_t head = item.first_kv_head; head < item.first_kv_head + item.num_kv_heads; head++) {
+        for (int64_t row = 0; row < padded_rows; row++) {
+            const int64_t from = min(row, num_rows - 1);
+            const T* query = (const T*)call.query + ((token + from / G) * H + head * G + from % G) * D;
+            int64_t d = 0;
+            for (; (d + VL) * PACK <= D; d += VL) {
+                *(vu_mem*)(queries + row * depth + d) = (vu)packed_vector(Packed(), query, d);
+            }
+            for (; d < depth; d++) {
+                queries[row * depth + d] = packed_at(Packed(), query, d, D);
+            }
+        }
+        memset(sums, 0, padded_rows * padded_dim * sizeof(float));
+        for (int64_t b = 0; b < num_blocks; b++) {
+            for (int i = 0; i < ROWS; i++) {
+                states[b].top[i] = -INFINITE;
+                states[b].total[i] = vf{};
+            }
+        }
+
+        for (int64_t tile = first_key; tile < last_key; tile += KEY_TILE) {
+            const int64_t num_keys = min(KEY_TILE, last_key - tile);
+            call.row_offsets(item.request, tile, tile + num_keys, tile + KEY_TILE, offsets);
+            pack_keys<T, Packed>((const T*)call.key_cache + head * D, offsets, num_keys, D, keys);
+            pack_values(Packed(), (const T*)call.value_cache + head * D, offsets, num_keys, D,
+                        padded_dim, values);
+            for (int64_t b = 0; b < num_blocks; b++) {
+                int64_t from[ROWS], to[ROWS];
+                for (int i = 0; i < ROWS; i++) {
+                    const int64_t at = position + min(b * ROWS + i, num_rows - 1) / G;
+                    from[i] = call.first_key(at) - tile;
+                    to[i] = min(at + 1 - tile, num_keys);
+                }
+                // Rows are in order: the first sees the first key of all, the last the last.
+                if (to[ROWS - 1] <= 0 || from[0] >= num_keys) continue;
+                const int64_t num_vectors = round_up(to[ROWS - 1], VL) / VL;
+                alignas(64) float scores[ROWS][KEY_TILE];
+                multiply<Packed>(queries + b * ROWS * depth, depth, keys, KEY_TILE, depth,
+                                 scores[0], KEY_TILE, num_vectors, false);
+                float factor[ROWS];
+                float* block_sums = sums + b * ROWS * padded_dim;
+                if (update(states[b], scores, num_vectors, from, to, (float)call.scale,
+                           (float)call.softcap, factor)) {
+                    for (int i = 0; i < ROWS; i++) {
+                        for (int64_t d = 0; d < padded_dim; d += VL) {
+                            float* at = block_sums + i * padded_dim + d;
+                            store(at, load(at) * factor[i]);
+                        }
+                    }
+                }
+                multiply<Packed>(packed_weights(Packed(), scores, pairs), KEY_TILE / PACK, values,
+                                 padded_dim, (to[ROWS - 1] + PACK - 1) / PACK, block_sums,
+                                 padded_dim, padded_dim / VL, true);
+            }
+        }
+        for (int64_t row = 0; row < num_rows; row++) {
+            const Softmax& state = states[row / ROWS];
+            finish<T>(call, token + row / G, head * G + row % G, sums + row * padded_dim,
+                      state.top[row % ROWS], sum(state.total[row % ROWS]));
+        }
+    }
+}
+
+}  // namespace stepscope

@@ -1,0 +1,223 @@
+// The operations between the matrix products of a layer, row by row; kernels/fused.py says what
+// each computes. Everything is contiguous.
+#include "parallel.h"
+#include "vec.h"
+
+namespace stepscope {
+namespace {
+
+// Elements below which one thread is done before another has woken up.
+constexpr int64_t ELEMENTS_FOR_THREADS = 1 << 17;
+constexpr int64_t ELEMENTS_OF_ITEM = 1 << 14;  // what a thread takes at a time
+
+// work(row) for all rows.
+template <class Work>
+void for_rows(int64_t num_rows, int64_t row_size, int num_threads, const Work& work) {
+    const int64_t at_once = max(1, ELEMENTS_OF_ITEM / max(1, row_size));
+    if (num_rows * row_size < ELEMENTS_FOR_THREADS) num_threads = 1;
+    for_each((num_rows + at_once - 1) / at_once, num_threads, [&](int64_t i) {
+        const int64_t end = min((i + 1) * at_once, num_rows);
+        for (int64_t row = i * at_once; row < end; row++) work(row);
+    });
+}
+
+INLINE float inverse_root_mean_square(float sum_of_squares, int64_t size, float eps) {
+    return 1.0f / __builtin_sqrtf(sum_of_squares / (float)size + eps);
+}
+
+template <class T>
+void add_rms_norm(const T* x, T* residual, const T* weight, T* out, int64_t num_rows,
+                  int64_t size, float eps, int num_threads) {
+    for_rows(num_rows, size, num_threads, [&](int64_t row) {
+        const T* added = x + row * size;
+        T* stream = residual == nullptr ? nullptr : residual + row * size;
+        vf squares = {};
+        for (int64_t d = 0; d < size; d += VL) {
+            vf v = load(added + d, size - d);
+            if (stream != nullptr) {
+                v = rounded_to<T>(v + load(stream + d, size - d));
+                store(stream + d, v, size - d);
+            }
+            squares += v * v;
+        }
+        const float scale = inverse_root_mean_square(sum(squares), size, eps);
+        const T* summed = stream == nullptr ? added : stream;
+        for (int64_t d = 0; d < size; d += VL) {
+            vf v = rounded_to<T>(load(summed + d, size - d) * scale);
+            store(out + row * size + d, v * load(weight + d, size - d), size - d);
+        }
+    });
+}
+
+// One head: normalised when `norm` is there, then its halves turned against each other.
+template <class T>
+INLINE void norm_rotate(const T* head, const T* norm, const float* rope, int64_t dim, float eps,
+                        T* out) {
+    float scale = 1;
+    if (norm != nullptr) {
+        vf squares = {};
+        for (int64_t d = 0; d < dim; d += VL) {
+            vf v = load(head + d, dim - d);
+            squares += v * v;
+        }
+        scale = inverse_root_mean_square(sum(squares), dim, eps);
+    }
+    const int64_t half = dim / 2;
+    for (int64_t d = 0; d < half; d += VL) {
+        const int64_t n = half - d;
+        vf a = load(head + d, n), b = load(head + half + d, n);
+        if (norm != nullptr) {
+            a = a * scale * load(norm + d, n);
+            b = b * scale * load(norm + half + d, n);
+        }
+        vf cos = load(rope + d, n), sin = load(rope + half + d, n);
+        store(out + d, a * cos - b * sin, n);
+        store(out + half + d, b * cos + a * sin, n);
+    }
+}
+
+template <class T>
+int norm_rope_store(const T* qkv, const float* rope, int64_t num_positions,
+                    const int64_t* positions, const int64_t* slots, int64_t num_slots,
+                    T* key_cache, T* value_cache, const T* q_norm, const T* k_norm, T* query,
+                    int64_t num_rows, int64_t num_heads, int64_t num_kv_heads, int64_t dim,
+                    float eps, int num_threads) {
+    int invalid = 0;
+    const int64_t num_all = num_heads + 2 * num_kv_heads;
+    for_rows(num_rows, num_all * dim, num_threads, [&](int64_t row) {
+        const int64_t position = positions[row], slot = slots[row];
+        if (position < 0 || position >= num_positions || slot < 0 || slot >= num_slots) {
+            __atomic_store_n(&invalid, -1, __ATOMIC_RELAXED);
+            return;
+        }
+        const T* from = qkv + row * num_all * dim;
+        const float* turn = rope + position * dim;
+        for (int64_t h = 0; h < num_heads; h++) {
+            norm_rotate(from + h * dim, q_norm, turn, dim, eps,
+                        query + (row * num_heads + h) * dim);
+        }
+        T* key = key_cache + slot * num_kv_heads * dim;
+        for (int64_t h = 0; h < num_kv_heads; h++) {
+            norm_rotate(from + (num_heads + h) * dim, k_norm, turn, dim, eps, key + h * dim);
+        }
+        memcpy(value_cache + slot * num_kv_heads * dim, from + (num_heads + num_kv_heads) * dim,
+               num_kv_heads * dim * sizeof(T));
+    });
+    return invalid;
+}
+
+template <class T>
+void silu_mul(const T* gate_up, T* out, int64_t num_rows, int64_t size, int num_threads) {
+    for_rows(num_rows, 2 * size, num_threads, [&](int64_t row) {
+        const T* gate = gate_up + row * 2 * size;
+        for (int64_t d = 0; d < size; d += VL) {
+            const int64_t n = size - d;
+            vf g = load(gate + d, n);
+            store(out + row * size + d, g / (1.0f + exp(-g)) * load(gate + size + d, n), n);
+        }
+    });
+}
+
+template <class T>
+int64_t argmax_of(const T* row, int64_t size) {
+    // Which element it is, is asked of the one piece that holds the largest, and of no other.
+    constexpr int64_t PIECE = 32 * VL;
+    float best = -INFINITE;
+    int64_t best_piece = 0;
+    bool has_nan = false;
+    for (int64_t piece = 0; piece < size && !has_nan; piece += PIECE) {
+        const int64_t end = min(piece + PIECE, size);
+        vf top = splat(-INFINITE);
+        vi nan = {};
+        for (int64_t d = piece; d < end; d += VL) {
+            vf v = load(row + d, end - d);
+            if (d + VL > end) v = iota() < (int)(end - d) ? v : splat(-INFINITE);
+            top = larger(v, top);
+            nan |= v != v;
+        }
+        has_nan = sum(nan != 0 ? splat(1.0f) : vf{}) > 0;
+        const float here = largest(top);
+        if (here > best || has_nan) {
+            best = here;
+            best_piece = piece;
+        }
+    }
+    for (int64_t d = best_piece; d < size; d++) {
+        const float v = to_float(row[d]);
+        if (has_nan ? v != v : v == best) return d;
+    }
+    return 0;
+}
+
+template <class T>
+void argmax(const T* logits, int64_t* out, int64_t num_rows, int64_t size, int num_threads) {
+    for_rows(num_rows, size, num_threads,
+             [&](int64_t row) { out[row] = argmax_of(logits + row * size, size); });
+}
+
+}  // namespace
+}  // namespace stepscope
+
+using stepscope::bf16;
+
+EXPORT void stepscope_add_rms_norm(const void* x, void* residual, const void* weight, void* out,
+                                   int64_t num_rows, int64_t size, float eps, int is_bf16,
+                                   int num_threads) {
+    auto run = [&](auto t) {
+        using T = decltype(t);
+        stepscope::add_rms_norm((const T*)x, (T*)residual, (const T*)weight, (T*)out, num_rows,
+                                size, eps, num_threads);
+    };
+    is_bf16 ? run(bf16()) : run(float());
+}
+
+// 0, or -1 when a position or a slot is not there (its row is left out).
+EXPORT int stepscope_norm_rope_store(const void* qkv, const float* rope, int64_t num_positions,
+                                     const int64_t* positions, const int64_t* slots,
+                                     int64_t num_slots, void* key_cache, void* value_cache,
+                                     const void* q_norm, const void* k_norm, void* query,
+                                     int64_t num_rows, int64_t num_heads, int64_t num_kv_heads,
+                                     int64_t dim, float eps, int is_bf16, int num_threads) {
+    auto run = [&](auto t) {
+        using T = decltype(t);
+        return stepscope::norm_rope_store(
+            (const T*)qkv, rope, num_positions, positions, slots, num_slots, (T*)key_cache,
+            (T*)value_cache, (const T*)q_norm, (const T*)k_norm, (T*)query, num_rows, num_heads,
+            num_kv_heads, dim, eps, num_threads);
+    };
+    return is_bf16 ? run(bf16()) : run(float());
+}
+
+EXPORT void stepscope_silu_mul(const void* gate_up, void* out, int64_t num_rows, int64_t size,
+                               int is_bf16, int num_threads) {
+    auto run = [&](auto t) {
+        using T = decltype(t);
+        stepscope::silu_mul((const T*)gate_up, (T*)out, num_rows, size, num_threads);
+    };
+    is_bf16 ? run(bf16()) : run(float());
+}
+
+EXPORT void stepscope_argmax(const void* logits, int64_t* out, int64_t num_rows, int64_t size,
+                             int is_bf16, int num_threads) {
+    auto run = [&](auto t) {
+        using T = decltype(t);
+        stepscope::argmax((const T*)logits, out, num_rows, size, num_threads);
+    };
+    is_bf16 ? run(bf16()) : run(float());
+}
+
+// Which of the libraries that were built this CPU can run: 0 the portable one, 1 also x86-64-v3,
+// 2 also x86-64-v4 with bf16 products.
+EXPORT int stepscope_cpu_level(void) {
+#if defined(__x86_64__) && defined(__GNUC__)
+    __builtin_cpu_init();
+    const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+    const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                    __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                    __builtin_cpu_supports("avx512vl");
+    if (v4 && __builtin_cpu_supports("avx512bf16")) return 2;
+    if (v3) return 1;
+#endif
+    return 0;
+}

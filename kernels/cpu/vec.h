@@ -1,0 +1,231 @@
+// Vectors of fp32 as wide as the compiler may use, and what attention and its neighbours need of
+// them. Compiler vector extensions (GCC, Clang) throughout; the only intrinsics are those for the
+// products of bf16 pairs, which no extension names.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+
+#define INLINE inline __attribute__((always_inline))
+
+namespace stepscope {
+
+constexpr int VL = VECTOR_BYTES / 4;  // floats in a vector
+
+typedef float vf __attribute__((vector_size(VECTOR_BYTES)));
+typedef int32_t vi __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint32_t vu __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint16_t vh __attribute__((vector_size(VECTOR_BYTES / 2)));  // VL values of 16 bits
+
+// The same in memory, aligned to nothing but their elements.
+typedef float vf_mem __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+typedef uint32_t vu_mem __attribute__((vector_size(VECTOR_BYTES), aligned(2), may_alias));
+typedef uint16_t vh_mem __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
+
+struct bf16 {
+    uint16_t bits;
+};
+
+constexpr float INFINITE = __builtin_inff();
+
+constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+INLINE int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+
+INLINE vf splat(float x) { return x - vf{}; }
+INLINE vu splat(uint32_t x) { return x - vu{}; }
+
+// ---- memory ----
+
+INLINE float to_float(float x) { return x; }
+INLINE float to_float(bf16 x) {
+    const uint32_t bits = (uint32_t)x.bits << 16;
+    float wide;
+    memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
+INLINE vf widen(vh h) { return (vf)(__builtin_convertvector(h, vu) << 16); }
+
+// Round to nearest even; NaN stays NaN.
+INLINE vh narrow(vf x) {
+    vu u = (vu)x;
+    vu rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+    vu kept = x == x ? rounded : (u >> 16) | 0x40;
+    return __builtin_convertvector(kept, vh);
+}
+
+INLINE vf load(const float* p) { return *(const vf_mem*)p; }
+INLINE vf load(const bf16* p) { return widen(*(const vh_mem*)p); }
+INLINE void store(float* p, vf x) { *(vf_mem*)p = x; }
+INLINE void store(bf16* p, vf x) { *(vh_mem*)p = narrow(x); }
+
+// The first `n` elements, zeros behind them; nothing past them is read or written.
+template <class T>
+INLINE vf load(const T* p, int64_t n) {
+    if (n >= VL) return load(p);
+    T whole[VL] = {};
+    memcpy(whole, p, n * sizeof(T));
+    return load(whole);
+}
+template <class T>
+INLINE void store(T* p, vf x, int64_t n) {
+    if (n >= VL) return store(p, x);
+    T whole[VL];
+    store(whole, x);
+    memcpy(p, whole, n * sizeof(T));
+}
+
+// `x` as it will be read again once it is stored as a T.
+template <class T>
+INLINE vf rounded_to(vf x) {
+    if constexpr (sizeof(T) == 2) return widen(narrow(x));
+    return x;
+}
+
+// ---- across lanes ----
+
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (decltype((a) < (b))){__VA_ARGS__})
+#endif
+
+template <int... I>
+using Lanes = std::integer_sequence<int, I...>;
+using AllLanes = std::make_integer_sequence<int, VL>;
+
+template <int... I>
+INLINE vi iota(Lanes<I...>) { return vi{I...}; }
+INLINE vi iota() { return iota(AllLanes()); }
+
+// Of every four lanes: a0 b0 a1 b1 and a2 b2 a3 b3; then a0 a1 b0 b1 and a2 a3 b2 b3.
+template <int FROM, int... I>
+INLINE vf unpack(vf a, vf b, Lanes<I...>) {
+    return SHUFFLE(a, b, (I / 4 * 4 + I % 4 / 2 + FROM + I % 2 * VL)...);
+}
+template <int FROM, int... I>
+INLINE vf unpack_pairs(vf a, vf b, Lanes<I...>) {
+    return SHUFFLE(a, b, (I / 4 * 4 + I % 2 + FROM + I % 4 / 2 * VL)...);
+}
+// Every second group of four lanes of `a`, then of `b`.
+template <int ODD, int... I>
+INLINE vf groups(vf a, vf b, Lanes<I...>) {
+    return SHUFFLE(a, b, ((I / 4 * 8 + I % 4 + ODD * 4) % (2 * VL))...);
+}
+// The lower (upper) half of `a`, then that of `b`.
+template <int UPPER, int... I>
+INLINE vf halves(vf a, vf b, Lanes<I...>) {
+    return SHUFFLE(a, b, (I % (VL / 2) + UPPER * (VL / 2) + I / (VL / 2) * VL)...);
+}
+// In every four lanes the sums, over those four, of a, b, c and d.
+INLINE vf sum4(vf a, vf b, vf c, vf d) {
+    AllLanes all;
+    vf ab = unpack<0>(a, b, all) + unpack<2>(a, b, all);
+    vf cd = unpack<0>(c, d, all) + unpack<2>(c, d, all);
+    return unpack_pairs<0>(ab, cd, all) + unpack_pairs<2>(ab, cd, all);
+}
+INLINE vf add_groups(vf a, vf b) {
+    return groups<0>(a, b, AllLanes()) + groups<1>(a, b, AllLanes());
+}
+// The sums of VL vectors, in order, from the sums of four each.
+INLINE vf sum_all(const vf (&fours)[VL / 4]) {
+    if constexpr (VL == 16) {
+        return add_groups(add_groups(fours[0], fours[1]), add_groups(fours[2], fours[3]));
+    } else if constexpr (VL == 8) {
+        return add_groups(fours[0], fours[1]);
+    } else {
+        return fours[0];
+    }
+}
+
+template <int BY, int... I>
+INLINE vf swapped(vf x, Lanes<I...>) { return SHUFFLE(x, x, (I ^ BY)...); }
+INLINE vf larger(vf a, vf b) { return a > b ? a : b; }
+
+INLINE float largest(vf x) {
+    AllLanes all;
+    if constexpr (VL >= 16) x = larger(x, swapped<8 % VL>(x, all));
+    if constexpr (VL >= 8) x = larger(x, swapped<4 % VL>(x, all));
+    x = larger(x, swapped<2>(x, all));
+    return larger(x, swapped<1>(x, all))[0];
+}
+INLINE float sum(vf x) {
+    AllLanes all;
+    if constexpr (VL >= 16) x = x + swapped<8 % VL>(x, all);
+    if constexpr (VL >= 8) x = x + swapped<4 % VL>(x, all);
+    x = x + swapped<2>(x, all);
+    return (x + swapped<1>(x, all))[0];
+}
+
+// ---- functions ----
+
+// e^x with a relative error below 2e-7; 0 below -87.3, at most 2.4e38, NaN for NaN. The reduction
+// to |r| <= ln(2)/2 and the polynomial are those of Cephes' expf.
+INLINE vf exp(vf x) {
+    const vf low = splat(-87.33f), high = splat(88.37f);
+    vf c = x < low ? low : x;
+    c = c > high ? high : c;
+    const vf to_integer = splat(12582912.0f);  // 1.5 * 2^23: what is added has no fraction left
+    vf t = c * 1.44269504088896341f + to_integer;
+    vf n = t - to_integer;
+    vf r = c - n * 0.693359375f;
+    r = r - n * -2.12194440e-4f;
+    vf p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    vf power = (vf)(((vu)t << 23) + 0x3f800000u);
+    return x < low ? vf{} : p * power;
+}
+
+INLINE vf tanh(vf x) { return 1.0f - 2.0f / (exp(x + x) + 1.0f); }
+
+// ---- products of packed values ----
+
+// Packed values are 32 bits wide: one fp32, or a pair of bf16 whose products are added in fp32.
+struct Single {
+    static constexpr int PACK = 1;
+    static INLINE vf multiply_add(vf sum, vu a, vu b) { return sum + (vf)a * (vf)b; }
+};
+
+#if defined(__AVX512BF16__)
+struct Pair {
+    static constexpr int PACK = 2;
+    static INLINE vf multiply_add(vf sum, vu a, vu b) {
+        return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+    }
+};
+INLINE vu narrow_pairs(vf low, vf high) {
+    return (vu)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+}
+#endif
+
+// How products with a T are computed.
+template <class T>
+struct Packing {
+    using type = Single;
+};
+#if defined(__AVX512BF16__)
+template <>
+struct Packing<bf16> {
+    using type = Pair;
+};
+#endif
+
+}  // namespace stepscope

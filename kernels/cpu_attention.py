@@ -1,0 +1,109 @@
+"""Paged attention in C++ on a CPU, reading keys and values where they lie; see kernels/cpu/.
+
+What of a call stays the same from layer to layer is put into a C structure once a step and kept in
+`PagedBatch.plans`; a call then costs its pointers.
+"""
+
+import ctypes
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from stepscope.kernels.cpu_library import CpuLibrary, StepArguments
+from stepscope.kernels.paged_attention import IntArray, PagedBatch
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+class _Plan(NamedTuple):
+    address: int  # of `arguments`
+    arguments: StepArguments
+    arrays: tuple[IntArray, ...]  # what it points to
+
+
+class CpuAttention:
+    """See the module; `AttentionBackend` says what is computed.
+
+    A result depends on neither the rest of the batch nor the number of threads, which is torch's.
+    """
+
+    name = "cpu"
+
+    def __init__(self, library: CpuLibrary) -> None:
+        self.level = library.level
+        self._attention = library.attention
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        batch: PagedBatch,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        key = (query.dtype, query.shape[1:], key_cache.shape, scale, sliding_window, softcap)
+        plan = batch.plans.get(key)
+        if not isinstance(plan, _Plan):
+            plan = _make_plan(query, key_cache, batch, scale, sliding_window, softcap)
+            batch.plans[key] = plan
+        query = query.contiguous()
+        output = torch.empty_like(query)
+        if sinks is not None:
+            sinks = sinks.float().contiguous()
+        status = self._attention(
+            plan.address,
+            query.data_ptr(),
+            key_cache.data_ptr(),
+            value_cache.data_ptr(),
+            None if sinks is None else sinks.data_ptr(),
+            output.data_ptr(),
+            torch.get_num_threads(),
+        )
+        if status != 0:
+            raise IndexError("a block table names a block that is not in the KV cache")
+        return output
+
+
+def _make_plan(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    batch: PagedBatch,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> _Plan:
+    if query.dtype not in DTYPES or key_cache.dtype != query.dtype:
+        raise TypeError(
+            f"queries and keys must both be float32 or bfloat16, not {query.dtype} and "
+            f"{key_cache.dtype}"
+        )
+    if not key_cache.is_contiguous():
+        raise ValueError("the KV cache of a layer must be contiguous")
+    arrays = tuple(
+        np.ascontiguousarray(array, dtype=np.int64)
+        for array in (batch.query_starts, batch.context_lens, batch.block_tables)
+    )
+    query_starts, context_lens, block_tables = arrays
+    num_blocks, block_size, num_kv_heads, head_dim = key_cache.shape
+    arguments = StepArguments(
+        query_starts=query_starts.ctypes.data,
+        context_lens=context_lens.ctypes.data,
+        block_tables=block_tables.ctypes.data,
+        table_stride=block_tables.shape[1],
+        num_requests=batch.num_requests,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_heads=query.shape[1],
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        is_bf16=query.dtype == torch.bfloat16,
+        sliding_window=sliding_window or 0,
+        scale=scale,
+        softcap=softcap or 0.0,
+    )
+    return _Plan(ctypes.addressof(arguments), arguments, arrays)
