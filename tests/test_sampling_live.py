@@ -1,0 +1,376 @@
+"""What a client of the control socket asks of the sampling is done: a real engine, a tiny model."""
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+
+from stepscope.engine import dispatch
+from stepscope.engine.client import CommandRefused, ControlClient
+from stepscope.engine.commands import (
+    Abort,
+    ChatMessage,
+    Output,
+    Pause,
+    PositionLogprobs,
+    Resume,
+    SamplingParams,
+    Shutdown,
+    StepOnce,
+    Submit,
+    Submitted,
+)
+from stepscope.engine.config import EngineConfig, Knobs, Limits
+from stepscope.engine.control import ControlServer
+from stepscope.engine.core import EngineCore
+from stepscope.engine.endpoints import Endpoint, EndpointLock
+from stepscope.engine.inbox import Call
+from stepscope.engine.intake import Intake
+from stepscope.engine.kv_cache import KVCacheManager
+from stepscope.engine.request import Request
+from stepscope.engine.runner import ModelRunner
+from stepscope.engine.scheduler import Scheduler
+from stepscope.engine.serve import Silent
+from stepscope.engine.simulated import simulated_info
+from stepscope.engine.step import ScheduledStep
+from stepscope.engine.telemetry import Publisher
+
+LIMITS = Limits(max_num_batched_tokens=1024, max_num_seqs=16, max_model_len=256)
+NUM_BLOCKS = 64
+PROMPT = "The quick brown fox"
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_checkpoint: Callable[..., Path]) -> Path:
+    return tiny_checkpoint("qwen3")
+
+
+@pytest.fixture(scope="module")
+def runner(folder: Path) -> ModelRunner:
+    config = EngineConfig(
+        model=str(folder),
+        dtype="float32",
+        device="cpu",
+        threads=1,
+        kv_memory="2MB",
+        max_model_len=LIMITS.max_model_len,
+        seq_capacity=LIMITS.max_num_seqs,
+    )
+    return ModelRunner.load(config, lambda what, share: None)
+
+
+@pytest.fixture(scope="module")
+def endpoint(runner: ModelRunner, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    """Of an engine on a thread of the test's process."""
+    endpoint = Endpoint.parse(f"{tmp_path_factory.mktemp('live')}/engine")
+    with EndpointLock(endpoint):
+        publisher = Publisher(endpoint.telemetry, ring_size=64)
+        core = EngineCore(
+            simulated_info(LIMITS, NUM_BLOCKS, 16, seed=0),
+            runner,
+            Scheduler(KVCacheManager(NUM_BLOCKS, 16), Knobs(max_num_seqs=16), LIMITS),
+            LIMITS,
+            publisher,
+            dispatch.apply,
+            runner.eos_token_ids,
+        )
+        intake = Intake(runner.tokenizer, runner.vocab_size, LIMITS.max_model_len)
+        control = ControlServer(
+            endpoint.control, core, intake, runner.tokenizer, publisher.replay, lambda spec: None
+        )
+        control.start()
+        thread = threading.Thread(target=core.run, name="engine")
+        thread.start()
+        yield endpoint
+        core.inbox.put(Call(Shutdown(), Silent()))
+        thread.join(timeout=10)
+        assert not thread.is_alive(), "the engine did not stop"
+        control.close()
+        publisher.close()
+
+
+@pytest.fixture
+def client(endpoint: Endpoint) -> Iterator[ControlClient]:
+    with ControlClient(endpoint, timeout_s=10.0) as client:
+        yield client
+
+
+def answered(client: ControlClient, submit: Submit) -> list[Output]:
+    """All outputs of one request."""
+    wanted = client.send(submit)
+    received: list[Output] = []
+    while not received or received[-1].finish_reason is None:
+        reply = client.receive(10.0)
+        assert reply is not None, f"no more output after {received}"
+        command_id, message = reply
+        if command_id == wanted and not isinstance(message, Submitted):
+            assert isinstance(message, Output), message
+            received.append(message)
+    return received
+
+
+def asked(stream: bool = True, with_text: bool = True, **sampling: object) -> Submit:
+    params = SamplingParams(**{"max_tokens": 40, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
+    return Submit(prompt=PROMPT, sampling=params, stream=stream, with_text=with_text)
+
+
+def text_of(outputs: list[Output]) -> str:
+    assert all(output.text is not None for output in outputs)
+    return "".join(output.text or "" for output in outputs)
+
+
+def tokens_of(outputs: list[Output]) -> list[int]:
+    return [token_id for output in outputs for token_id in output.token_ids]
+
+
+def test_a_conversation_is_answered_like_its_rendered_prompt(client: ControlClient) -> None:
+    turns = [ChatMessage(role="user", content="Hi"), ChatMessage(role="assistant", content="Ho")]
+    rendered = [258, *b"user\nHi", 259, *b"\n", 258, *b"assistant\nHo", 259, *b"\n"]
+    rendered += [258, *b"assistant\n"]
+    sampling = SamplingParams(max_tokens=10, ignore_eos=True)
+    by_messages = answered(client, Submit(messages=turns, sampling=sampling))
+    by_ids = answered(client, Submit(prompt_token_ids=rendered, sampling=sampling))
+    assert by_messages[-1].num_prompt_tokens == len(rendered)
+    assert tokens_of(by_messages) == tokens_of(by_ids)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "at_once"])
+@pytest.mark.parametrize("include_stop", [False, True], ids=["before", "after"])
+def test_a_stop_string_ends_the_text_and_the_request(
+    client: ControlClient, stream: bool, include_stop: bool
+) -> None:
+    unstopped = answered(client, asked())
+    text = text_of(unstopped)
+    stop = text[20:24]
+    at = text.index(stop)
+    stopped = answered(client, asked(stream, stop=(stop, "never"), include_stop=include_stop))
+    last = stopped[-1]
+    assert text_of(stopped) == text[: at + len(stop) if include_stop else at]
+    assert (last.finish_reason, last.stop) == ("stop", stop)
+    tokens = tokens_of(stopped)
+    assert last.num_output_tokens == len(tokens)
+    assert tokens == tokens_of(unstopped)[: len(tokens)]
+    # Every token but the last was needed.
+    assert stop in bytes(tokens).decode(errors="replace")
+    assert stop not in bytes(tokens[:-1]).decode(errors="ignore")
+    kv = client.snapshot().kv
+    assert kv is not None
+    assert kv.used == 0
+
+
+def test_a_stop_string_in_mid_engine_frees_its_blocks_in_that_step(client: ControlClient) -> None:
+    text = text_of(answered(client, asked()))
+    num_tokens = len(tokens_of(answered(client, asked(stop=(text[20:24],)))))
+    client.ask(Pause())
+    wanted = client.send(asked(stop=(text[20:24],)))
+    client.ask(StepOnce(n=num_tokens))
+    outputs = []
+    while not outputs or outputs[-1].finish_reason is None:
+        reply = client.receive(10.0)
+        assert reply is not None
+        if reply[0] == wanted and isinstance(reply[1], Output):
+            outputs.append(reply[1])
+    snapshot = client.snapshot()
+    client.ask(Resume())
+    assert snapshot.requests == []
+    assert snapshot.kv is not None
+    assert snapshot.kv.used == 0
+    assert len(outputs) == num_tokens
+
+
+def test_what_was_held_back_comes_with_the_end(client: ControlClient) -> None:
+    text = text_of(answered(client, asked(max_tokens=30)))
+    # Begins as the text ends, and never becomes whole.
+    never = text[-2:] + "\x00\x01\x02"
+    outputs = answered(client, asked(max_tokens=30, stop=(never,)))
+    assert text_of(outputs) == text
+    assert (outputs[-1].finish_reason, outputs[-1].stop) == ("length", None)
+
+
+def test_an_aborted_request_gives_out_what_was_held_back(client: ControlClient) -> None:
+    text = text_of(answered(client, asked(max_tokens=30)))
+    client.ask(Pause())
+    submitted = client.ask(asked(max_tokens=60, stop=(text[:25] + "\x00\x01",)))
+    assert isinstance(submitted, Submitted)
+    client.ask(StepOnce(n=6))
+    outputs: list[Output] = []
+    while len(outputs) < 6:
+        reply = client.receive(10.0)
+        assert reply is not None
+        if isinstance(reply[1], Output):
+            outputs.append(reply[1])
+    assert text_of(outputs) == ""
+    client.ask(Abort(request_id=submitted.request_id))
+    reply = client.receive(10.0)
+    client.ask(Resume())
+    assert reply is not None
+    assert isinstance(reply[1], Output)
+    assert reply[1].finish_reason == "abort"
+    assert reply[1].text == bytes(tokens_of(outputs)).decode(errors="replace")
+
+
+@pytest.mark.parametrize("stops", [(), ("never",)], ids=["text_by_control", "text_by_engine"])
+@pytest.mark.parametrize("include_stop", [False, True])
+def test_a_stop_token_ends_a_request_and_is_named(
+    client: ControlClient, include_stop: bool, stops: tuple[str, ...]
+) -> None:
+    tokens = tokens_of(answered(client, asked()))
+    ending = tokens[12]
+    at = tokens.index(ending)
+    outputs = answered(
+        client, asked(stop_token_ids=(ending,), include_stop=include_stop, stop=stops)
+    )
+    assert tokens_of(outputs) == tokens[: at + 1]
+    assert (outputs[-1].finish_reason, outputs[-1].stop) == ("stop", ending)
+    spelled = tokens[: at + 1] if include_stop else tokens[:at]
+    assert text_of(outputs) == bytes(spelled).decode(errors="replace")
+
+
+def test_a_client_that_wants_no_text_gets_none_and_stops_all_the_same(
+    client: ControlClient,
+) -> None:
+    text = text_of(answered(client, asked()))
+    outputs = answered(client, asked(with_text=False, stop=(text[20:24],), logprobs=1))
+    assert outputs[-1].stop == text[20:24]
+    assert {output.text for output in outputs} == {None}
+    named = [each.chosen.text for output in outputs for each in output.logprobs or []]
+    assert set(named) == {""}
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "at_once"])
+def test_logprobs_are_those_of_the_model(client: ControlClient, folder: Path, stream: bool) -> None:
+    outputs = answered(
+        client, asked(stream, logprobs=4, temperature=0.8, seed=3, presence_penalty=1.0)
+    )
+    tokens = tokens_of(outputs)
+    found: list[PositionLogprobs] = []
+    for output in outputs:
+        assert output.logprobs is not None
+        assert len(output.logprobs) == len(output.token_ids)
+        found += output.logprobs
+    prompt = list(PROMPT.encode())
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits = oracle(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+    expected = logits.log_softmax(-1)
+    best = expected.topk(4)
+    for i, (token, position) in enumerate(zip(tokens, found, strict=True)):
+        assert position.chosen.token_id == token
+        assert position.chosen.logprob == pytest.approx(float(expected[i, token]), abs=1e-3)
+        assert position.rank == 1 + int((expected[i] > expected[i, token]).sum())
+        assert [top.token_id for top in position.top] == best.indices[i].tolist()
+        assert [t.logprob for t in position.top] == pytest.approx(best.values[i].tolist(), abs=1e-3)
+        for each in (position.chosen, *position.top):
+            if each.token_id < 128:
+                assert each.text == chr(each.token_id)
+
+
+def test_penalties_change_the_text_as_they_say(client: ControlClient) -> None:
+    plain = tokens_of(answered(client, asked(max_tokens=100)))
+    different = tokens_of(answered(client, asked(max_tokens=100, repetition_penalty=10.0)))
+    assert len(set(different)) > len(set(plain))
+    prompt = set(PROMPT.encode())
+    assert len(prompt.intersection(different)) < len(prompt)
+    never_twice = tokens_of(answered(client, asked(presence_penalty=2.0, frequency_penalty=2.0)))
+    assert len(set(never_twice)) >= len(set(tokens_of(answered(client, asked()))))
+
+
+def test_no_stop_string_counts_before_min_tokens(client: ControlClient) -> None:
+    text = text_of(answered(client, asked()))
+    at_once = answered(client, asked(stop=(text[0],)))
+    assert len(at_once) == 1
+    outputs = answered(client, asked(stop=(text[0],), min_tokens=5))
+    assert len(outputs) > 5
+    assert text_of(outputs).startswith(text[0])
+
+
+def test_messages_that_the_template_cannot_take_are_refused(client: ControlClient) -> None:
+    with pytest.raises(CommandRefused) as refused:
+        client.ask(Submit(messages=[]))
+    assert refused.value.code == "bad_messages"
+
+
+# A seed
+
+
+def run_all(
+    runner: ModelRunner, requests: list[Request], num_blocks: int, budget: int
+) -> list[list[int]]:
+    """The real scheduler over the runner until all have ended."""
+    knobs = Knobs(
+        max_num_batched_tokens=budget,
+        max_num_seqs=16,
+        reserve="none",
+        enable_prefix_caching=False,
+    )
+    scheduler = Scheduler(KVCacheManager(num_blocks, 16), knobs, LIMITS)
+    for request in requests:
+        scheduler.add(request)
+    while scheduler.has_work():
+        rows = scheduler.schedule()
+        scheduler.update(rows, runner.execute(ScheduledStep(0, rows)).token_ids)
+        scheduler.drain_events()
+        scheduler.kv.drain_moves()
+    return [request.output_token_ids for request in requests]
+
+
+def requests_of(kinds: list[dict[str, object]]) -> list[Request]:
+    rng = random.Random(4)
+    return [
+        Request(
+            i,
+            [rng.randrange(256) for _ in range(60 + 7 * i)],
+            SamplingParams(max_tokens=50, ignore_eos=True, **kind),  # type: ignore[arg-type]
+            arrival_ns=0,
+        )
+        for i, kind in enumerate(kinds)
+    ]
+
+
+KINDS: list[dict[str, object]] = [
+    {"temperature": 1.0, "seed": 1},
+    {"temperature": 0.7, "seed": 2, "top_k": 20, "repetition_penalty": 1.2},
+    {"temperature": 1.3, "seed": 3, "top_p": 0.8, "frequency_penalty": 0.5},
+    {"temperature": 0.9, "seed": 4, "min_p": 0.05, "logprobs": 2, "presence_penalty": 1.0},
+    {"repetition_penalty": 1.3},
+    {},
+]
+
+
+@settings(derandomize=True, deadline=None, max_examples=12)
+@given(
+    chosen=st.lists(st.integers(0, len(KINDS) - 1), min_size=1, max_size=6),
+    budget=st.sampled_from([16, 50, 1024]),
+    num_blocks=st.sampled_from([16, 18, NUM_BLOCKS]),
+)
+def test_a_seed_gives_the_same_text_in_any_company_and_after_preemptions(
+    runner: ModelRunner,
+    alone: dict[tuple[int, int], list[int]],
+    chosen: list[int],
+    budget: int,
+    num_blocks: int,
+) -> None:
+    requests = requests_of([KINDS[kind] for kind in chosen])
+    texts = run_all(runner, requests, num_blocks, budget)
+    for i, (kind, text) in enumerate(zip(chosen, texts, strict=True)):
+        if (i, kind) not in alone:
+            alone_request = requests_of([KINDS[kind]] * (i + 1))[i]
+            alone[i, kind] = run_all(runner, [alone_request], NUM_BLOCKS, 1024)[0]
+        assert text == alone[i, kind], f"request {i}, {KINDS[kind]}"
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[tuple[int, int], list[int]]:
+    return {}
+
+
+def test_the_law_of_seeds_is_tried_with_preemptions(runner: ModelRunner) -> None:
+    requests = requests_of(KINDS)
+    run_all(runner, requests, 16, 50)
+    assert sum(request.num_preemptions for request in requests) > 2
