@@ -1,0 +1,304 @@
+"""Tokens a second of stepscope and of others, side by side in one run.
+
+On the same random checkpoints, with the same token ids, greedy, without an end token. Each
+contender is a process of its own that is stopped while it is not its turn; rounds go through the
+contenders in changing order, and the median of the rounds counts. First it is checked that the work
+is right: in fp32 stepscope and transformers must choose the same tokens, and every contender must
+make as many tokens as were asked for.
+
+    python tests/bench/bench_throughput.py                     # about 5 minutes
+    python tests/bench/bench_throughput.py --full              # every point, on one core and on all
+    python tests/bench/bench_throughput.py --vllm --sizes 5M --cores 1
+
+Where others use the machine too, `--clock cpu` counts the processor time of each contender instead
+of the time on the wall (on one core the two are the same when nobody else is there).
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from checkpoints import SHAPES, Shape, ensure
+from contenders import CONTENDERS, MACHINE, Contender, Running, running
+from protocol import Done, Work
+
+TIMEOUT_S = 900.0
+SAMPLE = (Work(1, 5, 16, 1), Work(3, 33, 16, 2), Work(2, 200, 16, 3))
+# In bf16 a near tie falls either way, so some first tokens differ; of a wrong model all do.
+MIN_SHARE_OF_EQUAL_FIRST_TOKENS = 0.5
+
+
+class Point(NamedTuple):
+    key: str
+    num_requests: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.num_requests} x {self.num_prompt_tokens} -> {self.num_output_tokens}"
+
+    def work(self, seed: int) -> Work:
+        return Work(self.num_requests, self.num_prompt_tokens, self.num_output_tokens, seed)
+
+
+POINTS = {
+    each.key: each
+    for each in (
+        Point("decode1", 1, 32, 128),
+        Point("decode16", 16, 32, 128),
+        Point("decode64", 64, 32, 128),
+        Point("mixed", 32, 512, 64),
+        Point("short", 16, 128, 64),
+    )
+}
+VLLM_POINTS = {
+    "5M": ["decode1", "decode16", "decode64", "mixed"],
+    "25M": ["decode1", "decode16", "decode64", "mixed"],
+    "135M": ["decode1", "decode16", "short"],
+}
+PREFILL = Point("prefill", 8, 512, 1)
+QUICK_POINTS = {
+    "5M": ["decode1", "decode16", "mixed"],
+    "25M": ["decode1", "decode16", "mixed"],
+    "135M": ["decode1", "decode16"],
+}
+QUICK = ["stepscope", "generate", "generate-fp32", "generate_batch"]
+FULL = [*QUICK, "stepscope-fp32", "generate_batch-bf16"]
+VLLM = ["vllm", "vllm-processes"]
+
+
+@dataclass
+class Cell:
+    """What one contender did at one point."""
+
+    how: str
+    rounds: list[Done] = field(default_factory=list)
+    num_tokens: int = 0
+
+    def rates(self, clock: str) -> list[float]:
+        return [
+            self.num_tokens / (each.seconds if clock == "wall" else each.cpu_s)
+            for each in self.rounds
+        ]
+
+    def rate(self, clock: str) -> float:
+        """Output tokens a second, the median of the rounds."""
+        return statistics.median(self.rates(clock))
+
+
+def main() -> None:
+    options = _options()
+    keys = options.contenders or ([*FULL] if options.full else [*QUICK])
+    if options.vllm:
+        keys = [*keys, *(key for key in VLLM if key not in keys)]
+    results: list[dict[str, Any]] = []
+    print(f"output tokens/s by {options.clock} time, median (best) of the rounds", flush=True)
+    start_s = time.perf_counter()
+    for num_cores in options.cores:
+        cores = sorted(os.sched_getaffinity(0))[-num_cores:]
+        machine = measure_machine(cores)
+        print(f"\n{len(cores)} core(s): {json.dumps(machine)}", flush=True)
+        for size in options.sizes:
+            shape = SHAPES[size]
+            contenders = [CONTENDERS[key] for key in keys]
+            usual = VLLM_POINTS if options.vllm else QUICK_POINTS
+            points = options.points or (list(POINTS) if options.full else usual[size])
+            result = bench(shape, [POINTS[key] for key in points], contenders, cores, options)
+            result["machine"] = machine
+            result["roofline"] = roofline(shape, result, machine)
+            results.append(result)
+            show(result, options.clock)
+            if options.json:
+                options.json.write_text(json.dumps(results, indent=1))
+    print(f"\n{time.perf_counter() - start_s:.0f} s in all")
+
+
+def bench(
+    shape: Shape,
+    points: list[Point],
+    contenders: list[Contender],
+    cores: list[int],
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """All points of one size on these cores."""
+    folder = ensure(shape)
+    check_sample(folder, cores)
+    table: dict[str, dict[str, Cell]] = {}
+    prefills: list[Done] = []
+    with running(contenders, folder, cores) as runners:
+        for point in points:
+            table[point.key] = measure(point, runners, options)
+        for runner in runners:
+            if runner.contender.key == "stepscope":
+                prefills = [runner.ask(PREFILL.work(seed), TIMEOUT_S) for seed in range(5)][1:]
+    return {
+        "size": shape.name,
+        "num_parameters": shape.num_parameters,
+        "num_cores": len(cores),
+        "software": {each.contender.key: each.description for each in runners},
+        "points": {
+            key: {
+                contender: {
+                    "how": cell.how,
+                    "wall": cell.rates("wall"),
+                    "cpu": cell.rates("cpu"),
+                    "details": [each.details for each in cell.rounds if each.details],
+                }
+                for contender, cell in cells.items()
+            }
+            for key, cells in table.items()
+        },
+        "prefill_seconds": [each.seconds for each in prefills],
+    }
+
+
+def check_sample(folder: Path, cores: list[int]) -> None:
+    """Exits unless stepscope and `generate` choose the same tokens in fp32."""
+    pair = [CONTENDERS["stepscope-fp32"], CONTENDERS["generate-fp32"]]
+    with running(pair, folder, cores) as runners:
+        for work in SAMPLE:
+            ours, theirs = (each.ask(work, TIMEOUT_S).outputs for each in runners)
+            if ours != theirs:
+                sys.exit(f"{folder.name}: other tokens than generate for {work}:\n{ours}\n{theirs}")
+            if len({token_id for output in theirs for token_id in output}) < 8:
+                sys.exit(f"{folder.name}: a model that says always the same proves nothing")
+
+
+def measure(point: Point, runners: list[Running], options: argparse.Namespace) -> dict[str, Cell]:
+    """Rounds in changing order. Of contenders with one name only the fastest goes on and counts."""
+    cells = {each.contender.key: Cell(str(each.description.get("how"))) for each in runners}
+    for runner in runners:
+        runner.ask(Work(point.num_requests, point.num_prompt_tokens, 4, 1_000), TIMEOUT_S)
+    for number in range(options.repeats):
+        first_tokens: dict[str, list[int]] = {}
+        turn = number % len(runners)
+        for runner in [*runners[turn:], *runners[:turn]]:
+            key = runner.contender.key
+            cell = cells.get(key)
+            if cell is None or sum(each.seconds for each in cell.rounds) > options.seconds:
+                continue
+            done = runner.ask(point.work(number), TIMEOUT_S)
+            first_tokens[key] = [each[0] for each in done.outputs]
+            cell.num_tokens = sum(len(each) for each in done.outputs)
+            cell.rounds.append(done._replace(outputs=[]))
+        compare_first_tokens(point, first_tokens)
+        if number == 0:
+            cells = fastest_of_each_name(cells, options.clock)
+    return cells
+
+
+def compare_first_tokens(point: Point, first_tokens: dict[str, list[int]]) -> None:
+    """Exits when a contender clearly runs another model, or other prompts, than the others."""
+    if len(first_tokens) < 2 or point.num_requests < 8:
+        return
+    reference_key = next(iter(first_tokens))
+    reference = first_tokens[reference_key]
+    for key, tokens in first_tokens.items():
+        share = statistics.mean(a == b for a, b in zip(tokens, reference, strict=True))
+        if share < MIN_SHARE_OF_EQUAL_FIRST_TOKENS:
+            sys.exit(f"{key} and {reference_key} agree on {share:.0%} of the first tokens: {point}")
+
+
+def fastest_of_each_name(cells: dict[str, Cell], clock: str) -> dict[str, Cell]:
+    best: dict[str, str] = {}
+    for key, cell in cells.items():
+        name = CONTENDERS[key].name
+        if name not in best or cell.rate(clock) > cells[best[name]].rate(clock):
+            best[name] = key
+    return {key: cells[key] for key in best.values()}
+
+
+def measure_machine(cores: list[int]) -> dict[str, float]:
+    """GFLOP/s of matrix products and GB/s read; see peers/machine_peer.py."""
+    with running([MACHINE], Path(), cores) as (runner,):
+        details = runner.ask(Work(0, 0, 0, 0), TIMEOUT_S).details
+    return {name: round(value, 1) for name, value in details.items()}
+
+
+def roofline(
+    shape: Shape, result: dict[str, Any], machine: dict[str, float]
+) -> dict[str, dict[str, float]]:
+    """What share of the machine stepscope reaches (bf16: two bytes a weight and a K/V element).
+
+    Prefill: multiplications of the layers for every token and of the head for one token a request;
+    attention is left out. Decode: the weights and the K/V that a step must read, and its
+    multiplications, by the median decode-only step.
+    """
+    shares: dict[str, dict[str, float]] = {}
+    if result["prefill_seconds"]:
+        layers = shape.num_layers * shape.num_layer_parameters
+        head = shape.num_matmul_parameters - layers
+        num_tokens = PREFILL.num_requests * PREFILL.num_prompt_tokens
+        flop = 2 * (layers * num_tokens + head * PREFILL.num_requests)
+        seconds = min(result["prefill_seconds"])
+        shares["prefill"] = {
+            "tokens_per_s": num_tokens / seconds,
+            "gemm_share": flop / seconds / 1e9 / machine["bf16_gflops"],
+        }
+    for key, cells in result["points"].items():
+        point, cell = POINTS[key], cells.get("stepscope")
+        if cell is None or not key.startswith("decode"):
+            continue
+        step_s = min(each["steps"]["decode_step_ms"]["p50"] for each in cell["details"]) / 1e3
+        context = point.num_prompt_tokens + point.num_output_tokens / 2
+        kv_bytes = 2 * shape.kv_elements_per_token * context * point.num_requests
+        num_bytes = 2 * shape.num_matmul_parameters + kv_bytes
+        flop = 2 * shape.num_matmul_parameters * point.num_requests
+        shares[key] = {
+            "step_ms": step_s * 1e3,
+            "read_share": num_bytes / step_s / 1e9 / machine["read_gb_per_s"],
+            "gemm_share": flop / step_s / 1e9 / machine["bf16_gflops"],
+        }
+    return shares
+
+
+def show(result: dict[str, Any], clock: str) -> None:
+    parameters = result["num_parameters"] / 1e6
+    print(f"\n{result['size']}: {parameters:.1f} M parameters, {result['num_cores']} core(s)")
+    for key, cells in result["points"].items():
+        ours = statistics.median(cells["stepscope"][clock]) if "stepscope" in cells else None
+        print(f"  {POINTS[key]}")
+        for contender, cell in cells.items():
+            rate, best = statistics.median(cell[clock]), max(cell[clock])
+            against = ""
+            if ours is not None and contender != "stepscope":
+                against = f"stepscope is {ours / rate:.2f} x"
+            rounds = len(cell[clock])
+            print(
+                f"    {CONTENDERS[contender].name:15}{rate:10,.1f} ({best:,.1f}) in {rounds} rounds"
+                f"  {against:22}{cell['how']}"
+            )
+    for key, share in result["roofline"].items():
+        print(f"  roofline {key}: " + ", ".join(f"{k} {v:.3g}" for k, v in share.items()))
+    sys.stdout.flush()
+
+
+def _options() -> argparse.Namespace:
+    num_cores = len(os.sched_getaffinity(0))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--sizes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--points", nargs="+", choices=POINTS, help="default: those of the size")
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS)
+    parser.add_argument("--vllm", action="store_true", help="install vLLM (once) and run it too")
+    parser.add_argument("--full", action="store_true", help="all points, contenders and cores")
+    parser.add_argument("--cores", nargs="+", type=int, help=f"numbers of cores (all: {num_cores})")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds")
+    parser.add_argument(
+        "--seconds", type=float, default=8.0, help="no new round for who has used so many"
+    )
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
+    parser.add_argument("--json", type=Path, help="write everything measured to this file")
+    options = parser.parse_args()
+    if options.cores is None:
+        options.cores = sorted({1, num_cores}) if options.full else [num_cores]
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Random checkpoints of three sizes, written once to the user's cache folder.
+
+Qwen3 shapes with untied embeddings, heads of 64 and twice (or three times) as many query heads as
+key heads. The tokenizer is the demo model's; every contender is given token ids.
+"""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import platformdirs
+
+VERSION = "v1"
+SEED = 20_26
+MAX_MODEL_LEN = 4096
+HEAD_DIM = 64
+
+
+class Shape(NamedTuple):
+    name: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    intermediate_size: int
+    vocab_size: int
+
+    @property
+    def num_layer_parameters(self) -> int:
+        attention = 2 * self.hidden_size * HEAD_DIM * (self.num_heads + self.num_kv_heads)
+        return attention + 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def num_matmul_parameters(self) -> int:
+        """Weights a decode step multiplies with: everything but the input embedding (and norms)."""
+        return self.num_layers * self.num_layer_parameters + self.vocab_size * self.hidden_size
+
+    @property
+    def num_parameters(self) -> int:
+        return self.num_matmul_parameters + self.vocab_size * self.hidden_size
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * HEAD_DIM
+
+
+# The middle and the large one have 25 M and 135 M parameters without their input embedding.
+SHAPES = {
+    "5M": Shape("5M", 256, 4, 4, 2, 512, 4_096),
+    "25M": Shape("25M", 384, 12, 6, 2, 1_024, 16_384),
+    "135M": Shape("135M", 576, 30, 9, 3, 1_536, 49_152),
+}
+
+
+def ensure(shape: Shape) -> Path:
+    """The folder of the checkpoint; written now if it is not there."""
+    name = f"bench-{shape.name}-{VERSION}"
+    folder = Path(platformdirs.user_cache_dir("stepscope")) / name
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
+    try:
+        _write(shape, scratch / name)
+        (scratch / name).rename(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return folder
+
+
+def _write(shape: Shape, folder: Path) -> None:
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from stepscope.engine.models.demo import byte_tokenizer
+
+    config = Qwen3Config(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=MAX_MODEL_LEN,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+    )
+    with torch.device("meta"):
+        model = Qwen3ForCausalLM(config)
+    model = model.to_empty(device="cpu")
+    model.tie_weights()
+    generator = torch.Generator().manual_seed(SEED)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                # Sharp attention: with the norms at 1 every prompt would end in the same text.
+                parameter.fill_(3.0 if "q_norm" in name else 1.0)
+            else:
+                std = 0.3 if "embed_tokens" in name else parameter.shape[1] ** -0.5
+                parameter.normal_(0.0, std, generator=generator)
+        for name, buffer in model.named_buffers():
+            if "inv_freq" in name:
+                steps = torch.arange(0, HEAD_DIM, 2, dtype=torch.float32) / HEAD_DIM
+                buffer.copy_(1.0 / 10_000.0**steps)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    for each in SHAPES.values():
+        print(f"{each.num_parameters / 1e6:.1f} M: {ensure(each)}")

@@ -1,0 +1,94 @@
+"""What a contender speaks with the bench: one JSON line in, one out. Standard library only.
+
+A contender runs in a process of its own, with its own threads, memory and packages. It loads its
+model, says `ready`, and then does one piece of work a line until its input ends. What the libraries
+print goes to standard error.
+"""
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class Work(NamedTuple):
+    """Requests of equal lengths, all there at once, greedy, without an end token."""
+
+    num_requests: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    seed: int
+
+    def prompts(self, vocab_size: int) -> list[list[int]]:
+        # Of all fields, so that no prompt begins like one of other work: nothing is cached.
+        source = random.Random(repr(self))
+        return [
+            [source.randrange(vocab_size) for _ in range(self.num_prompt_tokens)]
+            for _ in range(self.num_requests)
+        ]
+
+
+class Done(NamedTuple):
+    """Output tokens of each request, in the order of the prompts, and what it took.
+
+    `cpu_s` is the processor time of the process and all its threads: where others use the machine
+    it says more than the clock on the wall.
+    """
+
+    outputs: list[list[int]]
+    seconds: float
+    cpu_s: float
+    details: dict[str, Any] = {}  # noqa: RUF012 - never changed
+
+
+def session_cpu_s() -> float:
+    """Processor time of this process and all it has started, in seconds, in ticks of 10 ms."""
+    ticks = 0
+    session = os.getsid(0)
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", encoding="utf-8") as file:
+                    fields = file.read().rpartition(")")[2].split()
+            except OSError:
+                continue  # it has ended
+            if int(fields[3]) == session:
+                ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def pin(cores: list[int]) -> None:
+    """Keep this process, and what it starts, to these cores. To be called before torch is there."""
+    os.sched_setaffinity(0, cores)
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(len(cores))
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+def serve(load: Callable[[dict[str, Any]], tuple[Callable[[Work], Done], dict[str, Any]]]) -> None:
+    """Answer the bench. The one argument of the script is a JSON object: model, dtype, cores, ...
+
+    Args:
+        load: takes that object; returns what does a piece of work, and a description for `ready`.
+    """
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever prints must not break the protocol
+    settings = json.loads(sys.argv[1])
+    pin(settings["cores"])
+    start_s = time.perf_counter()
+    run, description = load(settings)
+    load_s = time.perf_counter() - start_s
+    _tell(answers, {"ready": True, "load_s": load_s, **description})
+    for line in sys.stdin:
+        work = Work(**json.loads(line))
+        done = run(work)
+        _tell(answers, done._asdict())
+
+
+def _tell(answers: Any, message: dict[str, Any]) -> None:
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()
