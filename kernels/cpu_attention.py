@@ -10,15 +10,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from stepscope.kernels.cpu_library import CpuLibrary, StepArguments
+from stepscope.kernels.cpu_library import ATTENTION, STEP, CpuLibrary
 from stepscope.kernels.paged_attention import IntArray, PagedBatch
 
 DTYPES = (torch.float32, torch.bfloat16)
 
 
 class _Plan(NamedTuple):
-    address: int  # of `arguments`
-    arguments: StepArguments
+    address: int  # of `step`
+    step: ctypes.Array[ctypes.c_char]
     arrays: tuple[IntArray, ...]  # what it points to
 
 
@@ -56,13 +56,15 @@ class CpuAttention:
         if sinks is not None:
             sinks = sinks.float().contiguous()
         status = self._attention(
-            plan.address,
-            query.data_ptr(),
-            key_cache.data_ptr(),
-            value_cache.data_ptr(),
-            None if sinks is None else sinks.data_ptr(),
-            output.data_ptr(),
-            torch.get_num_threads(),
+            ATTENTION.pack(
+                plan.address,
+                query.data_ptr(),
+                key_cache.data_ptr(),
+                value_cache.data_ptr(),
+                0 if sinks is None else sinks.data_ptr(),
+                output.data_ptr(),
+                torch.get_num_threads(),
+            )
         )
         if status != 0:
             raise IndexError("a block table names a block that is not in the KV cache")
@@ -90,20 +92,21 @@ def _make_plan(
     )
     query_starts, context_lens, block_tables = arrays
     num_blocks, block_size, num_kv_heads, head_dim = key_cache.shape
-    arguments = StepArguments(
-        query_starts=query_starts.ctypes.data,
-        context_lens=context_lens.ctypes.data,
-        block_tables=block_tables.ctypes.data,
-        table_stride=block_tables.shape[1],
-        num_requests=batch.num_requests,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        num_heads=query.shape[1],
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        is_bf16=query.dtype == torch.bfloat16,
-        sliding_window=sliding_window or 0,
-        scale=scale,
-        softcap=softcap or 0.0,
+    packed = STEP.pack(
+        query_starts.ctypes.data,
+        context_lens.ctypes.data,
+        block_tables.ctypes.data,
+        block_tables.shape[1],
+        batch.num_requests,
+        num_blocks,
+        block_size,
+        query.shape[1],
+        num_kv_heads,
+        head_dim,
+        query.dtype is torch.bfloat16,
+        sliding_window or 0,
+        scale,
+        softcap or 0.0,
     )
-    return _Plan(ctypes.addressof(arguments), arguments, arrays)
+    step = ctypes.create_string_buffer(packed, len(packed))
+    return _Plan(ctypes.addressof(step), step, arrays)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from struct import Struct
 from typing import NamedTuple
 
 import torch  # noqa: F401  (first, for its OpenMP runtime)
@@ -18,39 +19,28 @@ import torch  # noqa: F401  (first, for its OpenMP runtime)
 LEVELS = ("baseline", "avx2", "avx512_bf16")
 TURNED_OFF_BY = "STEPSCOPE_NO_NATIVE"
 
-_POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
+# The structures that the functions take, as `Struct.pack` makes them: fields in the order of
+# kernels/cpu/*.cpp, addresses and counts of 64 bits each (0 for none). One structure costs a call
+# a third of what ctypes takes to convert as many arguments.
+STEP = Struct("12q2d")
+ATTENTION = Struct("7q")
+ADD_RMS_NORM = Struct("8qd")
+NORM_ROPE_STORE = Struct("17qd")
+SILU_MUL = Struct("6q")
+ARGMAX = Struct("6q")
 
-
-class StepArguments(ctypes.Structure):
-    """What attention is told of a step; `Step` in kernels/cpu/attention.h says what each is."""
-
-    _fields_ = [
-        ("query_starts", _POINTER),
-        ("context_lens", _POINTER),
-        ("block_tables", _POINTER),
-        ("table_stride", _INT64),
-        ("num_requests", _INT64),
-        ("num_blocks", _INT64),
-        ("block_size", _INT64),
-        ("num_heads", _INT64),
-        ("num_kv_heads", _INT64),
-        ("head_dim", _INT64),
-        ("is_bf16", _INT64),
-        ("sliding_window", _INT64),
-        ("scale", ctypes.c_double),
-        ("softcap", ctypes.c_double),
-    ]
+Function = Callable[[bytes], int]
 
 
 class CpuLibrary(NamedTuple):
-    """The functions of one library. Addresses are ints; the last argument is how many threads."""
+    """The functions of one library, each from its packed structure to 0 or an error's number."""
 
     level: str
-    attention: Callable[..., int]
-    add_rms_norm: Callable[..., None]
-    norm_rope_store: Callable[..., int]
-    silu_mul: Callable[..., None]
-    argmax: Callable[..., None]
+    attention: Function
+    add_rms_norm: Function
+    norm_rope_store: Function
+    silu_mul: Function
+    argmax: Function
 
 
 class LibraryMissingError(RuntimeError):
@@ -113,25 +103,9 @@ def _file(level: str) -> Path | None:
 
 
 def _functions(level: str, library: ctypes.CDLL) -> CpuLibrary:
-    signatures: dict[str, list[type[object]]] = {
-        "attention": [_POINTER] * 6 + [ctypes.c_int],
-        "add_rms_norm": [_POINTER] * 4 + [_INT64] * 2 + [ctypes.c_float] + [ctypes.c_int] * 2,
-        "norm_rope_store": [_POINTER] * 2
-        + [_INT64]
-        + [_POINTER] * 2
-        + [_INT64]
-        + [_POINTER] * 5
-        + [_INT64] * 4
-        + [ctypes.c_float]
-        + [ctypes.c_int] * 2,
-        "silu_mul": [_POINTER] * 2 + [_INT64] * 2 + [ctypes.c_int] * 2,
-        "argmax": [_POINTER] * 2 + [_INT64] * 2 + [ctypes.c_int] * 2,
-    }
     functions = {}
-    for name, argtypes in signatures.items():
+    for name in CpuLibrary._fields[1:]:
         function = getattr(library, f"stepscope_{name}")
-        function.argtypes = argtypes
-        returns_status = name in ("attention", "norm_rope_store")
-        function.restype = ctypes.c_int if returns_status else None
+        function.argtypes = [ctypes.c_char_p]
         functions[name] = function
     return CpuLibrary(level, **functions)

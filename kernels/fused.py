@@ -7,18 +7,16 @@ torch (`torch_*`, the oracles) for all else; the dtype of the result is that of 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from stepscope.kernels.cpu_library import default_library
+from stepscope.kernels.cpu_library import (
+    ADD_RMS_NORM,
+    ARGMAX,
+    NORM_ROPE_STORE,
+    SILU_MUL,
+    default_library,
+)
 from stepscope.kernels.paged_attention import store_kv
 
 _IS_BF16 = {torch.float32: 0, torch.bfloat16: 1}
-
-
-def _fits(*tensors: torch.Tensor) -> bool:
-    """Whether the C++ functions take these: one dtype they know, contiguous, on a CPU."""
-    dtype = tensors[0].dtype
-    if dtype not in _IS_BF16:
-        return False
-    return all(t.dtype is dtype and t.is_cpu and t.is_contiguous() for t in tensors)
 
 
 def add_rms_norm(
@@ -31,20 +29,29 @@ def add_rms_norm(
     statistics in fp32, the quotient rounded to the dtype of `x`, then times `weight` in that dtype.
     """
     library = default_library()
-    if library is None or not _fits(x, x if residual is None else residual, weight):
+    dtype = x.dtype
+    if (
+        library is None
+        or dtype not in _IS_BF16
+        or not (x.is_cpu and x.is_contiguous())
+        or not (weight.dtype is dtype and weight.is_contiguous())
+        or not (residual is None or (residual.dtype is dtype and residual.is_contiguous()))
+    ):
         return torch_add_rms_norm(x, residual, weight, eps)
     output = torch.empty_like(x)
     num_rows, size = x.shape
     library.add_rms_norm(
-        x.data_ptr(),
-        None if residual is None else residual.data_ptr(),
-        weight.data_ptr(),
-        output.data_ptr(),
-        num_rows,
-        size,
-        eps,
-        _IS_BF16[x.dtype],
-        torch.get_num_threads(),
+        ADD_RMS_NORM.pack(
+            x.data_ptr(),
+            0 if residual is None else residual.data_ptr(),
+            weight.data_ptr(),
+            output.data_ptr(),
+            num_rows,
+            size,
+            _IS_BF16[dtype],
+            torch.get_num_threads(),
+            eps,
+        )
     )
     return output, x if residual is None else residual
 
@@ -87,11 +94,18 @@ def norm_rope_store(
         IndexError: a position or a slot that is not there.
     """
     library = default_library()
+    dtype = qkv.dtype
     if (
         library is None
-        or rope.dtype is not torch.float32
-        or not rope.is_contiguous()
-        or not _fits(qkv, key_cache, value_cache, *(n for n in (q_norm, k_norm) if n is not None))
+        or dtype not in _IS_BF16
+        or not (qkv.is_cpu and qkv.is_contiguous())
+        or not (rope.dtype is torch.float32 and rope.is_contiguous())
+        or not (positions.dtype is slot_mapping.dtype is torch.int64)
+        or not (positions.is_contiguous() and slot_mapping.is_contiguous())
+        or not (key_cache.dtype is value_cache.dtype is dtype)
+        or not (key_cache.is_contiguous() and value_cache.is_contiguous())
+        or not (q_norm is None or (q_norm.dtype is dtype and q_norm.is_contiguous()))
+        or not (k_norm is None or (k_norm.dtype is dtype and k_norm.is_contiguous()))
     ):
         return torch_norm_rope_store(
             qkv,
@@ -106,28 +120,31 @@ def norm_rope_store(
             k_norm,
             eps,
         )
-    num_rows, num_positions = len(qkv), len(rope)
-    head_dim = rope.shape[1]
+    num_positions, head_dim = rope.shape
+    num_blocks, block_size, _, _ = key_cache.shape
+    num_rows = qkv.shape[0]
     query = qkv.new_empty(num_rows, num_heads, head_dim)
     status = library.norm_rope_store(
-        qkv.data_ptr(),
-        rope.data_ptr(),
-        num_positions,
-        positions.data_ptr(),
-        slot_mapping.data_ptr(),
-        key_cache.shape[0] * key_cache.shape[1],
-        key_cache.data_ptr(),
-        value_cache.data_ptr(),
-        None if q_norm is None else q_norm.data_ptr(),
-        None if k_norm is None else k_norm.data_ptr(),
-        query.data_ptr(),
-        num_rows,
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        eps,
-        _IS_BF16[qkv.dtype],
-        torch.get_num_threads(),
+        NORM_ROPE_STORE.pack(
+            qkv.data_ptr(),
+            rope.data_ptr(),
+            positions.data_ptr(),
+            slot_mapping.data_ptr(),
+            key_cache.data_ptr(),
+            value_cache.data_ptr(),
+            0 if q_norm is None else q_norm.data_ptr(),
+            0 if k_norm is None else k_norm.data_ptr(),
+            query.data_ptr(),
+            num_positions,
+            num_blocks * block_size,
+            num_rows,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            _IS_BF16[dtype],
+            torch.get_num_threads(),
+            eps,
+        )
     )
     if status != 0:
         raise IndexError(
@@ -175,17 +192,20 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     Computed in fp32 and rounded once.
     """
     library = default_library()
-    if library is None or not _fits(gate_up):
+    dtype = gate_up.dtype
+    if library is None or dtype not in _IS_BF16 or not (gate_up.is_cpu and gate_up.is_contiguous()):
         return torch_silu_mul(gate_up)
     num_rows, width = gate_up.shape
     output = gate_up.new_empty(num_rows, width // 2)
     library.silu_mul(
-        gate_up.data_ptr(),
-        output.data_ptr(),
-        num_rows,
-        width // 2,
-        _IS_BF16[gate_up.dtype],
-        torch.get_num_threads(),
+        SILU_MUL.pack(
+            gate_up.data_ptr(),
+            output.data_ptr(),
+            num_rows,
+            width // 2,
+            _IS_BF16[dtype],
+            torch.get_num_threads(),
+        )
     )
     return output
 
@@ -199,17 +219,20 @@ def torch_silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 def argmax(logits: torch.Tensor) -> torch.Tensor:
     """The index of the largest of each row: `[N, V]` to `[N]`, first of equals; NaN is largest."""
     library = default_library()
-    if library is None or not _fits(logits):
+    dtype = logits.dtype
+    if library is None or dtype not in _IS_BF16 or not (logits.is_cpu and logits.is_contiguous()):
         return torch_argmax(logits)
     num_rows, size = logits.shape
     output = torch.empty(num_rows, dtype=torch.int64)
     library.argmax(
-        logits.data_ptr(),
-        output.data_ptr(),
-        num_rows,
-        size,
-        _IS_BF16[logits.dtype],
-        torch.get_num_threads(),
+        ARGMAX.pack(
+            logits.data_ptr(),
+            output.data_ptr(),
+            num_rows,
+            size,
+            _IS_BF16[dtype],
+            torch.get_num_threads(),
+        )
     )
     return output
 

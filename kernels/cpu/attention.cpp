@@ -85,16 +85,25 @@ int attend(Call& call, int num_threads) {
 }  // namespace
 }  // namespace stepscope
 
+// Filled in by kernels/cpu_library.py, field by field in this order.
+struct Attention {
+    const stepscope::Step* step;
+    const void* query;
+    const void* key_cache;
+    const void* value_cache;
+    const float* sinks;  // or null
+    void* output;
+    int64_t num_threads;
+};
+
 // 0, or -1 when a block table names a block that is not in the caches (the output is unusable).
-EXPORT int stepscope_attention(const stepscope::Step* step, const void* query,
-                               const void* key_cache, const void* value_cache, const float* sinks,
-                               void* output, int num_threads) {
-    stepscope::Call call(*step);
-    call.query = query;
-    call.key_cache = key_cache;
-    call.value_cache = value_cache;
-    call.sinks = sinks;
-    call.output = output;
+EXPORT int stepscope_attention(const Attention* a) {
+    stepscope::Call call(*a->step);
+    call.query = a->query;
+    call.key_cache = a->key_cache;
+    call.value_cache = a->value_cache;
+    call.sinks = a->sinks;
+    call.output = a->output;
     call.invalid_block = 0;
-    return stepscope::attend(call, num_threads);
+    return stepscope::attend(call, (int)a->num_threads);
 }

@@ -160,50 +160,82 @@ void argmax(const T* logits, int64_t* out, int64_t num_rows, int64_t size, int n
 
 using stepscope::bf16;
 
-EXPORT void stepscope_add_rms_norm(const void* x, void* residual, const void* weight, void* out,
-                                   int64_t num_rows, int64_t size, float eps, int is_bf16,
-                                   int num_threads) {
+// Each is filled in by kernels/cpu_library.py, field by field in this order.
+struct AddRmsNorm {
+    const void* x;
+    void* residual;  // or null
+    const void* weight;
+    void* out;
+    int64_t num_rows, size, is_bf16, num_threads;
+    double eps;
+};
+
+struct NormRopeStore {
+    const void* qkv;
+    const float* rope;
+    const int64_t* positions;
+    const int64_t* slots;
+    void* key_cache;
+    void* value_cache;
+    const void* q_norm;  // or null, as the next
+    const void* k_norm;
+    void* query;
+    int64_t num_positions, num_slots, num_rows, num_heads, num_kv_heads, dim, is_bf16, num_threads;
+    double eps;
+};
+
+struct SiluMul {
+    const void* gate_up;
+    void* out;
+    int64_t num_rows, size, is_bf16, num_threads;
+};
+
+struct Argmax {
+    const void* logits;
+    int64_t* out;
+    int64_t num_rows, size, is_bf16, num_threads;
+};
+
+EXPORT int stepscope_add_rms_norm(const AddRmsNorm* a) {
     auto run = [&](auto t) {
         using T = decltype(t);
-        stepscope::add_rms_norm((const T*)x, (T*)residual, (const T*)weight, (T*)out, num_rows,
-                                size, eps, num_threads);
+        stepscope::add_rms_norm((const T*)a->x, (T*)a->residual, (const T*)a->weight, (T*)a->out,
+                                a->num_rows, a->size, (float)a->eps, (int)a->num_threads);
     };
-    is_bf16 ? run(bf16()) : run(float());
+    a->is_bf16 ? run(bf16()) : run(float());
+    return 0;
 }
 
 // 0, or -1 when a position or a slot is not there (its row is left out).
-EXPORT int stepscope_norm_rope_store(const void* qkv, const float* rope, int64_t num_positions,
-                                     const int64_t* positions, const int64_t* slots,
-                                     int64_t num_slots, void* key_cache, void* value_cache,
-                                     const void* q_norm, const void* k_norm, void* query,
-                                     int64_t num_rows, int64_t num_heads, int64_t num_kv_heads,
-                                     int64_t dim, float eps, int is_bf16, int num_threads) {
+EXPORT int stepscope_norm_rope_store(const NormRopeStore* a) {
     auto run = [&](auto t) {
         using T = decltype(t);
         return stepscope::norm_rope_store(
-            (const T*)qkv, rope, num_positions, positions, slots, num_slots, (T*)key_cache,
-            (T*)value_cache, (const T*)q_norm, (const T*)k_norm, (T*)query, num_rows, num_heads,
-            num_kv_heads, dim, eps, num_threads);
+            (const T*)a->qkv, a->rope, a->num_positions, a->positions, a->slots, a->num_slots,
+            (T*)a->key_cache, (T*)a->value_cache, (const T*)a->q_norm, (const T*)a->k_norm,
+            (T*)a->query, a->num_rows, a->num_heads, a->num_kv_heads, a->dim, (float)a->eps,
+            (int)a->num_threads);
     };
-    return is_bf16 ? run(bf16()) : run(float());
+    return a->is_bf16 ? run(bf16()) : run(float());
 }
 
-EXPORT void stepscope_silu_mul(const void* gate_up, void* out, int64_t num_rows, int64_t size,
-                               int is_bf16, int num_threads) {
+EXPORT int stepscope_silu_mul(const SiluMul* a) {
     auto run = [&](auto t) {
         using T = decltype(t);
-        stepscope::silu_mul((const T*)gate_up, (T*)out, num_rows, size, num_threads);
+        stepscope::silu_mul((const T*)a->gate_up, (T*)a->out, a->num_rows, a->size,
+                            (int)a->num_threads);
     };
-    is_bf16 ? run(bf16()) : run(float());
+    a->is_bf16 ? run(bf16()) : run(float());
+    return 0;
 }
 
-EXPORT void stepscope_argmax(const void* logits, int64_t* out, int64_t num_rows, int64_t size,
-                             int is_bf16, int num_threads) {
+EXPORT int stepscope_argmax(const Argmax* a) {
     auto run = [&](auto t) {
         using T = decltype(t);
-        stepscope::argmax((const T*)logits, out, num_rows, size, num_threads);
+        stepscope::argmax((const T*)a->logits, a->out, a->num_rows, a->size, (int)a->num_threads);
     };
-    is_bf16 ? run(bf16()) : run(float());
+    a->is_bf16 ? run(bf16()) : run(float());
+    return 0;
 }
 
 // Which of the libraries that were built this CPU can run: 0 the portable one, 1 also x86-64-v3,
