@@ -18,7 +18,7 @@ from stepscope.engine.wire import EngineInfo
 
 YARDSTICK_REQUESTS = 256
 CPU_REQUESTS = 32  # of the yardstick, unless so many are asked for
-_TOKEN_ID_RANGE = 10_000
+_LARGEST_TOKEN_ID = 10_000  # taken modulo the vocabulary
 
 
 class LengthRange(NamedTuple):
@@ -46,20 +46,11 @@ def plan(spec: ThroughputSpec, num_requests: int, vocab_size: int) -> list[Submi
     and 133,966 output tokens of 256 requests) for every vocabulary. Fewer requests are the first
     ones of the 256.
     """
-    source = random.Random(spec.seed)
-    num_drawn = max(num_requests, YARDSTICK_REQUESTS)
-    prompts = [
-        [
-            source.randint(0, _TOKEN_ID_RANGE) % vocab_size
-            for _ in range(source.randint(*spec.input_len))
-        ]
-        for _ in range(num_drawn)
-    ]
-    output_lens = [source.randint(*spec.output_len) for _ in range(num_drawn)]
+    prompts, output_lens = _drawn(spec, num_requests)
     return [
         Submit(
             client_id=f"bench-{number}",
-            prompt_token_ids=prompts[number],
+            prompt_token_ids=[token_id % vocab_size for token_id in prompts[number]],
             sampling=SamplingParams(
                 max_tokens=output_lens[number],
                 temperature=spec.temperature,
@@ -70,6 +61,23 @@ def plan(spec: ThroughputSpec, num_requests: int, vocab_size: int) -> list[Submi
         )
         for number in range(num_requests)
     ]
+
+
+def num_tokens(spec: ThroughputSpec, num_requests: int) -> tuple[int, int]:
+    """Prompt and output tokens of these requests."""
+    prompts, output_lens = _drawn(spec, num_requests)
+    return sum(len(each) for each in prompts), sum(output_lens)
+
+
+def _drawn(spec: ThroughputSpec, num_requests: int) -> tuple[list[list[int]], list[int]]:
+    source = random.Random(spec.seed)
+    num_drawn = max(num_requests, YARDSTICK_REQUESTS)
+    prompts = [
+        [source.randint(0, _LARGEST_TOKEN_ID) for _ in range(source.randint(*spec.input_len))]
+        for _ in range(num_drawn)
+    ]
+    output_lens = [source.randint(*spec.output_len) for _ in range(num_drawn)]
+    return prompts[:num_requests], output_lens[:num_requests]
 
 
 def run_throughput(
@@ -103,7 +111,9 @@ def run_throughput(
                 f"fit max_model_len={core.limits.max_model_len}: lower --input-len or --output-len",
             )
         # Other texts than the measured ones, though the prefix cache is emptied after them.
-        other = msgspec.structs.replace(spec, seed=spec.seed + 1)
+        other = msgspec.structs.replace(
+            spec, seed=spec.seed + 1, output_len=LengthRange(1, min(16, spec.output_len.high))
+        )
         warmup = plan(other, spec.num_warmup_requests, vocab_size)
         measured = plan(spec, num_requests, vocab_size)
         ready(core.info, num_requests)
