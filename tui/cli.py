@@ -104,8 +104,13 @@ def demo(
     cli_demo.demo(model, headless, seconds, record, screenshot, flags)
 
 
-@app.command(epilog=_example("stepscope serve --model demo --max-num-batched-tokens 512"))
-@with_options("serve", "knobs")
+@app.command(
+    epilog=_example(
+        "stepscope serve --model demo --max-num-batched-tokens 512",
+        "stepscope serve --http 127.0.0.1:8000",
+    )
+)
+@with_options("serve", "knobs", "http")
 def serve(
     exit_with_stdin: Annotated[bool, typer.Option("--exit-with-stdin", hidden=True)] = False,
     *,
@@ -113,12 +118,27 @@ def serve(
 ) -> None:
     """Run an engine, and publish every step of it.
 
-    Every option is also a key of the config file (sections [serve] and [knobs]) and a variable:
-    STEPSCOPE_SERVE_MODEL, STEPSCOPE_KNOBS_ORDER. Flags win over variables, those over the file.
+    Every option is also a key of the config file (sections [serve], [knobs] and [http]) and a
+    variable: STEPSCOPE_SERVE_MODEL, STEPSCOPE_KNOBS_ORDER, STEPSCOPE_HTTP_BIND (--http). Flags win
+    over variables, those over the file.
     """
     from stepscope.tui import cli_serve
 
     cli_serve.serve(flags, exit_with_stdin)
+
+
+@app.command(epilog=_example("stepscope http engine-0 --bind 127.0.0.1:8000"))
+@with_options("http")
+def http(
+    endpoint: Endpoint = None,
+    inherited: Annotated[int | None, typer.Option("--inherited-socket", hidden=True)] = None,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Serve the OpenAI API over HTTP for an engine that runs, or will."""
+    from stepscope.tui import cli_http
+
+    cli_http.http(endpoint, inherited, flags)
 
 
 @app.command(epilog=_example("stepscope top", "stepscope top tcp://127.0.0.1:5555 --readonly"))

@@ -31,6 +31,9 @@ _NOTES = {
     "a 64 MB cache."
 }
 
+# Where a field goes by another name on the command line.
+_OWN_FLAGS: dict[str, Mapping[str, str]] = {"serve": {"bind": "--http"}}
+
 _S = TypeVar("_S", bound=Struct)
 _KINDS: dict[object, tuple[str, str]] = {
     bool: ("", "true or false"),
@@ -53,8 +56,13 @@ def with_options(*sections: Section) -> Callable[[Callable[..., None]], Callable
             if parameter.name != "flags"
         ]
         defaults = _OWN_DEFAULTS.get(command.__name__, {})
+        names = _OWN_FLAGS.get(command.__name__, {})
         made = {
-            field.name: _parameter(field, defaults.get(field.name, field.default))
+            field.name: _parameter(
+                field,
+                defaults.get(field.name, field.default),
+                names.get(field.name, _flag(field.name)),
+            )
             for section in sections
             for field in msgspec.structs.fields(SECTIONS[section])
             if not _is_table(field)
@@ -108,9 +116,9 @@ def resolve(
     return kind(**values)
 
 
-def _parameter(field: FieldInfo, default: Any) -> inspect.Parameter:
+def _parameter(field: FieldInfo, default: Any, flag: str) -> inspect.Parameter:
     base, meta = _base_and_meta(field)
-    names = [_flag(field.name)]
+    names = [flag]
     if base is bool:
         names = [f"{names[0]}/{_flag('no_' + field.name)}"]
     metavar = "|".join(get_args(base)) if get_origin(base) is Literal else _KINDS[base][0]

@@ -1,6 +1,6 @@
 """`Settings`: the user's config file, checked whole before anything of it is used.
 
-One file with four sections; a key of a section is an option of the commands it belongs to, with
+One file with a few sections; a key of a section is an option of the commands it belongs to, with
 underscores. What wins is always: flag, then environment (`STEPSCOPE_<SECTION>_<KEY>`), then file.
 """
 
@@ -15,9 +15,10 @@ from msgspec import Meta, Struct
 
 from stepscope.engine.commands import WorkloadSpec
 from stepscope.engine.config import EngineConfig, Knobs
+from stepscope.engine.http.settings import HttpSettings
 from stepscope.tui.cli_errors import WrongUsage
 
-Section: TypeAlias = Literal["serve", "knobs", "dashboard", "load"]
+Section: TypeAlias = Literal["serve", "knobs", "http", "dashboard", "load"]
 
 
 class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,6 +47,7 @@ class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 SECTIONS: dict[Section, type[Struct]] = {
     "serve": EngineConfig,
     "knobs": Knobs,
+    "http": HttpSettings,
     "dashboard": DashboardSettings,
     "load": WorkloadSpec,
 }
