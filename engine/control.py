@@ -114,7 +114,9 @@ class ControlServer:
         # A client that has vanished is an error then, which can be acted on.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         # ... and where nothing is on its way to it, only the lost connection tells.
-        self._disconnected = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._disconnected: zmq.Socket[bytes] = self._socket.get_monitor_socket(
+            zmq.EVENT_DISCONNECTED
+        )
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, 2_000)
         self._socket.setsockopt(zmq.MAXMSGSIZE, commands.MAX_COMMAND_BYTES)
         self._socket.bind(address)
