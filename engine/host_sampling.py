@@ -21,6 +21,7 @@ Rows: TypeAlias = npt.NDArray[Any]
 
 # A temperature below it is one: the division would give NaN for the likeliest token.
 LEAST_TEMPERATURE = 1e-30
+LARGEST = float(np.finfo(np.float32).max)
 # In place of -inf, which JSON does not have. As OpenAI's API does.
 LEAST_LOGPROB = -9999.0
 # How far below the best logit top-p looks for its last token first.
@@ -149,7 +150,7 @@ def _finite(logits: Floats) -> Floats:
     """Logits whose largest is a number: what is none is impossible, and if all are, none is."""
     if np.isfinite(logits.max()):
         return logits
-    logits = np.nan_to_num(logits, nan=-np.inf, posinf=np.finfo(np.float32).max, neginf=-np.inf)
+    logits = np.nan_to_num(logits, nan=-np.inf, posinf=LARGEST, neginf=-np.inf)
     return np.zeros_like(logits) if logits.max() == -np.inf else logits
 
 

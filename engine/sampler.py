@@ -119,8 +119,8 @@ def _sample_on_host(
     for row in plain:
         tokens[row] = host_sampling.greedy(rows[row : row + 1], is_bf16)[0]
     for choice in choices:
-        row = host_sampling.as_floats(rows[choice.row], is_bf16)
-        tokens[choice.row] = host_sampling.choose(row, choice)
+        floats = host_sampling.as_floats(rows[choice.row], is_bf16)
+        tokens[choice.row] = host_sampling.choose(floats, choice)
     logprobs = {
         row: host_sampling.logprobs(
             host_sampling.as_floats(rows[row], is_bf16),
