@@ -1,4 +1,4 @@
-"""`stepscope serve`: runs an engine in this process."""
+"""`stepscope serve`: runs an engine in this process, and an HTTP server beside it if asked to."""
 
 import logging
 import os
@@ -11,10 +11,12 @@ from types import FrameType
 from typing import Any
 
 from stepscope.engine.config import EngineConfig, Knobs
+from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.wire import EngineInfo
 from stepscope.tui.cli_errors import CommandFailed
 from stepscope.tui.cli_options import resolve
 from stepscope.tui.cli_progress import Progress
+from stepscope.tui.http_process import HttpProcess
 
 _EXTRAS = {"torch", "transformers", "tokenizers", "safetensors", "numpy"}
 _GRACE_S = 5.0
@@ -29,6 +31,7 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool) -> None:
     """
     config = resolve(EngineConfig, "serve", flags)
     knobs = resolve(Knobs, "knobs", flags)
+    settings = resolve(HttpSettings, "http", flags)
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
     )
@@ -36,6 +39,8 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool) -> None:
         signal.signal(number, _leave)  # until the engine is ready and has its own
     if exit_with_stdin:
         threading.Thread(target=_end_with_stdin, name="parent-watch", daemon=True).start()
+    # Before the model is loaded: an address that cannot be had is to be known at once.
+    http = HttpProcess(settings) if settings.bind else None
     progress = Progress()
 
     def ready(info: EngineInfo) -> None:
@@ -43,12 +48,20 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool) -> None:
         what = ", ".join(part for part in (info.dtype, info.device, info.attention_backend) if part)
         print(f"{info.name} serves {info.model} ({what}) on {info.control_endpoint}", flush=True)
         print(f"watch it: stepscope top {info.name}    stop it: Ctrl-C", flush=True)
+        if http is not None:
+            http.start(info.control_endpoint)
 
     try:
         from stepscope.engine.serve import serve as run
 
         with progress:
-            run(config, knobs, progress=progress, ready=ready)
+            run(
+                config,
+                knobs,
+                progress=progress,
+                ready=ready,
+                http_endpoint=http.address if http is not None else None,
+            )
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in _EXTRAS:
@@ -56,6 +69,9 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool) -> None:
         raise CommandFailed(
             f"{missing} is not installed, and an engine needs it: pip install 'stepscope[engine]'"
         ) from error
+    finally:
+        if http is not None:
+            http.stop()
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

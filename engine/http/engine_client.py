@@ -1,0 +1,228 @@
+"""`EngineClient`: the control socket of one engine, on an asyncio loop, for as long as it takes.
+
+It connects anew whenever the engine is lost, each time with a new socket: what was asked of a dead
+engine must not reach its successor. Whoever waits for an answer then gets an error at once.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import msgspec
+import zmq
+
+from stepscope.engine import commands
+from stepscope.engine.client import CommandRefused, EngineUnreachable
+from stepscope.engine.commands import MAX_COMMAND_BYTES, AnyReply, Command, Error, GetInfo
+from stepscope.engine.endpoints import Endpoint
+from stepscope.engine.http.sockets import SocketReader
+from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo
+
+log = logging.getLogger("stepscope.http")
+
+RETRY_S = 0.25
+HELLO_S = 2.0
+HEARTBEAT_MS = 1_000
+SILENCE_MS = 5_000  # without any answer to heartbeats until the engine counts as lost
+
+_T = TypeVar("_T")
+
+
+class Waiter(Protocol):
+    """Whoever gets the replies to one command. Called on the loop; must not wait."""
+
+    def take(self, command_id: int, reply: AnyReply) -> None: ...
+
+    def lose(self, error: EngineUnreachable) -> None:
+        """No reply will come any more."""
+        ...
+
+
+class EngineClient:
+    """Asks one engine, and finds it again.
+
+    Args:
+        endpoint: of the engine.
+        on_change: called when the engine was found (`info` is set) and when it was lost.
+    """
+
+    def __init__(self, endpoint: Endpoint, on_change: Callable[[], None] = lambda: None) -> None:
+        self.endpoint = endpoint
+        self.info: EngineInfo | None = None  # None while there is no engine
+        self.num_found = 0  # engines so far, the same one twice counts twice
+        self._on_change = on_change
+        self._ids = itertools.count(1)
+        self._waiters: dict[int, Waiter] = {}
+        self._socket: zmq.Socket[bytes] | None = None
+        self._reader: SocketReader | None = None
+        self._lost = asyncio.Event()
+        self._closed_because: str | None = None
+
+    async def run(self) -> None:
+        """Keep the connection until cancelled."""
+        while True:
+            await self._session()
+            await asyncio.sleep(RETRY_S)
+
+    def close(self, why: str) -> None:
+        """Give up: everything that is waited for ends with an error, and so does what comes."""
+        self._closed_because = why
+        self._fail(EngineUnreachable(why))
+
+    def send(self, command: Command, waiter: Waiter | None) -> int:
+        """Send a command; its replies go to `waiter` until `forget`, or to nobody.
+
+        Raises:
+            EngineUnreachable: there is no engine.
+            CommandRefused: the command is too big for it.
+        """
+        if self._socket is None or self.info is None or self._closed_because:
+            raise EngineUnreachable(self._why_none())
+        return self._send(command, waiter)
+
+    def forget(self, command_id: int) -> None:
+        self._waiters.pop(command_id, None)
+
+    async def ask(self, command: Command, timeout_s: float) -> AnyReply:
+        """The one reply to a command.
+
+        Raises:
+            EngineUnreachable: there is no engine, or it does not answer in time.
+            CommandRefused: it answered with an error.
+        """
+        answer = _Answer()
+        command_id = self.send(command, answer)
+        return await self._answer(command_id, answer, timeout_s)
+
+    async def ask_for(self, kind: type[_T], command: Command, timeout_s: float) -> _T:
+        reply = await self.ask(command, timeout_s)
+        return _checked(reply, kind)
+
+    # One connection
+
+    async def _session(self) -> None:
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        socket.linger = 0
+        socket.rcvhwm = 0  # what comes is taken at once; each request bounds what it keeps
+        socket.sndhwm = 0
+        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
+        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._lost.clear()
+        watch = SocketReader(monitor, lambda _: self._lost.set())
+        self._socket = socket
+        self._reader = SocketReader(socket, self._take)
+        try:
+            socket.connect(self.endpoint.control)
+            info = await self._hello()
+            if info is not None and self._closed_because is None:
+                self.info = info
+                self.num_found += 1
+                log.info("found %s at %s", info.name, self.endpoint.control)
+                self._on_change()
+                await self._lost.wait()
+                log.warning("the engine at %s is gone", self.endpoint.control)
+        finally:
+            was_found = self.info is not None
+            self.info = None
+            self._socket = None
+            self._reader.close()
+            watch.close()
+            socket.disable_monitor()
+            socket.close()
+            self._fail(EngineUnreachable("the engine is gone; try again when it is back"))
+            if was_found:
+                self._on_change()
+
+    async def _hello(self) -> EngineInfo | None:
+        answer = _Answer()
+        command_id = self._send(GetInfo(), answer)
+        try:
+            info = _checked(await self._answer(command_id, answer, HELLO_S), EngineInfo)
+        except (EngineUnreachable, CommandRefused) as error:
+            log.debug("no engine: %s", error)
+            return None
+        if info.schema_version > SCHEMA_VERSION:
+            log.error(
+                "the engine at %s speaks schema %d, this program up to %d: install a newer one",
+                self.endpoint.control,
+                info.schema_version,
+                SCHEMA_VERSION,
+            )
+            return None
+        return info
+
+    async def _answer(self, command_id: int, answer: "_Answer", timeout_s: float) -> AnyReply:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer.future
+        except TimeoutError:
+            raise EngineUnreachable(
+                f"the engine did not answer within {timeout_s:g} s; is it paused?"
+            ) from None
+        finally:
+            self.forget(command_id)
+
+    def _send(self, command: Command, waiter: Waiter | None) -> int:
+        assert self._socket is not None
+        assert self._reader is not None
+        payload = commands.encode(command)
+        if len(payload) > MAX_COMMAND_BYTES:  # the engine would hang up on all of us
+            raise CommandRefused(
+                "too_big", f"a command of {len(payload)} bytes, at most {MAX_COMMAND_BYTES} go"
+            )
+        command_id = next(self._ids)
+        if waiter is not None:
+            self._waiters[command_id] = waiter
+        self._socket.send_multipart([command_id.to_bytes(8, "big"), payload], zmq.NOBLOCK)
+        self._reader.nudge()
+        return command_id
+
+    def _take(self, frames: list[bytes]) -> None:
+        try:
+            identifier, payload = frames
+            reply = commands.decode_reply(payload)
+        except (ValueError, msgspec.DecodeError) as error:
+            log.error("the engine sent what is no reply: %s", error)
+            return
+        command_id = int.from_bytes(identifier, "big")
+        waiter = self._waiters.get(command_id)
+        if waiter is not None:
+            waiter.take(command_id, reply)
+
+    def _fail(self, error: EngineUnreachable) -> None:
+        waiters, self._waiters = self._waiters, {}
+        for waiter in waiters.values():
+            waiter.lose(error)
+
+    def _why_none(self) -> str:
+        return self._closed_because or f"no engine at {self.endpoint.control} at the moment"
+
+
+class _Answer:
+    """Waits for one reply."""
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[AnyReply] = asyncio.get_running_loop().create_future()
+
+    def take(self, command_id: int, reply: AnyReply) -> None:
+        if self.future.done():
+            return
+        if isinstance(reply, Error):
+            self.future.set_exception(CommandRefused(reply.code, reply.message))
+        else:
+            self.future.set_result(reply)
+
+    def lose(self, error: EngineUnreachable) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+def _checked(reply: AnyReply, kind: type[_T]) -> _T:
+    if not isinstance(reply, kind):
+        raise CommandRefused(
+            "protocol", f"the engine answered with {type(reply).__name__}, not {kind.__name__}"
+        )
+    return reply

@@ -1,0 +1,120 @@
+"""`ApiError`: whatever goes wrong, as the error object that OpenAI's clients know."""
+
+import re
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from stepscope.engine.client import CommandRefused, EngineUnreachable
+
+RETRY_AFTER_S = 1
+_PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
+_UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[^`]*)`")
+
+
+class ErrorObject(Struct, frozen=True, kw_only=True):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(Struct, frozen=True):
+    error: ErrorObject
+
+
+class ApiError(Exception):
+    """An answer that is no success.
+
+    Args:
+        status: of HTTP.
+        message: one line that says what to do.
+        param: the field it is about.
+        code: for programs.
+        kind: OpenAI's `type`; by default what the status means there.
+        retry_after_s: when it may be worth another try.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        kind: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+        if kind is None:
+            kind = "server_error" if status >= 500 else "invalid_request_error"
+        self.error = ErrorObject(message=message, type=kind, param=param, code=code)
+
+    @property
+    def body(self) -> bytes:
+        return msgspec.json.encode(ErrorBody(self.error))
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+
+
+def internal_error() -> ApiError:
+    """Ours; the log says more than a client is told."""
+    return ApiError(500, "the server failed; its log says why", code="internal_error")
+
+
+def too_many(message: str, code: str) -> ApiError:
+    return ApiError(429, message, code=code, kind="rate_limit_error", retry_after_s=RETRY_AFTER_S)
+
+
+def unavailable(message: str, code: str = "engine_unavailable") -> ApiError:
+    return ApiError(503, message, code=code, retry_after_s=RETRY_AFTER_S)
+
+
+def from_engine(error: EngineUnreachable | CommandRefused) -> ApiError:
+    """What the engine refused, or that there is none."""
+    if isinstance(error, EngineUnreachable):
+        return unavailable(str(error))
+    code, message = error.code, error.message
+    if code == "queue_full":
+        return too_many(message, code)
+    if code == "draining":
+        return unavailable(message, code)
+    if code == "prompt_too_long":
+        return ApiError(400, message, code="context_length_exceeded")
+    if code in ("internal", "protocol"):
+        return ApiError(500, message, code="internal_error")
+    # Messages about one field begin with its name.
+    name, colon, _ = message.partition(":")
+    param = name if colon and name.isidentifier() else None
+    return ApiError(400, message, param=param, code=code)
+
+
+def from_validation(error: Exception, where: str = "") -> ApiError:
+    """A body that could not be decoded: malformed, or with a field that is not as it must be."""
+    message = str(error)
+    if not isinstance(error, msgspec.ValidationError):
+        return ApiError(400, f"the body is no valid JSON: {message}", code="invalid_json")
+    param: str | None = None
+    if match := _PATH.search(message):
+        param = match["path"] or None
+        message = f"{param or 'body'}: {message[: match.start()]}"
+    if unknown := _UNKNOWN_FIELD.search(message):
+        param = ".".join(part for part in (param, unknown["name"]) if part)
+    return ApiError(400, where + message, param=param, code="invalid_value")
+
+
+def not_supported(name: str, value: Any) -> ApiError:
+    shown = msgspec.json.encode(value).decode()
+    if len(shown) > 60:
+        shown = shown[:60] + "..."
+    return ApiError(
+        400,
+        f"{name}: {shown} cannot be honoured by this server; leave the field out",
+        param=name,
+        code="unsupported_parameter",
+    )

@@ -1,0 +1,79 @@
+"""What the HTTP server is started with, and which addresses it may be bound to."""
+
+import ipaddress
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta, Struct
+
+from stepscope.engine.config import ConfigError
+
+
+class HttpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fixed for the life of the server."""
+
+    bind: Annotated[
+        str,
+        Meta(
+            description="serve the OpenAI API over HTTP here: HOST:PORT or a port of 127.0.0.1 "
+            "(0: any free one)"
+        ),
+    ] = ""
+    api_key: Annotated[
+        str,
+        Meta(
+            description="clients of the HTTP API must send it; better set by "
+            "STEPSCOPE_HTTP_API_KEY, which no list of processes shows"
+        ),
+    ] = ""
+    served_model_name: Annotated[
+        str, Meta(description="what HTTP clients call the model (default: as it was given)")
+    ] = ""
+    max_concurrent_requests: Annotated[
+        int,
+        Meta(ge=1, description="HTTP requests under way; a further one is told to come again"),
+    ] = 1024
+
+
+class Address(NamedTuple):
+    """Where to listen."""
+
+    host: str
+    port: int  # 0: any free one
+
+    @property
+    def is_loopback(self) -> bool:
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def text(self) -> str:
+        """HOST:PORT as in a URL."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """From HOST:PORT, [IPv6]:PORT, :PORT or PORT; without a host it is 127.0.0.1.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    host, _, port = text.strip().rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    is_port = port.isascii() and port.isdigit() and int(port) < 65536
+    if not is_port or (":" in bare and bare == host):
+        raise ConfigError("bad_address", f"{text!r} is not HOST:PORT with a port of 0..65535")
+    return Address(bare or "127.0.0.1", int(port))
+
+
+def check_private(address: Address, api_key: str) -> None:
+    """Raises ConfigError when binding it would let strangers in."""
+    if not address.is_loopback and not api_key:
+        raise ConfigError(
+            "public_bind",
+            f"{address.text} can be reached from other machines: set an API key "
+            "(STEPSCOPE_HTTP_API_KEY or --api-key), or bind 127.0.0.1",
+        )
