@@ -180,8 +180,9 @@ class StepPlan:
         if self.whole_prompts:
             if num_tokens <= self.budget:
                 return num_tokens
-            # Longer than any budget could be: with nobody beside it, it goes on in pieces.
-            return 0 if self.rows else self.budget
+            # Longer than the whole budget: with nobody beside it, it goes on in pieces.
+            in_pieces = self._knobs.enable_chunked_prefill and not self.rows
+            return self.budget if in_pieces else 0
         if 0 < self._max_chunk < num_tokens:
             num_tokens = self._max_chunk
         return min(num_tokens, self.budget)

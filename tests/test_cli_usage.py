@@ -14,7 +14,19 @@ from stepscope.engine.endpoints import Endpoint, EndpointLock
 from stepscope.tui import cli_demo
 from stepscope.tui.cli import main
 
-COMMANDS = ("demo", "serve", "http", "top", "load", "record", "replay", "set", "snapshot", "doctor")
+COMMANDS = (
+    "demo",
+    "serve",
+    "http",
+    "top",
+    "load",
+    "record",
+    "replay",
+    "set",
+    "schedule",
+    "snapshot",
+    "doctor",
+)
 
 
 @dataclass

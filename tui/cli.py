@@ -249,6 +249,40 @@ def set_(
     cli_set.set_knobs(assignments, endpoint, dry_run, expect_version)
 
 
+@app.command(
+    epilog=_example(
+        "stepscope schedule workload.json --batching static --summary",
+        "stepscope schedule workload.json --max-num-batched-tokens 256 | head",
+    )
+)
+@with_options("knobs")
+def schedule(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="a workload (JSON), or - for standard input")
+    ],
+    summary: Annotated[
+        bool, typer.Option("--summary", help="what the steps come to, instead of the steps")
+    ] = False,
+    num_blocks: Annotated[
+        int | None, typer.Option(metavar="INT", help="KV blocks, one of which is never used")
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option(metavar="INT", help="tokens of one KV block")
+    ] = None,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Dry-run the scheduler, without a model: one JSON line a step.
+
+    A workload is an object with num_blocks, requests (arrival_step, prompt_len, output_len each)
+    and any knob by its name.
+    """
+    from stepscope.tui import cli_schedule
+
+    settings = {"num_blocks": num_blocks, "block_size": block_size}
+    cli_schedule.schedule(file, summary, settings, flags)
+
+
 @bench.command(
     epilog=_example(
         "stepscope bench throughput",

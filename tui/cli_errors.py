@@ -31,14 +31,17 @@ def writing_output() -> Iterator[None]:
     """For what is written to standard output: that it cannot be is no bug.
 
     Raises:
-        CommandFailed: it cannot be written. A reader that has seen enough is a BrokenPipeError.
+        CommandFailed: it cannot be written.
+        typer.Exit: whoever read it has seen enough ('| head'); all is well.
     """
     try:
         yield
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
-        raise
+        # Caught here, because typer would end the process with 1.
+        sys.stdout = None
+        raise typer.Exit(DONE) from None
     except OSError as error:
         sys.stdout = None  # or Python tries once more, and complains once more, when it ends
         raise CommandFailed(f"standard output cannot be written: {error.strerror}") from error

@@ -13,6 +13,7 @@ import typer
 from msgspec import Struct
 from msgspec.structs import FieldInfo
 
+from stepscope.engine.config import Knobs
 from stepscope.tui.cli_errors import WrongUsage
 from stepscope.tui.settings import (
     SECTIONS,
@@ -25,10 +26,15 @@ from stepscope.tui.settings import (
 
 # What `stepscope demo` runs with, where it is not what the options say of themselves.
 DEMO_DEFAULTS = {"slo_ttft_ms": 3000.0, "slo_itl_ms": 150.0}
-_OWN_DEFAULTS: dict[str, Mapping[str, Any]] = {"demo": DEMO_DEFAULTS}
+_OWN_DEFAULTS: dict[str, Mapping[str, Any]] = {
+    "demo": DEMO_DEFAULTS,
+    "schedule": dict.fromkeys(Knobs.__struct_fields__),  # the workload's own
+}
 _NOTES = {
     "demo": "The engine runs with a budget of 128 tokens, 12 seats and, with the demo model, "
-    "a 64 MB cache."
+    "a 64 MB cache.",
+    "schedule": "Options win over the workload; changes of its budget in mid-run still happen. "
+    "What neither says is as 'stepscope serve' has it, but the order is arrival, as in vLLM.",
 }
 
 # Where a field goes by another name on the command line.
@@ -109,11 +115,28 @@ def resolve(
             value, source = defaults[name], "the default"
         else:
             continue
-        try:
-            values[name] = msgspec.convert(value, field.type, strict=False)
-        except msgspec.ValidationError:
-            raise WrongUsage(f"{source}: expected {_expected(field)}, got {value!r}") from None
+        values[name] = _converted(field, value, source)
     return kind(**values)
+
+
+def convert_flags(kind: type[Struct], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of the options that were given, and of nothing else.
+
+    Raises:
+        WrongUsage: a value that the field does not take.
+    """
+    return {
+        field.name: _converted(field, flags[field.name], _flag(field.name))
+        for field in msgspec.structs.fields(kind)
+        if field.name in flags
+    }
+
+
+def _converted(field: FieldInfo, value: Any, source: str) -> Any:
+    try:
+        return msgspec.convert(value, field.type, strict=False)
+    except msgspec.ValidationError:
+        raise WrongUsage(f"{source}: expected {_expected(field)}, got {value!r}") from None
 
 
 def _parameter(field: FieldInfo, default: Any, flag: str) -> inspect.Parameter:
