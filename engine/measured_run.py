@@ -160,11 +160,13 @@ class _Run:
 
     def start(self) -> None:
         if self._warmup:
-            self._begin(self._warmup, is_warmup=True)
+            self._begin(self._warmup, first_step=self.core.next_step, is_warmup=True)
         else:
-            self._begin(self._measured, is_warmup=False)
+            self._begin(self._measured, first_step=self.core.next_step, is_warmup=False)
 
-    def _begin(self, prepared: list[tuple[Submit, list[int]]], *, is_warmup: bool) -> None:
+    def _begin(
+        self, prepared: list[tuple[Submit, list[int]]], *, first_step: int, is_warmup: bool
+    ) -> None:
         self._is_warmup = is_warmup
         self._num_open = len(prepared)
         self._num_finished = self._num_output_tokens = 0
@@ -174,7 +176,7 @@ class _Run:
         if not is_warmup:
             self.core.inbox.put(Call(ResetPrefixCache(), Silent()))
         if self._meter is not None:
-            self._meter.reset()
+            self._meter.reset(first_step)
         self._start_ns = self._end_ns = self.core.runner.clock()
         for (submit, token_ids), follower in zip(prepared, self._followers, strict=True):
             self.core.inbox.put(Call(submit, follower, token_ids))
@@ -211,7 +213,9 @@ class _Run:
         if self._num_open:
             return
         if self._is_warmup and not self._failures:
-            self._begin(self._measured, is_warmup=False)
+            # The record of the step that ends the warm-up is still to come.
+            first_step = self.core.next_step + 1
+            self._begin(self._measured, first_step=first_step, is_warmup=False)
         else:
             self.core.stopping = True
 
@@ -268,7 +272,7 @@ class _Run:
         self._itl_ns = []
         self._end_ns = self._start_ns
         if self._meter is not None:
-            self._meter.reset()
+            self._meter.reset(self.core.next_step)
 
     def _telemetry(self) -> TelemetryReport | None:
         if self._reader is None or self._meter is None:

@@ -80,10 +80,11 @@ class StepMeter:
         self.num_dropped = sink.num_dropped
         self._sink = sink
         self._clock = clock
-        self.reset()
+        self.reset(first_step=0)
 
-    def reset(self) -> None:
-        """Forget what came until now."""
+    def reset(self, first_step: int) -> None:
+        """Forget what came until now; steps before `first_step` are not counted."""
+        self._first_step = first_step
         self._step_ns: list[int] = []
         self._decode_step_ns: list[int] = []
         self._phase_ns = [0, 0, 0, 0]
@@ -99,7 +100,7 @@ class StepMeter:
         self._sink.publish(message)
         self.next_sequence = self._sink.next_sequence
         self.num_dropped = self._sink.num_dropped
-        if isinstance(message, StepRecord):
+        if isinstance(message, StepRecord) and message.step >= self._first_step:
             self._add(message, self._clock())
 
     def _add(self, record: StepRecord, end_ns: int) -> None:

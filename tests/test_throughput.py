@@ -1,0 +1,308 @@
+"""The yardstick: the same requests everywhere, every token counted once, and nothing else."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.engine import dispatch
+from stepscope.engine.commands import SamplingParams, Shutdown, Submit
+from stepscope.engine.config import ConfigError, Knobs, Limits
+from stepscope.engine.core import EngineCore
+from stepscope.engine.inbox import Call
+from stepscope.engine.intake import Intake
+from stepscope.engine.kv_cache import KVCacheManager
+from stepscope.engine.measured_run import ThroughputProgress, measure
+from stepscope.engine.scheduler import Scheduler
+from stepscope.engine.serve import Silent
+from stepscope.engine.simulated import VOCAB_SIZE, CostModel, SimulatedRunner, simulated_info
+from stepscope.engine.step import ScheduledStep, StepResult
+from stepscope.engine.step_meter import Percentiles
+from stepscope.engine.telemetry import Publisher
+from stepscope.engine.telemetry_reader import TelemetryReader
+from stepscope.engine.throughput import LengthRange, ThroughputSpec, num_tokens, plan
+from stepscope.engine.wire import EngineStatus, KVCounts
+
+STATUS = EngineStatus(
+    time_ns=0, state="idle", step=-1, num_running=0, num_waiting=0, kv=KVCounts(0, 0, 1, 0)
+)
+
+
+def engine(
+    *,
+    num_blocks: int = 4096,
+    runner: SimulatedRunner | None = None,
+    telemetry: bool = True,
+    **knobs: int,
+) -> tuple[EngineCore, Intake]:
+    limits = Limits(max_num_batched_tokens=8192, max_num_seqs=256, max_model_len=2048)
+    core = EngineCore(
+        simulated_info(limits, num_blocks, 16, seed=0),
+        runner or SimulatedRunner(CostModel()),
+        Scheduler(KVCacheManager(num_blocks, 16), Knobs(**knobs), limits),
+        limits,
+        Publisher(None, 64) if telemetry else None,
+        dispatch.apply,
+    )
+    return core, Intake(None, VOCAB_SIZE, limits.max_model_len)
+
+
+def some(num_requests: int, *, seed: int = 0, longest: int = 100) -> list[Submit]:
+    lengths = LengthRange(10, longest)
+    return plan(
+        ThroughputSpec(input_len=lengths, output_len=lengths, seed=seed), num_requests, VOCAB_SIZE
+    )
+
+
+def test_the_yardstick_is_the_one_others_publish_figures_of() -> None:
+    # nano-vLLM's README gives 133,966 output tokens for its 256 requests.
+    assert num_tokens(ThroughputSpec(), 256) == (142_827, 133_966)
+    submits = plan(ThroughputSpec(), 256, vocab_size=20_000)
+    first = submits[0].prompt_token_ids
+    assert first is not None
+    assert first[:4] == [6311, 6890, 663, 4242]
+    assert [each.sampling.max_tokens for each in submits[:4]] == [845, 312, 607, 843]
+    assert all(each.sampling.ignore_eos for each in submits)
+
+
+def test_fewer_requests_and_smaller_vocabularies_keep_the_lengths() -> None:
+    spec = ThroughputSpec()
+    full, some_of_them = plan(spec, 256, 20_000), plan(spec, 32, 260)
+    for one, other in zip(full, some_of_them, strict=False):
+        assert one.prompt_token_ids is not None
+        assert other.prompt_token_ids is not None
+        assert len(one.prompt_token_ids) == len(other.prompt_token_ids)
+        assert max(other.prompt_token_ids) < 260
+        assert one.sampling == other.sampling
+
+
+def test_every_request_makes_exactly_what_was_asked_for() -> None:
+    submits = some(20)
+    result, requests = measure(*engine(), submits)
+    assert [each.num_output_tokens for each in requests] == [
+        each.sampling.max_tokens for each in submits
+    ]
+    assert (result.num_finished, result.num_failed, result.is_partial) == (20, 0, False)
+    assert result.num_output_tokens == sum(each.sampling.max_tokens for each in submits)
+    assert result.num_prompt_tokens == sum(len(each.prompt_token_ids or ()) for each in submits)
+
+
+def test_rates_and_latencies_follow_from_the_engine_s_clock() -> None:
+    # One request: prompt in one step of 8 ms, then 9 more; 0.2 ms pass before each is launched.
+    runner = SimulatedRunner(CostModel(floor_ms=8.0, token_us=0.0, context_ns=0.0))
+    submit = Submit(
+        prompt_token_ids=[1] * 32, sampling=SamplingParams(max_tokens=10), with_text=False
+    )
+    result, _ = measure(*engine(runner=runner), [submit])
+    assert result.seconds == pytest.approx(0.082)
+    assert result.output_tokens_per_s == pytest.approx(10 / 0.082)
+    assert result.total_tokens_per_s == pytest.approx(42 / 0.082)
+    assert result.requests_per_s == pytest.approx(1 / 0.082)
+    assert result.ttft_ms is not None
+    assert result.itl_ms is not None
+    assert result.ttft_ms.p50 == pytest.approx(8.2)
+    assert (result.itl_ms.num_samples, result.itl_ms.max) == (9, pytest.approx(8.2))
+    steps = result.steps
+    assert steps is not None
+    assert (steps.num_steps, steps.num_prefill_tokens, steps.num_decode_tokens) == (10, 32, 9)
+    assert (steps.mean_batch, steps.step_ms.mean) == (1.0, pytest.approx(8.2))
+    assert steps.decode_step_ms is not None
+    assert steps.decode_step_ms.num_samples == 9
+    assert steps.budget_use == pytest.approx(41 / (10 * 2048))
+    shares = steps.shares
+    assert (shares.schedule, shares.finish) == (0.0, 0.0)
+    assert shares.prepare == pytest.approx(0.2 / 8.2)
+    assert shares.model == pytest.approx(8.0 / 8.2)
+
+
+def test_preemptions_are_counted_and_cost_no_token() -> None:
+    submits = some(24, longest=300)
+    result, requests = measure(*engine(num_blocks=128), submits)
+    assert result.num_preemptions > 0
+    assert result.steps is not None
+    assert result.steps.num_preemptions == result.num_preemptions
+    assert result.num_finished == len(requests) == 24
+    scheduled = result.steps.num_prefill_tokens + result.steps.num_decode_tokens
+    assert scheduled > result.num_prompt_tokens + result.num_output_tokens - 24
+
+
+def test_prefix_hits_are_counted() -> None:
+    prompt = [7] * 64
+    submits = [
+        Submit(
+            prompt_token_ids=[*prompt, number],
+            sampling=SamplingParams(max_tokens=2),
+            with_text=False,
+        )
+        for number in range(3)
+    ]
+    result, _ = measure(*engine(max_num_seqs=1), submits)
+    assert result.num_cached_tokens == 2 * 64
+
+
+def test_warm_up_is_neither_counted_nor_left_in_the_prefix_cache() -> None:
+    submits = some(6)
+    alone, _ = measure(*engine(), submits)
+    core, intake = engine()
+    warm, _ = measure(core, intake, submits, warmup=submits)
+    assert warm.num_cached_tokens == 0
+    assert warm.num_output_tokens == alone.num_output_tokens
+    assert warm.steps is not None
+    assert alone.steps is not None
+    assert warm.steps.num_steps == alone.steps.num_steps
+    assert warm.seconds == pytest.approx(alone.seconds)
+
+
+def test_an_engine_can_be_measured_again() -> None:
+    core, intake = engine()
+    first, _ = measure(core, intake, some(5))
+    second, _ = measure(core, intake, some(5))
+    assert second.num_finished == 5
+    assert second.num_cached_tokens == 0
+    assert second.seconds == pytest.approx(first.seconds)
+    assert not core.scheduler.has_work()
+
+
+def test_without_telemetry_the_tokens_are_counted_all_the_same() -> None:
+    result, _ = measure(*engine(telemetry=False), some(5))
+    assert (result.num_finished, result.steps, result.telemetry) == (5, None, None)
+
+
+def test_progress_tells_the_share_of_the_tokens() -> None:
+    told: list[ThroughputProgress] = []
+    result, _ = measure(*engine(), some(8), some(2, seed=1), progress=told.append)
+    assert [each.is_warmup for each in told] == sorted(
+        (each.is_warmup for each in told), reverse=True
+    )
+    measured = [each for each in told if not each.is_warmup]
+    assert len(measured) > 3
+    assert [each.num_output_tokens for each in measured] == sorted(
+        each.num_output_tokens for each in measured
+    )
+    last = measured[-1]
+    assert last.share == pytest.approx(last.num_output_tokens / result.num_output_tokens)
+    assert last.num_requests == 8
+
+
+class StoppedAt(SimulatedRunner):
+    """Asks the engine to shut down, as a signal does, while it executes step number `n`."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(CostModel())
+        self.core: EngineCore | None = None
+        self.num_steps = 0
+        self._n = n
+
+    def execute(self, step: ScheduledStep) -> StepResult:
+        self.num_steps += 1
+        if self.num_steps == self._n:
+            assert self.core is not None
+            self.core.inbox.put(Call(Shutdown(), Silent()))
+        return super().execute(step)
+
+
+def test_an_interrupted_run_says_what_it_measured_until_then() -> None:
+    runner = StoppedAt(30)
+    core, intake = engine(runner=runner)
+    runner.core = core
+    result, requests = measure(core, intake, some(10))
+    assert result.is_partial
+    assert result.num_failed == 0
+    assert 0 < result.num_finished < 10
+    assert result.num_output_tokens == sum(each.num_output_tokens for each in requests)
+    assert result.steps is not None
+    assert result.steps.num_steps == runner.num_steps <= 31
+
+
+def test_a_run_interrupted_while_it_warms_up_has_measured_nothing() -> None:
+    runner = StoppedAt(3)
+    core, intake = engine(runner=runner)
+    runner.core = core
+    result, _ = measure(core, intake, some(10), warmup=some(2, seed=1))
+    assert result.is_partial
+    assert (result.num_requests, result.num_output_tokens, result.seconds) == (10, 0, 0.0)
+    assert (result.output_tokens_per_s, result.steps, result.ttft_ms) == (0.0, None, None)
+
+
+class FailingAt(SimulatedRunner):
+    def __init__(self, n: int) -> None:
+        super().__init__(CostModel())
+        self._n = n
+
+    def execute(self, step: ScheduledStep) -> StepResult:
+        self._n -= 1
+        if self._n == 0:
+            raise RuntimeError("no memory")
+        return super().execute(step)
+
+
+def test_requests_that_end_early_are_failures(caplog: pytest.LogCaptureFixture) -> None:
+    result, _ = measure(*engine(runner=FailingAt(5)), some(4))
+    assert (result.num_finished, result.num_failed, result.is_partial) == (0, 4, False)
+    assert all("ended by abort after 4 of" in message for message in result.failures)
+    assert "step 4 failed" in caplog.text
+
+
+def test_requests_the_engine_refuses_are_failures() -> None:
+    core, intake = engine()
+    core.max_waiting = 3
+    result, _ = measure(core, intake, some(5))
+    assert (result.num_finished, result.num_failed) == (3, 2)
+    assert next(iter(result.failures)).startswith("3 requests are waiting already")
+
+
+def test_a_request_that_cannot_fit_is_refused_before_the_run() -> None:
+    submit = Submit(prompt_token_ids=[1] * 2000, sampling=SamplingParams(max_tokens=100))
+    with pytest.raises(ConfigError, match="max_model_len"):
+        measure(*engine(), [submit])
+
+
+@given(st.lists(st.integers(0, 10**12), max_size=60))
+def test_percentiles_are_samples_in_order(samples_ns: list[int]) -> None:
+    percentiles = Percentiles.of_ns(samples_ns)
+    if percentiles is None:
+        assert not samples_ns
+        return
+    p = percentiles
+    assert p.p50 <= p.p90 <= p.p99 <= p.max == max(samples_ns) / 1e6
+    assert min(samples_ns) / 1e6 <= p.mean * (1 + 1e-12) + 1e-9
+    for value, share in ((p.p50, 0.5), (p.p90, 0.9), (p.p99, 0.99)):
+        assert any(value == each / 1e6 for each in samples_ns)
+        assert sum(each / 1e6 <= value for each in samples_ns) >= share * len(samples_ns)
+
+
+def test_a_reader_counts_what_it_got_and_what_never_came(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/telemetry"
+    publisher = Publisher(address, 64)
+    reader = TelemetryReader(address)
+    try:
+        while reader.num_received == 0:  # until the subscription has arrived
+            publisher.publish(STATUS)
+            reader.drain_until(publisher.next_sequence - 1, timeout_s=0.05)
+        num_before, gaps_before = reader.num_received, reader.num_gaps
+        for lost in (0, 3, 0):
+            publisher.next_sequence += lost
+            publisher.publish(STATUS)
+        reader.drain_until(publisher.next_sequence - 1, timeout_s=5.0)
+        assert reader.num_received - num_before == 3
+        assert reader.num_gaps - gaps_before == 3
+    finally:
+        reader.close()
+        publisher.close()
+
+
+def test_messages_that_do_not_come_in_time_are_gaps(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/telemetry"
+    publisher = Publisher(address, 64)
+    reader = TelemetryReader(address)
+    try:
+        while reader.num_received == 0:
+            publisher.publish(STATUS)
+            reader.drain_until(publisher.next_sequence - 1, timeout_s=0.05)
+        reader.num_gaps = 0
+        reader.drain_until(publisher.next_sequence + 1, timeout_s=0.05)
+        assert reader.num_gaps == 2
+    finally:
+        reader.close()
+        publisher.close()
