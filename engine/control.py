@@ -25,22 +25,21 @@ from stepscope.engine.commands import (
     Error,
     GetInfo,
     Output,
-    PositionLogprobs,
     Replayed,
     ReplayFrom,
     SetWorkload,
     Submit,
     Submitted,
-    TokenLogprob,
     WorkloadSpec,
 )
 from stepscope.engine.config import ConfigError
 from stepscope.engine.core import EngineCore
 from stepscope.engine.inbox import Call, Refusal
 from stepscope.engine.intake import Intake
+from stepscope.engine.output_text import OutputText
 
 if TYPE_CHECKING:
-    from stepscope.engine.tokenizer import TextStream, Tokenizer
+    from stepscope.engine.tokenizer import Tokenizer
 
 log = logging.getLogger("stepscope.engine")
 
@@ -55,7 +54,7 @@ class _Outgoing(NamedTuple):
 class RemoteClient:
     """One command of one client of the socket; the core answers to it.
 
-    `submit` is the command if it is one: it says what text its outputs get.
+    `text` completes the outputs of a `Submit`.
     """
 
     def __init__(
@@ -63,13 +62,12 @@ class RemoteClient:
         server: "ControlServer",
         identity: bytes,
         command_id: bytes,
-        submit: Submit | None = None,
+        text: OutputText | None = None,
     ) -> None:
         self.server = server
         self.identity = identity
         self.command_id = command_id
-        self.submit = submit
-        self.text: TextStream | None = None
+        self.text = text
 
     def reply(self, message: AnyReply) -> None:
         self.server.post(_Outgoing(self, message))
@@ -212,7 +210,8 @@ class ControlServer:
             self._set_workload(command.workload)
             self._send(identity, command_id, Ack(effective_step=self._core.next_step))
         elif isinstance(command, Submit):
-            client = RemoteClient(self, identity, command_id, command)
+            text = OutputText(self._tokenizer, command)
+            client = RemoteClient(self, identity, command_id, text)
             try:
                 token_ids = self._intake.prepare(command)
             except ConfigError as error:
@@ -252,39 +251,11 @@ class ControlServer:
             if isinstance(message, Submitted):
                 self._requests.setdefault(client.identity, set()).add(message.request_id)
             elif isinstance(message, Output):
-                message = self._finish_output(client, message)
+                if message.finish_reason is not None:
+                    self._requests.get(client.identity, set()).discard(message.request_id)
+                if client.text is not None:
+                    message = client.text.complete(message)
             self._send(client.identity, client.command_id, message)
-
-    def _finish_output(self, client: RemoteClient, output: Output) -> Output:
-        """The output with its text, where the client wants it."""
-        if output.finish_reason is not None:
-            self._requests.get(client.identity, set()).discard(output.request_id)
-        submit = client.submit
-        if submit is None or not submit.with_text:
-            return output if output.text is None else msgspec.structs.replace(output, text=None)
-        tokenizer = self._tokenizer
-        if tokenizer is None:
-            return output
-        logprobs = output.logprobs
-        if logprobs is not None:
-            logprobs = [_with_texts(position, tokenizer) for position in logprobs]
-        text = output.text
-        if text is None:
-            text = self._new_text(client, tokenizer, output, submit.sampling.include_stop)
-        return msgspec.structs.replace(output, text=text, logprobs=logprobs)
-
-    def _new_text(
-        self, client: RemoteClient, tokenizer: "Tokenizer", output: Output, include_stop: bool
-    ) -> str:
-        if client.text is None:
-            client.text = tokenizer.text_stream()
-        token_ids = output.token_ids
-        if output.finish_reason == "stop" and not include_stop:
-            token_ids = token_ids[:-1]  # the one that ended it is no part of the text
-        text = client.text.push(token_ids)
-        if output.finish_reason is not None:
-            text += client.text.finish()
-        return text
 
     def _send(self, identity: bytes, command_id: bytes, message: AnyReply) -> None:
         try:
@@ -302,12 +273,3 @@ class ControlServer:
         for request_id in sorted(requests):
             nobody = RemoteClient(self, identity, bytes(8))
             self._core.inbox.put(Call(Abort(request_id=request_id), nobody))
-
-
-def _with_texts(position: PositionLogprobs, tokenizer: "Tokenizer") -> PositionLogprobs:
-    def named(token: TokenLogprob) -> TokenLogprob:
-        return TokenLogprob(token.token_id, token.logprob, tokenizer.token_text(token.token_id))
-
-    return PositionLogprobs(
-        named(position.chosen), position.rank, [named(token) for token in position.top]
-    )

@@ -1,5 +1,6 @@
 """Sampling follows its parameters, and a seed means the same text in any batch."""
 
+import gc
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -7,6 +8,8 @@ from typing import TypeAlias
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stepscope.engine.commands import SamplingParams
 from stepscope.engine.request import Request
@@ -124,7 +127,7 @@ def test_temperature_sharpens_and_flattens(drawn: Drawn) -> None:
     assert drawn(logits, temperature=5.0, seed=7)[2] > drawn(logits, temperature=1.0, seed=7)[2]
 
 
-@pytest.mark.parametrize("temperature", [1e-6, 1e-30, 100.0])
+@pytest.mark.parametrize("temperature", [1e-6, 1e-30, 1e-45, 1e-300, 100.0])
 def test_extreme_temperatures_give_tokens_that_can_be_drawn(
     drawn: Drawn, temperature: float
 ) -> None:
@@ -161,6 +164,101 @@ def test_top_k_and_top_p_and_min_p_apply_row_by_row(sample: Sample) -> None:
     requests = [request(0, i, temperature=1.0, seed=9, **kinds[i % 4]) for i in range(400)]
     tokens = sample(0, logits, requests)
     assert [set(tokens[i::4]) for i in range(4)] == [{1}, {1, 2}, {1, 2}, {0, 1, 2, 3}]
+
+
+def test_a_top_k_of_more_than_the_vocabulary_is_all_of_it(drawn: Drawn) -> None:
+    logits = logits_of(0.4, 0.3, 0.3)
+    assert drawn(logits, temperature=1.0, top_k=2**31 - 1, seed=3) == drawn(
+        logits, temperature=1.0, seed=3
+    )
+
+
+def test_tokens_as_likely_as_the_last_one_kept_are_kept(drawn: Drawn) -> None:
+    logits = logits_of(0.2, 0.4, 0.2, 0.2)
+    assert set(drawn(logits, temperature=1.0, top_k=2, seed=3)) == {0, 1, 2, 3}
+    assert set(drawn(logits, temperature=1.0, top_p=0.5, seed=3)) == {0, 1, 2, 3}
+    assert set(drawn(logits, temperature=1.0, top_p=0.3, seed=3)) == {1}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_min_tokens_that_leave_no_token_do_not_hold(sample: Sample, temperature: float) -> None:
+    logits = torch.tensor([[float("-inf"), 3.0, float("-inf"), 1.0]])
+    held = request(temperature=temperature, min_tokens=5, stop_token_ids=(1, 3))
+    assert sample(0, logits, [held])[0] in (1, 3)
+    held = request(temperature=temperature, min_tokens=5, stop_token_ids=(1, 2))
+    assert sample(0, logits, [held]) == [3]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    kinds=st.lists(st.integers(0, 7), min_size=1, max_size=12),
+    seed=st.integers(0, 2**31),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    vocab_size=st.sampled_from([3, 50, 1500]),
+)
+@pytest.mark.parametrize("on_host", [True, False], ids=["host", "device"])
+def test_a_row_is_sampled_as_if_it_were_alone(
+    on_host: bool, kinds: list[int], seed: int, dtype: torch.dtype, vocab_size: int
+) -> None:
+    some: list[dict[str, object]] = [
+        {},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_k": 5},
+        {"temperature": 0.7, "top_p": 0.7},
+        {"temperature": 1.5, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
+        {"repetition_penalty": 1.4, "frequency_penalty": 0.3},
+        {"temperature": 2.0, "presence_penalty": -1.0, "logprobs": 3},
+        {"min_tokens": 90, "stop_token_ids": (0, 1)},
+    ]
+    generator = torch.Generator().manual_seed(seed)
+    logits = (3 * torch.randn(len(kinds), vocab_size, generator=generator)).to(dtype)
+
+    def requests() -> list[Request]:
+        made = []
+        for i, kind in enumerate(kinds):
+            made.append(Request(i, [0, 1], SamplingParams(seed=seed + i, **some[kind]), 0))  # type: ignore[arg-type]
+            made[-1].token_ids += [2] * i
+        return made
+
+    sampler = Sampler(0, on_host=on_host)
+    together = sampler.sample(logits, requests())
+    for i, each in enumerate(requests()):
+        alone = sampler.sample(logits[i : i + 1], [each])
+        assert alone.token_ids == together.token_ids[i : i + 1]
+        assert alone.logprobs.get(0) == together.logprobs.get(i)
+
+
+def test_what_is_counted_for_penalties_goes_with_its_request() -> None:
+    sampler = Sampler(0)
+    counted = request(repetition_penalty=1.2)
+    sampler.sample(torch.zeros(1, VOCAB_SIZE), [counted])
+    assert len(sampler._counts) == 1
+    del counted
+    gc.collect()
+    assert len(sampler._counts) == 0
+
+
+def test_a_request_without_penalties_is_not_counted() -> None:
+    sampler = Sampler(0)
+    plain = request(temperature=1.0)
+    sampler.sample(torch.zeros(1, VOCAB_SIZE), [plain])
+    assert len(sampler._counts) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_likeliest_token_is_found_among_negative_and_zero_logits(
+    sample: Sample, dtype: torch.dtype
+) -> None:
+    rows = [
+        [-3.0, -1.0, -2.0, -1.0],
+        [-0.0, -5.0, 0.0, -1.0],
+        [float("-inf"), -1e30, float("-inf"), -2e30],
+        [0.5, 1.0, 1.0, -9.0],
+    ]
+    if dtype == torch.float16:
+        rows[2] = [float("-inf"), -6e4, float("-inf"), -6.5e4]
+    tokens = sample(0, torch.tensor(rows).to(dtype), [request(i) for i in range(4)])
+    assert tokens == [1, 0, 1, 1]
 
 
 def test_uniform_is_even_and_without_a_visible_pattern() -> None:
