@@ -39,6 +39,16 @@ class ThroughputSpec(msgspec.Struct, frozen=True, kw_only=True):
     num_warmup_requests: int = 2  # before the clock starts; the prefix cache is emptied after them
 
 
+def check_lengths(spec: ThroughputSpec, max_model_len: int) -> None:
+    """Raises ConfigError when a request of `spec` may be longer than the model takes."""
+    if spec.input_len.high + spec.output_len.high > max_model_len:
+        raise ConfigError(
+            "too_long",
+            f"requests of up to {spec.input_len.high} + {spec.output_len.high} tokens do not fit "
+            f"max_model_len={max_model_len}: lower --input-len or --output-len",
+        )
+
+
 def plan(spec: ThroughputSpec, num_requests: int, vocab_size: int) -> list[Submit]:
     """The requests of `spec`.
 
@@ -103,13 +113,7 @@ def run_throughput(
         num_requests = spec.num_requests
         if num_requests is None:
             num_requests = CPU_REQUESTS if core.info.device == "cpu" else YARDSTICK_REQUESTS
-        longest = spec.input_len.high + spec.output_len.high
-        if longest > core.limits.max_model_len:
-            raise ConfigError(
-                "too_long",
-                f"requests of up to {spec.input_len.high} + {spec.output_len.high} tokens do not "
-                f"fit max_model_len={core.limits.max_model_len}: lower --input-len or --output-len",
-            )
+        check_lengths(spec, core.limits.max_model_len)
         # Other texts than the measured ones, though the prefix cache is emptied after them.
         other = msgspec.structs.replace(
             spec, seed=spec.seed + 1, output_len=LengthRange(1, min(16, spec.output_len.high))

@@ -21,7 +21,13 @@ from stepscope.engine.step import ScheduledStep, StepResult
 from stepscope.engine.step_meter import Percentiles
 from stepscope.engine.telemetry import Publisher
 from stepscope.engine.telemetry_reader import TelemetryReader
-from stepscope.engine.throughput import LengthRange, ThroughputSpec, num_tokens, plan
+from stepscope.engine.throughput import (
+    LengthRange,
+    ThroughputSpec,
+    check_lengths,
+    num_tokens,
+    plan,
+)
 from stepscope.engine.wire import EngineStatus, KVCounts
 
 STATUS = EngineStatus(
@@ -64,6 +70,12 @@ def test_the_yardstick_is_the_one_others_publish_figures_of() -> None:
     assert first[:4] == [6311, 6890, 663, 4242]
     assert [each.sampling.max_tokens for each in submits[:4]] == [845, 312, 607, 843]
     assert all(each.sampling.ignore_eos for each in submits)
+
+
+def test_lengths_that_do_not_fit_the_model_are_refused() -> None:
+    check_lengths(ThroughputSpec(), 2048)
+    with pytest.raises(ConfigError, match=r"1024 \+ 1024 tokens do not fit max_model_len=2047"):
+        check_lengths(ThroughputSpec(), 2047)
 
 
 def test_fewer_requests_and_smaller_vocabularies_keep_the_lengths() -> None:

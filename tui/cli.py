@@ -286,8 +286,8 @@ def schedule(
 @bench.command(
     epilog=_example(
         "stepscope bench throughput",
-        "stepscope bench throughput --num-requests 256 --max-num-seqs 64 --json out.json",
-        "stepscope bench throughput --input-len 512 --output-len 64 --num-requests 32",
+        "stepscope bench throughput --num-requests 256 --json out.json",
+        "stepscope bench throughput --num-requests 32 --input-len 512 --output-len 64",
     )
 )
 @with_options("serve", "knobs")
@@ -318,9 +318,10 @@ def throughput(
 ) -> None:
     """Run fixed requests through an engine, as fast as it goes.
 
-    The engine is that of 'stepscope serve', in this process. All requests are there at once, their token ids are random, and no end token ends them. The
-    defaults are the usual yardstick: 256 requests, prompts and outputs of 100 to 1024 tokens, seed
-    0; on a CPU only the first 32 of them. --seed draws lengths and token ids too.
+    The engine is that of 'stepscope serve', in this process. All requests are there at once, their
+    token ids are random, and no end token ends them. The defaults are the usual yardstick: 256
+    requests, prompts and outputs of 100 to 1024 tokens, seed 0; on a CPU only the first 32 of them.
+    --seed draws lengths and token ids too.
     """
     from stepscope.tui import cli_bench
 
