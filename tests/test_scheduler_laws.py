@@ -12,13 +12,25 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stepscope.engine import records, wire
 from stepscope.engine.commands import SamplingParams
 from stepscope.engine.config import Batching, Knobs, Limits
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.request import Request, RequestStatus
 from stepscope.engine.scheduler import Scheduler
-from stepscope.engine.step import ScheduledRow
-from stepscope.engine.wire import CACHED, EMPTY, Aborted, Finished, FirstToken, Phase, Preempted
+from stepscope.engine.step import ScheduledRow, StepResult
+from stepscope.engine.wire import (
+    CACHED,
+    EMPTY,
+    Aborted,
+    Finished,
+    FirstToken,
+    Phase,
+    Preempted,
+    RequestEvent,
+    RowFlag,
+    StepRecord,
+)
 
 BATCHING = get_args(Batching)
 MAX_MODEL_LEN = 48
@@ -118,7 +130,7 @@ class Driver:
     requests: dict[int, Request] = field(default_factory=dict)
     slots: dict[tuple[int, int], int] = field(default_factory=dict)  # (block, offset) -> content
     blocks: list[tuple[int, int]] = field(init=False)  # (owner, references), from the moves
-    steps: list[list[tuple[int, Phase, int, int]]] = field(default_factory=list)
+    records: list[bytes] = field(default_factory=list)  # as they go over the wire
 
     def __post_init__(self) -> None:
         limits = Limits(max_num_batched_tokens=96, max_num_seqs=8, max_model_len=MAX_MODEL_LEN)
@@ -168,10 +180,25 @@ class Driver:
         self.check_rows(rows, num_running)
         self.check_batching(rows, num_running)
         self.execute(rows)
-        scheduler.update(rows, [self.token_after(row) for row in rows])
-        self.take_events(computed)
-        self.check_blocks()
-        self.steps.append([(r.request.request_id, r.phase, r.start, r.num_tokens) for r in rows])
+        batch = records.batch_rows(rows, scheduler)
+        token_ids = [self.token_after(row) for row in rows]
+        scheduler.update(rows, token_ids)
+        record = records.step_record(
+            step=len(self.records),
+            schedule_ns=(0, 0),
+            result=StepResult(token_ids, launch_ns=0, tokens_ns=0),
+            batch=batch,
+            scheduler=scheduler,
+            knobs_version=0,
+            events=scheduler.drain_events(),
+            num_dropped=0,
+        )
+        self.records.append(wire.encode(record))
+        told = wire.decode(self.records[-1])
+        assert isinstance(told, StepRecord)
+        self.check_record(told, rows)
+        self.take_events(told.events, computed)
+        self.check_blocks(told)
 
     def check_rows(self, rows: list[ScheduledRow], num_running: int) -> None:
         scheduler, knobs = self.scheduler, self.scheduler.knobs
@@ -186,9 +213,6 @@ class Driver:
         assert set(scheduler.resumed_now) <= set(scheduler.admitted_now)
         assert len(scheduler.waiting) + len(scheduler.running) == len(scheduler.requests)
         assert sum(scheduler.waiting_reasons().values()) == len(scheduler.waiting)
-        num_decodes = sum(row.phase is Phase.DECODE for row in rows)
-        assert scheduler.num_decode_tokens == num_decodes
-        assert scheduler.num_prefill_tokens == num_tokens - num_decodes
         for request, phase, start, num_tokens, samples in rows:
             end = start + num_tokens
             assert request.status is RequestStatus.RUNNING
@@ -245,8 +269,24 @@ class Driver:
             return None
         return (sum(row.request.token_ids) + row.request.num_tokens) % 5
 
-    def take_events(self, computed: dict[int, int]) -> None:
-        events = self.scheduler.drain_events()
+    def check_record(self, record: StepRecord, rows: list[ScheduledRow]) -> None:
+        """An observer is told of the rows that ran, and can add up what the step spent."""
+        assert record.batch is not None
+        told = [(row.request_id, row.phase, row.start, row.num_tokens) for row in record.batch]
+        assert told == [(r.request.request_id, r.phase, r.start, r.num_tokens) for r in rows]
+        for row, (request, _, _, _, samples) in zip(record.batch, rows, strict=True):
+            flags = RowFlag(row.flags)
+            is_first = samples and request.num_output_tokens == 1
+            assert (RowFlag.LAST_CHUNK in flags) == samples
+            assert (RowFlag.FIRST_TOKEN in flags) == is_first
+            assert (RowFlag.RESUMED in flags) == (row.request_id in self.scheduler.resumed_now)
+            assert row.num_cached_tokens == self.scheduler.admitted_now.get(row.request_id, 0)
+        assert record.num_decode_tokens == sum(row.phase == Phase.DECODE for row in record.batch)
+        spent = record.num_prefill_tokens + record.num_decode_tokens
+        assert spent == sum(row.num_tokens for row in record.batch)
+        assert spent + (record.num_padded_tokens or 0) <= (record.token_budget or 0)
+
+    def take_events(self, events: list[RequestEvent], computed: dict[int, int]) -> None:
         preempted = [event for event in events if isinstance(event, Preempted)]
         if preempted:
             assert not self.scheduler.admitted_now
@@ -261,11 +301,11 @@ class Driver:
                     assert life.end is None
                     life.end = event.reason
 
-    def check_blocks(self) -> None:
+    def check_blocks(self, record: StepRecord) -> None:
         """The moves alone tell an observer the state of every block."""
-        kv = self.scheduler.kv
-        counts = kv.counts()
-        for move in kv.drain_moves():
+        kv, counts = self.scheduler.kv, record.kv
+        assert counts is not None
+        for move in record.moves:
             self.blocks[move.block_id] = (move.owner, move.ref_count)
         runs = [(run.owner, run.ref_count) for run in kv.runs() for _ in range(run.count)]
         assert runs == self.blocks
@@ -330,11 +370,11 @@ def test_when_idle_every_block_is_free_or_cached(case: Case) -> None:
 
 @settings(laws, max_examples=40)
 @given(cases())
-def test_the_same_input_gives_the_same_steps(case: Case) -> None:
+def test_the_same_input_gives_the_same_records_byte_for_byte(case: Case) -> None:
     first, second = Driver(case), Driver(case)
     first.run()
     second.run()
-    assert first.steps == second.steps
+    assert first.records == second.records
 
 
 @settings(laws, max_examples=60)

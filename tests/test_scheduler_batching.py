@@ -1,0 +1,312 @@
+"""What an operator sees of each batching mode, and of a change from one to another under way."""
+
+import itertools
+from typing import get_args
+
+import msgspec
+import pytest
+
+from stepscope.engine.commands import SamplingParams
+from stepscope.engine.config import Batching, Knobs, Limits
+from stepscope.engine.kv_cache import KVCacheManager
+from stepscope.engine.request import Request
+from stepscope.engine.scheduler import Scheduler
+from stepscope.engine.simulated import CostModel, SimulatedWorkload, encoded, simulate
+from stepscope.engine.step import ScheduledStep
+from stepscope.engine.wire import FirstToken, StepRecord
+
+BLOCK_SIZE = 4
+MODES: tuple[Batching, ...] = get_args(Batching)
+
+
+def make_scheduler(num_blocks: int = 100, **knobs: object) -> Scheduler:
+    settings = Knobs(**{"max_num_batched_tokens": 64, "max_num_seqs": 8, **knobs})
+    limits = Limits(max_num_batched_tokens=256, max_num_seqs=64, max_model_len=64)
+    return Scheduler(KVCacheManager(num_blocks, BLOCK_SIZE), settings, limits)
+
+
+def turn(scheduler: Scheduler, **knobs: object) -> None:
+    scheduler.knobs = msgspec.structs.replace(scheduler.knobs, **knobs)
+
+
+def add(scheduler: Scheduler, number: int, num_prompt: int, max_tokens: int = 8) -> Request:
+    prompt = [number * 1000 + position for position in range(num_prompt)]
+    request = Request(number, prompt, SamplingParams(max_tokens=max_tokens), arrival_ns=number)
+    scheduler.add(request)
+    return request
+
+
+def step(scheduler: Scheduler) -> dict[int, int]:
+    """One step; request -> tokens, in the order scheduled."""
+    rows = scheduler.schedule()
+    scheduler.kv.check_integrity()
+    scheduler.update(rows, [0 if row.samples else None for row in rows])
+    return {row.request.request_id: row.num_tokens for row in rows}
+
+
+def first_tokens(scheduler: Scheduler) -> list[int]:
+    return [e.request_id for e in scheduler.drain_events() if isinstance(e, FirstToken)]
+
+
+def run_to_end(scheduler: Scheduler) -> int:
+    for count in itertools.count():
+        if not scheduler.has_work():
+            return count
+        step(scheduler)
+    raise AssertionError
+
+
+# naive
+
+
+def test_naive_runs_one_request_at_a_time() -> None:
+    scheduler = make_scheduler(batching="naive")
+    for number in (1, 2):
+        add(scheduler, number, 10, max_tokens=3)
+    assert [step(scheduler) for _ in range(2)] == [{1: 10}, {1: 1}]
+    assert scheduler.waiting_reasons() == {"batch": 1}
+    assert [step(scheduler) for _ in range(4)] == [{1: 1}, {2: 10}, {2: 1}, {2: 1}]
+    assert not scheduler.has_work()
+
+
+def test_naive_finishes_those_that_run_one_after_the_other() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=16)
+    for number in (1, 2, 3):
+        add(scheduler, number, 6, max_tokens=3)
+    assert step(scheduler) == {1: 6, 2: 6, 3: 4}
+    turn(scheduler, batching="naive")
+    assert [step(scheduler) for _ in range(7)] == [
+        {1: 1}, {1: 1}, {2: 1}, {2: 1}, {3: 2}, {3: 1}, {3: 1},
+    ]  # fmt: skip
+    assert not scheduler.has_work()
+
+
+# static
+
+
+def test_a_static_batch_is_padded_on_the_left_and_runs_to_its_end() -> None:
+    scheduler = make_scheduler(batching="static", max_num_seqs=3)
+    for number, (num_prompt, max_tokens) in enumerate([(10, 2), (4, 4), (7, 3), (2, 2)], start=1):
+        add(scheduler, number, num_prompt, max_tokens)
+    seen = []
+    while scheduler.has_work():
+        tokens = step(scheduler)
+        seen.append((tokens, scheduler.num_padded_tokens, first_tokens(scheduler)))
+    assert seen == [
+        ({1: 10, 2: 4, 3: 7}, 3 * 10 - 21, [1, 2, 3]),
+        ({1: 1, 2: 1, 3: 1}, 0, []),
+        ({2: 1, 3: 1}, 1, []),  # request 1 has ended; its row stays
+        ({2: 1}, 2, []),
+        ({4: 2}, 0, [4]),  # only now the next batch
+        ({4: 1}, 0, []),
+    ]
+
+
+def test_who_comes_while_a_static_batch_runs_waits_for_its_end() -> None:
+    scheduler = make_scheduler(batching="static")
+    add(scheduler, 1, 4, max_tokens=3)
+    step(scheduler)
+    add(scheduler, 2, 4)
+    assert step(scheduler) == {1: 1}
+    assert scheduler.waiting_reasons() == {"batch": 1}
+    assert [step(scheduler) for _ in range(2)] == [{1: 1}, {2: 4}]
+
+
+def test_a_rectangle_wider_than_the_budget_is_computed_in_slices_that_end_together() -> None:
+    scheduler = make_scheduler(batching="static", max_num_batched_tokens=12)
+    for number, num_prompt in enumerate([10, 3, 6], start=1):
+        add(scheduler, number, num_prompt)
+    assert [(step(scheduler), scheduler.num_padded_tokens) for _ in range(3)] == [
+        ({1: 4}, 8),  # columns 0..3: the others are still padding
+        ({1: 4, 2: 1, 3: 4}, 3),
+        ({1: 2, 2: 2, 3: 2}, 0),
+    ]
+    assert first_tokens(scheduler) == [1, 2, 3]
+
+
+def test_a_static_batch_has_no_more_rows_than_the_budget_has_tokens() -> None:
+    scheduler = make_scheduler(batching="static", max_num_batched_tokens=2)
+    for number in (1, 2, 3):
+        add(scheduler, number, 1, max_tokens=2)
+    assert step(scheduler) == {1: 1, 2: 1}
+
+
+def test_where_prompts_are_not_cut_a_static_batch_fits_the_budget_as_a_whole() -> None:
+    scheduler = make_scheduler(
+        batching="static", enable_chunked_prefill=False, max_num_batched_tokens=64
+    )
+    for number, num_prompt in enumerate([20, 30, 5], start=1):
+        add(scheduler, number, num_prompt, max_tokens=1)
+    assert step(scheduler) == {1: 20, 2: 30}  # three rows of 30 would be 90 tokens
+    assert scheduler.num_padded_tokens == 10
+    assert scheduler.waiting_reasons() == {"budget": 1}
+
+
+def test_a_budget_below_the_batch_goes_round_and_still_counts_the_padding() -> None:
+    scheduler = make_scheduler(batching="static")
+    for number, max_tokens in enumerate([3, 9, 9], start=1):
+        add(scheduler, number, 2, max_tokens)
+    step(scheduler)
+    turn(scheduler, max_num_batched_tokens=2)
+    served = [list(step(scheduler)) for _ in range(4)]
+    assert served == [[1, 2], [3, 1], [2, 3], [2, 3]]
+    assert scheduler.num_padded_tokens == 0
+    turn(scheduler, max_num_batched_tokens=3)
+    assert (step(scheduler), scheduler.num_padded_tokens) == ({2: 1, 3: 1}, 1)
+
+
+def test_static_takes_over_what_it_finds_as_its_first_batch() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=8)
+    add(scheduler, 1, 2, max_tokens=4)
+    add(scheduler, 2, 12, max_tokens=2)
+    assert step(scheduler) == {1: 2, 2: 6}
+    add(scheduler, 3, 2)
+    turn(scheduler, batching="static")
+    # Request 2 has four more columns of prompt to go than request 1, which waits for it.
+    assert [(step(scheduler), scheduler.num_padded_tokens) for _ in range(4)] == [
+        ({2: 4}, 4), ({1: 1, 2: 2}, 1), ({1: 1, 2: 1}, 0), ({1: 1}, 1),
+    ]  # fmt: skip
+    assert step(scheduler) == {3: 2}
+
+
+def test_the_empty_rows_of_a_static_batch_are_forgotten_when_the_mode_changes() -> None:
+    scheduler = make_scheduler(batching="static")
+    for number, max_tokens in ((1, 1), (2, 9)):
+        add(scheduler, number, 2, max_tokens)
+    step(scheduler)
+    step(scheduler)
+    assert scheduler.num_padded_tokens == 1
+    for batching in ("chunked", "static"):
+        turn(scheduler, batching=batching)
+        step(scheduler)
+        assert scheduler.num_padded_tokens == 0
+
+
+def test_a_batch_all_of_whose_members_go_away_makes_room_for_the_next() -> None:
+    scheduler = make_scheduler(batching="static", max_num_seqs=2)
+    for number in (1, 2, 3):
+        add(scheduler, number, 2)
+    step(scheduler)
+    for number in (1, 2):
+        scheduler.abort(number, "the client went away")
+    assert step(scheduler) == {3: 2}
+    assert scheduler.num_padded_tokens == 0
+
+
+# continuous and separate
+
+
+def test_continuous_prefills_whole_prompts_while_everybody_waits() -> None:
+    scheduler = make_scheduler(batching="continuous", max_num_batched_tokens=40)
+    add(scheduler, 1, 4)
+    assert [step(scheduler) for _ in range(2)] == [{1: 4}, {1: 1}]
+    for number, num_prompt in ((2, 30), (3, 8), (4, 10)):
+        add(scheduler, number, num_prompt)
+    assert step(scheduler) == {2: 30, 3: 8}  # request 4 fits no more, and is not cut
+    assert scheduler.waiting_reasons() == {"budget": 1}
+    assert step(scheduler) == {4: 10}
+    assert step(scheduler) == {1: 1, 2: 1, 3: 1, 4: 1}
+
+
+def test_a_prompt_longer_than_the_budget_holds_everybody_up_in_several_steps() -> None:
+    scheduler = make_scheduler(batching="continuous", max_num_batched_tokens=16)
+    add(scheduler, 1, 4)
+    step(scheduler)
+    add(scheduler, 2, 40)
+    add(scheduler, 3, 4)
+    assert [step(scheduler) for _ in range(4)] == [
+        {2: 16}, {2: 16}, {2: 8, 3: 4}, {1: 1, 2: 1, 3: 1},
+    ]  # fmt: skip
+
+
+def test_separate_prefills_in_chunks_of_the_budget_before_anybody_decodes() -> None:
+    scheduler = make_scheduler(batching="separate", max_num_batched_tokens=16)
+    add(scheduler, 1, 4)
+    step(scheduler)
+    for number, num_prompt in ((2, 10), (3, 12)):
+        add(scheduler, number, num_prompt)
+    assert [step(scheduler) for _ in range(3)] == [{2: 10, 3: 6}, {3: 6}, {1: 1, 2: 1, 3: 1}]
+
+
+@pytest.mark.parametrize("batching", ["continuous", "separate"])
+@pytest.mark.parametrize(
+    ("order", "served"),
+    [("decode_first", [[1, 2], [3, 1], [2, 3]]), ("arrival", [[1, 2], [1, 2], [1, 2]])],
+)
+def test_decodes_short_of_budget_are_served_by_order(
+    batching: str, order: str, served: list[list[int]]
+) -> None:
+    scheduler = make_scheduler(batching=batching, order=order)
+    for number in (1, 2, 3):
+        add(scheduler, number, 2, max_tokens=9)
+    step(scheduler)
+    turn(scheduler, max_num_batched_tokens=2)
+    assert [list(step(scheduler)) for _ in range(3)] == served
+
+
+# All of them
+
+
+@pytest.mark.parametrize("before", MODES)
+@pytest.mark.parametrize("after", MODES)
+def test_any_mode_takes_over_from_any_other_under_way(before: Batching, after: Batching) -> None:
+    # Whatever the first mode has made of it by then: prompts in part, decodes, a batch under way.
+    for num_steps in range(1, 9):
+        scheduler = make_scheduler(num_blocks=24, batching=before, max_num_batched_tokens=12)
+        requests = [add(scheduler, number, 3 + 9 * (number % 4), 5) for number in range(6)]
+        for _ in range(num_steps):
+            step(scheduler)
+        turn(scheduler, batching=after)
+        run_to_end(scheduler)
+        assert [request.num_output_tokens for request in requests] == [5] * 6
+        assert scheduler.kv.counts().used == 0
+
+
+@pytest.mark.parametrize("batching", MODES)
+def test_a_mode_needs_no_more_steps_than_one_request_at_a_time(batching: Batching) -> None:
+    def num_steps(mode: Batching) -> int:
+        scheduler = make_scheduler(batching=mode, max_num_batched_tokens=16)
+        for number in range(12):
+            add(scheduler, number, 2 + number, 6)
+        return run_to_end(scheduler)
+
+    assert num_steps(batching) <= num_steps("naive")
+    if batching in ("continuous", "separate", "chunked"):
+        assert num_steps(batching) < num_steps("static")
+
+
+def test_the_record_of_a_static_step_tells_its_padding_and_the_simulated_engine_pays_for_it() -> (
+    None
+):
+    workload = SimulatedWorkload(rate=20.0)
+
+    def run(batching: Batching) -> list[StepRecord]:
+        messages = simulate(num_steps=150, knobs=Knobs(batching=batching), workload=workload)
+        return [message for _, message in messages if isinstance(message, StepRecord)]
+
+    cost = CostModel()
+    packed, rectangle = ScheduledStep(0, []), ScheduledStep(0, [], num_padded_tokens=100)
+    assert cost.duration_ns(rectangle) - cost.duration_ns(packed) == round(cost.token_us * 1e5)
+    padded = [record.num_padded_tokens or 0 for record in run("static")]
+    assert max(padded) > 0
+    assert not any(record.num_padded_tokens for record in run("chunked"))
+    for record in run("static"):
+        spent = record.num_prefill_tokens + record.num_decode_tokens
+        assert spent + (record.num_padded_tokens or 0) <= (record.token_budget or 0)
+
+
+def test_a_run_through_all_modes_gives_the_same_messages_byte_for_byte() -> None:
+    changes = {
+        20 * (turn + 1): {"batching": mode, "max_num_batched_tokens": 64 << turn}
+        for turn, mode in enumerate(MODES)
+    }
+    workload = SimulatedWorkload(rate=30.0)
+
+    def run() -> bytes:
+        return encoded(
+            simulate(
+                seed=5, num_steps=130, changes=dict(changes), workload=workload, num_blocks=600
+            )
+        )
+
+    assert run() == run()
