@@ -21,7 +21,16 @@ TokenIds: TypeAlias = Annotated[list[TokenId], Meta(max_length=1_000_000)]
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the tokens of one request are chosen, and when it ends."""
+    """How the tokens of one request are chosen, and when it ends.
+
+    Penalties come first, on the logits; then temperature, min-p, top-k, and top-p of what is left.
+    Tokens as likely as the last one that top-k or top-p keeps are kept too. None of the first
+    `min_tokens` tokens ends a request, by itself or by completing a stop string.
+
+    Text ends where the first of `stop` is complete; of those that end at the same character, the
+    longest counts. Special tokens have no text, so `stop` never finds one: name it by its id. The
+    token that ends a request is in its `token_ids`, but in its text only with `include_stop`.
+    """
 
     max_tokens: Annotated[int, Meta(ge=1, le=10_000_000)] = 16
     min_tokens: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
@@ -38,7 +47,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stop: Annotated[
         tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...], Meta(max_length=16)
     ] = ()
-    include_stop: bool = False  # whether the text ends with the stop string that ended it
+    include_stop: bool = False  # whether the text ends with what ended it, not before
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = (
         None  # of the chosen token and so many more
     )
@@ -206,7 +215,7 @@ class Submitted(Reply, frozen=True, kw_only=True):
 
 class TokenLogprob(Struct, array_like=True, frozen=True):
     token_id: int
-    logprob: float
+    logprob: float  # a finite number: -9999 for what is impossible
     text: str = ""  # of this token alone; "" also when the client wants no text
 
 
@@ -219,7 +228,11 @@ class PositionLogprobs(Struct, array_like=True, frozen=True):
 
 
 class Output(Reply, frozen=True, kw_only=True):
-    """Tokens of a request. The last one has `finish_reason`: stop, length or abort."""
+    """Tokens of a request. The last one has `finish_reason`: stop, length or abort.
+
+    Text comes when it is certain: characters in the making, and what may begin a stop string, come
+    with a later output. The tokens of text that is cut off by a stop string are still there.
+    """
 
     request_id: int
     token_ids: list[int]

@@ -105,6 +105,23 @@ def test_words_keep_their_spaces_and_bytes_become_characters(
     assert not any("\ufffd" in piece for piece in pieces)
 
 
+def test_a_token_alone_reads_as_it_does_inside_a_text(
+    tokenizer: Tokenizer, sentencepiece_like: Tokenizer
+) -> None:
+    assert [sentencepiece_like.token_text(i) for i in (1, 2, 3, 6 + ord("x"))] == [
+        " the",
+        " cat",
+        "s",
+        "x",
+    ]
+    assert [tokenizer.token_text(i) for i in (0x41, 0xC3, EOS_TOKEN_ID, 99_999)] == [
+        "A",
+        "\ufffd",
+        "<|endoftext|>",
+        "",
+    ]
+
+
 def test_streams_do_not_share_anything(tokenizer: Tokenizer) -> None:
     one, two = tokenizer.text_stream(), tokenizer.text_stream()
     assert one.push([0xC3]) == ""
