@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -291,6 +293,84 @@ def _write_checkpoint(folder: Path, family: str, changes: dict[str, object]) -> 
             weight.add_(torch.randn_like(weight) * 0.15)
     model.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
+
+
+class HttpServer:
+    """A `stepscope` command that serves HTTP, as a process with folders of its own.
+
+    Args:
+        folder: for its sockets, its config file and what it says.
+        arguments: of the command, without the address; the port is any free one.
+        environment: variables besides those of the test.
+    """
+
+    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._stderr = (folder / "stderr").open("w+")
+        address = "--http" if arguments[0] == "serve" else "--bind"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "stepscope.tui.cli", *arguments, address, "0"],
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+            env={**os.environ, "XDG_CONFIG_HOME": str(folder), **environment},
+        )
+        self.url = self._said_url()
+
+    def _said_url(self) -> str:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if match := re.search(r"OpenAI API on (http://[^/]+)/v1", line):
+                return match[1]
+        raise AssertionError(f"it never served: {self.stderr()}")
+
+    def stderr(self) -> str:
+        """All it has said there so far."""
+        self._stderr.flush()
+        return Path(self._stderr.name).read_text()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            self.process.wait(20)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+            self._stderr.close()
+
+
+@pytest.fixture(scope="session")
+def served_model(
+    tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[HttpServer]:
+    """`stepscope serve --http` with a tiny Llama called `tiny`, of up to 512 tokens."""
+    folder = tmp_path_factory.mktemp("served")
+    server = HttpServer(
+        folder,
+        *("serve", "--model", str(tiny_checkpoint("llama"))),
+        *("--endpoint", f"{folder}/engine", "--served-model-name", "tiny"),
+        *("--threads", "1", "--kv-memory", "8MB", "--dtype", "float32"),
+    )
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def http_server(tmp_path: Path) -> Iterator[Callable[..., HttpServer]]:
+    """Starts `stepscope http` with these arguments; ends what it has started."""
+    started: list[HttpServer] = []
+
+    def start(*arguments: str, **environment: str) -> HttpServer:
+        folder = tmp_path / f"http-{len(started)}"
+        started.append(HttpServer(folder, "http", *arguments, **environment))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
 
 
 class StillSource:
