@@ -43,9 +43,27 @@ struct Rows<bf16, Pair> {
 };
 #endif
 
+// Rows that will be read some time from now. Blocks lie anywhere and hold a few KB: the hardware's
+// prefetchers start anew in each, and what they miss costs a walk of the page tables too. Asked for
+// a few at a time between the products, and into L2: a burst of requests, or requests into L1,
+// would fill the few buffers that the products' own loads need.
+template <class T>
+struct Ahead {
+    const T* rows;  // null: nothing to ask for
+    const int64_t* offsets;
+
+    INLINE void fetch(int64_t k, int64_t size) const {
+        if (rows == nullptr) return;
+        const char* row = (const char*)(rows + offsets[k]);
+        for (int64_t byte = 0; byte < size * (int64_t)sizeof(T); byte += 64) {
+            __builtin_prefetch(row + byte, 0, 2);
+        }
+    }
+};
+
 // Scores of VL keys with GT query heads; `scores` has rows of PARTITION.
 template <class T, class Packed, int GT>
-INLINE void score(const T* keys, const int64_t* offsets, int64_t head_dim,
+INLINE void score(const T* keys, const int64_t* offsets, int64_t head_dim, const Ahead<T>& ahead,
                   const typename Rows<T, Packed>::Query* queries, int64_t query_stride,
                   float* scores) {
     using R = Rows<T, Packed>;
@@ -56,6 +74,7 @@ INLINE void score(const T* keys, const int64_t* offsets, int64_t head_dim,
         const T* k1 = keys + offsets[4 * f + 1];
         const T* k2 = keys + offsets[4 * f + 2];
         const T* k3 = keys + offsets[4 * f + 3];
+        for (int k = 4 * f; k < 4 * f + 4; k++) ahead.fetch(k, head_dim);
         vf sums[GT][4] = {};
         int64_t d = 0;
         auto add = [&](vu a, vu b, vu c, vu e) {
@@ -104,13 +123,19 @@ INLINE void softmax(float* scores, int64_t num_keys, int64_t padded, float scale
     sum_of_weights = sum(total);
 }
 
-// Weighted sums of values: NV vectors from `d` on of GT query heads. `n` is what is left of the
-// head from `d` on, read only when SHORT.
+// Adds weighted values to the sums: NV vectors from `d` on of GT query heads. `n` is what is left of
+// the head from `d` on, read only when SHORT.
 template <class T, int GT, int NV, bool SHORT>
 INLINE void weigh(Single, const T* values, const int64_t* offsets, int64_t num_keys, int64_t n,
-                  const float* weights, float* sums, int64_t sum_stride) {
-    vf acc[GT][NV] = {};
+                  const Ahead<T>& ahead, const float* weights, float* sums, int64_t sum_stride) {
+    vf acc[GT][NV];
+#pragma GCC unroll 4
+    for (int g = 0; g < GT; g++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < NV; j++) acc[g][j] = load(sums + g * sum_stride + j * VL);
+    }
     for (int64_t k = 0; k < num_keys; k++) {
+        ahead.fetch(k, NV * VL);
         const T* row = values + offsets[k];
         vf v[NV];
 #pragma GCC unroll 4
@@ -135,13 +160,26 @@ typedef uint16_t v32h __attribute__((vector_size(64)));
 // Two keys at a time: their values interleaved, against their weights as a pair.
 template <class T, int GT, int NV, bool SHORT>
 INLINE void weigh(Pair, const bf16* values, const int64_t* offsets, int64_t num_keys, int64_t n,
-                  const uint32_t* weights, float* sums, int64_t sum_stride) {
+                  const Ahead<T>& ahead, const uint32_t* weights, float* sums, int64_t sum_stride) {
     using R = Rows<bf16, Pair>;
     static_assert(NV % 2 == 0);
-    vf acc[GT][NV] = {};
+    // The interleaving leaves groups of four in the order 0 2 4 6 and 1 3 5 7.
+    vf acc[GT][NV];
+#pragma GCC unroll 4
+    for (int g = 0; g < GT; g++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < NV; j += 2) {
+            const float* in = sums + g * sum_stride + j * VL;
+            vf a = load(in), b = load(in + VL);
+            acc[g][j] = groups<0>(a, b, AllLanes());
+            acc[g][j + 1] = groups<1>(a, b, AllLanes());
+        }
+    }
     for (int64_t k = 0; k < num_keys; k += 2) {
         const bf16* even = values + offsets[k];
         const bf16* odd = values + offsets[k + 1];
+        ahead.fetch(k, NV * VL);
+        ahead.fetch(k + 1, NV * VL);
         vu v[NV];
 #pragma GCC unroll 4
         for (int j = 0; j < NV; j += 2) {
@@ -157,7 +195,6 @@ INLINE void weigh(Pair, const bf16* values, const int64_t* offsets, int64_t num_
             for (int j = 0; j < NV; j++) acc[g][j] = Pair::multiply_add(acc[g][j], w, v[j]);
         }
     }
-    // The interleaving left groups of four in the order 0 2 4 6 and 1 3 5 7.
 #pragma GCC unroll 4
     for (int g = 0; g < GT; g++) {
 #pragma GCC unroll 4
@@ -214,8 +251,12 @@ void merge(const Call& call, const Split& split, int64_t r, int64_t padded_dim, 
     }
 }
 
+constexpr int64_t KEYS_AHEAD = 64;
+constexpr int64_t VALUES_AT_ONCE = 32;  // keys whose values are added up head by head
+
+// `next` is what this thread will probably do after it, or null.
 template <class T>
-void decode(Call& call, const Item& item, Scratch& scratch) {
+void decode(Call& call, const Item& item, const Item* next, Scratch& scratch) {
     using Packed = typename Packing<T>::type;
     using R = Rows<T, Packed>;
     using Query = typename R::Query;
@@ -226,10 +267,10 @@ void decode(Call& call, const Item& item, Scratch& scratch) {
     const int64_t first_head = item.first_kv_head * G;
 
     Pieces pieces(scratch.reserve(
-        Pieces::bytes<int64_t>(PARTITION) + Pieces::bytes<Query>(num_rows * padded_dim) +
+        Pieces::bytes<int64_t>(PARTITION + KEYS_AHEAD) + Pieces::bytes<Query>(num_rows * padded_dim) +
         Pieces::bytes<float>(num_rows * PARTITION) + Pieces::bytes<float>(num_rows * padded_dim) +
         Pieces::bytes<uint32_t>(num_rows * PARTITION)));
-    int64_t* offsets = pieces.take<int64_t>(PARTITION);
+    int64_t* offsets = pieces.take<int64_t>(PARTITION + KEYS_AHEAD);
     Query* queries = pieces.take<Query>(num_rows * padded_dim);
     float* scores = pieces.take<float>(num_rows * PARTITION);
     float* sums = pieces.take<float>(num_rows * padded_dim);
@@ -243,14 +284,25 @@ void decode(Call& call, const Item& item, Scratch& scratch) {
         for (int64_t d = D; d < padded_dim; d++) queries[row * padded_dim + d] = Query{};
     }
 
+    const T* first_key = (const T*)call.key_cache + item.first_kv_head * D;
+    const T* first_value = (const T*)call.value_cache + item.first_kv_head * D;
+    const int64_t num_ahead = min(KEYS_AHEAD, padded);
+    for (int64_t k = 0; k < num_ahead; k++) {
+        Ahead<T>{first_key, offsets}.fetch(k, item.num_kv_heads * D);
+    }
     // The KV heads of a token lie side by side: taken in turn, memory is read in order.
     for (int64_t k = 0; k < n; k += VL) {
+        const int64_t later = k + num_ahead;
         for (int64_t h = 0; h < item.num_kv_heads; h++) {
-            const T* keys = (const T*)call.key_cache + (item.first_kv_head + h) * D;
+            Ahead<T> ahead = later < padded
+                                 ? Ahead<T>{first_key + h * D, offsets + later}
+                                 : Ahead<T>{first_value + h * D, offsets + later - padded};
             in_pieces<QUERY_HEADS>(G, [&](auto count, int64_t g) {
                 const int64_t row = h * G + g;
-                score<T, Packed, count()>(keys, offsets + k, D, queries + row * padded_dim,
-                                          padded_dim, scores + row * PARTITION + k);
+                score<T, Packed, count()>(first_key + h * D, offsets + k, D, ahead,
+                                          queries + row * padded_dim, padded_dim,
+                                          scores + row * PARTITION + k);
+                ahead.rows = nullptr;
             });
         }
     }
@@ -278,27 +330,44 @@ void decode(Call& call, const Item& item, Scratch& scratch) {
     }
     constexpr int64_t WEIGHTS = PARTITION / Packed::PACK;
     constexpr int NV = VECTOR_BYTES == 64 ? 4 : 2;
-    for (int64_t h = 0; h < item.num_kv_heads; h++) {
-        const T* values = (const T*)call.value_cache + (item.first_kv_head + h) * D;
-        in_pieces<QUERY_HEADS>(G, [&](auto count, int64_t g) {
-            const int64_t row = h * G + g;
-            const Weight* w = weights + row * WEIGHTS;
-            float* out = sums + row * padded_dim;
-            int64_t d = 0;
-            for (; d + NV * VL <= D; d += NV * VL) {
-                weigh<T, count(), NV, false>(Packed(), values + d, offsets, n, D - d, w, out + d,
-                                             padded_dim);
+    constexpr int ONE = Packed::PACK;  // vectors of one load
+    memset(sums, 0, num_rows * padded_dim * sizeof(float));
+    int64_t* next_offsets = offsets + PARTITION;
+    int64_t num_next = 0;
+    if (next != nullptr && !next->is_chunk) {
+        num_next = min(num_ahead, next->end - next->begin);
+        call.row_offsets(next->request, next->begin, next->begin + num_next,
+                         next->begin + KEYS_AHEAD, next_offsets);
+    }
+    for (int64_t k = 0; k < n; k += VALUES_AT_ONCE) {
+        const int64_t num_keys = min(VALUES_AT_ONCE, n - k), later = k + num_ahead;
+        for (int64_t h = 0; h < item.num_kv_heads; h++) {
+            const T* values = first_value + h * D;
+            Ahead<T> ahead{nullptr, nullptr};
+            if (later + num_keys <= padded) {
+                ahead = {values, offsets + later};
+            } else if (later >= padded && later - padded + num_keys <= num_next) {
+                ahead = {first_key + h * D, next_offsets + later - padded};
             }
-            constexpr int ONE = Packed::PACK;  // vectors of one load
-            for (; d + ONE * VL <= D; d += ONE * VL) {
-                weigh<T, count(), ONE, false>(Packed(), values + d, offsets, n, D - d, w, out + d,
-                                              padded_dim);
-            }
-            if (d < D) {
-                weigh<T, count(), ONE, true>(Packed(), values + d, offsets, n, D - d, w, out + d,
-                                             padded_dim);
-            }
-        });
+            in_pieces<QUERY_HEADS>(G, [&](auto count, int64_t g) {
+                constexpr int GT = count();
+                const int64_t row = h * G + g;
+                const Weight* w = weights + row * WEIGHTS + k / Packed::PACK;
+                auto run = [&](auto num_vectors, auto is_short, int64_t d) {
+                    weigh<T, GT, num_vectors(), is_short()>(Packed(), values + d, offsets + k,
+                                                            num_keys, D - d,
+                                                            {ahead.rows ? ahead.rows + d : nullptr,
+                                                             ahead.offsets},
+                                                            w, sums + row * padded_dim + d,
+                                                            padded_dim);
+                };
+                int64_t d = 0;
+                for (; d + NV * VL <= D; d += NV * VL) run(Count<NV>(), Count<0>(), d);
+                for (; d + ONE * VL <= D; d += ONE * VL) run(Count<ONE>(), Count<0>(), d);
+                if (d < D) run(Count<ONE>(), Count<1>(), d);
+                ahead.rows = nullptr;
+            });
+        }
     }
 
     Split& split = call.splits[item.request];
