@@ -28,6 +28,7 @@ log = logging.getLogger("stepscope.http")
 GRACE_S = 3.0  # open streams may finish, then they are ended with an error
 STALLED_MS = 60_000  # a connection that takes nothing for so long is cut
 KEEP_ALIVE_S = 75
+FIRST_LOOK_S = 1.0  # for the engine, before requests are taken
 BACKLOG = 2048
 ORPHAN_S = 60.0  # after the engine that started this server, and without another
 _POLL_S = 0.05
@@ -135,6 +136,11 @@ async def _main(
     for task in tasks:
         task.add_done_callback(lambda done: _stop_on_failure(server, done))
     try:
+        # Whoever connects meanwhile waits in the socket's queue, and is not told 503.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_LOOK_S):
+                while engine.info is None:
+                    await asyncio.sleep(_POLL_S)
         await server.serve(sockets=[listener])
     finally:
         for task in tasks:
