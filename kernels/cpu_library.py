@@ -17,7 +17,9 @@ import torch  # noqa: F401  (first, for its OpenMP runtime)
 
 # In the order of `stepscope_cpu_level`. The names are those of the built files, `_cpu_<level>`.
 LEVELS = ("baseline", "avx2", "avx512_bf16")
-TURNED_OFF_BY = "STEPSCOPE_NO_NATIVE"
+TURNED_OFF_BY = "STEPSCOPE_NO_NATIVE"  # for debugging
+# Without the options pip would take what it has built before.
+AGAIN = "install stepscope again with pip's --force-reinstall --no-deps --no-cache-dir"
 
 # The structures that the functions take, as `Struct.pack` makes them: fields in the order of
 # kernels/cpu/*.cpp, addresses and counts of 64 bits each (0 for none). One structure costs a call
@@ -71,15 +73,12 @@ def usable_levels() -> list[str]:
     built = [level for level in LEVELS if _file(level) is not None]
     if "baseline" not in built:
         raise LibraryMissingError(
-            "the C++ kernels were not built: install a C++ compiler (apt install g++), then "
-            "install stepscope again"
+            f"the C++ kernels were not built: install g++ (apt install g++) or clang, then {AGAIN}"
         )
     try:
         probe = ctypes.CDLL(str(_file("baseline")))
     except OSError as error:
-        raise LibraryMissingError(
-            f"the C++ kernels do not load ({error}): install stepscope again"
-        ) from None
+        raise LibraryMissingError(f"the C++ kernels do not load ({error}): {AGAIN}") from None
     best = int(probe.stepscope_cpu_level())
     return [level for level in built if LEVELS.index(level) <= best]
 

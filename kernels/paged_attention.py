@@ -97,9 +97,13 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """`probe(device type, dtype)` says whether it runs here, and why or why not."""
+    """`probe(device type, dtype)` says whether it runs here, and why or why not.
+
+    `device` is the only type of device that it is for; None: any.
+    """
 
     name: str
+    device: str | None
     probe: Callable[[str, torch.dtype], tuple[bool, str]]
     create: Callable[[], AttentionBackend]
 
@@ -107,8 +111,6 @@ class _Candidate:
 def _probe_cpu(device: str, dtype: torch.dtype) -> tuple[bool, str]:
     from stepscope.kernels import cpu_attention, cpu_library
 
-    if device != "cpu":
-        return False, f"runs on a cpu, not on {device}"
     if dtype not in cpu_attention.DTYPES:
         return False, f"has float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
     try:
@@ -138,18 +140,26 @@ def _create_reference() -> AttentionBackend:
 
 # Fastest first: 'auto' takes the first that is usable.
 _CANDIDATES = (
-    _Candidate("cpu", _probe_cpu, _create_cpu),
+    _Candidate("cpu", "cpu", _probe_cpu, _create_cpu),
     _Candidate(
         "torch",
+        None,
         lambda device, dtype: (True, f"plain PyTorch, batched, on {device}"),
         _create_torch,
     ),
     _Candidate(
         "reference",
+        None,
         lambda device, dtype: (True, "plain PyTorch, request by request: slow, for checking"),
         _create_reference,
     ),
 )
+
+
+def _probe(candidate: _Candidate, kind: str, dtype: torch.dtype) -> tuple[bool, str]:
+    if candidate.device not in (None, kind):
+        return False, f"runs on {candidate.device}, not on {kind}"
+    return candidate.probe(kind, dtype)
 
 
 def available_backends(
@@ -157,11 +167,13 @@ def available_backends(
 ) -> list[Availability]:
     """Every backend, the preferred one first, with why it can or cannot be used on `device`."""
     kind = torch.device(device).type
-    return [Availability(c.name, *c.probe(kind, dtype)) for c in _CANDIDATES]
+    return [Availability(c.name, *_probe(c, kind, dtype)) for c in _CANDIDATES]
 
 
 def choose(name: str = "auto", device: str = "cpu", dtype: torch.dtype = torch.float32) -> Choice:
     """The backend called `name`, or with 'auto' the fastest that runs on `device`.
+
+    The reason also says what a faster one lacks.
 
     Raises:
         BackendUnavailableError: no such backend, or it cannot run here.
@@ -173,12 +185,13 @@ def choose(name: str = "auto", device: str = "cpu", dtype: torch.dtype = torch.f
         raise BackendUnavailableError(
             f"no attention backend is called {name!r}; there are: {known}"
         )
-    reasons = []
+    reasons: list[tuple[str | None, str]] = []
     for candidate in found:
-        usable, reason = candidate.probe(kind, dtype)
+        usable, reason = _probe(candidate, kind, dtype)
         if usable:
-            return Choice(candidate.create(), reason)
-        reasons.append(f"{candidate.name}: {reason}")
+            missed = [text for device, text in reasons if device in (None, kind)]
+            return Choice(candidate.create(), "; ".join([reason, *missed]))
+        reasons.append((candidate.device, f"{candidate.name}: {reason}"))
     raise BackendUnavailableError(
-        f"attention backend {name!r} cannot run here ({'; '.join(reasons)})"
+        f"attention backend {name!r} cannot run here ({'; '.join(text for _, text in reasons)})"
     )

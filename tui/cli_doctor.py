@@ -79,10 +79,11 @@ def _cpu() -> Finding:
 
 
 def _compute() -> Iterator[Finding]:
-    """The GPU, and the attention backends with the reason for each."""
+    """The GPU, the C++ kernels, and the attention backends with the reason for each."""
     try:
         torch = importlib.import_module("torch")
         attention = importlib.import_module("stepscope.kernels.paged_attention")
+        library = importlib.import_module("stepscope.kernels.cpu_library")
     except (ImportError, OSError) as error:
         yield Finding("bad", "torch", f"is installed but does not load: {error}")
         return
@@ -102,6 +103,11 @@ def _compute() -> Iterator[Finding]:
             f"none found by torch {torch.__version__} (CUDA {torch.version.cuda}): "
             "no device, or its driver is missing",
         )
+    try:
+        levels = library.usable_levels()
+        yield Finding("ok", "kernels", f"C++, {levels[-1]} (of {', '.join(library.LEVELS)})")
+    except library.LibraryMissingError as error:
+        yield Finding("note", "kernels", str(error))
     try:
         chosen = attention.choose("auto", device)
     except ValueError as error:

@@ -1,5 +1,6 @@
 // Paged attention of a whole step: decodes and chunks as one list of items for all threads.
 #include "chunk.h"
+#include "decode.h"
 
 namespace stepscope {
 namespace {

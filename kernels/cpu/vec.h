@@ -196,6 +196,25 @@ INLINE vf exp(vf x) {
 
 INLINE vf tanh(vf x) { return 1.0f - 2.0f / (exp(x + x) + 1.0f); }
 
+// ---- loops over what registers hold ----
+
+template <int N>
+using Count = std::integral_constant<int, N>;
+
+// f(Count<n>(), first) for pieces of `total`, all but the last of MOST.
+template <int MOST, class F>
+INLINE void in_pieces(int64_t total, const F& f) {
+    int64_t i = 0;
+    for (; i + MOST <= total; i += MOST) f(Count<MOST>(), i);
+    if constexpr (MOST > 3) {
+        if (total - i == 3) return f(Count<3>(), i);
+    }
+    if constexpr (MOST > 2) {
+        if (total - i == 2) return f(Count<2>(), i);
+    }
+    if (total - i == 1) f(Count<1>(), i);
+}
+
 // ---- products of packed values ----
 
 // Packed values are 32 bits wide: one fp32, or a pair of bf16 whose products are added in fp32.
