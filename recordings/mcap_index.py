@@ -1,41 +1,48 @@
 """What is where in an MCAP file: preamble and chunks, from its summary or by walking its records.
 
-A file that was closed ends in a summary. One that was not (crash, full disk, cut copy) is walked
-from chunk to chunk; every chunk that is there whole can be read. Format: mcap.dev/spec.
+A file that was closed ends in a summary with a checksum. One that was not (crash, full disk, cut
+copy), or whose summary is damaged, is walked from record to record; where that leads nowhere, the
+next chunk is looked for by how its head looks. Format: mcap.dev/spec.
 """
 
 import io
 import os
+import re
 import struct
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO
 
-import zstandard
 from mcap.data_stream import ReadDataStream
 from mcap.exceptions import McapError
 from mcap.opcode import Opcode
-from mcap.reader import make_reader
-from mcap.records import Chunk, Header, Metadata
-from mcap.stream_reader import CRCValidationError, get_chunk_data_stream
+from mcap.records import Header, Metadata, Statistics
 
 from stepscope.engine import wire
+from stepscope.recordings.mcap_sink import CHUNK_HEAD, MAGIC, RECORD, UNFINISHED
 
-MAGIC = b"\x89MCAP0\r\n"
 PROFILE = "stepscope"
 PART_SUFFIX = ".part"  # of a file that is being written
-TOPICS = tuple(topic.decode() for topic in wire.TOPICS.values())  # channel ids 1, 2, ... in a file
+PACKED_STEP = "packed_step"  # see packed_steps.py
+# Channel ids 1, 2, ... in a file that does not name its channels. New topics go to the end.
+TOPICS = (*(topic.decode() for topic in wire.TOPICS.values()), PACKED_STEP)
+# Of our way to use MCAP: 1 had no packed steps and no checkpoints. Higher ones are refused.
+FORMAT_VERSION = 2
 
-_RECORD = struct.Struct("<BQ")  # opcode, length of what follows
-_CHUNK = struct.Struct("<QQ")  # times of the first and last message
-_MESSAGE = struct.Struct("<HIQQ")  # channel id, sequence, log time, publish time
-_UNREADABLE = (
-    McapError,
-    CRCValidationError,
-    zstandard.ZstdError,
-    struct.error,
-    ValueError,
-    OSError,
-)
+_FOOTER = struct.Struct("<BQQQI")
+_CHUNK_INDEX = struct.Struct("<QQQQI")  # times, place and length of the chunk, size of a map
+_SEARCH_BYTES = 1 << 20
+_MAX_PREAMBLE_BYTES = 1 << 20  # of one record that is read to look into it
+_MAX_RECORD_BYTES = 1 << 26
+_MAX_LENGTH = dict.fromkeys(Opcode, _MAX_RECORD_BYTES) | {
+    Opcode.DATA_END: 4,
+    Opcode.FOOTER: 20,
+}
+_NAME_BYTES = b"\x04\x00\x00\x00zstd"  # of the compression, in the head of a chunk ...
+_NAME = slice(37, 45)  # ... and where
+_UNREADABLE = (McapError, struct.error, ValueError, OSError)
 
 
 class RecordingError(Exception):
@@ -44,133 +51,241 @@ class RecordingError(Exception):
 
 @dataclass(slots=True)
 class ChunkPlace:
-    """Where a chunk lies, and the ids of the channels in it (None: not known)."""
+    """Where a chunk lies. `length` ends with the file for one that was never finished."""
 
     offset: int
     length: int
-    start_ns: int  # wall time
+    start_ns: int  # wall time, as its head says; a walked file may lie
     end_ns: int
-    channel_ids: frozenset[int] | None = None
+    is_cut: bool = False
 
-    def may_hold(self, channel_id: int) -> bool:
-        return self.channel_ids is None or channel_id in self.channel_ids
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
 
 
 @dataclass(slots=True)
 class McapIndex:
-    """What was found in a file."""
+    """What was found in a file.
+
+    Attributes:
+        metadata: records of that kind before the first chunk, by name.
+        why_incomplete: in words for a person; None for one that was closed and whose summary is
+            as it was written.
+        was_closed: it has a summary, be it damaged.
+        num_lost_bytes: that belong to no record, in a file that was walked.
+        num_messages: as the summary has it.
+    """
 
     profile: str | None = None  # None: cut before it
-    metadata: dict[str, dict[str, str]] = field(default_factory=dict)  # before the first chunk
+    library: str = ""
+    metadata: dict[str, dict[str, str]] = field(default_factory=dict)
     chunks: list[ChunkPlace] = field(default_factory=list)
-    is_complete: bool = True
-    num_lost_bytes: int = 0  # at the end of a file that was cut
+    why_incomplete: str | None = None
+    was_closed: bool = True
+    num_lost_bytes: int = 0
+    num_messages: int | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.why_incomplete is None
 
 
-def read_index(stream: IO[bytes]) -> McapIndex | None:
-    """Index of a file, None when it does not begin like an MCAP file."""
+def read_index(stream: IO[bytes], *, walk: bool = False) -> McapIndex | None:
+    """Index of a file, None when it does not begin like one of ours or any other MCAP file.
+
+    Args:
+        walk: do not look at the summary.
+    """
     size = stream.seek(0, os.SEEK_END)
     stream.seek(0)
-    if stream.read(len(MAGIC)) != MAGIC:
+    head = stream.read(128)
+    # Our name is in its first bytes twice: one of these signs may be damaged.
+    if not head.startswith(MAGIC) and head.count(PROFILE.encode()) < 2:
         return None
     index = McapIndex()
-    _walk(stream, size, index, only_preamble=True)
-    if not _read_summary(stream, size, index):
+    _read_preamble(stream, size, index)
+    if index.profile != PROFILE and PROFILE.encode() in head:
+        index.profile = PROFILE
+    if not walk:
+        index.why_incomplete = _read_summary(stream, size, index)
+    if walk or not index.is_complete:
         index.chunks.clear()
-        index.is_complete = False
-        _walk(stream, size, index, only_preamble=False)
+        _walk(stream, size, index)
     return index
 
 
-def read_chunk(stream: IO[bytes], place: ChunkPlace) -> bytes | None:
-    """Decompressed records of a chunk; None when it is damaged (its checksum tells)."""
+def read_metadata(path: Path) -> dict[str, str] | None:
+    """What a recording says of itself, without looking any further; None for any other file."""
     try:
-        stream.seek(place.offset + _RECORD.size)
-        body = stream.read(place.length - _RECORD.size)
-        chunk = Chunk.read(ReadDataStream(io.BytesIO(body)))
-        records, size = get_chunk_data_stream(chunk, validate_crc=True)
-        return records.read(size)
-    except _UNREADABLE:
+        with open(path, "rb") as stream:
+            if stream.read(len(MAGIC)) != MAGIC:
+                return None
+            index = McapIndex()
+            _read_preamble(stream, stream.seek(0, os.SEEK_END), index)
+    except OSError:
         return None
+    return index.metadata.get(PROFILE) if index.profile == PROFILE else None
 
 
-def messages(records: bytes) -> list[tuple[int, int, int, bytes]]:
-    """(channel id, sequence, log time, payload) of each message in a chunk."""
-    found = []
-    position = 0
-    while position + _RECORD.size <= len(records):
-        opcode, length = _RECORD.unpack_from(records, position)
-        position += _RECORD.size
-        if opcode == Opcode.MESSAGE:
-            channel_id, sequence, log_ns, _ = _MESSAGE.unpack_from(records, position)
-            payload = records[position + _MESSAGE.size : position + length]
-            found.append((channel_id, sequence, log_ns, payload))
-        position += length
-    return found
+def scan_records(stream: IO[bytes]) -> Iterator[tuple[int, int, int]]:
+    """(opcode, offset, length of all of it) of each record of a whole file, in order.
 
-
-def _read_summary(stream: IO[bytes], size: int, index: McapIndex) -> bool:
-    stream.seek(max(0, size - len(MAGIC)))
-    if size < 2 * len(MAGIC) or stream.read() != MAGIC:
-        return False
-    try:
-        stream.seek(0)
-        summary = make_reader(stream).get_summary()
-    except _UNREADABLE:
-        return False
-    if summary is None:
-        return False
-    for chunk in summary.chunk_indexes:
-        if chunk.chunk_start_offset + chunk.chunk_length > size:
-            return False
-        index.chunks.append(
-            ChunkPlace(
-                chunk.chunk_start_offset,
-                chunk.chunk_length,
-                chunk.message_start_time,
-                chunk.message_end_time,
-                frozenset(chunk.message_index_offsets) or None,
-            )
-        )
-    return True
-
-
-def _walk(stream: IO[bytes], size: int, index: McapIndex, *, only_preamble: bool) -> None:
-    """From record to record, as far as they are whole."""
+    Ends before the first that cannot be one.
+    """
+    size = stream.seek(0, os.SEEK_END)
     position = len(MAGIC)
-    while True:
-        stream.seek(position)
-        head = stream.read(_RECORD.size)
-        if len(head) < _RECORD.size:
-            break
-        opcode, length = _RECORD.unpack(head)
-        end = position + _RECORD.size + length
-        if opcode == 0 or end > size:
-            break
-        if opcode in (Opcode.DATA_END, Opcode.FOOTER) or (only_preamble and opcode == Opcode.CHUNK):
+    while (record := _record_at(stream, position, size)) is not None:
+        opcode, length = record
+        yield opcode, position, length
+        position += length
+
+
+def _read_preamble(stream: IO[bytes], size: int, index: McapIndex) -> None:
+    position = len(MAGIC)
+    while (record := _record_at(stream, position, size)) is not None:
+        opcode, length = record
+        if opcode in (Opcode.CHUNK, Opcode.DATA_END):
+            return
+        if opcode in (Opcode.HEADER, Opcode.METADATA) and length <= _MAX_PREAMBLE_BYTES:
+            stream.seek(position + RECORD.size)
+            body = ReadDataStream(io.BytesIO(stream.read(length - RECORD.size)))
+            try:
+                if opcode == Opcode.HEADER:
+                    header = Header.read(body)
+                    index.profile, index.library = header.profile, header.library
+                else:
+                    metadata = Metadata.read(body)
+                    index.metadata[metadata.name] = metadata.metadata
+            except _UNREADABLE:
+                pass  # whoever needs it finds it missing and says so
+        position += length
+
+
+def _read_summary(stream: IO[bytes], size: int, index: McapIndex) -> str | None:
+    """Fill in the chunks from the summary; gives why that is not possible."""
+    not_closed = "it was not closed (crash, full disk or cut copy)"
+    index.was_closed = False
+    footer_bytes = _FOOTER.size + len(MAGIC)
+    if size < len(MAGIC) + footer_bytes:
+        return not_closed
+    stream.seek(size - footer_bytes)
+    tail = stream.read(footer_bytes)
+    opcode, length, start, _, checksum = _FOOTER.unpack(tail[: _FOOTER.size])
+    if opcode != Opcode.FOOTER or length != 20 or not tail.endswith(MAGIC):
+        return not_closed
+    damaged = "its index is damaged"
+    index.was_closed = True
+    if not len(MAGIC) <= start <= size - footer_bytes:
+        return damaged
+    stream.seek(start)
+    summary = stream.read(size - footer_bytes - start)
+    head = tail[: _FOOTER.size - 4]
+    if checksum and zlib.crc32(head, zlib.crc32(summary)) != checksum:
+        return damaged
+    try:
+        _read_groups(summary, size, index)
+    except _UNREADABLE:
+        return damaged
+    return None
+
+
+def _read_groups(summary: bytes, size: int, index: McapIndex) -> None:
+    position = 0
+    while position < len(summary):
+        opcode, length = RECORD.unpack_from(summary, position)
+        position += RECORD.size
+        if opcode == Opcode.CHUNK_INDEX:
+            start_ns, end_ns, offset, chunk_length, _ = _CHUNK_INDEX.unpack_from(summary, position)
+            if offset + chunk_length > size:
+                raise ValueError("a chunk beyond the end of the file")
+            index.chunks.append(ChunkPlace(offset, chunk_length, start_ns, end_ns))
+        elif opcode == Opcode.STATISTICS:
+            body = summary[position : position + length]
+            statistics = Statistics.read(ReadDataStream(io.BytesIO(body)))
+            index.num_messages = statistics.message_count
+        position += length
+
+
+def _walk(stream: IO[bytes], size: int, index: McapIndex) -> None:
+    """All chunks that begin like one, whatever lies between them."""
+    position = len(MAGIC)
+    while position < size:
+        record = _record_at(stream, position, size)
+        if record is None:
+            found = _find_chunk(stream, position, size)
+            index.num_lost_bytes += found - position
+            position = found
+            continue
+        opcode, length = record
+        if opcode == Opcode.DATA_END and _is_end(stream, position + length, size):
             return
         if opcode == Opcode.CHUNK:
-            start_ns, end_ns = _CHUNK.unpack(stream.read(_CHUNK.size))
-            index.chunks.append(ChunkPlace(position, end - position, start_ns, end_ns, frozenset()))
-        elif opcode == Opcode.MESSAGE_INDEX and index.chunks:
-            last = index.chunks[-1]
-            last.channel_ids = (last.channel_ids or frozenset()) | {
-                int.from_bytes(stream.read(2), "little")
-            }
-        elif opcode in (Opcode.HEADER, Opcode.METADATA):
-            _read_preamble(opcode, stream.read(length), index)
-        position = end
-    index.num_lost_bytes = size - position
-    if index.chunks:
-        index.chunks[-1].channel_ids = None  # the list of its channels may be cut
+            index.chunks.append(_chunk_at(stream, position, length, size))
+            length = index.chunks[-1].length
+        position += length
 
 
-def _read_preamble(opcode: int, body: bytes, index: McapIndex) -> None:
-    try:
-        if opcode == Opcode.HEADER:
-            index.profile = Header.read(ReadDataStream(io.BytesIO(body))).profile
-        else:
-            metadata = Metadata.read(ReadDataStream(io.BytesIO(body)))
-            index.metadata[metadata.name] = metadata.metadata
-    except _UNREADABLE:
-        return  # whoever needs it finds it missing and says so
+def _is_end(stream: IO[bytes], position: int, size: int) -> bool:
+    """Whether only records of a summary follow, as far as one can see."""
+    record = _record_at(stream, position, size)
+    return record is None or record[0] not in (Opcode.CHUNK, Opcode.MESSAGE_INDEX)
+
+
+def _record_at(stream: IO[bytes], position: int, size: int) -> tuple[int, int] | None:
+    """Opcode and length of the record at `position`; None when there cannot be one.
+
+    A chunk may reach beyond the end: it was not finished, or the file was cut.
+    """
+    stream.seek(position)
+    head = stream.read(CHUNK_HEAD.size)
+    if len(head) < RECORD.size:
+        return None
+    opcode, length = RECORD.unpack_from(head)
+    if head[_NAME] == _NAME_BYTES:
+        return _chunk_record(head, length)
+    if opcode == Opcode.CHUNK or length > _MAX_LENGTH.get(opcode, -1):
+        return None
+    length += RECORD.size
+    return (opcode, length) if position + length <= size else None
+
+
+def _chunk_record(head: bytes, length: int) -> tuple[int, int] | None:
+    # Its lengths must agree; what its opcode says does not matter then.
+    num_compressed = CHUNK_HEAD.unpack(head)[-1]
+    if length == UNFINISHED:
+        return Opcode.CHUNK, CHUNK_HEAD.size
+    if length == CHUNK_HEAD.size - RECORD.size + num_compressed:
+        return Opcode.CHUNK, RECORD.size + length
+    return None
+
+
+def _chunk_at(stream: IO[bytes], position: int, length: int, size: int) -> ChunkPlace:
+    stream.seek(position)
+    head = CHUNK_HEAD.unpack(stream.read(CHUNK_HEAD.size))
+    is_unfinished = head[1] == UNFINISHED
+    if is_unfinished or position + length > size:
+        # Another may follow in a file that went on after damage to this one's head.
+        end = _find_chunk(stream, position + CHUNK_HEAD.size, size)
+        return ChunkPlace(position, end - position, head[2], head[3], is_cut=True)
+    return ChunkPlace(position, length, head[2], head[3])
+
+
+# Opcode and length (below 2^40, or unfinished), times, size, checksum.
+_CHUNK_LOOKS = re.compile(
+    rb".(?:.{5}\x00\x00\x00|\xff{8}).{16}.{8}.{4}" + re.escape(_NAME_BYTES), re.DOTALL
+)
+
+
+def _find_chunk(stream: IO[bytes], position: int, size: int) -> int:
+    """Where the next chunk begins, at `position` or after it; the end of the file for none."""
+    overlap = CHUNK_HEAD.size
+    while position < size:
+        stream.seek(position)
+        block = stream.read(_SEARCH_BYTES + overlap)
+        for match in _CHUNK_LOOKS.finditer(block):
+            place = position + match.start()
+            if _record_at(stream, place, size) is not None:
+                return place
+        position += _SEARCH_BYTES
+    return size

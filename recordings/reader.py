@@ -16,31 +16,22 @@ from typing import NamedTuple, Self
 import msgspec
 
 from stepscope.engine import wire
-from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo, Snapshot, StepRecord
+from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo, Snapshot
+from stepscope.recordings.loaded_chunk import KEYFRAME, STEP, Frame, LoadedChunk, step_of
+from stepscope.recordings.mcap_chunk import first_messages, read_chunk
 from stepscope.recordings.mcap_index import (
+    FORMAT_VERSION,
+    PACKED_STEP,
     PART_SUFFIX,
     PROFILE,
     TOPICS,
-    ChunkPlace,
     RecordingError,
-    messages,
-    read_chunk,
     read_index,
 )
 
 MAX_CHUNKS = 16  # kept decompressed
 
-_STEP = TOPICS.index(wire.TOPICS[StepRecord].decode()) + 1
-_KEYFRAME = TOPICS.index(wire.TOPICS[Snapshot].decode()) + 1
-
-
-class Frame(NamedTuple):
-    """One recorded message."""
-
-    topic: bytes
-    sequence: int
-    log_ns: int  # wall time
-    payload: bytes
+_STEP_TOPICS = (STEP, KEYFRAME, PACKED_STEP.encode())
 
 
 class Position(NamedTuple):
@@ -48,13 +39,6 @@ class Position(NamedTuple):
 
     chunk: int
     message: int
-
-
-class _StepHead(msgspec.Struct, tag_field="type", tag="StepRecord"):
-    step: int
-
-
-_step_head = msgspec.msgpack.Decoder(_StepHead)
 
 
 class Recording:
@@ -86,21 +70,19 @@ class Recording:
                     "record')"
                 )
             self.metadata = index.metadata.get(PROFILE, {})
-            self._check_schema()
+            self._check_version()
             self._chunks = index.chunks
             self._lock = threading.Lock()
-            self._loaded: OrderedDict[int, list[Frame]] = OrderedDict()
+            self._loaded: OrderedDict[int, LoadedChunk] = OrderedDict()
             self._damaged: set[int] = set()
             self._first_steps: dict[int, int | None] = {}
-            self._step_chunks = self._chunks_that_may_hold(_STEP)
-            self._keyframe_chunks = self._chunks_that_may_hold(_KEYFRAME)
+            self._index = index
+            if not index.is_complete:
+                self._mend_times()
             self.info = self._find_info()
             self.first_step = self._find_end_step(first=True)
             self.last_step = self._find_end_step(first=False)
-            self.start_ns = self._chunks[0].start_ns
-            self.end_ns = max(chunk.end_ns for chunk in self._chunks)
-            self._is_complete = index.is_complete
-            self._num_lost_bytes = index.num_lost_bytes
+            self.start_ns, self.end_ns = self._find_times()
         except RecordingError:
             self._stream.close()
             raise
@@ -125,18 +107,20 @@ class Recording:
 
     @property
     def truncated(self) -> bool:
-        return not self._is_complete or bool(self._damaged)
+        return not self._index.is_complete or bool(self._damaged)
 
     @property
     def message(self) -> str | None:
         """What is missing; damage in the middle is known once it has been read over."""
         parts = []
-        if not self._is_complete:
-            end = "" if self.last_step is None else f" after step {self.last_step:,}"
-            parts.append(
-                f"it was not closed (crash, full disk or cut copy); what came{end} is missing"
-                + (f" ({self._num_lost_bytes:,} bytes unreadable)" if self._num_lost_bytes else "")
-            )
+        if self._index.why_incomplete is not None:
+            what = self._index.why_incomplete
+            if not self._index.was_closed:
+                end = "" if self.last_step is None else f" after step {self.last_step:,}"
+                what += f"; what came{end} is missing"
+            if self._index.num_lost_bytes:
+                what += f" ({self._index.num_lost_bytes:,} bytes unreadable)"
+            parts.append(f"{what}; 'stepscope repair' makes a whole file of it")
         if self._damaged:
             parts.append(f"{len(self._damaged)} of {len(self._chunks)} chunks are damaged")
         return f"{self.path.name}: {'; '.join(parts)}" if parts else None
@@ -145,32 +129,33 @@ class Recording:
 
     def find_step(self, step: int) -> Position | None:
         """Just after the record of `step`, or of the last one before it; None before the first."""
-        places = self._step_chunks
-        low = bisect_right(range(len(places)), step, key=self._first_step_from)
-        for place in reversed(places[:low]):
-            found = None
-            for number, frame in enumerate(self._load(place)):
-                if frame.topic == b"step" and _step_head.decode(frame.payload).step <= step:
-                    found = number
-            if found is not None:
-                return Position(place, found + 1)
+        low = bisect_right(range(len(self._chunks)), step, key=self._first_step_from)
+        for number in range(low - 1, -1, -1):
+            chunk = self._load(number)
+            count = bisect_right(
+                chunk.step_places,
+                step,
+                key=lambda place: _step_at(chunk, place),
+            )
+            if count:
+                return Position(number, chunk.step_places[count - 1] + 1)
         return None
 
     def find_time(self, log_ns: int) -> Position:
         """Before the first message that is not earlier than `log_ns` (wall time)."""
-        chunk = bisect_left(self._chunks, log_ns, key=lambda place: place.end_ns)
-        if chunk == len(self._chunks):
-            return Position(chunk, 0)
-        return Position(chunk, bisect_left(self._load(chunk), log_ns, key=lambda f: f.log_ns))
+        number = bisect_left(self._chunks, log_ns, key=lambda place: place.end_ns)
+        if number == len(self._chunks):
+            return Position(number, 0)
+        frames = self._load(number).frames
+        return Position(number, bisect_left(frames, log_ns, key=lambda frame: frame.log_ns))
 
     def frame_before(self, position: Position) -> Frame | None:
         """The message just before a position."""
-        for chunk in range(min(position.chunk, len(self._chunks) - 1), -1, -1):
-            frames = self._load(chunk)
-            if chunk == position.chunk:
-                frames = frames[: position.message]
-            if frames:
-                return frames[-1]
+        for number in range(min(position.chunk, len(self._chunks) - 1), -1, -1):
+            chunk = self._load(number)
+            end = min(position.message, len(chunk)) if number == position.chunk else len(chunk)
+            if end:
+                return chunk.frame(end - 1)
         return None
 
     def keyframe_before(self, position: Position) -> tuple[Snapshot, Position]:
@@ -179,18 +164,15 @@ class Recording:
         Raises:
             RecordingError: no keyframe can be read.
         """
-        number = bisect_right(self._keyframe_chunks, position.chunk) - 1
-        for chunk in reversed(self._keyframe_chunks[: number + 1]):
-            frames = self._load(chunk)
-            end = position.message if chunk == position.chunk else len(frames)
-            for place in range(min(end, len(frames)) - 1, -1, -1):
-                if frames[place].topic == b"keyframe":
-                    return _snapshot(frames[place]), Position(chunk, place + 1)
-        for chunk in self._keyframe_chunks:
-            for place, frame in enumerate(self._load(chunk)):
-                if frame.topic == b"keyframe":
-                    return _snapshot(frame), Position(chunk, place + 1)
-        raise RecordingError(f"{self.path} holds no keyframe that can be read")
+        for number in range(min(position.chunk, len(self._chunks) - 1), -1, -1):
+            frames = self._load(number).frames
+            end = min(position.message, len(frames)) if number == position.chunk else len(frames)
+            for place in range(end - 1, -1, -1):
+                if frames[place].topic == KEYFRAME:
+                    return self._snapshot(frames[place]), Position(number, place + 1)
+        if (found := self._first_keyframe()) is None:
+            raise RecordingError(f"{self.path} holds no keyframe that can be read")
+        return found
 
     def frames(
         self, position: Position | None = None, sequence: int = 0
@@ -201,84 +183,121 @@ class Recording:
             sequence: of the message before: the file holds the lower 32 bits of each only.
         """
         first, skipped = position or Position(0, 0)
-        for chunk in range(first, len(self._chunks)):
-            frames = self._load(chunk)
-            for place in range(skipped if chunk == first else 0, len(frames)):
-                frame = frames[place]
+        for number in range(first, len(self._chunks)):
+            chunk = self._load(number)
+            for place in range(skipped if number == first else 0, len(chunk)):
+                frame = chunk.frame(place)
+                if frame is None:
+                    self._damaged.add(number)
+                    continue
                 ahead = (frame.sequence - sequence) & 0xFFFF_FFFF
                 sequence += ahead if ahead < 1 << 31 else ahead - (1 << 32)
-                yield frame._replace(sequence=sequence), Position(chunk, place + 1)
+                yield frame._replace(sequence=sequence), Position(number, place + 1)
 
     # Inside
 
-    def _check_schema(self) -> None:
-        written = self.metadata.get("schema_version", "")
-        if written.isdigit() and int(written) > SCHEMA_VERSION:
-            by = self.metadata.get("software_version", "a later version")
-            raise RecordingError(
-                f"{self.path} has schema {written} (written by stepscope {by}), this stepscope "
-                f"reads up to {SCHEMA_VERSION}: install {by} or later"
-            )
-
-    def _chunks_that_may_hold(self, channel_id: int) -> list[int]:
-        return [i for i, place in enumerate(self._chunks) if place.may_hold(channel_id)]
+    def _check_version(self) -> None:
+        for what, highest in (("schema", SCHEMA_VERSION), ("format", FORMAT_VERSION)):
+            written = self.metadata.get(f"{what}_version", "")
+            if written.isdigit() and int(written) > highest:
+                by = self.metadata.get("software_version", "a later version")
+                raise RecordingError(
+                    f"{self.path} has {what} {written} (written by stepscope {by}), this stepscope "
+                    f"reads up to {highest}: install {by} or later"
+                )
 
     def _find_info(self) -> EngineInfo:
-        for chunk in self._keyframe_chunks:
-            for frame in self._load(chunk):
-                if frame.topic == b"keyframe":
-                    return _snapshot(frame).info
-        raise RecordingError(
-            f"{self.path} holds nothing to show: no engine was heard while it was written, or it "
-            "was cut short before its first second was over"
-        )
+        found = self._first_keyframe()
+        if found is None:
+            raise RecordingError(
+                f"{self.path} holds nothing to show: no engine was heard while it was written, or "
+                "it was cut short before its first second was over"
+            )
+        info = found[0].info
+        if info.schema_version > SCHEMA_VERSION:
+            raise RecordingError(
+                f"{self.path} has schema {info.schema_version} (of an engine of version "
+                f"{info.software_version}), this stepscope reads up to {SCHEMA_VERSION}: install "
+                f"{info.software_version} or later"
+            )
+        return info
 
-    def _find_end_step(self, *, first: bool) -> int | None:
-        for place in self._step_chunks if first else reversed(self._step_chunks):
-            frames = self._load(place)
-            for frame in frames if first else reversed(frames):
-                if frame.topic == b"step":
-                    return _step_head.decode(frame.payload).step
+    def _first_keyframe(self) -> tuple[Snapshot, Position] | None:
+        for number in range(len(self._chunks)):
+            for place, frame in enumerate(self._load(number).frames):
+                if frame.topic == KEYFRAME:
+                    return self._snapshot(frame), Position(number, place + 1)
         return None
 
+    def _snapshot(self, frame: Frame) -> Snapshot:
+        try:
+            message = wire.decode(frame.payload)
+        except msgspec.DecodeError as error:
+            raise RecordingError(f"{self.path} holds a keyframe that is none: {error}") from error
+        assert isinstance(message, Snapshot)
+        return message
+
+    def _mend_times(self) -> None:
+        """Heads of chunks have no checksum: where they contradict each other, look inside."""
+        last_ns = 0
+        for number, place in enumerate(self._chunks):
+            if place.is_cut or not last_ns <= place.start_ns <= place.end_ns:
+                frames = self._load(number).frames
+                place.start_ns = frames[0].log_ns if frames else last_ns
+                place.end_ns = frames[-1].log_ns if frames else last_ns
+            last_ns = place.end_ns
+
+    def _find_end_step(self, *, first: bool) -> int | None:
+        numbers = range(len(self._chunks))
+        for number in numbers if first else reversed(numbers):
+            chunk = self._load(number)
+            for place in chunk.step_places if first else reversed(chunk.step_places):
+                if (step := step_of(chunk.frames[place].payload)) is not None:
+                    return step
+        return None
+
+    def _find_times(self) -> tuple[int, int]:
+        """Of the first and the last message: what the heads of chunks say has no checksum."""
+        chunks = [self._load(number).frames for number in (0, len(self._chunks) - 1)]
+        times = [frame.log_ns for frames in chunks for frame in frames]
+        if times:
+            return times[0], times[-1]
+        return self._chunks[0].start_ns, max(chunk.end_ns for chunk in self._chunks)
+
     def _first_step_from(self, number: int) -> int:
-        """The first step in the chunk at `_step_chunks[number]`, or in those after it."""
-        for chunk in self._step_chunks[number:]:
+        """Where steps begin in a chunk (or in those after it): none of it is earlier."""
+        for chunk in range(number, len(self._chunks)):
             if chunk not in self._first_steps:
-                steps = (f.payload for f in self._load(chunk) if f.topic == b"step")
-                payload = next(steps, None)
-                step = None if payload is None else _step_head.decode(payload).step
-                self._first_steps[chunk] = step
+                self._first_steps[chunk] = self._peek(chunk)
             if (step := self._first_steps[chunk]) is not None:
                 return step
         return sys.maxsize
 
-    def _load(self, chunk: int) -> list[Frame]:
+    def _peek(self, number: int) -> int | None:
+        """The first step of a chunk; a keyframe at its beginning tells without going further."""
         with self._lock:
-            if chunk in self._loaded:
-                self._loaded.move_to_end(chunk)
-                return self._loaded[chunk]
-            frames = self._read(self._chunks[chunk])
-            if frames is None:
-                self._damaged.add(chunk)
-                frames = []
-            self._loaded[chunk] = frames
+            for message in first_messages(self._stream, self._chunks[number]):
+                topic = TOPICS[message.channel_id - 1] if message.channel_id <= len(TOPICS) else ""
+                if topic.encode() in _STEP_TOPICS:
+                    step = step_of(message.payload)
+                    return step if step is None or topic.encode() != KEYFRAME else step + 1
+        return None
+
+    def _load(self, number: int) -> LoadedChunk:
+        with self._lock:
+            if number in self._loaded:
+                self._loaded.move_to_end(number)
+                return self._loaded[number]
+            place = self._chunks[number]
+            records, is_damaged = read_chunk(self._stream, place)
+            if is_damaged and not place.is_cut:
+                self._damaged.add(number)
+            chunk = self._loaded[number] = LoadedChunk(records)
             if len(self._loaded) > MAX_CHUNKS:
                 self._loaded.popitem(last=False)
-            return frames
-
-    def _read(self, place: ChunkPlace) -> list[Frame] | None:
-        records = read_chunk(self._stream, place)
-        if records is None:
-            return None
-        return [
-            Frame(TOPICS[channel_id - 1].encode(), sequence, log_ns, payload)
-            for channel_id, sequence, log_ns, payload in messages(records)
-            if 0 < channel_id <= len(TOPICS)
-        ]
+            return chunk
 
 
-def _snapshot(frame: Frame) -> Snapshot:
-    message = wire.decode(frame.payload)
-    assert isinstance(message, Snapshot)
-    return message
+def _step_at(chunk: LoadedChunk, place: int) -> int:
+    step = step_of(chunk.frames[place].payload)
+    return -1 if step is None else step

@@ -13,8 +13,9 @@ import msgspec
 
 from stepscope.engine.wire import Snapshot
 from stepscope.recordings.history import History
+from stepscope.recordings.loaded_chunk import Frame
 from stepscope.recordings.mcap_index import RecordingError
-from stepscope.recordings.reader import Frame, Position, Recording
+from stepscope.recordings.reader import Position, Recording
 from stepscope.recordings.source import FrameTap
 
 MIN_SPEED, MAX_SPEED = 0.1, 64.0

@@ -1,21 +1,17 @@
-"""`RecordingWriter`: a session into an MCAP file, on a thread of its own.
+"""`RecordingWriter`: a session into one file or a series of them, on a thread of its own.
 
 Whoever receives hands frames over and goes on; compressing, writing and whatever goes wrong there
-happens here. While it is written the file is `PATH.part`; closing it gives it its name.
+happens here. What the files look like inside is the business of `RecordingFile`.
 """
 
 import logging
-import os
 import queue
 import threading
 import time
-from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
-from mcap.writer import CompressionType, Writer
 
 from stepscope.engine import wire
 from stepscope.engine.wire import (
@@ -27,74 +23,78 @@ from stepscope.engine.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.recordings.mcap_index import PART_SUFFIX, PROFILE, TOPICS, RecordingError
+from stepscope.recordings.recording_file import RecordingFile
+from stepscope.recordings.rotation import FileSeries
 from stepscope.recordings.session import SessionState
 
 log = logging.getLogger("stepscope.recordings")
 
-CHUNK_BYTES = 256 * 1024
-FLUSH_S = 1.0
-KEYFRAME_NS = 5_000_000_000
+FLUSH_S = 1.0  # what a crash may cost
+CLEAN_S = 60.0
 MAX_QUEUE_BYTES = 128 * 1024 * 1024  # waiting for the disk
 
 RecordingState: TypeAlias = Literal["recording", "finished", "failed"]
 
+_INFO = wire.TOPICS[EngineInfo]
 _KEYFRAME = wire.TOPICS[Snapshot]
 _MARK = wire.TOPICS[Mark]
 _Frame: TypeAlias = tuple[bytes, int, bytes]  # topic, sequence, payload
 
 
 class RecordingWriter:
-    """One file of one engine; it ends when the engine starts anew.
+    """Writes what one engine tells; it ends when the engine starts anew.
+
+    A series goes on with the next engine, in a file of its own.
 
     Attributes:
+        path: of the file that is being written, or was written last.
         state, error: `failed` when the file cannot be written (full disk), and why in one line.
-        num_bytes: of the file so far.
+        num_bytes, num_steps, num_files: written so far, in all files.
+        num_safe_steps: of them, those that survive whatever happens to the process or the machine.
         num_queued_bytes: handed over and not written yet.
-        first_step, last_step: in it.
+        first_step, last_step: of the engine that is being recorded, or was last.
 
     Args:
-        path: of the file, replaced if there is one.
+        target: a file, replaced if there is one, or a series of files.
 
     Raises:
         RecordingError: the file cannot be made.
     """
 
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+    def __init__(self, target: Path | str | FileSeries) -> None:
         self.state: RecordingState = "recording"
         self.error: str | None = None
         self.note: str | None = None  # why it ended by itself
-        self.num_bytes = 0
-        self.num_steps = 0
+        self.num_steps = self.num_safe_steps = 0
         self.first_step: int | None = None
         self.last_step: int | None = None
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._stream = open(self.part_path, "wb")  # noqa: SIM115 - closed by the thread
-        except OSError as error:
-            raise RecordingError(f"cannot write {path}: {error.strerror or error}") from error
+        self._series = target if isinstance(target, FileSeries) else None
+        if isinstance(target, FileSeries):
+            self._file = target.open_next()
+        else:
+            self._file = RecordingFile(Path(target))
+        self.num_files = 1
+        self._num_bytes_before = 0  # in the files before the current one
         self._snapshot: Snapshot | None = None
         self._queue: queue.SimpleQueue[_Frame | None] = queue.SimpleQueue()
         self.num_queued_bytes = 0
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         # The writing thread's:
-        self._session = SessionState()
-        self._last_sequence: int | None = None
-        self._needs_snapshot = False
-        self._engine_id = ""
-        self._anchor: EngineInfo | None = None  # pair of monotonic and wall time
-        self._info: EngineInfo | None = None
-        self._early: list[_Frame] = []  # before the engine is known, and ...
-        self._early_ns: int | None = None  # ... the first time in them
-        self._last_log_ns = 0
-        self._next_keyframe_ns = 0
-        self._channel_ids: dict[bytes, int] = {}
+        self._next_clean_s = 0.0
+        self._expect_engine()
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
 
     @property
     def part_path(self) -> Path:
-        return self.path.with_name(self.path.name + PART_SUFFIX)
+        return self._file.part_path
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes_before + self._file.num_bytes
 
     def start(self, snapshot: Snapshot | None = None) -> None:
         """Begin to write, from `snapshot` on if there is one.
@@ -127,33 +127,24 @@ class RecordingWriter:
 
     def _run(self) -> None:
         try:
-            with self._stream as stream:
-                writer = Writer(stream, CHUNK_BYTES, CompressionType.ZSTD)
-                writer.start(PROFILE, library=f"stepscope {version('stepscope')}")
-                for number, topic in enumerate(TOPICS, start=1):
-                    channel_id = writer.register_channel(topic, "msgpack", schema_id=0)
-                    assert channel_id == number
-                    self._channel_ids[topic.encode()] = channel_id
-                self._write_all(writer, stream.tell)
-                writer.finish()  # type: ignore[no-untyped-call]
-                self.num_bytes = stream.tell()
-                stream.flush()
-                os.fsync(stream.fileno())
-            self.part_path.replace(self.path)
+            self._write_all()
+            self._file.close()
         except OSError as error:
             self._fail(f"cannot write {self.part_path}: {error.strerror or error}")
+            self._file.abandon()
             return
         except Exception as error:
             # Ours to repair, but what is being recorded goes on.
             log.exception("recording to %s failed", self.part_path)
             self._fail(f"recording failed, see the log: {error!r}")
+            self._file.abandon()
             return
         if self.state == "recording":
             self.state = "finished"
 
-    def _write_all(self, writer: Writer, tell: Callable[[], int]) -> None:
+    def _write_all(self) -> None:
         if self._snapshot is not None:
-            self._write(writer, _KEYFRAME, self._snapshot.sequence, wire.encode(self._snapshot))
+            self._write(_KEYFRAME, self._snapshot.sequence, wire.encode(self._snapshot))
         next_flush_s = time.monotonic() + FLUSH_S
         while True:
             try:
@@ -165,45 +156,96 @@ class RecordingWriter:
                     return
                 with self._lock:
                     self.num_queued_bytes -= len(item[2])
-                self._write(writer, *item)
+                self._write(*item)
                 if self.note is not None:
                     return
             if time.monotonic() >= next_flush_s:
-                writer.flush()  # type: ignore[no-untyped-call]
-                self.num_bytes = tell()
+                self._file.flush()
+                self.num_safe_steps = self.num_steps
+                if self._series is not None:
+                    self._look_after(self._series)
                 next_flush_s = time.monotonic() + FLUSH_S
 
-    def _write(self, writer: Writer, topic: bytes, sequence: int, payload: bytes) -> None:
+    def _look_after(self, series: FileSeries) -> None:
+        """Go on in the next file when this one is full, and delete what is too old."""
+        if series.is_full(self._file) and self._anchor is not None and not self._needs_snapshot:
+            self._next_file(series)
+            self._begin_file()
+            info = self._session.info
+            snapshot = self._session.snapshot(self._last_sequence or 0)
+            assert info is not None
+            assert snapshot is not None
+            for topic, message in ((_INFO, info), (_KEYFRAME, snapshot)):
+                payload = wire.encode(message)
+                self._file.add(topic, snapshot.sequence, payload, self._last_log_ns)
+            self._next_clean_s = 0.0
+        now_s = time.monotonic()
+        if now_s >= self._next_clean_s:
+            self._next_clean_s = now_s + CLEAN_S
+            series.delete_old(self._file)
+
+    def _next_file(self, series: FileSeries) -> None:
+        self._file.close()
+        self._num_bytes_before += self._file.num_bytes
+        self._file = series.open_next()
+        self.num_files += 1
+
+    def _expect_engine(self) -> None:
+        """Know nothing yet of the engine that is to be recorded."""
+        self._session = SessionState()
+        self._last_sequence: int | None = None
+        self._last_applied: int | None = None  # sequence the session is true after
+        self._needs_snapshot = False
+        self._engine_id = ""
+        self._anchor: EngineInfo | None = None  # pair of monotonic and wall time
+        self._info: EngineInfo | None = None
+        self._early: list[_Frame] = []  # before the engine is known, and ...
+        self._early_ns: int | None = None  # ... the first time in them
+        self._last_log_ns = 0
+        self.first_step = self.last_step = None
+
+    def _write(self, topic: bytes, sequence: int, payload: bytes) -> None:
         try:
             message = wire.decode(payload)
         except msgspec.DecodeError:
             return  # the source has counted it already
-        if self._anchor is None and not self._introduce(
-            writer, message, (topic, sequence, payload)
-        ):
-            return
         info = message.info if isinstance(message, Snapshot) else message
-        if isinstance(info, EngineInfo) and info.engine_id != self._engine_id:
-            self.note = f"the engine started anew: the recording ends at step {self.last_step}"
+        if isinstance(info, EngineInfo) and self._engine_id not in ("", info.engine_id):
+            if self._series is None:
+                at = f"the recording ends at step {self.last_step}"
+                self.note = f"the engine started anew: {at}"
+                return
+            self._next_file(self._series)
+            self._expect_engine()
+        if self._anchor is None and not self._introduce(message, (topic, sequence, payload)):
             return
         if not self._is_next(topic, sequence):
             return
-        log_ns = self._log_ns(message)
+        self._file.end_chunk_if_full()
         is_first = self._session.info is None
-        self._add(writer, topic, sequence, payload, log_ns)
+        if self._file.wants_keyframe and not isinstance(message, Snapshot):
+            self._add_keyframe()
+        log_ns = self._log_ns(message)
+        self._file.add(topic, sequence, payload, log_ns)
         self._session.apply(message)
+        if topic != _MARK:
+            self._last_applied = sequence
         if isinstance(message, StepRecord):
             self.num_steps += 1
             self.last_step = message.step
             if self.first_step is None:
                 self.first_step = message.step
-        if (isinstance(message, Snapshot) and not is_first) or (
-            log_ns >= self._next_keyframe_ns and not self._needs_snapshot
-        ):
+        if isinstance(message, Snapshot) and not is_first:
             # One that came after a loss does not know what had finished by then; ours does.
-            self._next_keyframe_ns = log_ns + KEYFRAME_NS
-            if (snapshot := self._session.snapshot(sequence)) is not None:
-                self._add(writer, _KEYFRAME, sequence, wire.encode(snapshot), log_ns)
+            self._add_keyframe()
+
+    def _add_keyframe(self) -> None:
+        """Write what is known after the last message, unless something is missing in it."""
+        if self._needs_snapshot or self._last_applied is None:
+            return
+        if (snapshot := self._session.snapshot(self._last_applied)) is not None:
+            payload = wire.encode(snapshot)
+            self._file.add(_KEYFRAME, self._last_applied, payload, self._last_log_ns)
 
     def _is_next(self, topic: bytes, sequence: int) -> bool:
         """Whether a message belongs in the file: not one twice, no keyframe that tells nothing."""
@@ -222,7 +264,7 @@ class RecordingWriter:
         self._last_sequence = sequence if last is None else max(last, sequence)
         return True
 
-    def _introduce(self, writer: Writer, message: Telemetry, frame: _Frame) -> bool:
+    def _introduce(self, message: Telemetry, frame: _Frame) -> bool:
         """Write who the engine is and what came before it was known.
 
         A snapshot tells all that is needed. Without one the file begins when the engine has said
@@ -233,7 +275,7 @@ class RecordingWriter:
         """
         if isinstance(message, Snapshot):
             self._early.clear()  # it contains them
-            self._begin(writer, message.info, message.time_ns)
+            self._begin(message.info, message.time_ns)
             return True
         self._early.append(frame)
         if isinstance(message, EngineInfo):
@@ -242,39 +284,24 @@ class RecordingWriter:
             self._early_ns = _time_ns(message)
         if self._info is None or self._early_ns is None:
             return False
-        self._begin(writer, self._info, self._early_ns)
+        self._begin(self._info, self._early_ns)
         nothing = SessionState(info=self._info).snapshot(self._early[0][1] - 1)
         assert nothing is not None
-        self._write(writer, _KEYFRAME, nothing.sequence, wire.encode(nothing))
+        self._write(_KEYFRAME, nothing.sequence, wire.encode(nothing))
         early, self._early = self._early, []
         for each in early:
-            self._write(writer, *each)
+            self._write(*each)
         return False
 
-    def _begin(self, writer: Writer, info: EngineInfo, time_ns: int) -> None:
+    def _begin(self, info: EngineInfo, time_ns: int) -> None:
         self._engine_id = info.engine_id
         self._anchor = info
         self._last_log_ns = info.wall_ns + time_ns - info.monotonic_ns
-        self._next_keyframe_ns = self._last_log_ns + KEYFRAME_NS
-        writer.add_metadata(
-            PROFILE,
-            {
-                "schema_version": str(info.schema_version),
-                "software_version": version("stepscope"),
-                "engine_id": info.engine_id,
-                "engine_name": info.name,
-                "model": info.model,
-                "started_wall_ns": str(time.time_ns()),
-            },
-        )
+        self._begin_file()
 
-    def _add(
-        self, writer: Writer, topic: bytes, sequence: int, payload: bytes, log_ns: int
-    ) -> None:
-        # MCAP has 32 bits for a sequence number; keyframes carry the whole of it.
-        writer.add_message(
-            self._channel_ids[topic], log_ns, payload, log_ns, sequence & 0xFFFF_FFFF
-        )
+    def _begin_file(self) -> None:
+        assert self._anchor is not None
+        self._file.begin(self._anchor, {} if self._series is None else self._series.metadata)
 
     def _log_ns(self, message: Telemetry) -> int:
         """Wall time of a message; never before that of the message ahead of it."""

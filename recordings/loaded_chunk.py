@@ -1,0 +1,99 @@
+"""`LoadedChunk`: the messages of one chunk, as they were received. Steps are unpacked on demand."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from stepscope.engine import wire
+from stepscope.engine.wire import Snapshot, StepRecord
+from stepscope.recordings.mcap_chunk import channels, messages
+from stepscope.recordings.mcap_index import PACKED_STEP, TOPICS
+from stepscope.recordings.packed_steps import StepUnpacker
+
+STEP = wire.TOPICS[StepRecord]
+KEYFRAME = wire.TOPICS[Snapshot]
+_PACKED = PACKED_STEP.encode()
+_UNPACKABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
+
+
+class Frame(NamedTuple):
+    """One recorded message."""
+
+    topic: bytes
+    sequence: int
+    log_ns: int  # wall time
+    payload: bytes
+
+
+class _StepHead(msgspec.Struct):
+    step: int
+
+
+_step_head = msgspec.msgpack.Decoder(_StepHead)
+
+
+def step_of(payload: bytes) -> int | None:
+    """Of a step, packed or not, or of a keyframe; None for one that is broken."""
+    try:
+        return _step_head.decode(payload).step
+    except msgspec.DecodeError:
+        return None
+
+
+class LoadedChunk:
+    """A sequence of frames. Reading on from the frame that was read last costs least.
+
+    Attributes:
+        frames: with steps as they lie in the file; for topics, sequences and times.
+        step_places: which of them are steps.
+    """
+
+    def __init__(self, records: bytes) -> None:
+        topics = dict(enumerate(TOPICS, start=1)) | channels(records)
+        names = {number: topic.encode() for number, topic in topics.items() if topic in TOPICS}
+        self._packed: set[int] = set()
+        self.frames: list[Frame] = []
+        self.step_places: list[int] = []
+        for channel_id, sequence, log_ns, payload in messages(records):
+            topic = names.get(channel_id)
+            if topic is None:
+                continue  # of a later version
+            if topic == _PACKED:
+                self._packed.add(len(self.frames))
+                topic = STEP
+            if topic == STEP:
+                self.step_places.append(len(self.frames))
+            self.frames.append(Frame(topic, sequence, log_ns, payload))
+        self._unpacker = StepUnpacker()
+        self._unpacked = 0  # the unpacker knows the steps before this frame
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def frame(self, place: int) -> Frame | None:
+        """The frame as it was received; None when it cannot be had, which a sound file has not."""
+        frame = self.frames[place]
+        if place not in self._packed:
+            return frame
+        try:
+            self._go_to(place)
+            payload = self._unpacker.unpack(frame.payload)
+        except _UNPACKABLE:
+            return None
+        self._unpacked = place + 1
+        return frame._replace(payload=payload)
+
+    def _go_to(self, place: int) -> None:
+        """Make the unpacker know all it needs for the step at `place`."""
+        frames = self.frames
+        first = place
+        while first > 0 and first != self._unpacked:
+            first -= 1
+            if frames[first].topic == STEP and first not in self._packed:
+                break
+        for each in range(first, place):
+            if each in self._packed:
+                self._unpacker.skip(frames[each].payload)
+            elif frames[each].topic == STEP:
+                self._unpacker.take(frames[each].payload)
+        self._unpacked = place

@@ -1,0 +1,157 @@
+"""One chunk of an MCAP file: its messages, as far as their checksums vouch for them."""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import IO, NamedTuple
+
+import zstandard
+from mcap.opcode import Opcode
+
+from stepscope.recordings.mcap_index import ChunkPlace
+from stepscope.recordings.mcap_sink import CHECKPOINT, CHUNK_HEAD, RECORD
+
+MAX_CHUNK_BYTES = 256 * 1024 * 1024  # uncompressed; more is not ours
+_PEEK_BYTES = 16 * 1024  # compressed, at a time
+_PIECE_BYTES = 1024  # compressed: how near to the damage one gets
+
+_MESSAGE = struct.Struct("<HIQQ")  # channel id, sequence, log time, publish time
+_CHANNEL = struct.Struct("<HHI")  # id, schema id, length of the topic
+
+
+class ChunkRecords(NamedTuple):
+    """Decompressed records that are sound; `is_damaged` when others were in it."""
+
+    records: bytes
+    is_damaged: bool
+
+
+class RawMessage(NamedTuple):
+    """A message as it lies in a chunk."""
+
+    channel_id: int
+    sequence: int  # the lower 32 bits
+    log_ns: int
+    payload: bytes
+
+
+def read_chunk(stream: IO[bytes], place: ChunkPlace) -> ChunkRecords:
+    """What can be read of a chunk: all of it, or what its last good checkpoint covers.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    stream.seek(place.offset)
+    body = stream.read(place.length)
+    if len(body) < CHUNK_HEAD.size:
+        return ChunkRecords(b"", True)
+    head = CHUNK_HEAD.unpack_from(body)
+    size, checksum = head[4], head[5]
+    compressed = memoryview(body)[CHUNK_HEAD.size :]
+    if not place.is_cut and size <= MAX_CHUNK_BYTES:
+        try:
+            records = zstandard.decompress(compressed, max_output_size=size)
+        except zstandard.ZstdError:
+            pass
+        else:
+            if len(records) == size and zlib.crc32(records) == checksum:
+                return ChunkRecords(records, False)
+    return ChunkRecords(_vouched(_decompressed(compressed)), True)
+
+
+def first_messages(stream: IO[bytes], place: ChunkPlace) -> Iterator[RawMessage]:
+    """Messages from the beginning of a chunk, reading and decompressing no more than is asked for.
+
+    No checksum has been looked at: for finding one's way only.
+    """
+    frame = zstandard.ZstdDecompressor().decompressobj()
+    found = b""
+    position = place.offset + CHUNK_HEAD.size
+    while position < place.end and not frame.eof:
+        stream.seek(position)
+        piece = stream.read(min(_PEEK_BYTES, place.end - position))
+        if not piece:
+            return
+        position += len(piece)
+        try:
+            found += frame.decompress(piece)
+        except zstandard.ZstdError:
+            return
+        end = 0
+        for opcode, begin, length in _records(found):
+            end = begin + RECORD.size + length
+            if opcode == Opcode.MESSAGE and length >= _MESSAGE.size:
+                yield _message(found, begin, length)
+        found = found[end:]
+
+
+def _decompressed(compressed: memoryview) -> bytes:
+    """As far as it goes."""
+    frame = zstandard.ZstdDecompressor().decompressobj()
+    found = bytearray()
+    for begin in range(0, len(compressed), _PIECE_BYTES):
+        try:
+            found += frame.decompress(compressed[begin : begin + _PIECE_BYTES])
+        except zstandard.ZstdError:
+            break
+        if frame.eof or len(found) > MAX_CHUNK_BYTES:
+            break
+    return bytes(found)
+
+
+def _vouched(records: bytes) -> bytes:
+    """The records up to the last checkpoint whose checksum is that of all before it."""
+    checksum = position = end = 0
+    for opcode, begin, length in _records(records):
+        if opcode == CHECKPOINT and length == 4:
+            checksum = zlib.crc32(records[position:begin], checksum)
+            position = begin
+            if (
+                int.from_bytes(records[begin + RECORD.size : begin + RECORD.size + 4], "little")
+                != checksum
+            ):
+                break
+            end = begin
+    return records[:end]
+
+
+def messages(records: bytes) -> list[RawMessage]:
+    """All messages of a chunk, in order."""
+    found = []
+    for opcode, begin, length in _records(records):
+        if opcode == Opcode.MESSAGE and length >= _MESSAGE.size:
+            found.append(_message(records, begin, length))
+    return found
+
+
+def _message(records: bytes, begin: int, length: int) -> RawMessage:
+    body = begin + RECORD.size
+    channel_id, sequence, log_ns, _ = _MESSAGE.unpack_from(records, body)
+    payload = records[body + _MESSAGE.size : body + length]
+    return RawMessage(channel_id, sequence, log_ns, payload)
+
+
+def channels(records: bytes) -> dict[int, str]:
+    """Topic of each channel that a chunk names."""
+    found = {}
+    for opcode, begin, length in _records(records):
+        if opcode == Opcode.MESSAGE:
+            break  # they stand at its beginning
+        if opcode == Opcode.CHANNEL and length >= _CHANNEL.size:
+            channel_id, _, num_chars = _CHANNEL.unpack_from(records, begin + RECORD.size)
+            name = begin + RECORD.size + _CHANNEL.size
+            found[channel_id] = records[name : name + num_chars].decode(errors="replace")
+    return found
+
+
+def _records(records: bytes) -> Iterator[tuple[int, int, int]]:
+    """(opcode, where it begins, length of its body) of each whole record."""
+    position = 0
+    num_bytes = len(records)
+    while position + RECORD.size <= num_bytes:
+        opcode, length = RECORD.unpack_from(records, position)
+        end = position + RECORD.size + length
+        if end > num_bytes:
+            return
+        yield opcode, position, length
+        position = end

@@ -1,0 +1,236 @@
+"""`McapSink`: writes one MCAP file, chunk by chunk, so that a crash costs what was not flushed.
+
+The stock writer holds a chunk back until it is full: large chunks compress well and lose much,
+small ones the other way round. Here a chunk is written while it grows. Its compressed bytes are
+appended at every flush, or sooner (zstd can end a block without ending the frame), and its header,
+which holds its length and checksum, is filled in when it ends. Each flush also puts a checkpoint
+into the chunk, a record of an opcode that the format leaves to applications (other readers pass
+over it): the checksum of all that came before it. So of a chunk that was cut or damaged everything
+up to the last good checkpoint can be read, and trusted. Format: mcap.dev/spec.
+"""
+
+import os
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import BinaryIO
+
+import zstandard
+from mcap.data_stream import RecordBuilder
+from mcap.opcode import Opcode
+from mcap.records import (
+    Channel,
+    ChunkIndex,
+    DataEnd,
+    Footer,
+    Header,
+    McapRecord,
+    Metadata,
+    MetadataIndex,
+    Statistics,
+    SummaryOffset,
+)
+
+MAGIC = b"\x89MCAP0\r\n"
+CHECKPOINT = 0x80  # opcode; its body is the CRC-32 of the chunk's records before it
+CHECKPOINT_BYTES = 128 * 1024  # uncompressed: between two checkpoints at most
+COMPRESSION = "zstd"
+COMPRESSION_LEVEL = 6
+UNFINISHED = (1 << 64) - 1  # length of a chunk that has not ended
+
+RECORD = struct.Struct("<BQ")  # opcode, length of what follows
+# Times of the first and last message, size and checksum of the records, name of the compression.
+CHUNK_HEAD = struct.Struct("<BQQQQI I4sQ")
+_MESSAGE = struct.Struct("<BQHIQQ")
+_CHECKPOINT = struct.Struct("<BQI")
+_NO_TIME = 0
+
+
+class McapSink:
+    """The writing end of a file.
+
+    Attributes:
+        num_bytes: in the file, what the next flush will add not included.
+        num_chunk_bytes: of the open chunk, uncompressed; 0 when none is open.
+
+    Args:
+        stream: positioned at its start, seekable; the caller closes it.
+        library: who writes, for the header.
+        topics: of the channels; their ids are 1, 2, ... in this order.
+    """
+
+    def __init__(self, stream: BinaryIO, profile: str, library: str, topics: Sequence[str]) -> None:
+        self._stream = stream
+        self._channels = [
+            Channel(id=number, topic=topic, message_encoding="msgpack", metadata={}, schema_id=0)
+            for number, topic in enumerate(topics, start=1)
+        ]
+        self._channel_bytes = _encoded(*self._channels)
+        self._chunks: list[ChunkIndex] = []
+        self._num_messages = [0] * (len(topics) + 1)
+        self._metadata: list[MetadataIndex] = []
+        self._compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL)
+        # Of the open chunk:
+        self.num_chunk_bytes = 0
+        self._frame: zstandard.ZstdCompressionObj | None = None
+        self._begin = 0
+        self._num_compressed = 0
+        self._checksum = 0
+        self._is_flushed = True
+        self._next_checkpoint = 0
+        self._start_ns = self._end_ns = _NO_TIME
+        stream.write(MAGIC + _encoded(Header(profile=profile, library=library)))
+        self.num_bytes = stream.tell()
+
+    @property
+    def num_messages(self) -> int:
+        return sum(self._num_messages)
+
+    def add_metadata(self, name: str, values: Mapping[str, str]) -> None:
+        """To be called before the first message."""
+        offset = self._stream.tell()
+        record = _encoded(Metadata(name=name, metadata=dict(values)))
+        self._stream.write(record)
+        self._metadata.append(MetadataIndex(offset=offset, length=len(record), name=name))
+        self.num_bytes = self._stream.tell()
+
+    def add(self, channel_id: int, sequence: int, log_ns: int, payload: bytes) -> None:
+        """Append a message; `log_ns` must not be earlier than that of the one before it."""
+        if self._frame is None:
+            self._open(log_ns)
+        head = _MESSAGE.pack(
+            Opcode.MESSAGE, 22 + len(payload), channel_id, sequence & 0xFFFF_FFFF, log_ns, log_ns
+        )
+        self._put(head + payload)
+        self._end_ns = log_ns
+        self._num_messages[channel_id] += 1
+        self._is_flushed = False
+        if self.num_chunk_bytes >= self._next_checkpoint:
+            self._put_checkpoint()
+
+    def flush(self) -> None:
+        """What was added so far is in the file after this, and survives the machine.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        self._put_checkpoint()
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        self.num_bytes = self._stream.tell()
+
+    def end_chunk(self) -> None:
+        """End the open chunk, if there is one: the next message begins another."""
+        if self._frame is None:
+            return
+        self._put_checkpoint()
+        self._write(self._frame.flush(zstandard.COMPRESSOBJ_FLUSH_FINISH))
+        self._frame = None
+        end = self._stream.tell()
+        self._stream.seek(self._begin)
+        self._stream.write(self._head(end - self._begin - RECORD.size))
+        self._stream.seek(end)
+        self._chunks.append(
+            ChunkIndex(
+                chunk_start_offset=self._begin,
+                chunk_length=end - self._begin,
+                compression=COMPRESSION,
+                compressed_size=self._num_compressed,
+                uncompressed_size=self.num_chunk_bytes,
+                message_start_time=self._start_ns,
+                message_end_time=self._end_ns,
+                message_index_offsets={},
+                message_index_length=0,
+            )
+        )
+        self.num_chunk_bytes = 0
+        self.num_bytes = end
+
+    def finish(self) -> None:
+        """Write the summary; the file is whole after this."""
+        self.end_chunk()
+        self._stream.write(_encoded(DataEnd(data_section_crc=0)))
+        start = self._stream.tell()
+        groups: list[tuple[int, bytes]] = [
+            (Opcode.CHANNEL, self._channel_bytes),
+            (Opcode.STATISTICS, _encoded(self._statistics())),
+            (Opcode.CHUNK_INDEX, _encoded(*self._chunks)),
+            (Opcode.METADATA_INDEX, _encoded(*self._metadata)),
+        ]
+        summary = b"".join(group for _, group in groups)
+        offsets_start = start + len(summary)
+        position = start
+        for opcode, group in groups:
+            if group:
+                summary += _encoded(SummaryOffset(opcode, position, len(group)))
+            position += len(group)
+        footer_head = struct.pack("<BQQQ", Opcode.FOOTER, 20, start, offsets_start)
+        checksum = zlib.crc32(footer_head, zlib.crc32(summary))
+        self._stream.write(summary + _encoded(Footer(start, offsets_start, checksum)) + MAGIC)
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        self.num_bytes = self._stream.tell()
+
+    def _open(self, log_ns: int) -> None:
+        self._frame = self._compressor.compressobj()
+        self._begin = self._stream.tell()
+        self._start_ns = self._end_ns = log_ns
+        self._num_compressed = self._checksum = self.num_chunk_bytes = 0
+        self._next_checkpoint = CHECKPOINT_BYTES
+        self._stream.write(self._head(UNFINISHED))
+        # Each chunk names the channels, so that each can be read alone.
+        self._put(self._channel_bytes)
+
+    def _put_checkpoint(self) -> None:
+        if self._frame is None or self._is_flushed:
+            return
+        self._put(_CHECKPOINT.pack(CHECKPOINT, 4, self._checksum))
+        self._write(self._frame.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
+        self._is_flushed = True
+        self._next_checkpoint = self.num_chunk_bytes + CHECKPOINT_BYTES
+
+    def _put(self, record: bytes) -> None:
+        assert self._frame is not None
+        self._checksum = zlib.crc32(record, self._checksum)
+        self.num_chunk_bytes += len(record)
+        self._write(self._frame.compress(record))
+
+    def _write(self, compressed: bytes) -> None:
+        if compressed:
+            self._num_compressed += len(compressed)
+            self._stream.write(compressed)
+
+    def _head(self, length: int) -> bytes:
+        name = COMPRESSION.encode()
+        return CHUNK_HEAD.pack(
+            Opcode.CHUNK,
+            length,
+            self._start_ns,
+            self._end_ns,
+            self.num_chunk_bytes,
+            self._checksum,
+            len(name),
+            name,
+            self._num_compressed,
+        )
+
+    def _statistics(self) -> Statistics:
+        counts = {n: count for n, count in enumerate(self._num_messages) if count}
+        return Statistics(
+            attachment_count=0,
+            channel_count=len(self._channels),
+            channel_message_counts=counts,
+            chunk_count=len(self._chunks),
+            message_count=self.num_messages,
+            message_start_time=min((c.message_start_time for c in self._chunks), default=0),
+            message_end_time=max((c.message_end_time for c in self._chunks), default=0),
+            metadata_count=len(self._metadata),
+            schema_count=0,
+        )
+
+
+def _encoded(*records: McapRecord) -> bytes:
+    builder = RecordBuilder()
+    for record in records:
+        record.write(builder)
+    return bytes(builder.end())  # type: ignore[no-untyped-call]

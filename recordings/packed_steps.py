@@ -1,0 +1,135 @@
+"""Steps as a file holds them: rows that go on as foreseen are counted, not spelled out.
+
+Most rows of a step are decodes of the requests that were in the step before, one token further.
+Spelled out, their positions are what a file of steps is made of (150 of 270 bytes a step, of 64
+requests, after compression). So the `batch` of a packed step is written against the one before it:
+
+    n > 0      the next n rows of the step before go on: one token decoded
+    n < 0      the next -n rows of the step before are not in this one
+    [...]      a row as it is on the wire
+
+with the block size that was reckoned with as its first entry. Everything else stays as it came,
+unknown fields included, and what would not come back byte for byte is not packed. Unpacking needs
+the steps since the last one that was not packed; the writer sees to it that they are few, and in
+the same chunk.
+"""
+
+from typing import Any
+
+import msgspec
+
+from stepscope.engine.wire import Phase, RowFlag
+
+_DECODE = int(Phase.DECODE)
+_LAST_CHUNK = int(RowFlag.LAST_CHUNK)
+
+_decode = msgspec.msgpack.Decoder().decode
+_encode = msgspec.msgpack.Encoder().encode
+
+_Row = list[Any]
+
+
+class StepPacker:
+    """Packs one step after another. What it is given has been decoded as a `StepRecord` before.
+
+    Args:
+        block_size: tokens of a KV block, None when the engine does not say: a wrong one packs
+            less, it loses nothing.
+    """
+
+    def __init__(self, block_size: int | None = None) -> None:
+        self.block_size = block_size or 0
+        self._before: list[_Row] | None = None
+
+    def reset(self) -> None:
+        """The next step is not to need those before it."""
+        self._before = None
+
+    def pack(self, payload: bytes) -> bytes | None:
+        """A `StepRecord` packed; None when it has to be written as it is."""
+        message = _decode(payload)
+        batch = message.get("batch")
+        before, self._before = self._before, batch
+        if before is None or self._before is None or _encode(message) != payload:
+            return None
+        message["batch"] = self._packed(before, self._before)
+        return _encode(message)
+
+    def _packed(self, before: list[_Row], batch: list[_Row]) -> list[int | _Row]:
+        packed: list[int | _Row] = [self.block_size]
+        places = {row[0]: place for place, row in enumerate(before)}
+        next_place = num_going_on = 0
+        block_size = self.block_size
+        for row in batch:
+            place = places.get(row[0], -1)
+            if place >= next_place and row == _next_row(before[place], block_size):
+                if place > next_place:
+                    if num_going_on:
+                        packed.append(num_going_on)
+                        num_going_on = 0
+                    packed.append(next_place - place)
+                num_going_on += 1
+                next_place = place + 1
+                continue
+            if num_going_on:
+                packed.append(num_going_on)
+                num_going_on = 0
+            packed.append(row)
+        if num_going_on:
+            packed.append(num_going_on)
+        return packed
+
+
+class StepUnpacker:
+    """The way back; fed with every step, packed or not, since a reset of the packer."""
+
+    def __init__(self) -> None:
+        self._before: list[_Row] | None = None
+
+    def take(self, payload: bytes) -> None:
+        """A step that was not packed."""
+        self._before = _decode(payload).get("batch")
+
+    def unpack(self, payload: bytes) -> bytes:
+        """The `StepRecord` of a packed step, byte for byte.
+
+        Raises:
+            ValueError: it does not fit the steps before it.
+        """
+        message = self._unpacked(payload)
+        return _encode(message)
+
+    def skip(self, payload: bytes) -> None:
+        """A packed step that nobody wants to see."""
+        self._unpacked(payload)
+
+    def _unpacked(self, payload: bytes) -> dict[str, Any]:
+        before = self._before
+        if before is None:
+            raise ValueError("a packed step without the step before it")
+        message: dict[str, Any] = _decode(payload)
+        block_size, *items = message["batch"]
+        batch: list[_Row] = []
+        place = 0
+        for item in items:
+            if isinstance(item, list):
+                batch.append(item)
+            elif item > 0:
+                if place + item > len(before):
+                    raise ValueError("a packed step with more rows than the step before it")
+                batch += [_next_row(row, block_size) for row in before[place : place + item]]
+                place += item
+            else:
+                place -= item
+        message["batch"] = self._before = batch
+        return message
+
+
+def _next_row(row: _Row, block_size: int) -> _Row:
+    """How the row of a request goes on: one more token, in a new block if the last one is full."""
+    end = row[2] + row[3]
+    num_blocks = row[5]
+    if block_size and end >= num_blocks * block_size:
+        num_blocks += 1
+    # Columns of a later schema: the same again is as good a guess as any.
+    return [row[0], _DECODE, end, 1, 0, num_blocks, _LAST_CHUNK, *row[7:]]

@@ -1,0 +1,160 @@
+"""`RecordingFile`: one file while it is written, as `PATH.part`; closing it gives it its name."""
+
+import contextlib
+import os
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+from stepscope.engine import wire
+from stepscope.engine.wire import EngineInfo, Snapshot, StepRecord
+from stepscope.recordings.mcap_index import (
+    FORMAT_VERSION,
+    PACKED_STEP,
+    PART_SUFFIX,
+    PROFILE,
+    TOPICS,
+    RecordingError,
+)
+from stepscope.recordings.mcap_sink import McapSink
+from stepscope.recordings.packed_steps import StepPacker
+
+CHUNK_BYTES = 1024 * 1024  # uncompressed
+KEYFRAME_MESSAGES = 256  # what is read and applied at most to show any moment
+
+_KEYFRAME = wire.TOPICS[Snapshot]
+_STEP = wire.TOPICS[StepRecord]
+
+
+class RecordingFile:
+    """Messages of one engine, from a keyframe on.
+
+    Each chunk begins with a keyframe, if the writer has one to give, so that it can be read
+    without those before it.
+
+    Args:
+        path: of the file, replaced if there is one.
+        is_new: it must not be there, under this name or that of its unfinished self.
+
+    Raises:
+        RecordingError: it cannot be made.
+        FileExistsError: `is_new`, and it is there.
+    """
+
+    def __init__(self, path: Path, *, is_new: bool = False) -> None:
+        self.path = path
+        self._channel_ids = {topic.encode(): n for n, topic in enumerate(TOPICS, start=1)}
+        self._packer = StepPacker()
+        self._num_since_keyframe = 0
+        if is_new and path.exists():
+            raise FileExistsError(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._stream = open(self.part_path, "xb" if is_new else "wb")  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            if is_new and isinstance(error, FileExistsError):
+                raise
+            raise RecordingError(f"cannot write {path}: {error.strerror or error}") from error
+        self._sink: McapSink | None = None
+        self.opened_s = time.monotonic()
+
+    @property
+    def part_path(self) -> Path:
+        return self.path.with_name(self.path.name + PART_SUFFIX)
+
+    @property
+    def num_bytes(self) -> int:
+        """What has been flushed."""
+        return 0 if self._sink is None else self._sink.num_bytes
+
+    @property
+    def wants_keyframe(self) -> bool:
+        sink = self._sink
+        return (
+            sink is None
+            or sink.num_chunk_bytes == 0
+            or self._num_since_keyframe >= KEYFRAME_MESSAGES
+        )
+
+    def begin(self, info: EngineInfo, more: dict[str, str]) -> None:
+        """Say what is recorded, and by whom."""
+        self._packer = StepPacker(info.block_size)
+        self._open_sink().add_metadata(
+            PROFILE,
+            {
+                "schema_version": str(info.schema_version),
+                "format_version": str(FORMAT_VERSION),
+                "software_version": version("stepscope"),
+                "engine_id": info.engine_id,
+                "engine_name": info.name,
+                "model": info.model,
+                "with_tokens": str(info.with_tokens).lower(),
+                "started_wall_ns": str(time.time_ns()),
+                **more,
+            },
+        )
+
+    def add(self, topic: bytes, sequence: int, payload: bytes, log_ns: int) -> None:
+        """Append a message.
+
+        Args:
+            log_ns: wall time, never earlier than that of the message before it.
+        """
+        sink = self._open_sink()
+        if sink.num_chunk_bytes >= CHUNK_BYTES:
+            self.end_chunk()
+        if topic == _KEYFRAME:
+            self._packer.reset()
+            self._num_since_keyframe = 0
+        elif topic == _STEP and (packed := self._packer.pack(payload)) is not None:
+            topic, payload = PACKED_STEP.encode(), packed
+        # MCAP has 32 bits for a sequence number; keyframes carry the whole of it.
+        sink.add(self._channel_ids[topic], sequence, log_ns, payload)
+        self._num_since_keyframe += 1
+
+    def end_chunk_if_full(self) -> None:
+        """To be called between messages; after it `wants_keyframe` says whether one begins."""
+        if self._sink is not None and self._sink.num_chunk_bytes >= CHUNK_BYTES:
+            self.end_chunk()
+
+    def end_chunk(self) -> None:
+        self._packer.reset()
+        if self._sink is not None:
+            self._sink.end_chunk()
+
+    def flush(self) -> None:
+        """Whatever happens to the process or the machine, what was added so far stays."""
+        self._open_sink().flush()
+
+    def close(self) -> None:
+        """Finish the file and give it its name.
+
+        Raises:
+            OSError: it could not be written; what was is in `part_path`.
+        """
+        with self._stream:
+            self._open_sink().finish()
+        self.part_path.replace(self.path)
+        _sync_folder(self.path.parent)
+
+    def abandon(self) -> None:
+        """Leave it as it is."""
+        with contextlib.suppress(OSError):  # what could not be written before cannot be now
+            self._stream.close()
+
+    def _open_sink(self) -> McapSink:
+        if self._sink is None:
+            library = f"stepscope {version('stepscope')}"
+            self._sink = McapSink(self._stream, PROFILE, library, TOPICS)
+        return self._sink
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new name is on the disk when its folder is."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return  # not every file system lets folders be opened
+    with contextlib.suppress(OSError):
+        os.fsync(descriptor)
+    os.close(descriptor)
