@@ -19,10 +19,11 @@ class TokenCounts:
     """
 
     def __init__(self, request: Request, with_prompt: bool) -> None:
-        prompt = np.unique(np.array(request.prompt_token_ids if with_prompt else [], np.int64))
+        different = dict.fromkeys(request.prompt_token_ids if with_prompt else ())
+        self._place = {token_id: place for place, token_id in enumerate(different)}
+        prompt = np.fromiter(different, np.int64, len(different))
         self._token_ids: npt.NDArray[np.int64] = np.concatenate([prompt, np.empty(64, np.int64)])
         self._counts: npt.NDArray[np.float32] = np.zeros(len(self._token_ids), np.float32)
-        self._place = dict(zip(prompt.tolist(), range(len(prompt)), strict=True))
         self._num_seen = request.num_prompt_tokens  # tokens of the request that are counted
 
     @property

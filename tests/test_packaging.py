@@ -11,10 +11,12 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("engine", "kernels", "recordings", "tui")
 TORCH_SIDE = (
+    "stepscope.engine.host_sampling",
     "stepscope.engine.input_batch",
     "stepscope.engine.models",
     "stepscope.engine.runner",
     "stepscope.engine.sampler",
+    "stepscope.engine.token_counts",
     "stepscope.kernels",
 )
 SHIPPED_SUFFIXES = {".py", ".typed", ".tcss", ".mcap", ".md", ".json", ".cpp", ".h"}
