@@ -46,8 +46,10 @@ class StepSummary(NamedTuple):
     num_evicted: int | None
     queried_tokens: int | None
     hit_tokens: int | None
-    max_itl_ns: int | None  # longest gap that ended in this step
+    max_itl_ns: int | None  # longest gap that ended in this step, the operator's pauses not counted
     max_itl_request_id: int | None
+    max_ttft_ns: int | None  # longest wait for a first token that came in this step, likewise
+    max_ttft_request_id: int | None
     has_knob_change: bool = False  # the first step with new values
     after_gap: bool = False  # steps or messages before it were lost
     has_mark: bool = False
@@ -100,6 +102,7 @@ class StepColumns:
         """Add a step; it must be later than the last one."""
         kv = record.kv
         rows = record.batch
+        ttft = outcome.max_ttft
         values = (
             record.step,
             sequence,
@@ -132,6 +135,8 @@ class StepColumns:
             _UNKNOWN if kv is None else kv.hit_tokens,
             _known(outcome.max_gap_ns),
             _known(outcome.max_gap_request_id),
+            _UNKNOWN if ttft is None else ttft[1],
+            _UNKNOWN if ttft is None else ttft[0],
         )
         try:
             row = array("q", values)

@@ -19,19 +19,22 @@ from stepscope.engine.wire import (
     EngineStatus,
     KnobsChanged,
     Mark,
+    RequestView,
     Snapshot,
     StepRecord,
     Telemetry,
 )
+from stepscope.recordings.causes import Late
 from stepscope.recordings.columns import Rates, StepSummary
 from stepscope.recordings.events import Gap, SessionEvent
 from stepscope.recordings.lane_keeper import LaneKeeper
 from stepscope.recordings.lanes import Lane
 from stepscope.recordings.latency import SLO, TREND_BUCKETS, LatencyReport
+from stepscope.recordings.lives import Life, LifeKeeper
 from stepscope.recordings.session import SessionState
-from stepscope.recordings.stalls import Stall, attribute
 from stepscope.recordings.step_cache import StepCache
 from stepscope.recordings.timeline import Timeline
+from stepscope.recordings.windows import Windows
 
 MAX_STEPS = 100_000
 MAX_BYTES = 256 * 1024 * 1024
@@ -234,17 +237,11 @@ class History:
         Exact, so not free: about 1 ms for a minute at 50 steps a second. Once or twice a second
         is often enough to draw it.
         """
-        with self._lock:
-            timeline = self._timeline
-            end_ns, start_ns = self._window(end_ns, window_s)
-            part = timeline.latencies.cut(start_ns, end_ns)
-        return part.report(start_ns, end_ns, buckets)
+        return self.windows.latency(end_ns, window_s, buckets)
 
     def rates(self, end_ns: int | None = None, window_s: float | None = 10.0) -> Rates:
         """Throughput, hit rate and where the time went, over a window like that of `latency`."""
-        with self._lock:
-            end_ns, start_ns = self._window(end_ns, window_s)
-            return self._timeline.columns.rates(start_ns, end_ns)
+        return self.windows.rates(end_ns, window_s)
 
     # What happened
 
@@ -265,21 +262,41 @@ class History:
         with self._lock:
             return self._timeline.log.next(step, direction, kinds)
 
-    def stall(self, step: int) -> Stall | None:
-        """Why the longest wait for a token that ended in `step` took so long; None without one."""
-        with self._lock:
-            timeline = self._timeline
-            index = timeline.columns.index(step)
-            return None if index is None else attribute(timeline.columns, index, self.record)
+    # Why a token was late
 
-    def last_stall(self, step: int | None = None) -> Stall | None:
+    def wait(self, step: int, request_id: int) -> Late | None:
+        """What the wait of a request for its token of `step` was made of; None without a token.
+
+        A wait whose beginning is forgotten has a piece `unknown` for it.
+        """
+        found = self._lives.wait(step, request_id)
+        if found is None:
+            return None
+        bound_ms = self.slo.itl_ms if found.token_idx else self.slo.ttft_ms
+        return found._replace(bound_ns=round(bound_ms * 1e6))
+
+    def life(self, view: RequestView) -> Life | None:
+        """All waits of a request from its arrival to the newest step, or to its end.
+
+        Asking again for the same request costs only what has come since. None without any step.
+        """
+        return self._lives.life(view)
+
+    def stall(self, step: int) -> Late | None:
+        """Why the longest wait for a token that ended in `step` took so long; None without one."""
+        summary = self.summary(step)
+        if summary is None or summary.max_itl_request_id is None:
+            return None
+        return self.wait(step, summary.max_itl_request_id)
+
+    def last_stall(self, step: int | None = None) -> Late | None:
         """The last stall above the ITL bound, up to a step (None: the newest)."""
         with self._lock:
             timeline = self._timeline
             found = timeline.last_stall_step
             if found is not None and step is not None and found > step:
                 found = timeline.newest_breach(step)
-            return None if found is None else self.stall(found)
+        return None if found is None else self.stall(found)
 
     @property
     def gaps(self) -> list[Gap]:
@@ -322,6 +339,8 @@ class History:
         self._newest = None
         self._cache = StepCache(self._lock, self._timeline)
         self._lanes = LaneKeeper(self._lock, self._timeline)
+        self._lives = LifeKeeper(self._lock, self._timeline, self._cache)
+        self.windows = Windows(self._lock, self._timeline)
 
     def _keep_marks(self, old: Timeline) -> None:
         before, now = old.state.info, self._timeline.state.info
@@ -351,15 +370,6 @@ class History:
         other.version = self.version
         other._begin(self._timeline)
         return other
-
-    def _window(self, end_ns: int | None, window_s: float | None) -> tuple[int, int]:
-        timeline = self._timeline
-        if end_ns is None:
-            end_ns = timeline.state.time_ns
-        if window_s is not None:
-            return end_ns, end_ns - round(window_s * 1e9)
-        tokens_ns = timeline.columns.tokens_ns
-        return end_ns, (tokens_ns[0] if tokens_ns else end_ns) - 1
 
 
 def _check(sequence: int, message: Telemetry) -> None:

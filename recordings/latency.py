@@ -4,16 +4,22 @@
 inter-token latency, so a step of 64 decodes is one or two entries. Percentiles are nearest-rank:
 the p-th of N samples is the smallest sample that at least ceil(p / 100 * N) samples do not exceed.
 It is always a latency that some request really had.
+
+Time in which the operator had paused the engine is in none of them: who feeds samples leaves it out
+(`Timeline`), for a wait that the operator made breaks no service level.
 """
 
 import math
 from array import array
 from bisect import bisect_left, bisect_right
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.outcome import Outcome
 
 TREND_BUCKETS = 60
+
+LatencyKind: TypeAlias = Literal["ttft", "itl", "tpot", "step"]
 
 
 class SLO(NamedTuple):
@@ -56,6 +62,10 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self._times)
+
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        """Time, value and weight of each sample."""
+        return zip(self._times, self._values, self._weights, strict=True)
 
     def add(self, time_ns: int, value_ns: int, weight: int = 1) -> None:
         """Append; a time before the last one counts as the last one."""
@@ -171,6 +181,9 @@ class Latencies:
             self.ttft.add(tokens_ns, ttft_ns)
         for _, tpot_ns in outcome.tpot_ns:
             self.tpot.add(tokens_ns, tpot_ns)
+
+    def of(self, kind: LatencyKind) -> Samples:
+        return {"ttft": self.ttft, "itl": self.itl, "tpot": self.tpot, "step": self.step}[kind]
 
     def cut(self, start_ns: int, end_ns: int) -> "Latencies":
         """A copy of what is in (start_ns, end_ns]: cheap, unlike a report on it."""

@@ -8,12 +8,11 @@ class Outcome:
     """Latency samples (in nanoseconds) and counts of one step.
 
     Gaps between two tokens come as gap -> number of requests: those that decode side by side share
-    theirs.
+    theirs. One of them is named for each gap.
     """
 
     gaps_ns: dict[int, int] = field(default_factory=dict)
-    max_gap_ns: int | None = None
-    max_gap_request_id: int | None = None
+    gap_request_ids: dict[int, int] = field(default_factory=dict)
     ttft_ns: list[tuple[int, int]] = field(default_factory=list)  # (request id, time)
     tpot_ns: list[tuple[int, int]] = field(default_factory=list)
     num_output_tokens: int = 0
@@ -23,3 +22,23 @@ class Outcome:
     num_arrived: int = 0
     num_finished: int = 0
     num_preempted: int = 0
+
+    @property
+    def max_gap_ns(self) -> int | None:
+        """The longest gap between two tokens."""
+        return max(self.gaps_ns, default=None)
+
+    @property
+    def max_gap_request_id(self) -> int | None:
+        """Whose it is."""
+        gap_ns = self.max_gap_ns
+        return None if gap_ns is None else self.gap_request_ids[gap_ns]
+
+    @property
+    def max_ttft(self) -> tuple[int, int] | None:
+        """Request and time of the first token that took longest."""
+        return max(self.ttft_ns, key=_time, default=None)
+
+
+def _time(sample: tuple[int, int]) -> int:
+    return sample[1]

@@ -60,7 +60,6 @@ class RequestTable:
         """The batch of a step whose tokens were known at `now_ns`."""
         views = self.views
         gaps = outcome.gaps_ns
-        max_gap_ns = -1
         for row in batch:
             view = views.get(row.request_id)
             if view is None or view.status != "running":
@@ -89,14 +88,13 @@ class RequestTable:
                         outcome.ttft_ns.append((row.request_id, now_ns - view.arrival_ns))
             elif num_output_tokens == view.num_output_tokens + 1:
                 gap_ns = now_ns - last_ns
-                gaps[gap_ns] = gaps.get(gap_ns, 0) + 1
-                if gap_ns > max_gap_ns:
-                    max_gap_ns = gap_ns
-                    outcome.max_gap_request_id = row.request_id
+                if gap_ns in gaps:
+                    gaps[gap_ns] += 1
+                else:
+                    gaps[gap_ns] = 1
+                    outcome.gap_request_ids[gap_ns] = row.request_id
             view.num_output_tokens = num_output_tokens
             view.last_token_ns = now_ns
-        if max_gap_ns >= 0:
-            outcome.max_gap_ns = max_gap_ns
 
     def _seat(self, row: BatchRow) -> RequestView:
         """A view to be changed in place, of a request that no event announced as running."""

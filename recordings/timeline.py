@@ -16,6 +16,7 @@ from stepscope.recordings.columns import StepColumns, StepSummary
 from stepscope.recordings.events import EventLog, Gap, SessionEvent, knobs_event, request_event
 from stepscope.recordings.latency import SLO, Latencies
 from stepscope.recordings.outcome import Outcome
+from stepscope.recordings.pauses import Pauses
 from stepscope.recordings.ring import StepRing, replayed
 from stepscope.recordings.session import SessionState, request_name
 
@@ -52,7 +53,8 @@ class Timeline:
         self.knob_changes: list[KnobsChanged] = []
         self.last_stall_step: int | None = None
         self._knob_steps: set[int] = set()
-        self._gap_steps: set[int] = set()
+        self.gap_steps: set[int] = set()  # the first steps after lost messages
+        self.pauses = Pauses(state)
         self._mark_steps: set[int] = set()
         self._next_slo_event_ns = 0
         self.needs_snapshot = False
@@ -80,6 +82,7 @@ class Timeline:
         if self.ring.append(payload, step, state):
             self._forget_old()
         outcome = state.apply(message)
+        self._note_pause(message)
         if isinstance(message, StepRecord):
             assert outcome is not None
             self._add_step(sequence, message, outcome)
@@ -102,9 +105,10 @@ class Timeline:
         self.ring.forget_after(segment, place)
         self.columns.forget_after(step)
         self.latencies.forget_after(self.columns.tokens_ns[-1])
+        self.pauses.forget_after(self.columns.tokens_ns[-1])
         self.log.forget_after(step)
         self.gaps = [g for g in self.gaps if g.before_step is not None and g.before_step <= step]
-        self._gap_steps = {gap_step for gap_step in self._gap_steps if gap_step <= step}
+        self.gap_steps = {gap_step for gap_step in self.gap_steps if gap_step <= step}
         self.knob_changes = [c for c in self.knob_changes if c.effective_step <= step]
         self._knob_steps = {change.effective_step for change in self.knob_changes}
         self.last_stall_step = self.newest_breach(step)
@@ -124,10 +128,10 @@ class Timeline:
         if index is None:
             return None
         summary = self.columns.summary(index)
-        if step in self._knob_steps or step in self._gap_steps or step in self._mark_steps:
+        if step in self._knob_steps or step in self.gap_steps or step in self._mark_steps:
             return summary._replace(
                 has_knob_change=step in self._knob_steps,
-                after_gap=step in self._gap_steps,
+                after_gap=step in self.gap_steps,
                 has_mark=step in self._mark_steps,
             )
         return summary
@@ -161,7 +165,8 @@ class Timeline:
             if self.gaps[index].before_step is not None:
                 break
             self.gaps[index] = self.gaps[index]._replace(before_step=step)
-            self._gap_steps.add(step)
+            self.gap_steps.add(step)
+        self._leave_out_pauses(outcome, now_ns)
         self.columns.append(sequence, record, outcome)
         self.latencies.add(now_ns, now_ns - record.schedule_start_ns, outcome)
         if record.events:
@@ -173,6 +178,43 @@ class Timeline:
         for request_id, ttft_ns in outcome.ttft_ns:
             if ttft_ns > self.slo.ttft_ms * 1e6:
                 self._add_breach(step, now_ns, "TTFT", ttft_ns, request_id)
+
+    def _note_pause(self, message: Telemetry) -> None:
+        before_ns = self.pauses.since_ns
+        self.pauses.take(message)
+        since_ns, step = self.pauses.since_ns, max(self.state.step, 0)
+        if before_ns is None and since_ns is not None:
+            self.log.add(SessionEvent(step, since_ns, "engine", "the engine was paused"))
+        elif before_ns is not None and since_ns is None:
+            now_ns = self.state.time_ns
+            if isinstance(message, StepRecord):
+                now_ns = message.schedule_start_ns
+            text = f"the engine goes on after {(now_ns - before_ns) / 1e9:.1f} s of pause"
+            self.log.add(SessionEvent(step, now_ns, "engine", text))
+
+    def _leave_out_pauses(self, outcome: Outcome, now_ns: int) -> None:
+        """A wait that the operator made by pausing the engine is no latency of the engine."""
+        pauses = self.pauses
+        longest_ns = max(outcome.max_gap_ns or 0, *(ns for _, ns in outcome.ttft_ns), 0)
+        if pauses.within(now_ns - longest_ns, now_ns):
+            gaps_ns, request_ids = outcome.gaps_ns, outcome.gap_request_ids
+            outcome.gaps_ns, outcome.gap_request_ids = {}, {}
+            for gap_ns, count in gaps_ns.items():
+                net_ns = gap_ns - pauses.within(now_ns - gap_ns, now_ns)
+                outcome.gaps_ns[net_ns] = outcome.gaps_ns.get(net_ns, 0) + count
+                outcome.gap_request_ids.setdefault(net_ns, request_ids[gap_ns])
+            outcome.ttft_ns = [
+                (request_id, ns - pauses.within(now_ns - ns, now_ns))
+                for request_id, ns in outcome.ttft_ns
+            ]
+        for index, (request_id, tpot_ns) in enumerate(outcome.tpot_ns):
+            view = self.state.requests[request_id]
+            first_ns, last_ns = view.first_token_ns, view.last_token_ns
+            if first_ns is not None and last_ns is not None:
+                paused_ns = pauses.within(first_ns, last_ns)
+                if paused_ns:
+                    share_ns = round(paused_ns / (view.num_output_tokens - 1))
+                    outcome.tpot_ns[index] = request_id, tpot_ns - share_ns
 
     def _add_breach(
         self, step: int, now_ns: int, kind: str, value_ns: int, request_id: int | None
@@ -211,6 +253,6 @@ class Timeline:
         recent = [gap for gap in self.gaps if gap.before_step is None or gap.before_step >= step]
         self._num_lost_before = self.num_lost - sum(gap.num_messages for gap in recent)
         self.gaps = recent
-        self._gap_steps = {gap_step for gap_step in self._gap_steps if gap_step >= step}
+        self.gap_steps = {gap_step for gap_step in self.gap_steps if gap_step >= step}
         self.marks = [mark for mark in self.marks if mark.step >= step]
         self._mark_steps = {mark.step for mark in self.marks}

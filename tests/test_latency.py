@@ -9,6 +9,8 @@ from stepscope.engine.wire import (
     Admitted,
     Arrived,
     BatchRow,
+    EngineState,
+    EngineStatus,
     Finished,
     Phase,
     Preempted,
@@ -149,8 +151,9 @@ def test_ttft_itl_tpot_and_step_time_of_two_requests_by_hand() -> None:
 
     stall = history.last_stall()
     assert stall is not None
-    assert (stall.step, stall.request_id, stall.itl_ns) == (2, 1, 100 * MS)
-    assert (stall.cause, stall.cause_request_id, stall.num_prefill_tokens) == ("prefill", 2, 900)
+    assert (stall.step, stall.request_id, stall.gap_ns) == (2, 1, 100 * MS)
+    assert stall.main is not None
+    assert (stall.cause, stall.main.request_id, stall.main.num_tokens) == ("prefill", 2, 900)
     assert stall.text == "step 2 prefill r2 900 tok → ITL 100 ms"
 
 
@@ -169,10 +172,14 @@ def test_a_preemption_is_part_of_the_gap_it_makes_and_named_as_its_cause() -> No
     assert history.latency().ttft.num_samples == 1
     stall = history.stall(2)
     assert stall is not None
-    assert (stall.cause, stall.cause_step) == ("preempted", 1)
+    assert stall.cause == "preempted"
+    assert [(p.cause, p.step, p.ns // MS) for p in stall.pieces] == [
+        ("preempted", 1, 10),
+        ("recompute", 2, 60),
+    ]
 
 
-def test_a_pause_of_the_engine_is_not_blamed_on_a_request() -> None:
+def test_time_between_steps_is_not_blamed_on_a_request() -> None:
     history = History()
     for sequence, message in enumerate(
         [
@@ -192,6 +199,62 @@ def test_a_pause_of_the_engine_is_not_blamed_on_a_request() -> None:
     assert stall is not None
     assert stall.cause == "idle"
     assert history.stall(0) is None
+
+
+def status(time_ms: int, state: EngineState) -> EngineStatus:
+    return EngineStatus(time_ns=time_ms * MS, state=state, step=0, num_running=1, num_waiting=0)
+
+
+def test_what_the_operator_paused_is_in_no_latency_and_breaks_no_service_level() -> None:
+    """A pause of 5 s between two tokens that would have been 20 ms apart; one before a first."""
+    history = History(SLO(ttft_ms=100, itl_ms=50))
+    for sequence, message in enumerate(
+        [
+            record(
+                0,
+                0,
+                10,
+                [BatchRow(1, PREFILL, 0, 8, 0, 1, FIRST)],
+                arrived(1, 0, 8),
+                Admitted(1, 0),
+            ),
+            status(15, "paused"),
+            status(1015, "paused"),
+            record(
+                1,
+                5015,
+                5030,
+                [BatchRow(1, DECODE, 8, 1, 0, 1, LAST), BatchRow(2, PREFILL, 0, 8, 0, 1, FIRST)],
+                arrived(2, 12, 8),
+                Admitted(2, 0),
+                Finished(1, "length", 2),
+            ),
+            record(2, 5030, 5090, [BatchRow(2, DECODE, 8, 1, 0, 1, LAST)]),
+        ]
+    ):
+        history.append(sequence, message)
+        if sequence == 3:
+            assert history.last_stall() is None
+            assert not history.events(kinds=frozenset({"slo"}))
+    report = history.latency()
+    assert (report.itl.num_samples, report.itl.p50_ms, report.itl.max_ms) == (2, 20.0, 60.0)
+    assert report.itl.within_slo == 0.5
+    assert (report.ttft.num_samples, report.ttft.max_ms, report.ttft.within_slo) == (2, 18.0, 1.0)
+    assert report.tpot.max_ms == 20.0
+    # It is said all the same what the client has seen, and why.
+    wait = history.wait(1, 1)
+    assert wait is not None
+    assert (wait.gap_ns, wait.paused_ns, wait.cause, wait.is_excused) == (
+        5020 * MS,
+        5000 * MS,
+        "paused",
+        True,
+    )
+    breach = history.last_stall()
+    assert breach is not None
+    assert (breach.step, breach.is_excused) == (2, False)
+    told = [event.text for event in history.events(kinds=frozenset({"engine"}))]
+    assert told == ["the engine was paused", "the engine goes on after 5.0 s of pause"]
 
 
 def test_a_prefill_only_step_between_two_decodes_is_the_cause_of_their_gap() -> None:
@@ -214,7 +277,9 @@ def test_a_prefill_only_step_between_two_decodes_is_the_cause_of_their_gap() -> 
         history.append(sequence, message)
     stall = history.stall(2)
     assert stall is not None
-    assert (stall.cause, stall.cause_step, stall.cause_request_id) == ("prefill", 1, 2)
+    assert stall.main is not None
+    assert stall.cause == "left_out"
+    assert (stall.main.step, stall.main.request_id, stall.main.num_tokens) == (1, 2, 512)
 
 
 def test_rates_and_shares_of_the_wall_time_by_hand() -> None:

@@ -13,7 +13,7 @@ from stepscope.recordings.events import SessionEvent
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import LatencyReport
 from stepscope.recordings.session import SessionState
-from stepscope.recordings.stalls import Stall
+from stepscope.recordings.causes import Late
 from stepscope.tui.chart_columns import ChartColumn, ChartColumns
 from stepscope.tui.lane_rows import LaneRow, lane_rows
 from stepscope.tui.view import View
@@ -40,7 +40,7 @@ class Frame:
     num_lanes: int  # that could be shown
     latency: LatencyReport
     rates: Rates
-    stall: Stall | None
+    stall: Late | None
     waiting_trend: int  # +1 more wait than a moment ago, -1 fewer
     events: list[SessionEvent] = field(default_factory=list)
     landmarks: list[SessionEvent] = field(default_factory=list)  # for the scrub bar
@@ -75,7 +75,7 @@ class FrameBuilder:
         self._recorded = recorded
         self._clock = clock
         self._columns = ChartColumns(history)
-        self._figures: tuple[LatencyReport, Rates, Stall | None, int] | None = None
+        self._figures: tuple[LatencyReport, Rates, Late | None, int] | None = None
         self._figures_mode: tuple[bool, str | None] = (True, None)
         self._figures_at: int | None = None
         self._figures_due_s = 0.0
@@ -128,7 +128,7 @@ class FrameBuilder:
 
     def _paced(
         self, view: View, cursor: int | None, state: SessionState
-    ) -> tuple[LatencyReport, Rates, Stall | None, int]:
+    ) -> tuple[LatencyReport, Rates, Late | None, int]:
         """Taken anew once a second, and less often where a minute of samples is dear to sum up."""
         history = self._history
         info = history.info

@@ -1,0 +1,318 @@
+"""`Explainer`: why a token was late, worked out from the records of a session.
+
+It follows the messages and covers, for every request, the time since its last token (or its
+arrival) with pieces that have a cause each, without a hole and without overlap: what no record
+accounts for is a piece of its own, `unknown`. So the pieces of a wait sum to the wait, always.
+
+Requests that decode in every step cost next to nothing: only a wait above the bound is looked at.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from operator import attrgetter
+
+from stepscope.engine.wire import (
+    Aborted,
+    Admitted,
+    Arrived,
+    BatchRow,
+    EngineInfo,
+    EngineStatus,
+    Finished,
+    Phase,
+    Preempted,
+    RequestEvent,
+    RequestView,
+    RowFlag,
+    Snapshot,
+    StepRecord,
+    Telemetry,
+)
+from stepscope.recordings.causes import Late, Piece, merged
+from stepscope.recordings.pauses import Pauses
+from stepscope.recordings.session import SessionState
+from stepscope.recordings.waits import Wait, blocking_reason, left_out, own, prefills_of
+
+_DECODE = int(Phase.DECODE)
+_LAST_CHUNK = int(RowFlag.LAST_CHUNK)
+_PRUNE_AT = 4096
+
+
+class Explainer:
+    """Takes the messages of a session in order; `late` grows.
+
+    Args:
+        itl_bound_ns, ttft_bound_ns: a longer wait is late.
+        only: follow one request and nothing else, and keep its `life`.
+        state: what was known right after the last step before the first message.
+    """
+
+    def __init__(
+        self,
+        itl_bound_ns: float,
+        ttft_bound_ns: float,
+        only: int | None = None,
+        state: SessionState | None = None,
+    ) -> None:
+        self.late: list[Late] = []
+        self.life: list[Piece] = []
+        self.itl_counts: dict[int, int] = {}  # wait -> tokens, without the operator's pauses
+        self.ttft_counts: dict[int, int] = {}
+        self.num_steps = 0
+        self.has_ended = False  # the request that is followed alone
+        self._itl_bound_ns = itl_bound_ns
+        self._ttft_bound_ns = ttft_bound_ns
+        self._only = only
+        self._engine_id: str | None
+        self._step: int | None  # the last one
+        self._end_ns: int | None  # of the last step
+        self._begin()
+        if state is not None:
+            self._engine_id = None if state.info is None else state.info.engine_id
+            self._step, self._end_ns = state.step, state.time_ns
+            self._pauses = Pauses(state)
+            self._adopt(state.requests.values())
+            self._needs_snapshot = False
+
+    def _begin(self) -> None:
+        self._engine_id = None
+        self._step = None
+        self._end_ns = None
+        self._requests: dict[int, Wait] = {}
+        self._running: dict[int, Wait] = {}
+        self._queue: list[Piece] = []  # what the time was spent on while somebody waited
+        self._pauses = Pauses()
+        self._is_lost = False
+        self._needs_snapshot = True
+
+    def take(self, message: Telemetry, lost: bool = False) -> None:
+        """The next message; `lost` says that some before it are missing."""
+        if lost:
+            self._is_lost = self._needs_snapshot = True
+        if isinstance(message, StepRecord):
+            self._pauses.take(message)
+            self._take_step(message)
+            self._is_lost = False
+        elif isinstance(message, EngineStatus):
+            self._pauses.take(message)
+            if self._step is None:  # it is between two steps that an engine tells its status
+                self._step, self._end_ns = message.step, message.time_ns
+            time_ns = max(message.time_ns, self._end_ns or 0)
+            between = self._between(message.step + 1, time_ns)
+            for event in message.events:
+                self._take_event(event, time_ns, between, message.step + 1)
+        elif isinstance(message, Snapshot):
+            self._meet(message.info)
+            if self._needs_snapshot:
+                self._adopt(message.requests)
+                self._needs_snapshot = False
+        elif isinstance(message, EngineInfo):
+            self._meet(message)
+
+    def waiting_since(self, request_id: int) -> int | None:
+        """When the wait began that a request is in, None for one that is not there."""
+        request = self._requests.get(request_id)
+        return None if request is None else request.start_ns
+
+    # Steps
+
+    def _take_step(self, record: StepRecord) -> None:
+        self.num_steps += 1
+        before_ns = self._end_ns
+        start_ns = max(record.schedule_start_ns, before_ns or 0)
+        end_ns = max(record.tokens_ns, start_ns)
+        between = self._between(record.step, start_ns)
+        for event in record.events:
+            if not isinstance(event, Finished):
+                self._take_event(event, start_ns, between, record.step)
+        prefills = prefills_of(record)
+        if record.batch is not None:
+            self._take_rows(record, between, prefills, start_ns, end_ns)
+        if len(self._requests) > len(self._running):
+            self._queue += between
+            detail = blocking_reason(record)
+            self._queue.append(Piece("queued", start_ns, end_ns - start_ns, record.step, 1, detail))
+            if len(self._queue) % _PRUNE_AT == 0:
+                self._prune()
+        else:
+            self._queue.clear()
+        for event in record.events:
+            if isinstance(event, Finished):
+                self._end(event.request_id)
+        self._step, self._end_ns = record.step, end_ns
+
+    def _between(self, step: int, start_ns: int) -> list[Piece]:
+        """The time since the step before, in spans."""
+        begin_ns = self._end_ns
+        if begin_ns is None or begin_ns >= start_ns:
+            return []
+        if self._is_lost or self._step is None or step != self._step + 1:
+            return [Piece("unknown", begin_ns, start_ns - begin_ns, step)]
+        spans = []
+        for pause_ns, resume_ns in self._pauses.spans(begin_ns, start_ns):
+            if pause_ns > begin_ns:
+                spans.append(Piece("idle", begin_ns, pause_ns - begin_ns, step))
+            spans.append(Piece("paused", pause_ns, resume_ns - pause_ns, step))
+            begin_ns = resume_ns
+        if begin_ns < start_ns:
+            spans.append(Piece("idle", begin_ns, start_ns - begin_ns, step))
+        return spans
+
+    def _take_rows(
+        self,
+        record: StepRecord,
+        between: list[Piece],
+        prefills: list[BatchRow],
+        start_ns: int,
+        end_ns: int,
+    ) -> None:
+        step, requests, only = record.step, self._requests, self._only
+        is_plain = only is None and all(span.cause == "idle" for span in between)
+        seated = {}
+        for row in record.batch or ():
+            request_id = row.request_id
+            if only is not None and request_id != only:
+                continue
+            seated[request_id] = row
+            request = requests.get(request_id)
+            if request is None:
+                request = requests[request_id] = Wait("", "running", None, row.start, 0)
+                self._running[request_id] = request
+            if request.status != "running":
+                self._admit(request_id, between, start_ns, step)
+            is_decode = row.phase == _DECODE
+            if is_decode and is_plain and not request.pieces and request.start_ns is not None:
+                num_output = row.start + row.num_tokens + 1 - request.num_prompt
+                gap_ns = end_ns - request.start_ns
+                if num_output == request.num_output + 1 and gap_ns <= self._itl_bound_ns:
+                    counts = self.itl_counts
+                    counts[gap_ns] = counts.get(gap_ns, 0) + 1
+                    request.num_output = num_output
+                    request.start_ns = request.covered_ns = end_ns
+                    continue
+            request.fill(between, start_ns, step)
+            request.add(own(row, record, prefills, start_ns), end_ns)
+            if is_decode or row.flags & _LAST_CHUNK:
+                self._close(request_id, request, row, step, end_ns)
+        if len(seated) < len(self._running):
+            piece = left_out(record, prefills, start_ns)
+            for request_id, request in self._running.items():
+                if request_id not in seated:
+                    request.fill(between, start_ns, step)
+                    request.add(piece, end_ns)
+
+    def _close(self, request_id: int, request: Wait, row: BatchRow, step: int, end_ns: int) -> None:
+        """A token has come."""
+        if request.start_ns is None and row.phase != _DECODE:
+            request.num_prompt = row.start + row.num_tokens
+        num_output = row.start + row.num_tokens + 1 - request.num_prompt
+        start_ns = request.start_ns
+        # After lost steps it may be a later one than the next: of those between nothing is known.
+        if start_ns is not None and num_output == request.num_output + 1:
+            paused_ns = sum(piece.ns for piece in request.pieces if piece.cause == "paused")
+            net_ns = end_ns - start_ns - paused_ns
+            counts = self.itl_counts if request.num_output else self.ttft_counts
+            counts[net_ns] = counts.get(net_ns, 0) + 1
+            bound_ns = self._itl_bound_ns if request.num_output else self._ttft_bound_ns
+            if end_ns - start_ns > bound_ns:
+                self.late.append(
+                    Late(
+                        request_id,
+                        request.client_id,
+                        request.num_output,
+                        step,
+                        start_ns,
+                        end_ns,
+                        round(bound_ns),
+                        merged(request.pieces),
+                    )
+                )
+        if self._only is not None:
+            self.life += request.pieces
+        request.pieces = []
+        request.num_output = num_output
+        request.start_ns = request.covered_ns = end_ns
+
+    # Requests
+
+    def _take_event(
+        self, event: RequestEvent, time_ns: int, between: list[Piece], step: int
+    ) -> None:
+        request_id = event.request_id
+        if self._only is not None and request_id != self._only:
+            return
+        request = self._requests.get(request_id)
+        if isinstance(event, Arrived):
+            if request is None:
+                self._requests[request_id] = Wait(
+                    event.client_id,
+                    "waiting",
+                    min(event.time_ns, time_ns),
+                    event.num_prompt_tokens,
+                    0,
+                )
+        elif isinstance(event, Finished | Aborted):
+            self._end(request_id)
+        elif request is None:
+            return
+        elif isinstance(event, Admitted):
+            if request.status != "running":
+                self._admit(request_id, between, time_ns, step)
+        elif isinstance(event, Preempted):
+            request.fill(between, time_ns, step)
+            request.status = "out"
+            self._running.pop(request_id, None)
+
+    def _admit(self, request_id: int, between: list[Piece], start_ns: int, step: int) -> None:
+        """The wait in the queue is over at `start_ns`."""
+        request = self._requests[request_id]
+        first = bisect_right(self._queue, request.covered_ns, key=attrgetter("start_ns"))
+        request.fill([*self._queue[max(0, first - 1) :], *between], start_ns, step)
+        request.status = "running"
+        self._running[request_id] = request
+
+    def _end(self, request_id: int) -> None:
+        request = self._requests.pop(request_id, None)
+        self._running.pop(request_id, None)
+        if request is not None and self._only is not None:
+            self.life += request.pieces
+            self.has_ended = True
+
+    def _meet(self, info: EngineInfo) -> None:
+        if self._engine_id is not None and info.engine_id != self._engine_id:
+            self._begin()
+        self._engine_id = info.engine_id
+
+    def _adopt(self, views: Iterable[RequestView]) -> None:
+        """Take over what is known of all requests; waits that are the same ones go on."""
+        before, self._requests, self._running = self._requests, {}, {}
+        for view in views:
+            request_id = view.request_id
+            if view.status == "finished" or self._only not in (None, request_id):
+                continue
+            known = before.get(request_id)
+            if known is None or known.num_output != view.num_output_tokens:
+                start_ns = view.last_token_ns
+                if start_ns is None and not view.is_partial:
+                    start_ns = view.arrival_ns
+                known = Wait(
+                    view.client_id,
+                    "waiting",
+                    start_ns,
+                    view.num_prompt_tokens,
+                    view.num_output_tokens,
+                )
+            known.status = "out" if view.status == "preempted" else "waiting"
+            if view.status == "running":
+                known.status = "running"
+                self._running[request_id] = known
+            self._requests[request_id] = known
+
+    def _prune(self) -> None:
+        """Forget what nobody waited through any more."""
+        oldest_ns = min(
+            (r.covered_ns for r in self._requests.values() if r.status != "running"),
+            default=self._end_ns or 0,
+        )
+        first = bisect_right(self._queue, oldest_ns, key=attrgetter("start_ns"))
+        del self._queue[: max(0, first - 1)]

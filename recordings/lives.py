@@ -1,0 +1,155 @@
+"""`LifeKeeper`: single waits and whole lives of requests explained, from what a timeline keeps.
+
+The life of one request is followed as steps come in; a wait that was asked for is kept. Decoding
+happens outside the timeline's lock, on payloads that never change.
+"""
+
+import threading
+from collections import OrderedDict
+from typing import NamedTuple
+
+from stepscope.engine import wire
+from stepscope.engine.wire import RequestView, Snapshot, StepRecord
+from stepscope.recordings.causes import Late, Piece
+from stepscope.recordings.explain import Explainer
+from stepscope.recordings.step_cache import StepCache
+from stepscope.recordings.timeline import Timeline
+
+MAX_LIFE_STEPS = 8192  # followed back in search of an arrival
+_MAX_KNOWN = 512
+_BATCH = 256  # messages taken out of the ring at a time
+
+
+class Life(NamedTuple):
+    """A request from its arrival, or from where it is known, to the newest step."""
+
+    request_id: int
+    waits: tuple[Late, ...]  # one for each token, in order
+    pieces: tuple[Piece, ...]  # all of its time up to its last token, in order and not merged
+    waiting_since_ns: int | None  # of the wait it is in; None: it has ended
+
+
+class _Follower:
+    """An `Explainer` and its place in the ring."""
+
+    def __init__(self, request_id: int, explainer: Explainer, next_number: int) -> None:
+        self.request_id = request_id
+        self.explainer = explainer
+        self.next_number = next_number
+        self.life: Life | None = None
+
+
+class LifeKeeper:
+    """Explains waits of one timeline.
+
+    Args:
+        lock: guards the timeline.
+        cache: of the same timeline.
+    """
+
+    def __init__(self, lock: "threading.RLock", timeline: Timeline, cache: StepCache) -> None:
+        self._lock = lock
+        self._timeline = timeline
+        self._cache = cache
+        self._known: OrderedDict[tuple[int, int], Late | None] = OrderedDict()
+        self._follower: _Follower | None = None
+        self._own_lock = threading.Lock()  # held while decoding: `lock` is not
+
+    def wait(self, step: int, request_id: int) -> Late | None:
+        """See `History.wait`."""
+        with self._own_lock:
+            key = step, request_id
+            if key in self._known:
+                self._known.move_to_end(key)
+                return self._known[key]
+            found = self._explain(step, request_id)
+            self._known[key] = found
+            if len(self._known) > _MAX_KNOWN:
+                self._known.popitem(last=False)
+            return found
+
+    def life(self, view: RequestView) -> Life | None:
+        """See `History.life`."""
+        with self._own_lock:
+            follower = self._follower
+            if follower is None or follower.request_id != view.request_id:
+                start_ns = 0 if view.is_partial else view.arrival_ns
+                begun = self._begin(view.request_id, start_ns)
+                if begun is None:
+                    return None
+                follower = self._follower = _Follower(view.request_id, *begun)
+            number = follower.next_number
+            follower.next_number = self._feed(follower.explainer, number, None)
+            if follower.life is None or number != follower.next_number:
+                explainer = follower.explainer
+                follower.life = Life(
+                    view.request_id,
+                    tuple(explainer.late),
+                    tuple(explainer.life),
+                    explainer.waiting_since(view.request_id),
+                )
+            return follower.life
+
+    def _explain(self, step: int, request_id: int) -> Late | None:
+        """The wait of a request that ended in `step`."""
+        with self._lock:
+            steps = self._timeline.columns.steps
+            index = self._timeline.columns.index(step)
+            before = None if not index else steps[index - 1]
+        if index is None:
+            return None
+        start_ns = 0
+        if before is not None:
+            view = self._cache.state_at(before).requests.get(request_id)
+            if view is None:  # it arrived since
+                view = self._cache.state_at(step).requests.get(request_id)
+                start_ns = 0 if view is None else view.arrival_ns
+            else:
+                start_ns = view.arrival_ns if view.last_token_ns is None else view.last_token_ns
+        begun = self._begin(request_id, start_ns)
+        if begun is None:
+            return None
+        explainer, number = begun
+        self._feed(explainer, number, step)
+        late = explainer.late
+        return late[-1] if late and late[-1].step == step else None
+
+    def _begin(self, request_id: int, start_ns: int) -> tuple[Explainer, int] | None:
+        """An explainer at the last step before a time, and the number of the message after it."""
+        with self._lock:
+            timeline = self._timeline
+            steps = timeline.columns.steps
+            if not steps:
+                return None
+            index = max(timeline.columns.index_at(start_ns), len(steps) - MAX_LIFE_STEPS)
+            found = timeline.ring.locate(steps[index]) if index >= 0 else None
+            if found is None:
+                oldest = timeline.ring.segments[0]
+                state, number = None, oldest.first_number
+                keyframe = oldest.keyframe
+            else:
+                segment, place = found
+                number = segment.first_number + place + 1
+        state = keyframe.restore() if found is None else self._cache.state_at(steps[index])
+        return Explainer(-1, -1, request_id, state), number
+
+    def _feed(self, explainer: Explainer, number: int, last: int | None) -> int:
+        """Messages from a number on, up to the record of `last`; gives the number to go on from."""
+        while True:
+            with self._lock:
+                payloads = self._timeline.ring.payloads_from(number, _BATCH)
+                gap_steps = self._timeline.gap_steps
+            if not payloads:
+                return number
+            for payload in payloads:
+                if explainer.has_ended:
+                    return number
+                message = wire.decode(payload)
+                number += 1
+                if isinstance(message, StepRecord):
+                    if last is not None and message.step > last:
+                        return number
+                    explainer.take(message, message.step in gap_steps)
+                else:
+                    # A snapshot is only kept where messages before it are missing.
+                    explainer.take(message, isinstance(message, Snapshot))

@@ -1,0 +1,81 @@
+"""`Pauses`: when the operator had paused the engine. Time in them is nobody's latency."""
+
+from bisect import bisect_right
+
+from stepscope.engine.wire import EngineStatus, StepRecord, Telemetry
+from stepscope.recordings.session import SessionState
+
+_MAX_SPANS = 4096
+
+
+class Pauses:
+    """Stretches of engine time without a step because of a pause, oldest first. One writer.
+
+    A pause begins with the status that tells it and ends with the next step. It goes on after that
+    step, for an engine that runs single steps stays paused, unless a status tells otherwise.
+
+    Args:
+        state: what is known before the first message.
+    """
+
+    __slots__ = ("_ends", "_is_told", "_since_ns", "_starts")
+
+    def __init__(self, state: SessionState | None = None) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._is_told = True  # that it is paused now; else it was before the last step
+        self._since_ns: int | None = None
+        if state is not None and state.state == "paused":
+            self._since_ns = state.time_ns
+
+    @property
+    def since_ns(self) -> int | None:
+        """When the pause began that is under way."""
+        return self._since_ns if self._is_told else None
+
+    def take(self, message: Telemetry) -> None:
+        """The next message of the session."""
+        if isinstance(message, StepRecord):
+            if self._since_ns is not None:
+                self._close(message.schedule_start_ns)
+                self._since_ns, self._is_told = message.tokens_ns, False
+        elif isinstance(message, EngineStatus):
+            if message.state == "paused":
+                if self._since_ns is None:
+                    self._since_ns = max(message.time_ns, self._ends[-1] if self._ends else 0)
+                self._is_told = True
+            elif self._since_ns is not None:
+                if self._is_told:
+                    self._close(message.time_ns)
+                self._since_ns = None
+
+    def spans(self, start_ns: int, end_ns: int) -> list[tuple[int, int]]:
+        """The parts of [start_ns, end_ns] that were paused, in order of time."""
+        found = []
+        for index in range(bisect_right(self._ends, start_ns), len(self._ends)):
+            if self._starts[index] >= end_ns:
+                break
+            found.append((max(self._starts[index], start_ns), min(self._ends[index], end_ns)))
+        if self._since_ns is not None and self._is_told and self._since_ns < end_ns:
+            found.append((max(self._since_ns, start_ns), end_ns))
+        return found
+
+    def within(self, start_ns: int, end_ns: int) -> int:
+        """How much of [start_ns, end_ns] was paused."""
+        if self._since_ns is None and (not self._ends or self._ends[-1] <= start_ns):
+            return 0
+        return sum(end - start for start, end in self.spans(start_ns, end_ns))
+
+    def forget_after(self, time_ns: int) -> None:
+        """As it was known at `time_ns`, when a step had just ended."""
+        num_kept = bisect_right(self._ends, time_ns)
+        del self._starts[num_kept:], self._ends[num_kept:]
+        self._since_ns = None
+
+    def _close(self, end_ns: int) -> None:
+        since_ns = self._since_ns
+        if since_ns is not None and since_ns < end_ns:
+            self._starts.append(since_ns)
+            self._ends.append(end_ns)
+            if len(self._ends) > _MAX_SPANS:
+                del self._starts[: _MAX_SPANS // 2], self._ends[: _MAX_SPANS // 2]

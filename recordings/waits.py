@@ -1,0 +1,123 @@
+"""Waits under way: what covers the time since a request's last token, step by step."""
+
+from collections.abc import Iterable
+from typing import Literal, TypeAlias
+
+from stepscope.engine.wire import BatchRow, Phase, StepRecord
+from stepscope.recordings.causes import Piece
+
+_DECODE = int(Phase.DECODE)
+_RECOMPUTE = int(Phase.RECOMPUTE)
+
+WaitStatus: TypeAlias = Literal["waiting", "out", "running"]
+
+
+class Wait:
+    """A wait that is under way: [start_ns, covered_ns] is covered by `pieces`."""
+
+    __slots__ = (
+        "client_id",
+        "covered_ns",
+        "num_output",
+        "num_prompt",
+        "pieces",
+        "start_ns",
+        "status",
+    )
+
+    def __init__(
+        self,
+        client_id: str,
+        status: WaitStatus,
+        start_ns: int | None,
+        num_prompt: int,
+        num_output: int,
+    ) -> None:
+        self.client_id = client_id
+        self.status: WaitStatus = status
+        self.start_ns = start_ns  # None: not known, for it was first seen in mid-life
+        self.covered_ns = 0 if start_ns is None else start_ns
+        self.num_prompt = num_prompt
+        self.num_output = num_output
+        self.pieces: list[Piece] = []
+
+    def add(self, piece: Piece, end_ns: int) -> None:
+        """Cover the time up to `end_ns`; what `piece` leaves open before it is `unknown`."""
+        if piece.start_ns > self.covered_ns:
+            self.pieces.append(
+                Piece("unknown", self.covered_ns, piece.start_ns - self.covered_ns, piece.step)
+            )
+            self.covered_ns = piece.start_ns
+        if end_ns > self.covered_ns:
+            self.pieces.append(
+                piece._replace(start_ns=self.covered_ns, ns=end_ns - self.covered_ns)
+            )
+            self.covered_ns = end_ns
+
+    def fill(self, spans: Iterable[Piece], until_ns: int, step: int) -> None:
+        """Cover what is left up to `until_ns` with spans of time, a hole in them with `unknown`."""
+        for span in spans:
+            if span.cause == "queued" and self.status == "out":
+                span = span._replace(cause="preempted")
+            self.add(span, min(span.start_ns + span.ns, until_ns))
+        if self.covered_ns < until_ns:
+            self.add(Piece("unknown", self.covered_ns, 0, step), until_ns)
+
+
+def prefills_of(record: StepRecord) -> list[BatchRow]:
+    """The rows of a step that are no decodes, the largest first."""
+    rows = [row for row in record.batch or () if row.phase != _DECODE]
+    rows.sort(key=_num_tokens, reverse=True)
+    return rows
+
+
+def _num_tokens(row: BatchRow) -> int:
+    return row.num_tokens
+
+
+def own(row: BatchRow, record: StepRecord, prefills: list[BatchRow], start_ns: int) -> Piece:
+    """What a step was for a request that had a row in it."""
+    step = record.step
+    if row.phase == _RECOMPUTE:
+        return Piece("recompute", start_ns, 0, step, 1, num_tokens=row.num_tokens)
+    if row.phase != _DECODE:
+        return Piece("prompt", start_ns, 0, step, 1, num_tokens=row.num_tokens)
+    if not prefills:
+        return Piece("step", start_ns, 0, step, 1)
+    return _beside("prefill", prefills, start_ns, step)
+
+
+def _beside(
+    cause: Literal["prefill", "budget", "left_out"],
+    prefills: list[BatchRow],
+    start_ns: int,
+    step: int,
+    detail: str = "",
+) -> Piece:
+    """A piece that names the largest prefill of the step."""
+    if not prefills:
+        return Piece(cause, start_ns, 0, step, 1, detail)
+    largest = prefills[0]
+    others = sum(row.num_tokens for row in prefills[1:])
+    return Piece(
+        cause, start_ns, 0, step, 1, detail, largest.request_id, largest.num_tokens, others
+    )
+
+
+def left_out(record: StepRecord, prefills: list[BatchRow], start_ns: int) -> Piece:
+    """What a step was for a running request that had no row in it."""
+    budget = record.token_budget
+    spent = record.num_prefill_tokens + record.num_decode_tokens + (record.num_padded_tokens or 0)
+    if budget is not None and spent >= budget:
+        return _beside("budget", prefills, start_ns, record.step)
+    detail = "" if record.num_decode_tokens else "prompts"
+    return _beside("left_out", prefills, start_ns, record.step, detail)
+
+
+def blocking_reason(record: StepRecord) -> str:
+    """What the queue as a whole waited for in a step."""
+    reasons = record.waiting_reasons
+    if not reasons:
+        return ""
+    blocking = {reason: count for reason, count in reasons.items() if reason != "queued"}
+    return max(blocking, key=blocking.__getitem__, default="queued")

@@ -1,0 +1,513 @@
+"""Why a token was late: every cause where it is known by construction, and pieces that add up."""
+
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.engine import dispatch, wire
+from stepscope.engine.commands import (
+    AnyReply,
+    Command,
+    Error,
+    Pause,
+    Resume,
+    SamplingParams,
+    SetKnobs,
+    StepOnce,
+    Submit,
+)
+from stepscope.engine.config import Knobs, Limits
+from stepscope.engine.core import EngineCore
+from stepscope.engine.inbox import Call
+from stepscope.engine.kv_cache import KVCacheManager
+from stepscope.engine.scheduler import Scheduler
+from stepscope.engine.simulated import (
+    CostModel,
+    SimulatedRunner,
+    SimulatedWorkload,
+    simulate,
+    simulated_info,
+)
+from stepscope.engine.wire import StepRecord, Telemetry
+from stepscope.recordings.causes import CAUSES, Late, by_cause
+from stepscope.recordings.explain import Explainer
+from stepscope.recordings.explained import explain_recording
+from stepscope.recordings.history import History
+from stepscope.recordings.latency import SLO
+from stepscope.recordings.reader import Recording
+from stepscope.recordings.recorder import Recorder
+from stepscope.recordings.session import SessionState
+from stepscope.recordings.source import FrameTap, SourceStatus
+
+MS = 1_000_000
+# A step of decodes alone takes 8 ms and 40 us a token; every prefill token adds 40 us.
+COST = CostModel(floor_ms=8.0, token_us=40.0, context_ns=0.0)
+
+
+class Script:
+    """A simulated engine that is driven by hand; keeps what it publishes."""
+
+    def __init__(self, num_blocks: int = 1024, **knobs: Any) -> None:
+        limits = Limits(max_num_batched_tokens=8192, max_num_seqs=256, max_model_len=4096)
+        self.runner = SimulatedRunner(COST)
+        self.messages: list[tuple[int, Telemetry]] = []
+        self.next_sequence = 0
+        self.num_dropped = 0
+        self.core = EngineCore(
+            simulated_info(limits, num_blocks, 16, 0),
+            self.runner,
+            Scheduler(KVCacheManager(num_blocks, 16), Knobs(**knobs), limits),
+            limits,
+            self,
+            dispatch.apply,
+        )
+        self._tokens = 0
+        self.core.publish_signs_of_life(idle=True)
+
+    def publish(self, message: Telemetry) -> None:
+        self.messages.append((self.next_sequence, wire.decode(wire.encode(message))))
+        self.next_sequence += 1
+
+    def reply(self, message: AnyReply) -> None:
+        assert not isinstance(message, Error), message
+
+    def ask(self, command: Command) -> None:
+        self.core.inbox.put(Call(command, self))
+
+    def submit(self, prompt: int, output: int, priority: int = 0) -> None:
+        """A prompt that shares no beginning with any other."""
+        token_ids = [(self._tokens + at) % 4000 for at in range(prompt)]
+        self._tokens += prompt + 1
+        submit = Submit(
+            client_id=f"c{self._tokens}",
+            prompt_token_ids=token_ids,
+            sampling=SamplingParams(max_tokens=output, ignore_eos=True),
+            priority=priority,
+        )
+        self.core.inbox.put(Call(submit, self, token_ids))
+
+    def run(self, num_steps: int = 1) -> None:
+        for _ in range(num_steps):
+            stepped = self.core.step()
+            self.core.publish_signs_of_life(idle=not stepped)
+
+    def sleep(self, ms: int) -> None:
+        self.runner.advance_to(self.runner.clock() + ms * MS)
+
+
+def simulated(**options: Any) -> list[tuple[int, Telemetry]]:
+    """A simulated session as it comes out of a socket."""
+    return [(number, wire.decode(wire.encode(m))) for number, m in simulate(**options)]
+
+
+def explained(
+    messages: Iterable[tuple[int, Telemetry]], itl_ms: float = 0, ttft_ms: float = 0
+) -> list[Late]:
+    explainer = Explainer(itl_ms * MS, ttft_ms * MS)
+    for _, message in messages:
+        explainer.take(message)
+    assert_adds_up(explainer.late)
+    return explainer.late
+
+
+def assert_adds_up(waits: Iterable[Late]) -> None:
+    for late in waits:
+        assert sum(piece.ns for piece in late.pieces) == late.gap_ns
+        assert sum(by_cause(late.pieces).values()) == late.gap_ns
+        assert all(piece.ns > 0 and piece.cause in CAUSES for piece in late.pieces)
+        begun = [piece.start_ns for piece in late.pieces]
+        assert begun == sorted(begun)
+        assert late.text
+        assert late.explanation
+
+
+def wait_of(waits: list[Late], request_id: int, token_idx: int) -> Late:
+    return next(w for w in waits if (w.request_id, w.token_idx) == (request_id, token_idx))
+
+
+def causes(late: Late) -> dict[str, float]:
+    return {piece.cause: piece.ns / MS for piece in late.pieces}
+
+
+# Each cause
+
+
+def test_a_chunk_of_another_prompt_in_the_step_is_named_with_its_tokens() -> None:
+    engine = Script()
+    engine.submit(16, 10)
+    engine.run(3)
+    engine.submit(1000, 2)
+    engine.submit(200, 2)
+    engine.run(1)
+    late = wait_of(explained(engine.messages), 0, 3)
+    assert late.cause == "prefill"
+    assert late.main is not None
+    assert (late.main.request_id, late.main.num_tokens, late.main.num_other_tokens) == (
+        1,
+        1000,
+        200,
+    )
+    assert late.main.ns == 8 * MS + 1201 * 40_000 + 200_000
+    assert late.text == "step 3 prefill r1 1000 tok → ITL 56 ms"
+    assert "shared 1 step with 1,000 prefill tokens of r1 (and 200 of others)" in late.explanation
+
+
+@pytest.mark.parametrize(
+    ("knobs", "reason"),
+    [
+        ({"max_num_seqs": 1}, "seats"),
+        ({"max_num_batched_tokens": 1}, "budget"),
+        ({"num_blocks": 256 + 1, "prompt": 4000}, "kv_blocks"),
+        ({"batching": "naive"}, "batch"),
+    ],
+)
+def test_a_wait_in_the_queue_says_what_for(knobs: dict[str, Any], reason: str) -> None:
+    prompt = knobs.pop("prompt", 16)
+    engine = Script(
+        **{**knobs, "max_num_batched_tokens": knobs.get("max_num_batched_tokens", 8192)}
+    )
+    engine.submit(prompt, 5)
+    engine.run(1)
+    engine.submit(prompt, 5)
+    engine.run(60)
+    late = wait_of(explained(engine.messages), 1, 0)
+    queued = next(piece for piece in late.pieces if piece.cause == "queued")
+    assert queued.detail == reason
+    admitted = next(
+        record.step
+        for _, record in engine.messages
+        if isinstance(record, StepRecord)
+        and any(isinstance(e, wire.Admitted) and e.request_id == 1 for e in record.events)
+    )
+    assert sum(p.num_steps for p in late.pieces if p.cause == "queued") == admitted - 1
+    assert late.kind == "TTFT"
+
+
+def test_left_out_because_the_budget_was_spent() -> None:
+    engine = Script(order="arrival")
+    engine.submit(16, 20)
+    engine.submit(16, 20)
+    engine.submit(16, 20)
+    engine.run(3)
+    engine.ask(SetKnobs(changes={"max_num_batched_tokens": 1}, who="test"))
+    engine.run(4)
+    engine.ask(SetKnobs(changes={"max_num_batched_tokens": 64}, who="test"))
+    engine.run(1)
+    late = wait_of(explained(engine.messages), 1, 3)
+    assert late.cause == "budget"
+    assert late.main is not None
+    assert late.main.num_steps == 4
+    assert causes(late)["budget"] == pytest.approx(4 * (8 + 0.2 + 0.04))
+
+
+def test_left_out_of_steps_that_were_given_to_prompts() -> None:
+    engine = Script(batching="separate", max_num_batched_tokens=512)
+    engine.submit(16, 20)
+    engine.run(3)
+    engine.submit(1100, 2)
+    engine.run(4)
+    late = wait_of(explained(engine.messages), 0, 3)
+    # Two steps spend the budget; the third has some left and decodes nothing all the same.
+    assert [(p.cause, p.request_id, p.num_tokens) for p in late.pieces] == [
+        ("budget", 1, 1024),
+        ("left_out", 1, 76),
+        ("step", None, 0),
+    ]
+    assert late.cause == "budget"
+
+
+def test_preempted_and_recomputed_says_how_many_tokens() -> None:
+    engine = Script(num_blocks=256, reserve="none", enable_prefix_caching=False)
+    engine.submit(2000, 120)
+    engine.submit(2000, 120)
+    engine.run(150)
+    records = [m for _, m in engine.messages if isinstance(m, StepRecord)]
+    step, victim = next(
+        (r.step, e.request_id) for r in records for e in r.events if isinstance(e, wire.Preempted)
+    )
+    late = next(
+        w
+        for w in explained(engine.messages)
+        if w.request_id == victim and any(p.cause == "preempted" for p in w.pieces)
+    )
+    again = [
+        row.num_tokens
+        for r in records
+        if step < r.step <= late.step
+        for row in r.batch or ()
+        if row.request_id == victim and row.phase == wire.Phase.RECOMPUTE
+    ]
+    assert late.cause == "preempted"
+    recomputed = next(piece for piece in late.pieces if piece.cause == "recompute")
+    assert recomputed.num_tokens == sum(again) > 2000
+    out = [piece for piece in late.pieces if piece.cause == "preempted"]
+    assert min(piece.step for piece in out) == step
+    assert sum(p.num_steps for p in out) + recomputed.num_steps == late.step - step + 1
+
+
+def test_the_operators_pause_is_told_from_an_engine_that_idles() -> None:
+    engine = Script()
+    engine.submit(16, 20)
+    engine.run(2)
+    engine.ask(Pause())
+    engine.run(1)
+    engine.sleep(700)
+    engine.run(1)
+    engine.ask(Resume())
+    engine.run(1)
+    engine.sleep(300)
+    engine.run(1)
+    waits = explained(engine.messages, itl_ms=50)
+    assert [w.cause for w in waits if w.token_idx] == ["paused", "idle"]
+    paused, idle = (w for w in waits if w.token_idx)
+    assert (paused.paused_ns, paused.is_excused) == (700 * MS, True)
+    assert "700.0 ms the operator had paused the engine" in paused.explanation
+    assert (causes(idle)["idle"], idle.is_excused) == (300.0, False)
+
+
+def test_single_steps_between_pauses_are_not_the_engines_time() -> None:
+    engine = Script()
+    engine.submit(16, 20)
+    engine.run(2)
+    for _ in range(3):
+        engine.ask(StepOnce(n=1))
+        engine.run(1)
+        engine.sleep(500)
+    engine.ask(Resume())
+    engine.run(2)
+    waits = [w for w in explained(engine.messages, itl_ms=50) if w.token_idx]
+    assert len(waits) == 3
+    assert all(w.paused_ns == 500 * MS and w.is_excused for w in waits)
+
+
+def test_a_slow_step_of_decodes_alone_is_nobodys_fault() -> None:
+    engine = Script()
+    engine.submit(16, 5)
+    engine.run(3)
+    late = wait_of(explained(engine.messages), 0, 1)
+    assert (late.cause, len(late.pieces)) == ("step", 1)
+
+
+def test_lost_records_are_unknown_and_never_made_up() -> None:
+    engine = Script()
+    engine.submit(16, 40)
+    engine.submit(30, 40)
+    engine.ask(SetKnobs(changes={"max_num_batched_tokens": 2}, who="test"))
+    engine.run(40)
+    kept = [
+        (n, m) for n, m in engine.messages if not (isinstance(m, StepRecord) and 20 <= m.step < 25)
+    ]
+    explainer, last = Explainer(50 * MS, 50 * MS), -1
+    for number, message in kept:
+        explainer.take(message, lost=number > last + 1)
+        last = number
+    assert_adds_up(explainer.late)
+    before = next(m for _, m in kept if isinstance(m, StepRecord) and m.step == 19)
+    after = next(m for _, m in kept if isinstance(m, StepRecord) and m.step == 25)
+    late = wait_of(explainer.late, 1, 0)
+    unknown = [piece for piece in late.pieces if piece.cause == "unknown"]
+    assert [piece.ns for piece in unknown] == [after.schedule_start_ns - before.tokens_ns]
+
+
+# Laws
+
+
+@st.composite
+def sessions(draw: st.DrawFn) -> list[tuple[int, Telemetry]]:
+    """Small engines under pressure, with pauses and changes of knobs in between."""
+    rng = random.Random(draw(st.integers(0, 2**16)))
+    engine = Script(
+        num_blocks=draw(st.sampled_from([256, 300, 1024])),
+        max_num_batched_tokens=draw(st.sampled_from([8, 64, 512, 4096])),
+        max_num_seqs=draw(st.sampled_from([1, 3, 16])),
+        order=draw(st.sampled_from(["decode_first", "arrival"])),
+        policy=draw(st.sampled_from(["fcfs", "priority"])),
+        reserve=draw(st.sampled_from(["none", "prompt"])),
+        batching=draw(st.sampled_from(["naive", "static", "continuous", "separate", "chunked"])),
+    )
+    for _ in range(draw(st.integers(3, 12))):
+        for _ in range(rng.randrange(4)):
+            engine.submit(rng.choice((3, 40, 900)), rng.randrange(1, 30), rng.randrange(3))
+        what = rng.randrange(6)
+        if what == 0:
+            engine.ask(Pause())
+            engine.run(1)
+            engine.sleep(rng.randrange(1, 2500))
+            engine.ask(rng.choice((Resume(), StepOnce(n=2))))
+        elif what == 1:
+            budget = rng.choice((2, 32, 2048))
+            engine.ask(SetKnobs(changes={"max_num_batched_tokens": budget}, who="test"))
+        engine.run(rng.randrange(1, 30))
+        if not engine.core.scheduler.has_work():
+            engine.sleep(rng.randrange(200))
+    engine.ask(Resume())
+    engine.run(60)
+    return engine.messages
+
+
+@settings(max_examples=40, deadline=None)
+@given(sessions())
+def test_the_pieces_of_every_wait_sum_to_it(messages: list[tuple[int, Telemetry]]) -> None:
+    waits = explained(messages, itl_ms=-1, ttft_ms=-1)
+    assert not any(piece.cause == "unknown" for late in waits for piece in late.pieces)
+    state, gaps, firsts = SessionState(), 0, 0
+    for _, message in messages:
+        outcome = state.apply(message)
+        if outcome is not None:
+            gaps += sum(gap_ns * count for gap_ns, count in outcome.gaps_ns.items())
+            firsts += sum(ns for _, ns in outcome.ttft_ns)
+    assert gaps == sum(late.gap_ns for late in waits if late.token_idx)
+    assert firsts == sum(late.gap_ns for late in waits if not late.token_idx)
+
+
+@settings(max_examples=25, deadline=None)
+@given(sessions(), st.integers(0, 2**16))
+def test_lost_messages_leave_the_sums_whole(
+    messages: list[tuple[int, Telemetry]], seed: int
+) -> None:
+    rng = random.Random(seed)
+    explainer, last = Explainer(-1, -1), -1
+    for number, message in messages:
+        if rng.random() < 0.05:
+            continue
+        explainer.take(message, lost=number > last + 1)
+        last = number
+    assert_adds_up(explainer.late)
+
+
+@settings(max_examples=15, deadline=None)
+@given(sessions())
+def test_a_history_explains_single_waits_and_lives_as_the_whole_session_does(
+    messages: list[tuple[int, Telemetry]],
+) -> None:
+    history = History(SLO(ttft_ms=0.001, itl_ms=0.001))
+    for sequence, message in messages:
+        history.append(sequence, message)
+    waits = explained(messages, itl_ms=0.001, ttft_ms=0.001)
+    for late in waits[:: max(1, len(waits) // 25)]:
+        assert history.wait(late.step, late.request_id) == late
+    for view in list(history.state.requests.values())[:5]:
+        life = history.life(view)
+        assert life is not None
+        mine = [late for late in waits if late.request_id == view.request_id]
+        assert [w.pieces for w in life.waits] == [late.pieces for late in mine]
+        assert sum(p.ns for p in life.pieces) >= sum(late.gap_ns for late in mine)
+
+
+def test_the_life_of_a_request_grows_with_the_steps() -> None:
+    messages = simulated(seed=5, num_steps=200, workload=SimulatedWorkload(rate=20.0))
+    history = History()
+    lengths = []
+    for sequence, message in messages:
+        history.append(sequence, message)
+        view = history.state.requests.get(0)
+        if view is not None and isinstance(message, StepRecord):
+            life = history.life(view)
+            assert life is not None
+            lengths.append(len(life.waits))
+            assert len(life.waits) == view.num_output_tokens
+    assert lengths[-1] > 10
+
+
+# A whole recording
+
+
+class Received:
+    """A live source that is handed its messages."""
+
+    is_live = True
+    name = "engine"
+    num_bad = 0
+    status: SourceStatus = "live"
+    error = None
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.tap = FrameTap()
+
+    def start(self) -> None:
+        return
+
+    def stop(self) -> None:
+        return
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Callable[[list[tuple[int, Telemetry]]], Path]:
+    """Records messages as they would come from an engine."""
+
+    def record(messages: list[tuple[int, Telemetry]]) -> Path:
+        path = tmp_path / "session.mcap"
+        source = Received()
+        recorder = Recorder(source, path)
+        for sequence, message in messages:
+            payload = wire.encode(message)
+            source.history.append(sequence, payload)
+            source.tap.send(wire.TOPICS[type(message)], sequence, payload)
+        recorder.stop()
+        assert recorder.error is None, recorder.error
+        return path
+
+    return record
+
+
+def test_a_recording_is_explained_like_its_messages(
+    recorded: Callable[[list[tuple[int, Telemetry]]], Path],
+) -> None:
+    messages = simulated(
+        seed=3,
+        num_steps=600,
+        knobs=Knobs(max_num_batched_tokens=256, max_num_seqs=16),
+        workload=SimulatedWorkload(rate=12.0, document_tokens=1500, output_tokens=90),
+        num_blocks=512,
+    )
+    with Recording(recorded(messages)) as recording:
+        found = explain_recording(recording, slo_itl_ms=15, slo_ttft_ms=100)
+    expected = explained(messages, itl_ms=15, ttft_ms=100)
+    assert expected
+    assert found.late == expected
+    assert found.num_steps == 600
+    assert found.itl.num_late == sum(1 for late in expected if late.token_idx)
+    spent = {share.cause: share.ns for share in found.shares}
+    assert sum(spent.values()) == sum(late.gap_ns for late in expected)
+    assert sum(share.num_late for share in found.shares) == len(expected)
+
+
+def test_without_a_service_level_twice_the_median_is_late(
+    recorded: Callable[[list[tuple[int, Telemetry]]], Path],
+) -> None:
+    engine = Script()
+    engine.submit(16, 30)
+    engine.run(20)
+    engine.submit(500, 2)
+    engine.run(12)
+    with Recording(recorded(engine.messages)) as recording:
+        found = explain_recording(recording)
+    assert not found.itl.is_given
+    assert found.itl.median_ms == pytest.approx(8.24)
+    assert found.itl.bound_ms == pytest.approx(2 * 8.24)
+    assert [(late.token_idx, late.cause) for late in found.late if late.token_idx] == [
+        (20, "prefill")
+    ]
+
+
+def test_the_operators_pause_is_listed_and_not_counted(
+    recorded: Callable[[list[tuple[int, Telemetry]]], Path],
+) -> None:
+    engine = Script()
+    engine.submit(16, 30)
+    engine.run(5)
+    engine.ask(Pause())
+    engine.run(1)
+    engine.sleep(900)
+    engine.ask(Resume())
+    engine.run(5)
+    with Recording(recorded(engine.messages)) as recording:
+        found = explain_recording(recording, slo_itl_ms=50, slo_ttft_ms=500)
+    assert [late.is_excused for late in found.late] == [True]
+    assert found.itl.num_late == 0
