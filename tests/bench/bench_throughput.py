@@ -20,13 +20,13 @@ import os
 import statistics
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from checkpoints import SHAPES, Shape, ensure
 from contenders import CONTENDERS, MACHINE, Contender, Running, running
 from protocol import Done, Work
+from throughput_points import POINTS, PREFILL, Cell, Point, roofline, show_point, show_roofline
 
 TIMEOUT_S = 900.0
 SAMPLE = (Work(1, 5, 16, 1), Work(3, 33, 16, 2), Work(2, 200, 16, 3))
@@ -34,35 +34,11 @@ SAMPLE = (Work(1, 5, 16, 1), Work(3, 33, 16, 2), Work(2, 200, 16, 3))
 MIN_SHARE_OF_EQUAL_FIRST_TOKENS = 0.5
 
 
-class Point(NamedTuple):
-    key: str
-    num_requests: int
-    num_prompt_tokens: int
-    num_output_tokens: int
-
-    def __str__(self) -> str:
-        return f"{self.num_requests} x {self.num_prompt_tokens} -> {self.num_output_tokens}"
-
-    def work(self, seed: int) -> Work:
-        return Work(self.num_requests, self.num_prompt_tokens, self.num_output_tokens, seed)
-
-
-POINTS = {
-    each.key: each
-    for each in (
-        Point("decode1", 1, 32, 128),
-        Point("decode16", 16, 32, 128),
-        Point("decode64", 64, 32, 128),
-        Point("mixed", 32, 512, 64),
-        Point("short", 16, 128, 64),
-    )
-}
 VLLM_POINTS = {
     "5M": ["decode1", "decode16", "decode64", "mixed"],
     "25M": ["decode1", "decode16", "decode64", "mixed"],
     "135M": ["decode1", "decode16", "short"],
 }
-PREFILL = Point("prefill", 8, 512, 1)
 QUICK_POINTS = {
     "5M": ["decode1", "decode16", "mixed"],
     "25M": ["decode1", "decode16", "mixed"],
@@ -73,32 +49,18 @@ FULL = [*QUICK, "stepscope-fp32", "generate_batch-bf16"]
 VLLM = ["vllm", "vllm-processes"]
 
 
-@dataclass
-class Cell:
-    """What one contender did at one point."""
-
-    how: str
-    rounds: list[Done] = field(default_factory=list)
-    num_tokens: int = 0
-
-    def rates(self, clock: str) -> list[float]:
-        return [
-            self.num_tokens / (each.seconds if clock == "wall" else each.cpu_s)
-            for each in self.rounds
-        ]
-
-    def rate(self, clock: str) -> float:
-        """Output tokens a second, the median of the rounds."""
-        return statistics.median(self.rates(clock))
-
-
 def main() -> None:
     options = _options()
     keys = options.contenders or ([*FULL] if options.full else [*QUICK])
     if options.vllm:
         keys = [*keys, *(key for key in VLLM if key not in keys)]
     results: list[dict[str, Any]] = []
-    print(f"output tokens/s by {options.clock} time, median (best) of the rounds", flush=True)
+    load = os.getloadavg()[0]
+    print(
+        f"output tokens/s by {options.clock} time, median (best) of the rounds; "
+        f"load before it began {load:.1f}",
+        flush=True,
+    )
     start_s = time.perf_counter()
     for num_cores in options.cores:
         cores = sorted(os.sched_getaffinity(0))[-num_cores:]
@@ -107,13 +69,12 @@ def main() -> None:
         for size in options.sizes:
             shape = SHAPES[size]
             contenders = [CONTENDERS[key] for key in keys]
-            usual = VLLM_POINTS if options.vllm else QUICK_POINTS
+            usual = VLLM_POINTS if set(keys) & set(VLLM) else QUICK_POINTS
             points = options.points or (list(POINTS) if options.full else usual[size])
-            result = bench(shape, [POINTS[key] for key in points], contenders, cores, options)
-            result["machine"] = machine
-            result["roofline"] = roofline(shape, result, machine)
+            result = bench(
+                shape, [POINTS[key] for key in points], contenders, cores, machine, options
+            )
             results.append(result)
-            show(result, options.clock)
             if options.json:
                 options.json.write_text(json.dumps(results, indent=1))
     print(f"\n{time.perf_counter() - start_s:.0f} s in all")
@@ -124,37 +85,37 @@ def bench(
     points: list[Point],
     contenders: list[Contender],
     cores: list[int],
+    machine: dict[str, float],
     options: argparse.Namespace,
 ) -> dict[str, Any]:
     """All points of one size on these cores."""
     folder = ensure(shape)
     check_sample(folder, cores)
+    millions = shape.num_parameters / 1e6
+    print(f"\n{shape.name}: {millions:.1f} M parameters, {len(cores)} core(s)", flush=True)
     table: dict[str, dict[str, Cell]] = {}
     prefills: list[Done] = []
     with running(contenders, folder, cores) as runners:
         for point in points:
             table[point.key] = measure(point, runners, options)
+            show_point(point, table[point.key], options.clock)
+            sys.stdout.flush()
         for runner in runners:
             if runner.contender.key == "stepscope":
                 prefills = [runner.ask(PREFILL.work(seed), TIMEOUT_S) for seed in range(5)][1:]
+    shares = roofline(shape, table, prefills, machine)
+    show_roofline(shares)
     return {
         "size": shape.name,
         "num_parameters": shape.num_parameters,
         "num_cores": len(cores),
+        "machine": machine,
         "software": {each.contender.key: each.description for each in runners},
         "points": {
-            key: {
-                contender: {
-                    "how": cell.how,
-                    "wall": cell.rates("wall"),
-                    "cpu": cell.rates("cpu"),
-                    "details": [each.details for each in cell.rounds if each.details],
-                }
-                for contender, cell in cells.items()
-            }
+            key: {contender: cell.as_dict() for contender, cell in cells.items()}
             for key, cells in table.items()
         },
-        "prefill_seconds": [each.seconds for each in prefills],
+        "roofline": shares,
     }
 
 
@@ -219,64 +180,6 @@ def measure_machine(cores: list[int]) -> dict[str, float]:
     with running([MACHINE], Path(), cores) as (runner,):
         details = runner.ask(Work(0, 0, 0, 0), TIMEOUT_S).details
     return {name: round(value, 1) for name, value in details.items()}
-
-
-def roofline(
-    shape: Shape, result: dict[str, Any], machine: dict[str, float]
-) -> dict[str, dict[str, float]]:
-    """What share of the machine stepscope reaches (bf16: two bytes a weight and a K/V element).
-
-    Prefill: multiplications of the layers for every token and of the head for one token a request;
-    attention is left out. Decode: the weights and the K/V that a step must read, and its
-    multiplications, by the median decode-only step.
-    """
-    shares: dict[str, dict[str, float]] = {}
-    if result["prefill_seconds"]:
-        layers = shape.num_layers * shape.num_layer_parameters
-        head = shape.num_matmul_parameters - layers
-        num_tokens = PREFILL.num_requests * PREFILL.num_prompt_tokens
-        flop = 2 * (layers * num_tokens + head * PREFILL.num_requests)
-        seconds = min(result["prefill_seconds"])
-        shares["prefill"] = {
-            "tokens_per_s": num_tokens / seconds,
-            "gemm_share": flop / seconds / 1e9 / machine["bf16_gflops"],
-        }
-    for key, cells in result["points"].items():
-        point, cell = POINTS[key], cells.get("stepscope")
-        if cell is None or not key.startswith("decode"):
-            continue
-        step_s = min(each["steps"]["decode_step_ms"]["p50"] for each in cell["details"]) / 1e3
-        context = point.num_prompt_tokens + point.num_output_tokens / 2
-        kv_bytes = 2 * shape.kv_elements_per_token * context * point.num_requests
-        num_bytes = 2 * shape.num_matmul_parameters + kv_bytes
-        flop = 2 * shape.num_matmul_parameters * point.num_requests
-        shares[key] = {
-            "step_ms": step_s * 1e3,
-            "read_share": num_bytes / step_s / 1e9 / machine["read_gb_per_s"],
-            "gemm_share": flop / step_s / 1e9 / machine["bf16_gflops"],
-        }
-    return shares
-
-
-def show(result: dict[str, Any], clock: str) -> None:
-    parameters = result["num_parameters"] / 1e6
-    print(f"\n{result['size']}: {parameters:.1f} M parameters, {result['num_cores']} core(s)")
-    for key, cells in result["points"].items():
-        ours = statistics.median(cells["stepscope"][clock]) if "stepscope" in cells else None
-        print(f"  {POINTS[key]}")
-        for contender, cell in cells.items():
-            rate, best = statistics.median(cell[clock]), max(cell[clock])
-            against = ""
-            if ours is not None and contender != "stepscope":
-                against = f"stepscope is {ours / rate:.2f} x"
-            rounds = len(cell[clock])
-            print(
-                f"    {CONTENDERS[contender].name:15}{rate:10,.1f} ({best:,.1f}) in {rounds} rounds"
-                f"  {against:22}{cell['how']}"
-            )
-    for key, share in result["roofline"].items():
-        print(f"  roofline {key}: " + ", ".join(f"{k} {v:.3g}" for k, v in share.items()))
-    sys.stdout.flush()
 
 
 def _options() -> argparse.Namespace:

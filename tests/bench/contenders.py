@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -76,7 +77,7 @@ class ContenderError(Exception):
 
 
 class Running:
-    """A contender with its model loaded, stopped (SIGSTOP) except while it works."""
+    """The process of a contender, stopped (SIGSTOP) except while it loads and while it works."""
 
     def __init__(self, contender: Contender, model: Path, cores: list[int], log: IO[str]) -> None:
         self.contender = contender
@@ -90,6 +91,10 @@ class Running:
             start_new_session=True,
         )
         self._buffer = b""
+        self.description: dict[str, Any] = {}
+
+    def load(self) -> None:
+        """Wait until the model is there. Raises ContenderError when it does not come."""
         self.description = self._answer(LOAD_TIMEOUT_S)
         self._signal(signal.SIGSTOP)
 
@@ -108,13 +113,17 @@ class Running:
             raise ContenderError(f"{self.contender.key} made {lengths} tokens for {work}")
         return done
 
-    def close(self) -> None:
+    def release(self) -> None:
+        """Let it come to its end; `close` waits for it."""
         with contextlib.suppress(ProcessLookupError):
             self._signal(signal.SIGCONT)
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
+
+    def close(self) -> None:
+        self.release()
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
@@ -151,14 +160,27 @@ def running(contenders: list[Contender], model: Path, cores: list[int]) -> Itera
         try:
             for each in contenders:
                 started.append(Running(each, model, cores, log))
+                started[-1].load()
             yield started
         except ContenderError:
             log.seek(0)
             sys.stderr.write("".join(log.readlines()[-30:]))
             raise
         finally:
-            for running_one in started:
-                running_one.close()
+            for each_running in started:
+                each_running.release()
+            for each_running in started:
+                each_running.close()
+
+
+def python_3_11() -> str:
+    """vLLM's package is for this version."""
+    if sys.version_info[:2] == (3, 11):
+        return sys.executable
+    found = shutil.which("python3.11")
+    if found is None:
+        sys.exit(f"{VLLM} needs Python 3.11: install it, or leave --vllm out")
+    return found
 
 
 def vllm_python() -> Path:
@@ -170,7 +192,7 @@ def vllm_python() -> Path:
         return python
     print(f"installing {VLLM} into {folder} (3.5 GB, once) ...", file=sys.stderr, flush=True)
     pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
-    subprocess.run(["python3.11", "-m", "venv", "--clear", str(folder)], check=True)
+    subprocess.run([python_3_11(), "-m", "venv", "--clear", str(folder)], check=True)
     subprocess.run([*pip, "install", "-q", VLLM], check=True)
     # They come built for another torch and keep vLLM from being imported; text needs none of them.
     subprocess.run(

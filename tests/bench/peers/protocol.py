@@ -5,13 +5,17 @@ model, says `ready`, and then does one piece of work a line until its input ends
 print goes to standard error.
 """
 
+import ctypes
 import json
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 class Work(NamedTuple):
@@ -75,6 +79,8 @@ def serve(load: Callable[[dict[str, Any]], tuple[Callable[[Work], Done], dict[st
     Args:
         load: takes that object; returns what does a piece of work, and a description for `ready`.
     """
+    # A stopped process does not see its input end: it must not outlive the bench.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever prints must not break the protocol
     settings = json.loads(sys.argv[1])

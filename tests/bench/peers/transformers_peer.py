@@ -11,10 +11,6 @@ from typing import Any
 
 from protocol import Done, Work, serve
 
-PAGE_SIZE = 256
-NUM_BLOCKS = 256
-MAX_BATCH_TOKENS = 2048
-
 
 def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, Any]]:
     import torch
@@ -35,7 +31,10 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, An
     model.generation_config.do_sample = False
     how = f"{settings['dtype']}, {attention}"
     if settings["contender"] == "generate_batch":
-        run = continuous(model)
+        page_size = settings.get("page_size", 256)
+        max_batch_tokens = settings.get("max_batch_tokens", 2048)
+        how += f", pages of {page_size}, {max_batch_tokens} tokens a step"
+        run = continuous(model, page_size, max_batch_tokens)
     else:
         cache = settings.get("cache", "dynamic")
         how += f", {cache} cache"
@@ -61,7 +60,7 @@ def padded(model: Any, cache: str | None) -> Callable[[Work], Done]:
     return run
 
 
-def continuous(model: Any) -> Callable[[Work], Done]:
+def continuous(model: Any, page_size: int, max_batch_tokens: int) -> Callable[[Work], Done]:
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     def run(work: Work) -> Done:
@@ -72,9 +71,9 @@ def continuous(model: Any) -> Callable[[Work], Done]:
         # As many blocks as the work needs: its mask spans the whole cache.
         num_tokens = work.num_prompt_tokens + work.num_output_tokens
         continuous_config = ContinuousBatchingConfig(
-            page_size=PAGE_SIZE,
-            num_blocks=work.num_requests * math.ceil(num_tokens / PAGE_SIZE) + 1,
-            max_batch_tokens=MAX_BATCH_TOKENS,
+            page_size=page_size,
+            num_blocks=work.num_requests * math.ceil(num_tokens / page_size) + 1,
+            max_batch_tokens=max_batch_tokens,
             allow_block_sharing=False,
             use_async_batching=False,
         )
