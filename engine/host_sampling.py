@@ -67,6 +67,7 @@ def greedy(rows: Rows, is_bf16: bool) -> list[int]:
     return chosen
 
 
+@np.errstate(over="ignore")  # what is out of range is impossible, or as likely as can be
 def choose(logits: Floats, choice: Choice) -> int:
     """The token of one row; `logits` [vocab_size] is overwritten."""
     sampling = choice.sampling
@@ -79,8 +80,7 @@ def choose(logits: Floats, choice: Choice) -> int:
         return int(logits.argmax())
     # Shifted first, so that a temperature close to 0 overflows to -inf and not to NaN.
     logits -= logits.max()
-    with np.errstate(over="ignore"):
-        logits /= np.float32(max(sampling.temperature, LEAST_TEMPERATURE))
+    logits /= np.float32(max(sampling.temperature, LEAST_TEMPERATURE))
     floor = _floor(logits, sampling)
     if floor == -np.inf:
         return _draw(np.exp(logits), choice.random)
@@ -103,6 +103,7 @@ def penalise(logits: Floats, counts: TokenCounts, sampling: SamplingParams) -> N
     logits[counts.token_ids] = values
 
 
+@np.errstate(over="ignore")
 def logprobs(logits: Floats, token_id: int, num_top: int) -> PositionLogprobs:
     """How likely `token_id` and the `num_top` best ones are by one row of raw logits.
 
