@@ -1,5 +1,6 @@
 """Every attention backend computes what the reference does, and the choice of one is explained."""
 
+import math
 import random
 from typing import NamedTuple
 
@@ -7,8 +8,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from stepscope.kernels import torch_attention
+from stepscope.kernels import cpu_library, torch_attention
+from stepscope.kernels.cpu_attention import CpuAttention
 from stepscope.kernels.paged_attention import (
     AttentionBackend,
     BackendUnavailableError,
@@ -19,7 +23,17 @@ from stepscope.kernels.paged_attention import (
 )
 from stepscope.kernels.reference import ReferenceAttention
 
-BACKENDS = [b.name for b in available_backends("cpu") if b.usable and b.name != "reference"]
+# Every backend but the oracle; that in C++ once for each level of instructions that runs here.
+LEVELS = cpu_library.usable_levels()
+BACKENDS = [f"cpu-{level}" for level in LEVELS] + [
+    b.name for b in available_backends("cpu") if b.usable and b.name not in ("cpu", "reference")
+]
+
+
+def create(name: str) -> AttentionBackend:
+    if name.startswith("cpu-"):
+        return CpuAttention(cpu_library.load(name.removeprefix("cpu-")))
+    return choose(name, "cpu").backend
 
 
 class Case(NamedTuple):
@@ -92,7 +106,7 @@ def test_a_backend_computes_what_the_reference_does(
         "sinks": torch.linspace(-2, 3, 4) if with_sinks else None,
     }
     expected = ReferenceAttention()(*case, **options)  # type: ignore[arg-type]
-    chosen = choose(backend, "cpu").backend
+    chosen = create(backend)
     for _ in range(2):  # as in two layers: the second uses the first one's plan
         torch.testing.assert_close(chosen(*case, **options), expected, rtol=1e-5, atol=1e-5)  # type: ignore[arg-type]
 
@@ -107,7 +121,7 @@ def test_groups_of_heads_and_block_sizes_of_any_kind(
         MIXED, block_size=block_size, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=16
     )
     expected = ReferenceAttention()(*case, scale=0.25)
-    actual = choose(backend, "cpu").backend(*case, scale=0.25)
+    actual = create(backend)(*case, scale=0.25)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -120,7 +134,7 @@ def test_decodes_of_very_different_lengths_are_grouped_and_still_exact(
     lengths = [(rng.choice([1, 20, 300]) + rng.randrange(9), 1) for _ in range(40)]
     case = make_case(lengths)
     expected = ReferenceAttention()(*case, scale=0.35)
-    actual = choose(backend, "cpu").backend(*case, scale=0.35)
+    actual = create(backend)(*case, scale=0.35)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -129,19 +143,173 @@ def test_bf16_stays_close_to_the_reference(backend: str) -> None:
     case = make_case(MIXED, head_dim=64)
     half = [t.to(torch.bfloat16) for t in case[:3]]
     expected = ReferenceAttention()(*half, case.batch, scale=0.125)
-    actual = choose(backend, "cpu", torch.bfloat16).backend(*half, case.batch, scale=0.125)
+    actual = create(backend)(*half, case.batch, scale=0.125)
     assert actual.dtype == torch.bfloat16
     torch.testing.assert_close(actual.float(), expected.float(), rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
 def test_one_backend_serves_contexts_that_grow_and_windows_that_differ(backend: str) -> None:
-    chosen = choose(backend, "cpu").backend
+    chosen = create(backend)
     for before, window in [(3, None), (2000, None), (700, 5), (1500, 900), (10, 5)]:
         case = make_case([(before, 140), (before, 1)])
         expected = ReferenceAttention()(*case, scale=0.3, sliding_window=window)
         actual = chosen(*case, scale=0.3, sliding_window=window)
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+class Shape(NamedTuple):
+    lengths: list[tuple[int, int]]
+    block_size: int
+    group: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    """Steps of any kind, contexts at and around the bounds of blocks, tiles and partitions."""
+    block_size = draw(st.sampled_from([1, 4, 16, 32]))
+    around = st.builds(
+        lambda bound, off: max(0, bound + off),
+        st.sampled_from([0, block_size, 64, 128, 512, 1024, 3 * block_size]),
+        st.integers(-1, 1),
+    )
+    new = st.one_of(st.just(1), st.integers(1, 5), st.sampled_from([63, 64, 65, 200]))
+    return Shape(
+        draw(st.lists(st.tuples(around, new), min_size=1, max_size=5)),
+        block_size,
+        draw(st.integers(1, 6)),
+        draw(st.integers(1, 3)),
+        draw(st.sampled_from([1, 7, 16, 33, 64, 80, 96, 128])),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(LEVELS),
+    shapes(),
+    st.sampled_from([None, 1, 30, 64, 600]),
+    st.sampled_from([None, 2.0, 30.0]),
+    st.booleans(),
+)
+def test_cpp_computes_what_the_reference_does_whatever_the_shape(
+    level: str, shape: Shape, window: int | None, softcap: float | None, with_sinks: bool
+) -> None:
+    num_heads = shape.group * shape.num_kv_heads
+    case = make_case(
+        shape.lengths,
+        block_size=shape.block_size,
+        num_heads=num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+    )
+    sinks = torch.linspace(-2, 3, num_heads) if with_sinks else None
+    options = {
+        "scale": shape.head_dim**-0.5,
+        "sliding_window": window,
+        "softcap": softcap,
+        "sinks": sinks,
+    }
+    chosen = create(f"cpu-{level}")
+    torch.testing.assert_close(
+        chosen(*case, **options),  # type: ignore[arg-type]
+        ReferenceAttention()(*case, **options),  # type: ignore[arg-type]
+        rtol=1e-5,
+        atol=1e-5,
+    )
+    # Of the same rounded inputs the exact result: what bf16 adds is the rounding of weights and of
+    # the result, 2^-9 of the largest value each.
+    half = [t.to(torch.bfloat16) for t in case[:3]]
+    exact = ReferenceAttention()(*(t.float() for t in half), case.batch, **options)  # type: ignore[arg-type]
+    error = (chosen(*half, case.batch, **options).float() - exact).abs()  # type: ignore[arg-type]
+    assert float(error.max()) <= 2**-8 * float(half[2].abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("level", LEVELS)
+def test_cpp_gives_a_request_the_same_bits_in_any_company_and_with_any_number_of_threads(
+    level: str, dtype: torch.dtype
+) -> None:
+    lengths = [(1500, 1), (0, 150), (700, 1), (300, 130), (3, 1), (64, 2)]
+    case = make_case(lengths, num_heads=6, head_dim=64)
+    tensors = [t.to(dtype) for t in case[:3]]
+    chosen = create(f"cpu-{level}")
+    before = torch.get_num_threads()
+    results = []
+    for num_threads in (1, 2):
+        torch.set_num_threads(num_threads)
+        results.append(chosen(*tensors, case.batch, scale=0.125))
+    torch.set_num_threads(before)
+    assert torch.equal(*results)
+    starts = case.batch.query_starts
+    for r in range(len(lengths)):
+        alone = PagedBatch(
+            query_starts=np.array([0, lengths[r][1]]),
+            context_lens=case.batch.context_lens[r : r + 1],
+            block_tables=case.batch.block_tables[r : r + 1],
+            slot_mapping=case.batch.slot_mapping,
+            block_size=case.batch.block_size,
+            device=case.batch.device,
+        )
+        query = tensors[0][starts[r] : starts[r + 1]]
+        actual = chosen(query, tensors[1], tensors[2], alone, scale=0.125)
+        assert torch.equal(actual, results[0][starts[r] : starts[r + 1]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("level", LEVELS)
+def test_cpp_reads_no_slot_that_holds_no_token_of_the_request(
+    level: str, dtype: torch.dtype
+) -> None:
+    case = make_case(MIXED + DECODES, block_size=16, head_dim=40)
+    tensors = [t.to(dtype) for t in case[:3]]
+    chosen = create(f"cpu-{level}")
+    expected = chosen(*tensors, case.batch, scale=0.3)
+    used = torch.zeros(tensors[1].shape[:2], dtype=torch.bool)
+    for table, length in zip(case.batch.block_tables, case.batch.context_lens, strict=True):
+        for position in range(length):
+            used[table[position // 16], position % 16] = True
+    for cache in tensors[1:]:
+        cache[~used] = math.nan
+    assert torch.equal(chosen(*tensors, case.batch, scale=0.3), expected)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_cpp_takes_steps_without_requests_and_requests_without_queries(level: str) -> None:
+    chosen = create(f"cpu-{level}")
+    case = make_case([(20, 1), (9, 0), (3, 4)])
+    alone = make_case([(20, 1), (9, 0), (3, 4)])
+    actual = chosen(*case, scale=0.3)
+    torch.testing.assert_close(actual, ReferenceAttention()(*alone, scale=0.3))
+    nothing = PagedBatch(
+        query_starts=np.zeros(1, dtype=np.int64),
+        context_lens=np.zeros(0, dtype=np.int64),
+        block_tables=np.zeros((0, 0), dtype=np.int64),
+        slot_mapping=torch.zeros(0, dtype=torch.int64),
+        block_size=4,
+        device=torch.device("cpu"),
+    )
+    assert chosen(case.query[:0], case.key_cache, case.value_cache, nothing, scale=1).shape == (
+        0,
+        4,
+        8,
+    )
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_cpp_takes_queries_in_any_layout_and_refuses_what_it_cannot_read(level: str) -> None:
+    chosen = create(f"cpu-{level}")
+    case = make_case(MIXED)
+    expected = chosen(*case, scale=0.3)
+    by_head = case.query.transpose(0, 1).contiguous().transpose(0, 1)
+    assert torch.equal(chosen(by_head, *case[1:], scale=0.3), expected)
+    with pytest.raises(TypeError, match="both be float32 or bfloat16"):
+        chosen(case.query.bfloat16(), *case[1:], scale=0.3)
+    case.batch.block_tables[0, 0] = len(case.key_cache)
+    case.batch.plans.clear()
+    with pytest.raises(IndexError, match="a block that is not in the KV cache"):
+        chosen(*case, scale=0.3)
 
 
 def test_the_reference_is_causal_softmax_attention() -> None:
@@ -173,13 +341,14 @@ def test_new_keys_and_values_go_to_their_slots_and_nowhere_else() -> None:
 def test_auto_takes_the_first_usable_backend_and_says_why() -> None:
     first = next(b for b in available_backends("cpu") if b.usable)
     choice = choose("auto", "cpu")
-    assert choice.backend.name == first.name
+    assert choice.backend.name == first.name == "cpu"
     assert choice.reason == first.reason
+    assert LEVELS[-1] in choice.reason
     assert "cpu" in choice.reason
 
 
 def test_an_unknown_backend_is_refused_with_the_ones_there_are() -> None:
-    with pytest.raises(BackendUnavailableError, match=r"'warp'.*auto, torch, reference"):
+    with pytest.raises(BackendUnavailableError, match=r"'warp'.*auto, cpu, torch, reference"):
         choose("warp", "cpu")
 
 
