@@ -26,6 +26,8 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 # Counted together when the largest cause is named: one does not come without the other.
 _TOGETHER: dict[Cause, Cause] = {"recompute": "preempted"}
 
+_SHOWN_NS = 50_000
+
 _WAITED_FOR = {
     "seats": "for a seat (max_num_seqs)",
     "budget": "for token budget",
@@ -165,8 +167,9 @@ class Late(NamedTuple):
 
     @property
     def explanation(self) -> str:
-        """All of it in words, the largest piece first."""
+        """In words, the largest piece first; none that a tenth of a millisecond would not show."""
         parts = sorted(self.pieces, key=lambda piece: -piece.ns)
+        parts = [piece for piece in parts if piece.ns >= _SHOWN_NS] or parts[:1]
         return "; ".join(f"{piece.ns / 1e6:,.1f} ms {piece.text}" for piece in parts)
 
 

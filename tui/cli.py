@@ -226,6 +226,45 @@ def replay(
     cli_top.replay(file, speed, at, flags)
 
 
+@app.command(
+    epilog=_example(
+        "stepscope explain session.mcap --slo-itl 50ms",
+        "stepscope explain freeze --json | jq '.late[] | {step, ms, cause}'",
+    )
+)
+def explain(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="a recording, or the name of a shipped sample")
+    ],
+    slo_itl: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="a longer gap between two tokens is late (default: twice the median)",
+        ),
+    ] = None,
+    slo_ttft: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="a later first token is late (default: twice the median)"
+        ),
+    ] = None,
+    request: Annotated[
+        str | None, typer.Option(metavar="ID", help="only this request, such as r12")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(metavar="INT", help="so many of the longest waits, 0 for all")
+    ] = 20,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="everything as one JSON document")
+    ] = False,
+) -> None:
+    """Say why tokens of a recording were late, cause by cause."""
+    from stepscope.tui import cli_explain
+
+    cli_explain.explain(file, slo_itl, slo_ttft, request, limit, as_json)
+
+
 @app.command("set", epilog=_example("stepscope set max_num_batched_tokens=512 order=arrival"))
 def set_(
     assignments: Annotated[

@@ -67,7 +67,7 @@ def replay(file: str, speed: float | None, at: int | None, flags: Mapping[str, A
     settings = resolve(DashboardSettings, "dashboard", flags)
     if speed is not None and not MIN_SPEED <= speed <= MAX_SPEED:
         raise WrongUsage(f"--speed: expected {MIN_SPEED:g} to {MAX_SPEED:g}, got {speed:g}")
-    with Recording(_find(file)) as recording:
+    with Recording(find_recording(file)) as recording:
         if recording.message is not None:
             print(f"stepscope: note: {recording.message}", file=sys.stderr)
         first, last = recording.first_step, recording.last_step
@@ -96,7 +96,7 @@ def _run_replay(source: ReplaySource, settings: DashboardSettings) -> None:
     )
 
 
-def _find(file: str) -> Path:
+def find_recording(file: str) -> Path:
     """The file of that name, or the sample that is shipped under it."""
     path = Path(file)
     if path.exists():

@@ -1,0 +1,154 @@
+"""`stepscope explain`: a table for people, a document for programs, one line when it cannot."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.engine import wire
+from stepscope.engine.config import Knobs
+from stepscope.engine.simulated import SimulatedWorkload, simulate
+from stepscope.recordings.history import History
+from stepscope.recordings.recorder import Recorder
+from stepscope.recordings.source import FrameTap, SourceStatus
+
+
+class Received:
+    """A live source that is handed its messages."""
+
+    is_live = True
+    name = "engine"
+    num_bad = 0
+    status: SourceStatus = "live"
+    error = None
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.tap = FrameTap()
+
+    def start(self) -> None:
+        return
+
+    def stop(self) -> None:
+        return
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Chats beside documents under a budget that is too large."""
+    path = tmp_path_factory.mktemp("explain") / "session.mcap"
+    source = Received()
+    recorder = Recorder(source, path)
+    for sequence, message in simulate(
+        seed=3,
+        num_steps=500,
+        knobs=Knobs(max_num_batched_tokens=1024, max_num_seqs=16),
+        workload=SimulatedWorkload(rate=8.0, document_tokens=2500, output_tokens=90),
+        num_blocks=512,
+    ):
+        payload = wire.encode(message)
+        source.history.append(sequence, payload)
+        source.tap.send(wire.TOPICS[type(message)], sequence, payload)
+    recorder.stop()
+    assert recorder.error is None, recorder.error
+    return path
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stepscope.tui.cli", "explain", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def document(*arguments: str) -> dict[str, Any]:
+    done = run(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_the_document_holds_every_late_token_and_its_pieces_add_up(session: Path) -> None:
+    found = document(str(session), "--slo-itl", "30ms", "--slo-ttft", "0.1s")
+    assert found["num_steps"] == 500
+    assert (found["itl"]["bound_ms"], found["ttft"]["bound_ms"]) == (30, 100)
+    late = found["late"]
+    assert {each["kind"] for each in late} == {"ITL", "TTFT"}
+    for each in late:
+        assert each["ms"] > (30 if each["kind"] == "ITL" else 100)
+        assert sum(piece["ms"] for piece in each["pieces"]) == pytest.approx(each["ms"])
+    assert sum(cause["num_late"] for cause in found["causes"]) == len(late)
+    assert found["itl"]["num_late"] + found["ttft"]["num_late"] == len(late)
+    shared = next(each for each in late if each["cause"] == "prefill")
+    piece = max(shared["pieces"], key=lambda piece: piece["ms"])
+    assert piece["num_tokens"] > 100
+    assert piece["request_id"] != shared["request_id"]
+
+
+def test_the_table_begins_with_the_longest_wait_and_says_what_is_left_out(session: Path) -> None:
+    options = (str(session), "--slo-itl", "30ms", "--slo-ttft", "400ms")
+    done = run(*options, "--limit", "3")
+    assert done.returncode == 0, done.stderr
+    late = document(*options)["late"]
+    assert "longer than 30.0 ms (--slo-itl)" in done.stdout
+    rows = done.stdout.partition("why, largest first\n")[2].splitlines()
+    assert len(rows) == 4
+    took = [float(re.search(r"([\d,.]+) ms", row)[1].replace(",", "")) for row in rows[:3]]
+    assert took[0] == max(round(each["ms"], 1) for each in late)
+    assert took == sorted(took, reverse=True)
+    shown = sum(1 + int((re.search(r"#\d+ \+(\d+)", row) or [0, 0])[1]) for row in rows[:3])
+    assert rows[3] == f"and {len(late) - shown:,} more late tokens: --limit 0 shows all"
+    everything = run(*options, "--limit", "0").stdout
+    assert everything.count("prefill tokens of r") >= 3
+    assert "more late" not in everything
+
+
+def test_without_service_levels_twice_the_median_counts(session: Path) -> None:
+    found = document(str(session))
+    assert found["itl"]["bound_ms"] == pytest.approx(2 * found["itl"]["median_ms"])
+    assert not found["itl"]["is_given"]
+    assert "twice the median; --slo-itl sets another" in run(str(session)).stdout
+
+
+def test_one_request_can_be_asked_for(session: Path) -> None:
+    some = document(str(session), "--slo-itl", "30ms")["late"][0]["request_id"]
+    for name in (f"r{some}", str(some)):
+        late = document(str(session), "--slo-itl", "30ms", "--request", name)["late"]
+        assert late
+        assert {each["request_id"] for each in late} == {some}
+
+
+def test_nothing_late_is_said_so(session: Path) -> None:
+    done = run(str(session), "--slo-itl", "60s", "--slo-ttft", "60s")
+    assert done.returncode == 0
+    assert done.stdout.endswith("no token was late\n")
+
+
+def test_a_shipped_sample_is_known_by_its_name() -> None:
+    done = run("freeze", "--slo-itl", "200ms")
+    assert done.returncode == 0, done.stderr
+    assert "prefill tokens of r" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["nothing.mcap"], 1, "there is no recording nothing.mcap"),
+        (["freeze", "--slo-itl", "soon"], 2, "--slo-itl: expected a duration such as 50ms"),
+        (["freeze", "--slo-ttft", "0ms"], 2, "--slo-ttft: expected a duration"),
+        (["freeze", "--request", "bob"], 2, "--request: expected a request such as r12"),
+        (["freeze", "--limit", "-1"], 2, "--limit: expected 0 (all) or more"),
+    ],
+)
+def test_what_cannot_be_is_one_line(arguments: list[str], code: int, message: str) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
