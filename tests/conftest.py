@@ -360,12 +360,12 @@ def served_model(
 
 @pytest.fixture
 def http_server(tmp_path: Path) -> Iterator[Callable[..., HttpServer]]:
-    """Starts `stepscope http` with these arguments; ends what it has started."""
+    """Starts `stepscope` with these arguments, `http` or `serve`; ends what it has started."""
     started: list[HttpServer] = []
 
     def start(*arguments: str, **environment: str) -> HttpServer:
         folder = tmp_path / f"http-{len(started)}"
-        started.append(HttpServer(folder, "http", *arguments, **environment))
+        started.append(HttpServer(folder, *arguments, **environment))
         return started[-1]
 
     yield start
