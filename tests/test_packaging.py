@@ -1,12 +1,17 @@
 """What is installed: the whole of the tree, under one import name, and no torch for a dashboard."""
 
 import ast
+import os
+import platform
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from stepscope.kernels.cpu_library import LEVELS
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("engine", "kernels", "recordings", "tui")
@@ -51,9 +56,9 @@ def run_python(code: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_wheel_holds_the_tree_and_nothing_else(tmp_path: Path) -> None:
-    # In a copy: setuptools writes beside what it builds.
-    source = tmp_path / "source"
+def build_wheel(folder: Path, **environment: str) -> set[str]:
+    """The files of a wheel that is built in a copy of the tree: setuptools writes beside it."""
+    source = folder / "source"
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         (source / name).write_bytes((ROOT / name).read_bytes())
@@ -62,17 +67,29 @@ def test_the_wheel_holds_the_tree_and_nothing_else(tmp_path: Path) -> None:
         (source / relative).parent.mkdir(parents=True, exist_ok=True)
         (source / relative).write_bytes((ROOT / relative).read_bytes())
     built = subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", tmp_path, source],
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", folder, source],
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
     assert built.returncode == 0, built.stdout + built.stderr
-    (wheel,) = tmp_path.glob("*.whl")
+    (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        files = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert files == tree()
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+def test_the_wheel_holds_the_tree_and_the_kernels_for_this_python(tmp_path: Path) -> None:
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    kernels = {f"stepscope/kernels/_cpu_{level}{suffix}" for level in LEVELS}
+    if platform.machine() != "x86_64":
+        kernels = {f"stepscope/kernels/_cpu_baseline{suffix}"}
+    assert build_wheel(tmp_path) == tree() | kernels
+
+
+def test_without_a_compiler_the_wheel_is_built_all_the_same(tmp_path: Path) -> None:
+    assert build_wheel(tmp_path, CC="no-such-compiler", CXX="no-such-compiler") == tree()
 
 
 @pytest.mark.parametrize("name", PACKAGES)
