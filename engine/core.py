@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from stepscope.engine import records
-from stepscope.engine.commands import Output, Submit
+from stepscope.engine.commands import Submit
 from stepscope.engine.config import Limits
+from stepscope.engine.delivery import Delivery
 from stepscope.engine.inbox import Call, Client, Inbox, Refusal
 from stepscope.engine.request import Request
 from stepscope.engine.scheduler import Scheduler
@@ -85,7 +86,7 @@ class EngineCore:
         self.describe_workload: Callable[[], str | None] = lambda: None
         self._apply = apply
         self._request_ids = itertools.count()
-        self._clients: dict[int, tuple[Client, Submit]] = {}
+        self._delivery = Delivery()
         self._events: list[RequestEvent] = []
         self._told_state: EngineState | None = None
         self._untold = False  # something happened that no message has told yet
@@ -122,7 +123,7 @@ class EngineCore:
             return True
         batch = records.batch_rows(rows, self.scheduler) if self.sink is not None else []
         self.scheduler.update(rows, result.token_ids)
-        self._deliver(rows, result)
+        self._delivery.deliver(rows, result)
         if self.sink is not None:
             self.sink.publish(
                 records.step_record(
@@ -180,27 +181,6 @@ class EngineCore:
                 self.abort(row.request.request_id, "the engine failed in this step")
             return None
 
-    def _deliver(self, rows: list[ScheduledRow], result: StepResult) -> None:
-        """New tokens to whoever submitted their requests."""
-        now_ns = result.tokens_ns
-        for index, (row, token_id) in enumerate(zip(rows, result.token_ids, strict=True)):
-            if token_id is None:
-                continue
-            request = row.request
-            if result.logprobs and (logprobs := result.logprobs.get(index)) is not None:
-                request.logprobs.append(logprobs)
-            if request.first_token_ns is None:
-                request.first_token_ns = now_ns
-            request.last_token_ns = now_ns
-            reason = request.finish_reason
-            if reason is not None:
-                client, submit = self._clients.pop(request.request_id)
-            else:
-                client, submit = self._clients[request.request_id]
-            if submit.stream or reason is not None:
-                token_ids = [token_id] if submit.stream else request.output_token_ids
-                client.reply(_output(request, token_ids, reason))
-
     # What commands do (called by dispatch, between steps)
 
     def add(
@@ -221,7 +201,7 @@ class EngineCore:
             eos_token_ids=self.eos_token_ids,
             stop_text=stop_text,
         )
-        self._clients[request.request_id] = (client, submit)
+        self._delivery.expect(request, client, submit)
         self._events.append(
             Arrived(
                 request_id=request.request_id,
@@ -246,10 +226,7 @@ class EngineCore:
         request = self.scheduler.abort(request_id, reason)
         if request is None:
             return False
-        client, submit = self._clients.pop(request_id)
-        if request.stop_text is not None:
-            request.stop_text.finish(armed=False)
-        client.reply(_output(request, [] if submit.stream else request.output_token_ids, "abort"))
+        self._delivery.abort(request)
         return True
 
     def publish(self, message: Telemetry) -> None:
@@ -324,21 +301,3 @@ class EngineCore:
         self._events = []
         self._untold = False
         return events
-
-
-def _output(request: Request, token_ids: list[int], finish_reason: str | None) -> Output:
-    """What is due to the client; text only where it had to be made to find a stop string."""
-    logprobs = None
-    if request.sampling.logprobs is not None:
-        logprobs, request.logprobs = request.logprobs, []
-    return Output(
-        request_id=request.request_id,
-        token_ids=token_ids,
-        text=request.stop_text.take() if request.stop_text is not None else None,
-        finish_reason=finish_reason,
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_cached_tokens=request.num_cached_tokens,
-        num_output_tokens=request.num_output_tokens,
-        logprobs=logprobs,
-        stop=request.stop,
-    )
