@@ -1,9 +1,11 @@
 """One layer of attention on this CPU: the C++ backend, the torch backend, and torch's own SDPA.
 
 SDPA gets dense keys and values of the same shape (nothing to gather, no padding, all of one
-length), which is the best that it can have. The three are timed in turns, `--repeat` rounds, and
-the medians shown: on a shared machine trust the ratios. Decodes are also given as a share of this
-machine's read bandwidth, chunks as a share of its matrix product rate, both measured here.
+length), which is the best that it can have. All are timed in turns, `--repeat` rounds, and the
+medians shown: on a shared machine trust the ratios. In the same turns a yardstick runs: for decodes
+the sum of the same keys and values in fp32, read in order (the share is its time by ours, so a
+short context is held to the rate of a cache); for chunks a product of 1024 x 1024 matrices (the
+share is of its FLOP/s).
 """
 
 import argparse
@@ -22,6 +24,7 @@ BLOCK_SIZE = 16
 HEADS = ((6, 2, 64), (9, 3, 64), (8, 2, 128))
 DECODES = [(batch, context) for batch in (1, 16, 64) for context in (128, 512, 4096)]
 CHUNKS = [(128, 128), (128, 2048), (512, 512), (512, 2048), (2048, 2048)]
+PRODUCT_SIZE = 1024
 TIME_LIMIT_S = 0.25  # of one contender in one round: long ones run fewer times
 
 
@@ -103,22 +106,14 @@ def medians_us(contenders: list[Callable[[], object]], repeat: int) -> list[floa
     return [statistics.median(each) for each in times]
 
 
-def read_bandwidth() -> float:
-    """Bytes/s of a sum over 512 MiB of fp32, the best of several."""
-    data = torch.ones(1 << 27)
-    return data.nbytes / min(_seconds(data.sum) for _ in range(5))
+def read_all(case: Case) -> Callable[[], object]:
+    caches = [cache.view(torch.float32) for cache in (case.key_cache, case.value_cache)]
+    return lambda: [cache.sum() for cache in caches]
 
 
-def gemm_rate(dtype: torch.dtype) -> float:
-    """FLOP/s of a square matrix product, the best of several."""
-    a, b = (torch.randn(1024, 1024).to(dtype) for _ in range(2))
-    return 2 * 1024**3 / min(_seconds(lambda: a @ b) for _ in range(10))
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
+def product(dtype: torch.dtype) -> Callable[[], object]:
+    a, b = (torch.randn(PRODUCT_SIZE, PRODUCT_SIZE).to(dtype) for _ in range(2))
+    return lambda: a @ b
 
 
 def main() -> None:
@@ -130,15 +125,9 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"])
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    bandwidth = read_bandwidth()
-    rates = {dtype: gemm_rate(dtype) for dtype in (torch.float32, torch.bfloat16)}
     backends = [choose(name, "cpu").backend for name in ("cpu", "torch")]
-    print(
-        f"{options.threads} thread(s): reads {bandwidth / 1e9:.1f} GB/s, products "
-        f"{rates[torch.bfloat16] / 1e9:.0f} GFLOP/s in bf16, {rates[torch.float32] / 1e9:.0f} in "
-        f"fp32; {choose('cpu', 'cpu').reason}"
-    )
-    columns = "us/call: cpu      torch       SDPA   torch/cpu  SDPA/cpu   share of"
+    print(f"{options.threads} thread(s); {choose('cpu', 'cpu').reason}")
+    columns = "us: cpu      torch       SDPA  torch/cpu SDPA/cpu  share of"
     print(f"{'heads':>10} {'dtype':>9} {'step':>22}  {columns}")
     steps = [("decode", batch, 1, context) for batch, context in DECODES]
     steps += [("chunk", 1, queries, context) for queries, context in CHUNKS]
@@ -155,21 +144,23 @@ def main() -> None:
                 case = make_case(heads, batch, queries, context, dtype)
                 contenders = [paged(backend, case) for backend in backends]
                 contenders.append(sdpa(case, queries, context))
+                contenders.append(read_all(case) if kind == "decode" else product(dtype))
                 with torch.inference_mode():
-                    ours, theirs, dense = medians_us(contenders, options.repeat)
+                    ours, theirs, dense, yardstick = medians_us(contenders, options.repeat)
                 if kind == "decode":
-                    num_bytes = 2 * batch * context * heads[1] * heads[2] * dtype.itemsize
-                    share = f"{num_bytes / ours * 1e6 / bandwidth:6.0%} bandwidth"
+                    num_bytes = 2 * case.key_cache.nbytes
+                    share = f"{yardstick / ours:5.0%} of {num_bytes / yardstick / 1e3:.0f} GB/s"
                     label = f"{batch} x 1 over {context}"
                 else:
                     pairs = queries * (context - queries) + queries * (queries + 1) / 2
-                    rate = 4 * pairs * heads[0] * heads[2] / ours * 1e6
-                    share = f"{rate / rates[dtype]:6.0%} products"
+                    flops = 4 * pairs * heads[0] * heads[2]
+                    rate = 2 * PRODUCT_SIZE**3 / yardstick / 1e3
+                    share = f"{flops / ours / 1e3 / rate:5.0%} of {rate:.0f} GFLOP/s"
                     label = f"{queries} over {context}"
                 print(
                     f"{heads[0]:>3}/{heads[1]}x{heads[2]:<4} {dtype_name:>9} "
-                    f"{kind + ' ' + label:>22} {ours:13.1f} {theirs:10.1f} {dense:10.1f} "
-                    f"{theirs / ours:10.1f}x {dense / ours:8.1f}x {share}",
+                    f"{kind + ' ' + label:>22} {ours:9.1f} {theirs:10.1f} {dense:10.1f} "
+                    f"{theirs / ours:9.1f}x {dense / ours:7.1f}x {share}",
                     flush=True,
                 )
 
