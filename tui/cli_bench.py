@@ -1,18 +1,16 @@
 """`stepscope bench`: measurements of this machine's engine."""
 
 import datetime
-import logging
 import os
-import signal
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stepscope.engine.config import EngineConfig, Knobs
+from stepscope.tui.cli_engine import engine_packages, prepare_process
 from stepscope.tui.cli_errors import CommandFailed, WrongUsage, say
 from stepscope.tui.cli_options import resolve
 from stepscope.tui.cli_progress import Progress
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
     from stepscope.engine.step_meter import Percentiles
     from stepscope.engine.throughput import ThroughputSpec
     from stepscope.engine.wire import EngineInfo
-
-_NEEDED = {"torch", "transformers", "tokenizers", "safetensors", "numpy"}
 
 
 def throughput(
@@ -44,12 +40,8 @@ def throughput(
     if not 0 <= temperature <= 100:
         raise WrongUsage(f"--temperature: expected a number from 0 to 100, got {temperature}")
     file = _writable(json_file)
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
-    )
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)  # until the engine is ready and has its own
-    try:
+    prepare_process()
+    with engine_packages():
         from stepscope.engine import throughput as engine
 
         spec = engine.ThroughputSpec(
@@ -73,13 +65,6 @@ def throughput(
             result, info = engine.run_throughput(
                 config, knobs, spec, loading=progress, ready=ready, progress=on_progress
             )
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in _NEEDED:
-            raise
-        raise CommandFailed(
-            f"{missing} is not installed, and an engine needs it: pip install 'stepscope[engine]'"
-        ) from error
     if file is not None:
         file.write_bytes(_document(spec, config, knobs, info, result))
     say(*_table(result))
@@ -217,7 +202,9 @@ def _writable(name: str | None) -> Path | None:
         return None
     file = Path(name)
     if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise CommandFailed(f"--json {name} cannot be written: there is no such folder, or no permission")
+        raise CommandFailed(
+            f"--json {name} cannot be written: there is no such folder, or no permission"
+        )
     return file
 
 
@@ -238,8 +225,3 @@ def _rounded(value: float) -> str:
 
 def _percent(share: float) -> str:
     return f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    """End while the model loads, without leaving a lock file behind."""
-    raise SystemExit(128 + number)

@@ -1,24 +1,21 @@
 """`stepscope serve`: runs an engine in this process, and an HTTP server beside it if asked to."""
 
-import logging
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Mapping
-from types import FrameType
 from typing import Any
 
 from stepscope.engine.config import EngineConfig, Knobs
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.wire import EngineInfo
-from stepscope.tui.cli_errors import CommandFailed
+from stepscope.tui.cli_engine import engine_packages, prepare_process
 from stepscope.tui.cli_options import resolve
 from stepscope.tui.cli_progress import Progress
 from stepscope.tui.http_process import HttpProcess
 
-_EXTRAS = {"torch", "transformers", "tokenizers", "safetensors", "numpy"}
 _GRACE_S = 5.0
 
 
@@ -32,11 +29,7 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool) -> None:
     config = resolve(EngineConfig, "serve", flags)
     knobs = resolve(Knobs, "knobs", flags)
     settings = resolve(HttpSettings, "http", flags)
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
-    )
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)  # until the engine is ready and has its own
+    prepare_process()
     if exit_with_stdin:
         threading.Thread(target=_end_with_stdin, name="parent-watch", daemon=True).start()
     # Before the model is loaded: an address that cannot be had is to be known at once.
@@ -52,9 +45,9 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool) -> None:
             http.start(info.control_endpoint)
 
     try:
-        from stepscope.engine.serve import serve as run
+        with engine_packages(), progress:
+            from stepscope.engine.serve import serve as run
 
-        with progress:
             run(
                 config,
                 knobs,
@@ -62,21 +55,9 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool) -> None:
                 ready=ready,
                 http_endpoint=http.address if http is not None else None,
             )
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in _EXTRAS:
-            raise
-        raise CommandFailed(
-            f"{missing} is not installed, and an engine needs it: pip install 'stepscope[engine]'"
-        ) from error
     finally:
         if http is not None:
             http.stop()
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    """End while the model loads, without leaving a lock file behind."""
-    raise SystemExit(128 + number)
 
 
 def _end_with_stdin() -> None:
