@@ -39,6 +39,7 @@ from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.serve import Silent
 from stepscope.engine.simulated import simulated_info
 from stepscope.engine.step import ScheduledStep
+from stepscope.engine.stop_strings import StopText
 from stepscope.engine.telemetry import Publisher
 
 LIMITS = Limits(max_num_batched_tokens=1024, max_num_seqs=16, max_model_len=256)
@@ -374,3 +375,20 @@ def test_the_law_of_seeds_is_tried_with_preemptions(runner: ModelRunner) -> None
     requests = requests_of(KINDS)
     run_all(runner, requests, 16, 50)
     assert sum(request.num_preemptions for request in requests) > 2
+
+
+def test_a_preempted_request_stops_where_it_would_have(runner: ModelRunner) -> None:
+    kinds = [KINDS[0]] * 4
+    texts = run_all(runner, requests_of(kinds), 16, 50)
+    requests = requests_of(kinds)
+    for request, text in zip(requests, texts, strict=True):
+        stop = runner.tokenizer.decode(text[40:43])
+        request.stop_text = StopText(runner.tokenizer.text_stream(), (stop,), False)
+    stopped = run_all(runner, requests, 16, 50)
+    assert sum(request.num_preemptions for request in requests) > 1
+    for request, text, tokens in zip(requests, texts, stopped, strict=True):
+        assert tokens == text[: len(tokens)]
+        assert request.finish_reason == "stop"
+        assert request.stop_text is not None
+        whole = runner.tokenizer.decode(text)
+        assert request.stop_text.take() == whole[: whole.index(str(request.stop))]
