@@ -44,6 +44,7 @@ class LoadedChunk:
     """A sequence of frames. Reading on from the frame that was read last costs least.
 
     Attributes:
+        messages: all there are, as they lie in the file.
         frames: with steps as they lie in the file; for topics, sequences and times.
         step_places: which of them are steps.
     """
@@ -54,7 +55,8 @@ class LoadedChunk:
         self._packed: set[int] = set()
         self.frames: list[Frame] = []
         self.step_places: list[int] = []
-        for channel_id, sequence, log_ns, payload in messages(records):
+        self.messages = messages(records)
+        for channel_id, sequence, log_ns, payload in self.messages:
             topic = names.get(channel_id)
             if topic is None:
                 continue  # of a later version

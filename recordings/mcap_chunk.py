@@ -41,8 +41,7 @@ def read_chunk(stream: IO[bytes], place: ChunkPlace) -> ChunkRecords:
     Raises:
         OSError: the file cannot be read.
     """
-    stream.seek(place.offset)
-    body = stream.read(place.length)
+    body = read_chunk_bytes(stream, place)
     if len(body) < CHUNK_HEAD.size:
         return ChunkRecords(b"", True)
     head = CHUNK_HEAD.unpack_from(body)
@@ -57,6 +56,12 @@ def read_chunk(stream: IO[bytes], place: ChunkPlace) -> ChunkRecords:
             if len(records) == size and zlib.crc32(records) == checksum:
                 return ChunkRecords(records, False)
     return ChunkRecords(_vouched(_decompressed(compressed)), True)
+
+
+def read_chunk_bytes(stream: IO[bytes], place: ChunkPlace) -> bytes:
+    """The record of a chunk, compressed as it is."""
+    stream.seek(place.offset)
+    return stream.read(place.length)
 
 
 def first_messages(stream: IO[bytes], place: ChunkPlace) -> Iterator[RawMessage]:

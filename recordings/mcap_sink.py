@@ -12,8 +12,9 @@ up to the last good checkpoint can be read, and trusted. Format: mcap.dev/spec.
 import os
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import BinaryIO
+from typing import IO
 
 import zstandard
 from mcap.data_stream import RecordBuilder
@@ -59,7 +60,7 @@ class McapSink:
         topics: of the channels; their ids are 1, 2, ... in this order.
     """
 
-    def __init__(self, stream: BinaryIO, profile: str, library: str, topics: Sequence[str]) -> None:
+    def __init__(self, stream: IO[bytes], profile: str, library: str, topics: Sequence[str]) -> None:
         self._stream = stream
         self._channels = [
             Channel(id=number, topic=topic, message_encoding="msgpack", metadata={}, schema_id=0)
@@ -67,7 +68,7 @@ class McapSink:
         ]
         self._channel_bytes = _encoded(*self._channels)
         self._chunks: list[ChunkIndex] = []
-        self._num_messages = [0] * (len(topics) + 1)
+        self._num_messages: Counter[int] = Counter()
         self._metadata: list[MetadataIndex] = []
         self._compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL)
         # Of the open chunk:
@@ -84,7 +85,7 @@ class McapSink:
 
     @property
     def num_messages(self) -> int:
-        return sum(self._num_messages)
+        return self._num_messages.total()
 
     def add_metadata(self, name: str, values: Mapping[str, str]) -> None:
         """To be called before the first message."""
@@ -130,20 +131,51 @@ class McapSink:
         self._stream.seek(self._begin)
         self._stream.write(self._head(end - self._begin - RECORD.size))
         self._stream.seek(end)
+        times_ns = self._start_ns, self._end_ns
+        self._index_chunk(self._begin, times_ns, self._num_compressed, self.num_chunk_bytes)
+        self.num_chunk_bytes = 0
+
+    def copy_chunk(
+        self, chunk: bytes, times_ns: tuple[int, int], num_messages: Mapping[int, int]
+    ) -> None:
+        """Append a chunk of another file as it is.
+
+        Args:
+            chunk: all of its record; it must name the same channels as this file, or none.
+            times_ns: of its first and last message.
+            num_messages: by channel.
+        """
+        head = CHUNK_HEAD.unpack_from(chunk)
+        self.end_chunk()
+        begin = self._stream.tell()
+        num_compressed = len(chunk) - CHUNK_HEAD.size
+        self._stream.write(
+            CHUNK_HEAD.pack(
+                Opcode.CHUNK, len(chunk) - RECORD.size, *times_ns, *head[4:8], num_compressed
+            )
+        )
+        self._stream.write(chunk[CHUNK_HEAD.size :])
+        self._index_chunk(begin, times_ns, num_compressed, head[4])
+        for channel_id, count in num_messages.items():
+            self._num_messages[channel_id] += count
+
+    def _index_chunk(
+        self, begin: int, times_ns: tuple[int, int], num_compressed: int, num_bytes: int
+    ) -> None:
+        end = self._stream.tell()
         self._chunks.append(
             ChunkIndex(
-                chunk_start_offset=self._begin,
-                chunk_length=end - self._begin,
+                chunk_start_offset=begin,
+                chunk_length=end - begin,
                 compression=COMPRESSION,
-                compressed_size=self._num_compressed,
-                uncompressed_size=self.num_chunk_bytes,
-                message_start_time=self._start_ns,
-                message_end_time=self._end_ns,
+                compressed_size=num_compressed,
+                uncompressed_size=num_bytes,
+                message_start_time=times_ns[0],
+                message_end_time=times_ns[1],
                 message_index_offsets={},
                 message_index_length=0,
             )
         )
-        self.num_chunk_bytes = 0
         self.num_bytes = end
 
     def finish(self) -> None:
@@ -215,11 +247,10 @@ class McapSink:
         )
 
     def _statistics(self) -> Statistics:
-        counts = {n: count for n, count in enumerate(self._num_messages) if count}
         return Statistics(
             attachment_count=0,
             channel_count=len(self._channels),
-            channel_message_counts=counts,
+            channel_message_counts=dict(self._num_messages),
             chunk_count=len(self._chunks),
             message_count=self.num_messages,
             message_start_time=min((c.message_start_time for c in self._chunks), default=0),

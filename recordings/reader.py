@@ -4,6 +4,7 @@ Positions are found by bisecting the chunks; nothing is ever scanned from the be
 was cut short is read as far as its chunks are whole, and says what is missing.
 """
 
+import os
 import sys
 import threading
 from bisect import bisect_left, bisect_right
@@ -25,6 +26,7 @@ from stepscope.recordings.mcap_index import (
     PART_SUFFIX,
     PROFILE,
     TOPICS,
+    McapIndex,
     RecordingError,
     read_index,
 )
@@ -46,6 +48,7 @@ class Recording:
 
     Attributes:
         info: the engine that was recorded.
+        opened_path: the file that was opened: of one that was never closed, its unfinished self.
         first_step, last_step: None when there is no step in it.
         start_ns, end_ns: wall time of the first and last message.
         truncated, message: whether something is missing, and what, in one line.
@@ -57,9 +60,9 @@ class Recording:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         part = self.path.with_name(self.path.name + PART_SUFFIX)
-        opened = part if not self.path.exists() and part.exists() else self.path
+        self.opened_path = part if not self.path.exists() and part.exists() else self.path
         try:
-            self._stream = open(opened, "rb")  # noqa: SIM115 - closed by close()
+            self._stream = open(self.opened_path, "rb")  # noqa: SIM115 - closed by close()
             index = read_index(self._stream)
         except OSError as error:
             raise RecordingError(f"cannot read {path}: {error.strerror or error}") from error
@@ -124,6 +127,32 @@ class Recording:
         if self._damaged:
             parts.append(f"{len(self._damaged)} of {len(self._chunks)} chunks are damaged")
         return f"{self.path.name}: {'; '.join(parts)}" if parts else None
+
+    @property
+    def index(self) -> McapIndex:
+        """What the file is made of."""
+        return self._index
+
+    @property
+    def num_chunks(self) -> int:
+        return len(self._chunks)
+
+    @property
+    def size(self) -> int:
+        """Of the file, in bytes."""
+        return os.fstat(self._stream.fileno()).st_size
+
+    def steps_in(self, number: int) -> tuple[int, int] | None:
+        """The first and last step that can be read in a chunk."""
+        chunk = self._load(number)
+        if not chunk.step_places:
+            return None
+        return _step_at(chunk, chunk.step_places[0]), _step_at(chunk, chunk.step_places[-1])
+
+    def check_chunk(self, number: int) -> bool:
+        """Read a chunk; whether it is as it was written."""
+        self._load(number)
+        return number not in self._damaged and not self._chunks[number].is_cut
 
     # Finding
 
@@ -230,11 +259,21 @@ class Recording:
         return None
 
     def _snapshot(self, frame: Frame) -> Snapshot:
+        return self.snapshot_of(frame, self.path)
+
+    @staticmethod
+    def snapshot_of(frame: Frame, path: object) -> Snapshot:
+        """Decode a keyframe.
+
+        Raises:
+            RecordingError: it is none.
+        """
         try:
             message = wire.decode(frame.payload)
         except msgspec.DecodeError as error:
-            raise RecordingError(f"{self.path} holds a keyframe that is none: {error}") from error
-        assert isinstance(message, Snapshot)
+            raise RecordingError(f"{path} holds a keyframe that is none: {error}") from error
+        if not isinstance(message, Snapshot):
+            raise RecordingError(f"{path} holds a keyframe that is a {type(message).__name__}")
         return message
 
     def _mend_times(self) -> None:
