@@ -300,16 +300,19 @@ class HttpServer:
 
     Args:
         folder: for its sockets, its config file and what it says.
-        arguments: of the command, without the address; the port is any free one.
+        arguments: of the command, without the address.
+        address: to listen on; by default any free port.
         environment: variables besides those of the test.
     """
 
-    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
+    def __init__(
+        self, folder: Path, *arguments: str, address: str = "0", **environment: str
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._stderr = (folder / "stderr").open("w+")
-        address = "--http" if arguments[0] == "serve" else "--bind"
+        option = "--http" if arguments[0] == "serve" else "--bind"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "stepscope.tui.cli", *arguments, address, "0"],
+            [sys.executable, "-m", "stepscope.tui.cli", *arguments, option, address],
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             text=True,
