@@ -27,6 +27,9 @@ log = logging.getLogger("stepscope.http")
 
 GRACE_S = 3.0  # open streams may finish, then they are ended with an error
 STALLED_MS = 60_000  # a connection that takes nothing for so long is cut
+# Of the kernel, for each connection. Left alone it grows to megabytes for a client that does not
+# read; a stream needs little.
+SEND_BUFFER = 128 * 1024
 KEEP_ALIVE_S = 75
 FIRST_LOOK_S = 1.0  # for the engine, before requests are taken
 BACKLOG = 2048
@@ -47,6 +50,7 @@ def listen(address: Address) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
             if hasattr(socket, "TCP_USER_TIMEOUT"):
                 listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_MS)
             listener.bind(where)

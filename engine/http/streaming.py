@@ -18,6 +18,8 @@ from stepscope.engine.http.job import Job, UsageMeter
 
 log = logging.getLogger("stepscope.http")
 
+# No line ends by the standard, but some clients split lines at them; JSON may escape them.
+_LINE_ENDS = [(each.encode(), f"\\u{ord(each):04x}".encode()) for each in "\x85\u2028\u2029"]
 _DONE = b"data: [DONE]\n\n"
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -126,6 +128,9 @@ def _check(piece: Piece) -> None:
 
 
 def _event(data: bytes) -> bytes:
+    for character, escaped in _LINE_ENDS:
+        if character in data:
+            data = data.replace(character, escaped)
     return b"data: " + data + b"\n\n"
 
 

@@ -1,0 +1,66 @@
+"""A simulated engine behind real sockets, as a process to be killed: `simulated_engine.py ENDPOINT`.
+
+Not a test. Like the fixture `live_engine`, in a process of its own and without torch.
+"""
+
+import sys
+import time
+
+from stepscope.engine import dispatch
+from stepscope.engine.config import Knobs, Limits
+from stepscope.engine.control import ControlServer
+from stepscope.engine.core import EngineCore
+from stepscope.engine.endpoints import Endpoint, EndpointLock
+from stepscope.engine.intake import Intake
+from stepscope.engine.kv_cache import KVCacheManager
+from stepscope.engine.scheduler import Scheduler
+from stepscope.engine.simulated import (
+    VOCAB_SIZE,
+    CostModel,
+    SimulatedRunner,
+    simulated_info,
+)
+from stepscope.engine.step import ScheduledStep, StepResult
+from stepscope.engine.telemetry import Publisher
+
+
+class PacedRunner(SimulatedRunner):
+    """In real time, each step as long as the cost model says."""
+
+    def clock(self) -> int:
+        return time.monotonic_ns()
+
+    def execute(self, step: ScheduledStep) -> StepResult:
+        launch_ns = time.monotonic_ns()
+        token_ids = super().execute(step).token_ids
+        time.sleep(self._cost.duration_ns(step) / 1e9)
+        return StepResult(token_ids, launch_ns=launch_ns, tokens_ns=time.monotonic_ns())
+
+
+def main() -> None:
+    endpoint = Endpoint.parse(sys.argv[1])
+    limits = Limits(max_num_batched_tokens=2048, max_num_seqs=64, max_model_len=1024)
+    with EndpointLock(endpoint):
+        publisher = Publisher(endpoint.telemetry, ring_size=4096)
+        core = EngineCore(
+            simulated_info(limits, 256, 16, seed=0),
+            PacedRunner(CostModel(floor_ms=2.0, token_us=2.0, context_ns=0.0)),
+            Scheduler(KVCacheManager(256, 16), Knobs(max_num_seqs=64), limits),
+            limits,
+            publisher,
+            dispatch.apply,
+        )
+        control = ControlServer(
+            endpoint.control,
+            core,
+            Intake(None, VOCAB_SIZE, limits.max_model_len),
+            None,
+            publisher.replay,
+            lambda spec: None,
+        )
+        control.start()
+        core.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""Whatever is wrong with a request, its sender gets an OpenAI error object that says what."""
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from stepscope.engine.http.openai_types import NO_OP_VALUES
+
+
+@pytest.fixture
+def client(served_model: Any) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served_model.url, timeout=60) as client:
+        yield client
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The error object, which must be complete and hold no traceback."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    body = response.json()
+    assert set(body) == {"error"}
+    error: dict[str, Any] = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "Traceback" not in error["message"]
+    assert "\n" not in error["message"]
+    return error
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b"\xff\xfe",
+        b'{"prompt": "x"',
+        b'{"prompt": NaN}',
+        b'{"prompt": ' + b"[" * 100_000,
+    ],
+    ids=["empty", "open", "nonsense", "no text", "half", "NaN", "deep"],
+)
+def test_a_body_that_is_no_json_is_refused(client: httpx.Client, body: bytes) -> None:
+    assert error_of(client.post("/v1/completions", content=body), 400)["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ("[]", None),
+        ("{}", None),
+        ('{"prompt": 5}', "prompt"),
+        ('{"prompt": {"a": 1}}', "prompt"),
+        ('{"prompt": [1, "x"]}', "prompt"),
+        ('{"prompt": [[1], 2]}', "prompt"),
+        ('{"prompt": []}', "prompt"),
+        ('{"prompt": [-1]}', "prompt[0]"),
+        ('{"prompt": [1.5]}', "prompt[0]"),
+        ('{"prompt": [99999999999999999999]}', "prompt[0]"),
+        ('{"prompt": "\\ud800"}', None),
+        ('{"prompt": "x", "max_tokens": 0}', "max_tokens"),
+        ('{"prompt": "x", "max_tokens": -1}', "max_tokens"),
+        ('{"prompt": "x", "max_tokens": 1e99}', "max_tokens"),
+        ('{"prompt": "x", "max_tokens": "many"}', "max_tokens"),
+        ('{"prompt": "x", "max_tokens": true}', "max_tokens"),
+        ('{"prompt": "x", "temperature": -0.1}', "temperature"),
+        ('{"prompt": "x", "temperature": 1e400}', "temperature"),
+        ('{"prompt": "x", "temperature": "hot"}', "temperature"),
+        ('{"prompt": "x", "top_p": 0}', "top_p"),
+        ('{"prompt": "x", "top_p": 1.1}', "top_p"),
+        ('{"prompt": "x", "top_k": -2}', "top_k"),
+        ('{"prompt": "x", "min_p": 2}', "min_p"),
+        ('{"prompt": "x", "presence_penalty": 3}', "presence_penalty"),
+        ('{"prompt": "x", "repetition_penalty": 0}', "repetition_penalty"),
+        ('{"prompt": "x", "n": 0}', "n"),
+        ('{"prompt": "x", "n": 129}', "n"),
+        ('{"prompt": ["x","x","x","x","x","x","x","x","x"], "n": 128}', "n"),
+        ('{"prompt": "x", "logprobs": 21}', "logprobs"),
+        ('{"prompt": "x", "logprobs": true}', "logprobs"),
+        ('{"prompt": "x", "seed": 1e30}', "seed"),
+        ('{"prompt": "x", "stop": ""}', "stop"),
+        ('{"prompt": "x", "stop": [""]}', "stop[0]"),
+        ('{"prompt": "x", "stop": 5}', "stop"),
+        ('{"prompt": "x", "stop_token_ids": [1000000]}', "stop_token_ids"),
+        ('{"prompt": "x", "min_tokens": 20}', "min_tokens"),
+        ('{"prompt": "x", "stream": "yes"}', "stream"),
+        ('{"prompt": "x", "stream_options": {"include_usage": true}}', "stream_options"),
+        (
+            '{"prompt": "x", "stream": true, "stream_options": {"colour": 1}}',
+            "stream_options.colour",
+        ),
+        ('{"prompt": "x", "frobnicate": null}', "frobnicate"),
+        ('{"prompt": "x", "echo": true}', "echo"),
+        ('{"prompt": "x", "best_of": 2}', "best_of"),
+        ('{"prompt": "x", "suffix": "y"}', "suffix"),
+        ('{"prompt": "x", "logit_bias": {"5": 1}}', "logit_bias"),
+        ('{"prompt": "x", "response_format": {"type": "json_object"}}', "response_format"),
+        ('{"prompt": ""}', None),
+        ('{"prompt": [1000000]}', None),
+    ],
+)
+def test_a_wrong_completion_is_refused_by_the_name_of_its_field(
+    client: httpx.Client, fields: str, param: str | None
+) -> None:
+    error = error_of(client.post("/v1/completions", content=fields.encode()), 400)
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param, error
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages[0]"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[0].type",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]},
+            "messages[0].tool_calls",
+        ),
+        ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages[0].name"),
+        ({"messages": [{"role": "user", "content": "x", "x": 1}]}, "messages[0].x"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": 2}, "logprobs"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+        ({"store": True}, "store"),
+    ],
+)
+def test_a_wrong_chat_is_refused_by_the_name_of_its_field(
+    client: httpx.Client, changes: dict[str, Any], param: str
+) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], **changes}
+    error = error_of(client.post("/v1/chat/completions", json=body), 400)
+    assert error["param"] == param, error
+
+
+def test_fields_that_ask_for_nothing_are_taken(client: httpx.Client) -> None:
+    nothing = {name: values[0] if values else None for name, values in NO_OP_VALUES.items()}
+    chat = {
+        "messages": [{"role": "user", "content": "x", "name": None, "tool_calls": None}],
+        "max_tokens": 2,
+        "max_completion_tokens": 2,
+        "user": "somebody",
+    }
+    for path, asked in (
+        ("/v1/chat/completions", chat),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 2}),
+    ):
+        assert client.post(path, json={**asked, **nothing}).status_code == 200
+        assert client.post(path, json={**asked, **dict.fromkeys(nothing)}).status_code == 200
+
+
+def test_every_sampling_field_is_taken_and_null_is_its_default(client: httpx.Client) -> None:
+    fields = {
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": -1,
+        "min_p": 0.05,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "seed": 3,
+        "stop": ["never seen"],
+        "stop_token_ids": [1],
+        "ignore_eos": True,
+        "min_tokens": 1,
+        "include_stop_str_in_output": False,
+        "priority": -1,
+        "logprobs": 0,
+        "n": 2,
+        "user": "somebody",
+    }
+    asked = {"prompt": "abc", "max_tokens": 3}
+    assert client.post("/v1/completions", json={**asked, **fields}).status_code == 200
+    nulls = dict.fromkeys([*fields, "stream", "stream_options", "model", "max_tokens"])
+    done = client.post("/v1/completions", json={**asked, **nulls, "ignore_eos": True})
+    assert done.status_code == 200
+    assert done.json()["usage"]["completion_tokens"] == 16  # OpenAI's default
+
+
+def test_a_prompt_that_is_too_long_and_a_model_that_is_not_there(client: httpx.Client) -> None:
+    long = client.post("/v1/completions", json={"prompt": "x" * 512})
+    assert error_of(long, 400)["code"] == "context_length_exceeded"
+    greedy = client.post("/v1/completions", json={"prompt": "x" * 500, "max_tokens": 13})
+    assert error_of(greedy, 400)["code"] == "context_length_exceeded"
+    unknown = client.post("/v1/completions", json={"prompt": "x", "model": "huge"})
+    error = error_of(unknown, 404)
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/v1/nothing", 404),
+        ("GET", "/v1/models/", 404),
+        ("POST", "/v1/embeddings", 404),
+        ("GET", "/v1/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("GET", "/reset_prefix_cache", 405),
+    ],
+)
+def test_other_paths_and_methods_get_an_error_object_too(
+    client: httpx.Client, method: str, path: str, status: int
+) -> None:
+    error_of(client.request(method, path), status)
+
+
+def test_a_body_of_10_mb_is_refused_and_the_server_goes_on(client: httpx.Client) -> None:
+    body = b'{"prompt": "' + b"x" * 10_000_000 + b'"}'
+
+    def chunks() -> Iterator[bytes]:
+        for start in range(0, len(body), 65_536):
+            yield body[start : start + 65_536]
+
+    for content in (body, chunks()):
+        refused = client.post("/v1/completions", content=content)
+        assert error_of(refused, 413)["code"] == "request_too_large"
+    assert client.get("/health").status_code == 200
+
+
+def test_the_request_id_is_the_clients_own_if_it_is_one(client: httpx.Client) -> None:
+    asked = {"prompt": "x", "max_tokens": 1}
+    done = client.post("/v1/completions", json=asked, headers={"x-request-id": "run-7/42"})
+    assert done.headers["x-request-id"] == "run-7/42"
+    assert done.json()["id"] == "cmpl-run-7/42"
+    strange = client.post("/v1/completions", json=asked, headers={"x-request-id": "x" * 200})
+    assert len(strange.headers["x-request-id"]) == 32
+    assert client.get("/nothing", headers={"x-request-id": "abc"}).headers["x-request-id"] == "abc"
+
+
+def test_half_a_request_does_not_hold_up_others(served_model: Any, client: httpx.Client) -> None:
+    where = urlsplit(served_model.url)
+    assert where.hostname is not None
+    with socket.create_connection((where.hostname, where.port or 80)) as half:
+        half.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{")
+        assert client.get("/health").status_code == 200
+
+
+def test_with_a_key_only_its_bearer_gets_in(
+    live_engine: Any, http_server: Callable[..., Any]
+) -> None:
+    server = http_server("http", live_engine.endpoint.control, STEPSCOPE_HTTP_API_KEY="sesam-ö")
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        for headers in (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": "Basic sesam-ö".encode()},
+            {"authorization": "sesam-ö".encode()},
+            {"authorization": "Bearer"},
+        ):
+            for path in ("/v1/models", "/v1/nothing"):
+                error = error_of(client.get(path, headers=headers), 401)
+                assert error["code"] == "invalid_api_key"
+            error_of(client.post("/reset_prefix_cache", headers=headers), 401)
+        right = {"authorization": "Bearer sesam-ö".encode()}
+        assert client.get("/v1/models", headers=right).status_code == 200
+        assert client.post("/reset_prefix_cache", headers=right).status_code == 200
+        assert client.get("/health").status_code == 200
+        assert client.get("/metrics").status_code == 200
+
+
+def test_an_engine_without_a_chat_template_says_so(
+    live_engine: Any, http_server: Callable[..., Any]
+) -> None:
+    server = http_server("http", live_engine.endpoint.control)
+    body = {"messages": [{"role": "user", "content": "x"}]}
+    refused = httpx.post(f"{server.url}/v1/chat/completions", content=json.dumps(body))
+    assert error_of(refused, 400)["param"] == "messages"

@@ -1,0 +1,218 @@
+"""The `openai` client, unmodified, against a real engine behind the real server."""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import openai
+import pytest
+
+MESSAGES: Any = [
+    {"role": "system", "content": "Be brief."},
+    {
+        "role": "user",
+        "content": [{"type": "text", "text": "Tell me"}, {"type": "text", "text": "!"}],
+    },
+]
+
+
+@pytest.fixture
+def client(served_model: Any) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=f"{served_model.url}/v1", api_key="unused", max_retries=0, timeout=60
+    ) as client:
+        yield client
+
+
+def test_the_model_is_listed_and_found_by_its_name(client: openai.OpenAI) -> None:
+    (model,) = client.models.list().data
+    assert model.id == "tiny"
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError, match="no model 'huge' here; this server has 'tiny'"):
+        client.models.retrieve("huge")
+
+
+def test_a_completion_has_text_usage_and_a_reason(client: openai.OpenAI) -> None:
+    done = client.completions.create(
+        model="tiny", prompt="abcde", max_tokens=7, temperature=0, extra_body={"ignore_eos": True}
+    )
+    (choice,) = done.choices
+    assert choice.finish_reason == "length"
+    assert done.usage is not None
+    assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (5, 7)
+    assert done.usage.total_tokens == 12
+    assert done.id.startswith("cmpl-")
+
+
+def test_a_stream_has_the_text_of_the_whole_answer_one_chunk_a_token(
+    client: openai.OpenAI,
+) -> None:
+    asked: Any = {
+        "model": "tiny",
+        "prompt": "abcde",
+        "max_tokens": 9,
+        "temperature": 0,
+        "extra_body": {"ignore_eos": True},
+    }
+    whole = client.completions.create(**asked)
+    stream = client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    *chunks, last = list(stream)
+    assert len(chunks) == 9
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * 8 + ["length"]
+    assert all(chunk.usage is None for chunk in chunks)
+    assert (last.choices, last.usage.completion_tokens) == ([], 9)
+
+
+def test_a_chat_answers_the_same_streamed_or_whole(client: openai.OpenAI) -> None:
+    asked: Any = {
+        "model": "tiny",
+        "messages": MESSAGES,
+        "max_completion_tokens": 12,
+        "temperature": 0,
+        "stop": None,
+        "logprobs": None,
+        "extra_body": {"ignore_eos": True},
+    }
+    whole = client.chat.completions.create(**asked)
+    (choice,) = whole.choices
+    assert choice.message.role == "assistant"
+    assert choice.finish_reason == "length"
+    chunks = list(client.chat.completions.create(**asked, stream=True))
+    assert len(chunks) == 12
+    assert [chunk.choices[0].delta.role for chunk in chunks] == ["assistant"] + [None] * 11
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == choice.message.content
+
+
+def test_an_answer_can_be_sent_back_as_part_of_the_conversation(client: openai.OpenAI) -> None:
+    first = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=4)
+    conversation = [*MESSAGES, first.choices[0].message, {"role": "user", "content": "And?"}]
+    second = client.chat.completions.create(model="tiny", messages=conversation, max_tokens=4)
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.prompt_tokens > first.usage.prompt_tokens
+
+
+def test_a_chat_without_a_limit_ends_at_the_models_length(client: openai.OpenAI) -> None:
+    done = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, extra_body={"ignore_eos": True}
+    )
+    assert done.usage is not None
+    assert done.usage.total_tokens == 512
+    assert done.choices[0].finish_reason == "length"
+
+
+def test_every_form_of_a_prompt_is_taken_and_choices_come_in_order(client: openai.OpenAI) -> None:
+    ids = list(b"abcde")
+    one_by_one = [
+        client.completions.create(model="tiny", prompt=prompt, max_tokens=4, temperature=0)
+        for prompt in ("abcde", "xyz")
+    ]
+    texts = [done.choices[0].text for done in one_by_one]
+    for prompt in (["abcde", "xyz"], [ids, list(b"xyz")]):
+        both = client.completions.create(model="tiny", prompt=prompt, max_tokens=4, temperature=0)
+        assert [choice.index for choice in both.choices] == [0, 1]
+        assert [choice.text for choice in both.choices] == texts
+        assert both.usage is not None
+        assert both.usage.prompt_tokens == 8
+    (alone,) = client.completions.create(
+        model="tiny", prompt=ids, max_tokens=4, temperature=0
+    ).choices
+    assert alone.text == texts[0]
+
+
+def test_several_choices_differ_repeat_with_their_seed_and_count_the_prompt_once(
+    client: openai.OpenAI,
+) -> None:
+    asked: Any = {
+        "model": "tiny",
+        "prompt": "abcde",
+        "max_tokens": 16,
+        "n": 3,
+        "seed": -7,
+        "temperature": 1.5,
+        "extra_body": {"ignore_eos": True},
+    }
+    done = client.completions.create(**asked)
+    texts = [choice.text for choice in done.choices]
+    assert len(set(texts)) == 3
+    assert done.usage is not None
+    assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (5, 48)
+    streamed = ["", "", ""]
+    for chunk in client.completions.create(**asked, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed == texts
+
+
+def test_a_stop_string_ends_the_text_before_it_and_is_named(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "tiny", "prompt": "abcde", "max_tokens": 60, "temperature": 0}
+    text = client.completions.create(**asked, extra_body={"ignore_eos": True}).choices[0].text
+    stop = text[3:5]
+    stopped = client.completions.create(**asked, stop=[stop], extra_body={"ignore_eos": True})
+    assert stopped.choices[0].text == text[: text.index(stop)]
+    assert stopped.choices[0].finish_reason == "stop"
+    assert stopped.choices[0].model_extra == {"stop_reason": stop}
+    kept = client.completions.create(
+        **asked,
+        stop=stop,
+        extra_body={"ignore_eos": True, "include_stop_str_in_output": True},
+    )
+    assert kept.choices[0].text == text[: text.index(stop)] + stop
+
+
+def test_logprobs_name_every_token_of_the_answer(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "tiny", "max_tokens": 5, "temperature": 0}
+    chat = client.chat.completions.create(**asked, messages=MESSAGES, logprobs=True, top_logprobs=3)
+    assert chat.choices[0].logprobs is not None
+    content = chat.choices[0].logprobs.content
+    assert content is not None
+    assert chat.usage is not None
+    assert len(content) == chat.usage.completion_tokens
+    for token in content:
+        assert [token.top_logprobs[0].token, token.top_logprobs[0].logprob] == [
+            token.token,
+            token.logprob,
+        ]
+        assert len(token.top_logprobs) == 3
+    text = client.completions.create(
+        **asked, prompt="abcde", logprobs=2, extra_body={"ignore_eos": True}
+    )
+    logprobs = text.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert logprobs.text_offset is not None
+    assert len(logprobs.tokens) == 5
+    offset = 0
+    for token_text, where in zip(logprobs.tokens, logprobs.text_offset, strict=True):
+        assert where == offset
+        offset += len(token_text)
+
+
+async def _collect(stream: AsyncIterator[Any]) -> str:
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+
+async def test_the_asynchronous_client_streams(served_model: Any) -> None:
+    async with openai.AsyncOpenAI(
+        base_url=f"{served_model.url}/v1", api_key="unused", max_retries=0
+    ) as client:
+        asked: Any = {"model": "tiny", "messages": MESSAGES, "max_tokens": 6, "temperature": 0}
+        whole = await client.chat.completions.create(**asked)
+        text = await _collect(await client.chat.completions.create(**asked, stream=True))
+        assert text == whole.choices[0].message.content
+
+
+def test_what_goes_wrong_is_the_clients_own_exception(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.completions.create(model="huge", prompt="x")
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as too_long:
+        client.completions.create(model="tiny", prompt="x" * 600)
+    assert too_long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as tools:
+        client.chat.completions.create(
+            model="tiny",
+            messages=MESSAGES,
+            tools=[{"type": "function", "function": {"name": "f"}}],
+        )
+    assert tools.value.param == "tools"
