@@ -60,8 +60,13 @@ class StepSummary(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """Of the budget spent."""
+        """Computed for requests."""
         return self.num_prefill_tokens + self.num_decode_tokens
+
+    @property
+    def num_spent_tokens(self) -> int:
+        """Of the budget spent, padding included."""
+        return self.num_tokens + (self.num_padded_tokens or 0)
 
 
 NUM_COLUMNS = len(StepSummary._fields) - 3  # the flags are looked up

@@ -60,7 +60,9 @@ class McapSink:
         topics: of the channels; their ids are 1, 2, ... in this order.
     """
 
-    def __init__(self, stream: IO[bytes], profile: str, library: str, topics: Sequence[str]) -> None:
+    def __init__(
+        self, stream: IO[bytes], profile: str, library: str, topics: Sequence[str]
+    ) -> None:
         self._stream = stream
         self._channels = [
             Channel(id=number, topic=topic, message_encoding="msgpack", metadata={}, schema_id=0)

@@ -31,6 +31,7 @@ from stepscope.recordings.mcap_index import (
     read_index,
 )
 
+REPAIR_HINT = "; 'stepscope repair' makes a whole file of it"
 MAX_CHUNKS = 16  # kept decompressed
 
 _STEP_TOPICS = (STEP, KEYFRAME, PACKED_STEP.encode())
@@ -123,7 +124,7 @@ class Recording:
                 what += f"; what came{end} is missing"
             if self._index.num_lost_bytes:
                 what += f" ({self._index.num_lost_bytes:,} bytes unreadable)"
-            parts.append(f"{what}; 'stepscope repair' makes a whole file of it")
+            parts.append(what + REPAIR_HINT)
         if self._damaged:
             parts.append(f"{len(self._damaged)} of {len(self._chunks)} chunks are damaged")
         return f"{self.path.name}: {'; '.join(parts)}" if parts else None

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from stepscope.recordings.mcap_index import RecordingError
+from stepscope.recordings.rotation import FileSeries
 from stepscope.recordings.source import Source
 from stepscope.recordings.writer import RecordingState, RecordingWriter
 
@@ -14,23 +15,31 @@ class Recorder:
 
     Args:
         source: live; not necessarily joined yet.
-        path: of the file, replaced if there is one.
+        target: a file, replaced if there is one, or a series of files.
 
     Raises:
-        RecordingError: the source is itself a recording, or `path` cannot be written.
+        RecordingError: the source is itself a recording, or `target` cannot be written.
     """
 
-    def __init__(self, source: Source, path: Path | str) -> None:
+    def __init__(self, source: Source, target: Path | str | FileSeries) -> None:
         if not source.is_live:
             raise RecordingError(f"{source.name} is a recording already")
-        self.path = Path(path)
         self._source = source
-        self._writer = RecordingWriter(path)
+        self._writer = RecordingWriter(target)
         self._started_s = time.monotonic()
         self._ended_s: float | None = None
         # First listen, then look: what comes between is in both, and the writer sorts it out.
         source.tap.attach(self._writer.on_frame)
         self._writer.start(source.history.snapshot())
+
+    @property
+    def path(self) -> Path:
+        """Of the file that is being written, or was written last."""
+        return self._writer.path
+
+    @property
+    def num_files(self) -> int:
+        return self._writer.num_files
 
     @property
     def state(self) -> RecordingState:
@@ -48,7 +57,7 @@ class Recorder:
 
     @property
     def num_bytes(self) -> int:
-        """Of the file; grows once a second."""
+        """Of all files; grows once a second."""
         return self._writer.num_bytes
 
     @property

@@ -131,15 +131,16 @@ def _copy(
         if sink is None and chunk.frames:
             sink = McapSink(target, PROFILE, index.library or PROFILE, _topics(records))
             sink.add_metadata(PROFILE, index.metadata.get(PROFILE) or _metadata(chunk))
-        if is_damaged:
-            has_lost = True
-            report.num_in_part += bool(chunk.frames)
-        else:
+        if not is_damaged:
             report.num_whole += 1
+        elif chunk.frames:
+            report.num_in_part += 1
         if sink is not None and chunk.frames:
             _put(source, place, chunk, sink, whole=not is_damaged)
             _count(chunk, report, has_lost)
             has_lost = is_damaged
+        else:
+            has_lost = has_lost or is_damaged
         progress(place.end / size)
     if has_lost or not index.was_closed:
         report.losses.append(Loss(report.last_step, None))

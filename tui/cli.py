@@ -185,7 +185,12 @@ def load(
     cli_load.load(endpoint, trace, time_scale, limit, seconds, flags)
 
 
-@app.command(epilog=_example("stepscope record -o session.mcap --seconds 60"))
+@app.command(
+    epilog=_example(
+        "stepscope record -o session.mcap --seconds 60",
+        "stepscope record engine-0 -o week.mcap --rotate 1GB --keep 48h",
+    )
+)
 def record(
     endpoint: Endpoint = None,
     *,
@@ -196,11 +201,63 @@ def record(
         float | None,
         typer.Option(metavar="NUMBER", help="for so long (default: until Ctrl-C)"),
     ] = None,
+    rotate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE,AGE",
+            help="begin a new file at this size or age, or both: 1GB, 1h or 1GB,1h; they are "
+            "named FILE-TIME-NUMBER.mcap, each opens alone, and another engine gets another file",
+        ),
+    ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE,AGE",
+            help="with --rotate: delete this recorder's older files beyond this: 48h, 100GB",
+        ),
+    ] = None,
 ) -> None:
     """Record every step of an engine to a file, without a screen."""
     from stepscope.tui import cli_record
 
-    cli_record.record(endpoint, output, seconds)
+    cli_record.record(endpoint, output, seconds, rotate, keep)
+
+
+@app.command(
+    epilog=_example(
+        "stepscope repair session.mcap.part", "stepscope repair broken.mcap -o mended.mcap"
+    )
+)
+def repair(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="a recording that is not whole")],
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="the new file (default: named after the old one)"
+        ),
+    ] = None,
+) -> None:
+    """Make a whole recording of one that a crash cut short, or that is damaged.
+
+    The old file is only read. Says what was kept and what was lost.
+    """
+    from stepscope.tui import cli_repair
+
+    cli_repair.repair_file(file, output)
+
+
+@app.command(epilog=_example("stepscope verify session.mcap", "stepscope verify f.mcap --json"))
+def verify(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="a recording")],
+    as_json: Annotated[bool, typer.Option("--json", help="as one JSON document")] = False,
+) -> int:
+    """Check a recording: checksums, lost messages, order of steps, the accounting of KV blocks.
+
+    Ends with 1 when anything is wrong.
+    """
+    from stepscope.tui import cli_verify
+
+    return cli_verify.verify_file(file, as_json)
 
 
 @app.command(
