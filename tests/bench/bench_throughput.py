@@ -25,7 +25,7 @@ from typing import Any
 
 from checkpoints import SHAPES, Shape, ensure
 from contenders import CONTENDERS, MACHINE, Contender, ContenderError, Running, running
-from protocol import Done, Work
+from protocol import Work
 from throughput_points import POINTS, PREFILL, Cell, Point, roofline, show_point, show_roofline
 
 TIMEOUT_S = 900.0
@@ -95,7 +95,7 @@ def bench(
     millions = shape.num_parameters / 1e6
     print(f"\n{shape.name}: {millions:.1f} M parameters, {len(cores)} core(s)", flush=True)
     table: dict[str, dict[str, Cell]] = {}
-    prefills: list[Done] = []
+    prefill = Cell("", len(cores))
     with running(contenders, folder, cores) as runners:
         for point in points:
             here = runners
@@ -103,13 +103,14 @@ def bench(
                 key = TOO_LONG_FOR_QUICK[shape.name, point.key]
                 here = [each for each in runners if each.contender.key != key]
                 print(f"  {point}: without {key}, which takes minutes (--full)")
-            table[point.key] = measure(point, here, options)
+            table[point.key] = measure(point, here, len(cores), options)
             show_point(point, table[point.key], options.clock)
             sys.stdout.flush()
         for runner in runners:
             if runner.contender.key == "stepscope":
-                prefills = [runner.ask(PREFILL.work(seed), TIMEOUT_S) for seed in range(5)][1:]
-    shares = roofline(shape, table, prefills, machine)
+                done = [runner.ask(PREFILL.work(seed), TIMEOUT_S) for seed in range(5)]
+                prefill.rounds = [each._replace(outputs=[]) for each in done[1:]]
+    shares = roofline(shape, table, prefill, machine, options.clock)
     show_roofline(shares)
     return {
         "size": shape.name,
@@ -137,9 +138,13 @@ def check_sample(folder: Path, cores: list[int]) -> None:
                 sys.exit(f"{folder.name}: a model that says always the same proves nothing")
 
 
-def measure(point: Point, runners: list[Running], options: argparse.Namespace) -> dict[str, Cell]:
+def measure(
+    point: Point, runners: list[Running], num_cores: int, options: argparse.Namespace
+) -> dict[str, Cell]:
     """Rounds in changing order. Of contenders with one name only the fastest goes on and counts."""
-    cells = {each.contender.key: Cell(str(each.description.get("how"))) for each in runners}
+    cells = {
+        each.contender.key: Cell(str(each.description.get("how")), num_cores) for each in runners
+    }
     for runner in runners:
         num_prompt_tokens = min(64, point.num_prompt_tokens)
         runner.ask(Work(point.num_requests, num_prompt_tokens, 4, 1_000), TIMEOUT_S)
@@ -149,7 +154,7 @@ def measure(point: Point, runners: list[Running], options: argparse.Namespace) -
         for runner in [*runners[turn:], *runners[:turn]]:
             key = runner.contender.key
             cell = cells.get(key)
-            if cell is None or sum(each.seconds for each in cell.rounds) > options.seconds:
+            if cell is None or cell.time(options.clock) > options.seconds:
                 continue
             done = runner.ask(point.work(number), TIMEOUT_S)
             first_tokens[key] = [each[0] for each in done.outputs]

@@ -40,14 +40,21 @@ class Cell:
     """What one contender did at one point."""
 
     how: str
+    num_cores: int
     rounds: list[Done] = field(default_factory=list)
     num_tokens: int = 0
 
-    def rates(self, clock: str) -> list[float]:
+    def times(self, clock: str) -> list[float]:
+        """Seconds of each round, on the wall or of processor time a core."""
         return [
-            self.num_tokens / (each.seconds if clock == "wall" else each.cpu_s)
-            for each in self.rounds
+            each.seconds if clock == "wall" else each.cpu_s / self.num_cores for each in self.rounds
         ]
+
+    def time(self, clock: str) -> float:
+        return sum(self.times(clock))
+
+    def rates(self, clock: str) -> list[float]:
+        return [self.num_tokens / seconds for seconds in self.times(clock)]
 
     def rate(self, clock: str) -> float:
         """Output tokens a second, the median of the rounds."""
@@ -65,23 +72,24 @@ class Cell:
 def roofline(
     shape: Shape,
     table: dict[str, dict[str, Cell]],
-    prefills: list[Done],
+    prefill: Cell,
     machine: dict[str, float],
+    clock: str,
 ) -> dict[str, dict[str, float]]:
     """What share of the machine stepscope reaches (bf16: two bytes a weight and a K/V element).
 
     Prefill: multiplications of the layers for every token and of the head for one token a request;
     attention is left out. Decode: the weights and the K/V that a step must read, and its
-    multiplications, by the median decode-only step. Weights that fit the cache of the processor
-    are read faster than memory: a share above 1 is no mistake.
+    multiplications, by the median decode-only step on the wall. Weights that fit the cache of the
+    processor are read faster than memory: a share above 1 is no mistake.
     """
     shares: dict[str, dict[str, float]] = {}
-    if prefills:
+    if prefill.rounds:
         layers = shape.num_layers * shape.num_layer_parameters
         head = shape.num_matmul_parameters - layers
         num_tokens = PREFILL.num_requests * PREFILL.num_prompt_tokens
         flop = 2 * (layers * num_tokens + head * PREFILL.num_requests)
-        seconds = min(each.seconds for each in prefills)
+        seconds = min(prefill.times(clock))
         shares["prefill"] = {
             "tokens_per_s": num_tokens / seconds,
             "gemm_share": flop / seconds / 1e9 / machine["bf16_gflops"],
