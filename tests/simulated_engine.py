@@ -1,4 +1,4 @@
-"""A simulated engine behind real sockets, as a process to be killed: `simulated_engine.py ENDPOINT`.
+"""A simulated engine behind real sockets, to be killed: `simulated_engine.py ENDPOINT`.
 
 Not a test. Like the fixture `live_engine`, in a process of its own and without torch.
 """

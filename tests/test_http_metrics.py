@@ -1,0 +1,251 @@
+"""`/metrics` says what the step records say, under the names that boards made for vLLM use."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from stepscope.engine import wire
+from stepscope.engine.commands import Replayed, ReplayedFrame, ReplayFrom
+from stepscope.engine.config import Knobs
+from stepscope.engine.http.exposition import Exposition
+from stepscope.engine.http.follower import TelemetryFollower
+from stepscope.engine.http.histogram import Histogram, request_tokens
+from stepscope.engine.http.metrics import EngineMetrics
+from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.wire import (
+    Arrived,
+    EngineInfo,
+    Finished,
+    KVCounts,
+    Preempted,
+    RowFlag,
+    Snapshot,
+    StepRecord,
+    Telemetry,
+)
+
+# Names of vLLM 0.32, as its server exposes them.
+VLLM_GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+VLLM_COUNTERS = (
+    "prefix_cache_queries_total",
+    "prefix_cache_hits_total",
+    "num_preemptions_total",
+    "prompt_tokens_total",
+    "prompt_tokens_cached_total",
+    "generation_tokens_total",
+)
+VLLM_HISTOGRAMS = {
+    "iteration_tokens_total": "16384.0",
+    "time_to_first_token_seconds": "0.001",
+    "inter_token_latency_seconds": "0.025",
+    "request_time_per_output_token_seconds": "0.025",
+    "e2e_request_latency_seconds": "0.3",
+    "request_queue_time_seconds": "7680.0",
+    "request_inference_time_seconds": "1920.0",
+    "request_prefill_time_seconds": "0.8",
+    "request_decode_time_seconds": "40.0",
+    "request_prompt_tokens": "500.0",
+    "request_generation_tokens": "500.0",
+    "request_params_max_tokens": "500.0",
+    "request_prefill_kv_computed_tokens": "500.0",
+    "request_num_preemptions": "4.0",
+}
+
+
+def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+@pytest.fixture(scope="module")
+def session() -> list[tuple[int, Telemetry]]:
+    """A simulated session with preemptions and prefix hits."""
+    return simulate(
+        seed=5,
+        num_steps=400,
+        knobs=Knobs(max_num_batched_tokens=1024, max_num_seqs=32),
+        workload=SimulatedWorkload(
+            rate=9.0, document_share=0.12, document_tokens=2600, output_tokens=140
+        ),
+        cost=CostModel(floor_ms=12.0, token_us=25.0, context_ns=4.0),
+        num_blocks=512,
+    )
+
+
+def reduced(session: list[tuple[int, Telemetry]]) -> EngineMetrics:
+    metrics = EngineMetrics()
+    for _, message in session:
+        if isinstance(message, Snapshot):
+            metrics.join(message)
+        else:
+            metrics.apply(message)
+    return metrics
+
+
+def test_counts_and_latencies_are_those_of_the_records(
+    session: list[tuple[int, Telemetry]],
+) -> None:
+    metrics = reduced(session)
+    steps = [message for _, message in session if isinstance(message, StepRecord)]
+    events = [event for _, message in session for event in getattr(message, "events", [])]
+    kv = [counts for _, m in session if isinstance(counts := getattr(m, "kv", None), KVCounts)]
+    arrivals = {event.request_id: event for event in events if isinstance(event, Arrived)}
+    assert metrics.num_steps == len(steps) == 400
+    assert metrics.num_preemptions == sum(isinstance(event, Preempted) for event in events) > 0
+    assert metrics.prefix_queries == sum(each.queried_tokens for each in kv)
+    assert metrics.prefix_hits == sum(each.hit_tokens for each in kv) > 0
+    reasons = Counter(event.reason for event in events if isinstance(event, Finished))
+    assert {name: n for name, n in metrics.finished.items() if n} == dict(reasons)
+
+    tokens: dict[int, list[int]] = {}
+    for step in steps:
+        for row in step.batch or ():
+            if row.flags & RowFlag.LAST_CHUNK:
+                tokens.setdefault(row.request_id, []).append(step.tokens_ns)
+    assert metrics.generation_tokens == sum(map(len, tokens.values()))
+    known = {key: times for key, times in tokens.items() if key in arrivals}
+    assert len(known) > 20
+    first = metrics.first_token_seconds
+    expected = sum(times[0] - arrivals[key].time_ns for key, times in known.items()) / 1e9
+    assert first.sum == pytest.approx(expected)
+    assert first.buckets()[-1] == ("+Inf", len(known))
+    gaps = sum(times[-1] - times[0] for times in known.values()) / 1e9
+    assert metrics.inter_token_seconds.sum == pytest.approx(gaps)
+    done = {e.request_id: e for e in events if isinstance(e, Finished)}
+    whole = sum(tokens[key][-1] - arrivals[key].time_ns for key in done if key in arrivals) / 1e9
+    assert metrics.e2e_seconds.sum == pytest.approx(whole)
+    parts = (metrics.queue_seconds, metrics.prefill_seconds, metrics.decode_seconds)
+    assert sum(part.sum for part in parts) == pytest.approx(whole)
+    assert metrics.request_generation_tokens.sum == sum(e.num_output_tokens for e in done.values())
+
+
+def test_the_names_labels_and_buckets_are_vllms(session: list[tuple[int, Telemetry]]) -> None:
+    text = Exposition(reduced(session), "tiny").write(0).decode()
+    found = samples(text)
+    labels = frozenset({("model_name", "tiny"), ("engine", "0")})
+    for name in (*VLLM_GAUGES, *VLLM_COUNTERS):
+        assert (f"vllm:{name}", labels) in found
+    for name, bound in VLLM_HISTOGRAMS.items():
+        assert (f"vllm:{name}_sum", labels) in found
+        assert (f"vllm:{name}_count", labels) in found
+        assert (f"vllm:{name}_bucket", labels | {("le", bound)}) in found
+    for reason in ("stop", "length", "abort"):
+        key = ("vllm:request_success_total", labels | {("finished_reason", reason)})
+        assert key in found
+    assert any(name == "vllm:cache_config_info" for name, _ in found)
+
+
+def test_a_histogram_counts_a_value_at_a_bound_below_it() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 2.5):
+        histogram.observe(value)
+    assert histogram.buckets() == [("1.0", 2), ("2.0", 3), ("+Inf", 4)]
+    assert histogram.sum == 5.5
+    assert request_tokens(100) == (1, 2, 5, 10, 20, 50, 100)
+
+
+def test_after_a_loss_nothing_is_made_up(session: list[tuple[int, Telemetry]]) -> None:
+    whole = reduced(session)
+    metrics = EngineMetrics()
+    for number, (_, message) in enumerate(session):
+        if isinstance(message, Snapshot):
+            metrics.join(message)
+        elif 150 <= number < 200:
+            continue
+        else:
+            if number == 200:
+                metrics.lose(50)
+            metrics.apply(message)
+    assert metrics.num_lost_messages == 50
+    assert metrics.num_steps < whole.num_steps
+    # A gap that spans the loss would be longer than any real one.
+    assert metrics.inter_token_seconds.sum < whole.inter_token_seconds.sum
+    assert metrics.first_token_seconds.buckets()[-1] < whole.first_token_seconds.buckets()[-1]
+
+
+class RingEngine:
+    """Answers what a follower asks, from a recorded session; holds messages from `oldest` on."""
+
+    def __init__(self, session: list[tuple[int, Telemetry]], oldest: int) -> None:
+        self._session = session
+        self._oldest = oldest
+
+    async def ask_for(self, kind: type, command: object, timeout_s: float) -> object:
+        await asyncio.sleep(0)
+        if kind is Snapshot:
+            return Snapshot(
+                sequence=-1,
+                step=-1,
+                time_ns=0,
+                info=next(m for _, m in self._session if isinstance(m, EngineInfo)),
+                knobs={},
+                knobs_version=0,
+                state="idle",
+                requests=[],
+                blocks=None,
+                kv=None,
+            )
+        assert isinstance(command, ReplayFrom)
+        wanted = range(max(command.sequence, self._oldest), command.sequence + command.limit)
+        frames = [
+            ReplayedFrame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+            for sequence, message in self._session
+            if sequence in wanted
+        ]
+        return Replayed(frames=frames, oldest_sequence=self._oldest, next_sequence=10**6)
+
+
+@pytest.mark.parametrize("oldest", [0, 1_000_000])
+async def test_a_gap_is_healed_from_the_ring_or_counted_as_lost(
+    session: list[tuple[int, Telemetry]], oldest: int
+) -> None:
+    numbered = [(number, message) for number, (_, message) in enumerate(session)]
+    metrics = EngineMetrics()
+    follower = TelemetryFollower(RingEngine(numbered, oldest), metrics)  # type: ignore[arg-type]
+    for number, message in numbered:
+        if number in range(100, 130):
+            continue
+        topic = wire.TOPICS[type(message)]
+        follower._take([topic, wire.sequence_frame(number), wire.encode(message)])
+        if follower._wanted.is_set():
+            await follower._catch_up()
+            follower._wanted.clear()
+    if oldest == 0:
+        assert (metrics.num_healed_messages, metrics.num_lost_messages) == (30, 0)
+        assert metrics.num_steps == 400
+    else:
+        assert (metrics.num_healed_messages, metrics.num_lost_messages) == (0, 30)
+        assert metrics.num_steps < 400
+
+
+def test_a_scrape_of_a_real_server_counts_its_requests(
+    live_engine: Any, http_server: Callable[..., Any]
+) -> None:
+    server = http_server("http", live_engine.endpoint.control, "--served-model-name", "sim")
+    body = {"prompt": [3] * 40, "max_tokens": 5, "ignore_eos": True}
+    for _ in range(3):
+        assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
+    httpx.get(f"{server.url}/nothing")
+    response = httpx.get(f"{server.url}/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    found = samples(response.text)
+    labels = frozenset({("model_name", "sim"), ("engine", "0")})
+    assert found["vllm:prompt_tokens_total", labels] == 120
+    assert found["vllm:generation_tokens_total", labels] == 15
+    assert found["vllm:prefix_cache_hits_total", labels] == 64
+    assert found["vllm:time_to_first_token_seconds_count", labels] == 3
+    finished = labels | {("finished_reason", "length")}
+    assert found["vllm:request_success_total", finished] == 3
+    assert found["stepscope_engine_up", frozenset()] == 1
+    assert found["stepscope_telemetry_lost_total", labels] == 0
+    other = frozenset({("path", "other"), ("status", "404")})
+    assert found["stepscope_http_responses_total", other] == 1
+    assert httpx.post(f"{server.url}/reset_prefix_cache").status_code == 200
