@@ -54,7 +54,8 @@ def static(plan: StepPlan) -> None:
     longest = max(missing, default=0)
     plan.num_slots = max(plan.num_slots, len(missing))
     if longest == 1:
-        plan.advance(plan.advance(_decodes(plan), decodes_only=True))
+        plan.advance(_prompts(plan))  # a last token each; in a batch of ours all end together
+        plan.advance(_decodes(plan), decodes_only=True)
     elif plan.whole_prompts and longest * plan.num_slots > plan.budget:
         plan.advance(_prompts(plan))  # no batch of ours: taken over from another mode
     elif longest:

@@ -268,6 +268,24 @@ def test_blocks_of_a_withdrawn_row_cannot_be_hit() -> None:
     scheduler.kv.check_integrity()
 
 
+def test_the_tokens_of_a_withdrawn_prompt_row_are_not_counted() -> None:
+    scheduler = make_scheduler(
+        num_blocks=7,
+        max_model_len=28,
+        policy="priority",
+        order="arrival",
+        max_num_batched_tokens=8,
+        long_prefill_token_threshold=4,
+    )
+    add(scheduler, 1, 24, max_tokens=4, priority=5)
+    assert step(scheduler) == {1: 8}
+    add(scheduler, 2, 8, max_tokens=4, priority=1)
+    assert [step(scheduler) for _ in range(2)] == [{1: 4, 2: 4}] * 2
+    # Request 1 gets its next chunk and a block for it, the last one; then request 2 needs one.
+    assert step(scheduler) == {2: 1}
+    assert (scheduler.num_prefill_tokens, scheduler.num_decode_tokens) == (0, 1)
+
+
 def test_a_waiting_request_never_causes_a_preemption() -> None:
     scheduler = make_scheduler(num_blocks=8, max_model_len=32, policy="priority")
     add(scheduler, 1, 28, max_tokens=4, priority=9)

@@ -155,6 +155,18 @@ def test_a_budget_below_the_batch_goes_round_and_still_counts_the_padding() -> N
     assert (step(scheduler), scheduler.num_padded_tokens) == ({2: 1, 3: 1}, 1)
 
 
+def test_a_budget_below_the_batch_takes_its_prompts_in_turn() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=10, long_prefill_token_threshold=3)
+    for number in (1, 2, 3):
+        add(scheduler, number, 5)
+    assert step(scheduler) == {1: 3, 2: 3, 3: 3}
+    turn(scheduler, batching="static", max_num_batched_tokens=2)
+    assert [step(scheduler) for _ in range(4)] == [
+        {1: 1, 2: 1}, {3: 1}, {1: 1, 2: 1}, {3: 1, 1: 1},
+    ]  # fmt: skip
+    assert first_tokens(scheduler) == [1, 2, 3]
+
+
 def test_static_takes_over_what_it_finds_as_its_first_batch() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=8)
     add(scheduler, 1, 2, max_tokens=4)

