@@ -7,7 +7,7 @@ namespace {
 
 // Below this much work (pairs of query and key, times heads, times their size) one thread is done
 // before another has woken up.
-constexpr int64_t WORK_FOR_THREADS = 1 << 20;
+constexpr int64_t WORK_FOR_THREADS = 2 << 20;
 
 thread_local Scratch item_scratch, call_scratch;
 

@@ -28,7 +28,7 @@ struct Step {
 };
 
 constexpr int64_t PARTITION = 512;  // keys of a decode that are worked on at a time
-constexpr int64_t KEY_TILE = 64;    // keys of a chunk that are packed at a time
+constexpr int64_t KEY_TILE = 128;  // keys of a chunk that are packed at a time
 
 // Part of one request: of a decode the keys [begin, end) of one partition, of a chunk the queries
 // [begin, end); and which KV heads.

@@ -7,7 +7,7 @@ namespace stepscope {
 namespace {
 
 // Elements below which one thread is done before another has woken up.
-constexpr int64_t ELEMENTS_FOR_THREADS = 1 << 17;
+constexpr int64_t ELEMENTS_FOR_THREADS = 1 << 18;
 constexpr int64_t ELEMENTS_OF_ITEM = 1 << 14;  // what a thread takes at a time
 
 // work(row) for all rows.

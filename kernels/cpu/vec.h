@@ -177,8 +177,8 @@ INLINE float sum(vf x) {
 // to |r| <= ln(2)/2 and the polynomial are those of Cephes' expf.
 INLINE vf exp(vf x) {
     const vf low = splat(-87.33f), high = splat(88.37f);
-    vf c = x < low ? low : x;
-    c = c > high ? high : c;
+    vf c = low > x ? low : x;  // in this order a NaN stays
+    c = high < c ? high : c;
     const vf to_integer = splat(12582912.0f);  // 1.5 * 2^23: what is added has no fraction left
     vf t = c * 1.44269504088896341f + to_integer;
     vf n = t - to_integer;
