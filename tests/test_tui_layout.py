@@ -99,7 +99,7 @@ async def test_the_picture_follows_the_terminal(still_source: Callable[..., Any]
 
 
 async def test_overlays_survive_a_terminal_that_shrinks(still_source: Callable[..., Any]) -> None:
-    for key in ("question_mark", "K", "B", "g", "enter"):
+    for key in ("question_mark", "K", "B", "g", "M"):
         app = dashboard(still_source(), control_endpoint="ipc:///nobody/engine-0")
         async with app.run_test(size=(120, 40)) as pilot:
             await pilot.press(key)

@@ -8,8 +8,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Group: TypeAlias = Literal["global", "time", "view", "act"]
+from stepscope.tui.view import PAGES, Page
+
+Group: TypeAlias = Literal["global", "screens", "time", "view", "act"]
 GROUPS: dict[Group, str] = {
+    "screens": "Screens",
     "time": "Time",
     "view": "View",
     "act": "Act",
@@ -37,11 +40,28 @@ class Action:
     footer: int = 0
     needs: frozenset[Need] = frozenset()
     changes_engine: bool = False
+    pages: frozenset[Page] = frozenset(PAGES)  # the screens it does something on
 
 
 _ENGINE: frozenset[Need] = frozenset({"engine"})
+_MAIN: frozenset[Page] = frozenset({"live"})
+_ORDERED: frozenset[Page] = frozenset({"live", "kv", "latency"})
 
 ACTIONS: tuple[Action, ...] = (
+    # screens
+    Action("screen_live", ("1",), "1", "Screens",
+           "main screen; there: the newest step, and follow it", "screens", footer=6),
+    Action("screen_step", ("2",), "2", "Step", "everything about the step at the cursor",
+           "screens"),
+    Action("screen_request", ("3",), "3", "Request",
+           "one request: its life, its gaps, and why each late token was late", "screens"),
+    Action("screen_kv", ("4",), "4", "KV map", "every KV block, by state or by owner (o)",
+           "screens"),
+    Action("screen_latency", ("5",), "5", "Latency",
+           "latencies against the service levels, histogram, breaches and their causes",
+           "screens"),
+    Action("screen_knobs", ("6",), "6", "Knobs screen",
+           "knobs, who changed them, and the latencies before and after", "screens"),
     # time
     Action(
         "pause", ("space",), "space", "Pause", "stop here, or go on (receiving never stops)",
@@ -54,8 +74,8 @@ ACTIONS: tuple[Action, ...] = (
     Action("screen_back", ("pageup",), "PgUp", "Screen", "a screen back", "time"),
     Action("screen_forward", ("pagedown",), "PgDn", "Screen", "a screen on", "time"),
     Action("oldest", ("home",), "Home", "Oldest", "the oldest step in memory", "time"),
-    Action("live", ("L", "end", "1"), "L End 1", "Live", "the newest step, and follow it", "time",
-           footer=9),
+    Action("live", ("L", "end"), "L End", "Live", "the newest step, and follow it", "time",
+           footer=10),
     Action("previous_event", ("left_square_bracket",), "[", "Find event", "previous event", "time",
            footer=3),
     Action("next_event", ("right_square_bracket",), "]", "Find event", "next event", "time"),
@@ -75,21 +95,26 @@ ACTIONS: tuple[Action, ...] = (
     Action("faster", ("greater_than_sign",), ">", "Faster", "replay at twice the speed", "time",
            footer=6, needs=frozenset({"replay"})),
     # view
-    Action("zoom_in", ("z",), "z", "Zoom", "fewer steps in a column", "view", footer=11),
+    Action("zoom_in", ("z",), "z", "Zoom", "fewer steps in a column", "view", footer=11,
+           pages=_MAIN),
     Action("zoom_out", ("x",), "x", "Zoom",
-           "more steps in a column; it shows the worst state among them", "view"),
+           "more steps in a column; it shows the worst state among them", "view", pages=_MAIN),
     Action("axis", ("t",), "t", "Axis", "columns are steps, or equal stretches of time", "view",
-           footer=14),
-    Action("lane_up", ("up", "k"), "↑ k", "Lane", "select the request above", "view"),
-    Action("lane_down", ("down", "j"), "↓ j", "Lane", "select the request below", "view"),
-    Action("sort", ("o",), "o", "Sort", "order of the lanes: arrival, state, blocks, latest first",
-           "view", footer=15),
+           footer=14, pages=_MAIN),
+    Action("lane_up", ("up", "k"), "↑ k", "Lane", "select the request or line above", "view"),
+    Action("lane_down", ("down", "j"), "↓ j", "Lane", "select the request or line below", "view"),
+    Action("follow", ("f",), "f", "Follow", "keep the selected request in sight (again: let go)",
+           "view", footer=23),
+    Action("sort", ("o",), "o", "Sort", "order of the lanes (arrival, state, blocks, latest "
+           "first); blocks by state or owner; kind of latency", "view", footer=15,
+           pages=_ORDERED),
     Action("filter", ("slash",), "/", "Filter",
            "lanes to show: state:dec state:pre state:wait state:end id:12, text, !regex", "view",
-           footer=7),
+           footer=7, pages=_MAIN),
     Action("glyphs", ("v",), "v", "Glyphs", "block or ASCII characters", "view"),
-    Action("inspect", ("enter",), "Enter", "Inspect", "everything about the step under the cursor",
-           "view", footer=5),
+    Action("inspect", ("enter",), "Enter", "Inspect", "the selected request or line; with none "
+           "selected the step at the cursor", "view", footer=5),
+    Action("copy", ("y",), "y", "Copy", "put what this screen says on the clipboard", "view"),
     # act
     Action("budget", ("B",), "B", "Budget",
            "token budget of a step: ←/→ 5 %, ⇧←/→ 25 %, digits type it, Enter applies, Esc drops",
@@ -99,7 +124,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("undo", ("U",), "U", "Undo", "take the last knob change back (again: redo)", "act",
            footer=18, needs=_ENGINE, changes_engine=True),
     Action("pause_engine", ("P",), "P", "Pause engine", "pause the engine itself, or resume it",
-           "act", footer=10, needs=_ENGINE, changes_engine=True),
+           "act", footer=22, needs=_ENGINE, changes_engine=True),
     Action("step_engine", ("N",), "N", "Run a step", "let the engine run one step, then pause",
            "act", footer=16, needs=_ENGINE, changes_engine=True),
     Action("record", ("R",), "R", "Record", "start or end a recording", "act", footer=6,
@@ -117,7 +142,8 @@ ACTIONS: tuple[Action, ...] = (
     Action("fewer_frames", ("minus",), "-", "Fewer frames", "one frame a second less", "global"),
     Action("redraw", ("ctrl+l",), "^l", "Redraw", "draw the whole screen again", "global"),
     Action("back", ("escape",), "Esc", "Back",
-           "close what is open; let the lanes choose by themselves again", "global"),
+           "the screen before; on the main screen let the lanes choose by themselves again",
+           "global"),
     Action("quit", ("q", "ctrl+c"), "q", "Quit",
            "leave (the engine goes on, unless 'demo' started it)", "global"),
 )  # fmt: skip
@@ -132,6 +158,7 @@ _PAIRS = {
     "zoom_in": "z/x",
     "help": "?",
     "live": "L",
+    "screen_live": "1-6",
 }
 
 
@@ -159,10 +186,11 @@ class Abilities:
         return (action for action in ACTIONS if self.allows(action))
 
 
-def footer_entries(abilities: Abilities) -> list[tuple[str, str, str]]:
+def footer_entries(abilities: Abilities, page: Page = "live") -> list[tuple[str, str, str]]:
     """(action id, keys, label), most useful first: a narrow footer shows as many as fit."""
     chosen = sorted(
-        (action for action in abilities.available() if action.footer), key=lambda a: a.footer
+        (a for a in abilities.available() if a.footer and page in a.pages),
+        key=lambda a: a.footer,
     )
     return [(a.id, _PAIRS.get(a.id, a.shown), a.label) for a in chosen]
 

@@ -161,7 +161,7 @@ class ActionCommands(Provider):
         screen = self.screen
         if isinstance(screen, MainScreen):
             for action in screen.session.abilities.available():
-                if action.id != "palette":
+                if action.id != "palette" and screen.view.page in action.pages:
                     name = f"{action.label} ({action.shown})"
                     yield name, action.help, partial(screen.action_do, action.id)
 

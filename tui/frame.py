@@ -8,14 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stepscope.engine.wire import StepRecord
+from stepscope.recordings.causes import Late
 from stepscope.recordings.columns import Rates, StepSummary
 from stepscope.recordings.events import SessionEvent
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import LatencyReport
 from stepscope.recordings.session import SessionState
-from stepscope.recordings.causes import Late
 from stepscope.tui.chart_columns import ChartColumn, ChartColumns
 from stepscope.tui.lane_rows import LaneRow, lane_rows
+from stepscope.tui.latency_windows import LatencyWindows
 from stepscope.tui.view import View
 
 LATENCY_WINDOW_S = 60.0
@@ -46,6 +47,7 @@ class Frame:
     landmarks: list[SessionEvent] = field(default_factory=list)  # for the scrub bar
     extent: tuple[int, int] | None = None  # all steps one can go to; of a replay, in the file
     is_replay: bool = False
+    windows: dict[str, LatencyReport] = field(default_factory=dict)  # of the latency screen
 
     @property
     def record(self) -> StepRecord | None:
@@ -75,6 +77,7 @@ class FrameBuilder:
         self._recorded = recorded
         self._clock = clock
         self._columns = ChartColumns(history)
+        self._windows = LatencyWindows(history, clock)
         self._figures: tuple[LatencyReport, Rates, Late | None, int] | None = None
         self._figures_mode: tuple[bool, str | None] = (True, None)
         self._figures_at: int | None = None
@@ -100,6 +103,9 @@ class FrameBuilder:
                 columns = self._columns.visible(view, num_columns)
                 cursor_column = _column_of(columns, view.cursor)
         lanes, total = lane_rows(history, view, columns, state, num_lanes)
+        windows = {}
+        if view.page == "latency":
+            windows = self._windows.reports(None if view.live else state.time_ns)
         latency, rates, stall, trend = self._paced(view, cursor, state)
         return Frame(
             history=history,
@@ -122,6 +128,7 @@ class FrameBuilder:
             extent=self._recorded
             or (None if first_step is None or last_step is None else (first_step, last_step)),
             is_replay=self._recorded is not None,
+            windows=windows,
         )
 
     # Figures that are read, not watched

@@ -50,9 +50,17 @@ def lane_rows(
     merge = _merger(columns, first)
     rows = [
         _lane_row(lane, state.requests.get(lane.request_id), merge(lane.cells))
-        for lane in _choose(lanes, view, state, num_lanes)
+        for lane in _with_followed(_choose(lanes, view, state, num_lanes), lanes, view)
     ]
     return rows, len(lanes)
+
+
+def _with_followed(chosen: list[Lane], lanes: list[Lane], view: View) -> list[Lane]:
+    """The request that is followed is among them, in the first row if it would not be."""
+    if view.followed is None or any(lane.request_id == view.followed for lane in chosen):
+        return chosen
+    followed = [lane for lane in lanes if lane.request_id == view.followed]
+    return followed + chosen[: len(chosen) - len(followed)]
 
 
 def _merger(columns: list[ChartColumn | None], first: int) -> Callable[[bytes], bytes]:

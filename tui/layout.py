@@ -1,6 +1,8 @@
-"""Where everything goes on the main screen, for any terminal size."""
+"""Where everything goes on the screen, for any terminal size."""
 
 from textual.geometry import Region
+
+from stepscope.tui.view import Page
 
 MIN_WIDTH, MIN_HEIGHT = 80, 20
 NORMAL_WIDTH = 100  # from here on with budget chart, KV map and latency panel
@@ -21,12 +23,16 @@ VIEWS = (
     "scrub",
     "notice",
     "footer",
+    "page",
     "too_small",
 )
 
 
-def plan(width: int, height: int) -> dict[str, Region]:
-    """View -> region, for the views that are shown at this size. Regions never overlap."""
+def plan(width: int, height: int, page: Page = "live") -> dict[str, Region]:
+    """View -> region, for the views that are shown at this size. Regions never overlap.
+
+    Every screen but the main one is a single view between the key figures and the scrub bar.
+    """
     if width < MIN_WIDTH or height < MIN_HEIGHT:
         return {"too_small": Region(0, 0, width, height)}
     top = 3 if width < NORMAL_WIDTH else 2
@@ -38,6 +44,9 @@ def plan(width: int, height: int) -> dict[str, Region]:
         "footer": Region(0, height - 1, width, 1),
     }
     bottom = height - 3
+    if page != "live":
+        places["page"] = Region(0, top, width, bottom - top)
+        return places
     if width < NORMAL_WIDTH:
         places["latency_line"] = Region(0, bottom - 1, width, 1)
         places["lanes"] = Region(0, top, width, bottom - 1 - top)

@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 
 from rich.style import Style
 
+from stepscope.recordings.causes import Cause
 from stepscope.recordings.lanes import Cell
 
 ThemeName: TypeAlias = Literal["dark", "light"]
@@ -47,6 +48,21 @@ KV_GLYPHS = "·░▓█"
 _KV_TO_ASCII = str.maketrans(KV_GLYPHS, ".:+#")  # beside prefill, `#` would be taken twice
 KV_STYLES = ("kv_empty", "kv_cached", "kv_used", "kv_shared")
 
+# What a request's time went to, the one to show first last.
+CAUSE_GLYPHS: Mapping[Cause, tuple[str, str]] = {
+    "idle": ("–", "muted"),
+    "step": ("━", "decode"),
+    "prompt": ("▓", "prefill"),
+    "prefill": ("▚", "caution"),
+    "recompute": ("▒", "prefill"),
+    "budget": ("╌", "breach"),
+    "left_out": ("┄", "breach"),
+    "queued": ("·", "idle"),
+    "unknown": ("?", "muted"),
+    "paused": ("‖", "mark"),
+    "preempted": ("✗", "preempted"),
+}
+
 LEGEND = (
     # glyph, style, what it means
     ("▓", "prefill", "prefill chunk (the next chunk alternates with ▒)"),
@@ -71,7 +87,7 @@ _ASCII = {
     **dict(zip(LEVELS, "___--###", strict=True)),
     **dict(zip("─╌│┤├┬┴┼╭╮╰╯", "-~|+++++++++", strict=True)),
     **dict(zip("▐▌▲→←↑↓⇧▶◀⟨⟩", "[]^><^v^><<>", strict=True)),
-    **dict(zip("×≥≤–—…", "x><--~", strict=True)),
+    **dict(zip("×≥≤–—…▚┄‖", "x><--~&;H", strict=True)),
 }
 _TO_ASCII = str.maketrans(_ASCII)
 

@@ -3,9 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from stepscope.recordings.latency import LatencyKind
+
+Page: TypeAlias = Literal["live", "step", "request", "kv", "latency", "knobs"]
 Axis: TypeAlias = Literal["step", "time"]
 Sort: TypeAlias = Literal["arrival", "state", "blocks", "latest"]
 
+PAGES: tuple[Page, ...] = ("live", "step", "request", "kv", "latency", "knobs")  # keys 1, 2, ...
+LATENCIES: tuple[LatencyKind, ...] = ("itl", "ttft", "tpot", "step")
 ZOOMS = (1, 2, 5, 10, 20, 50)
 SORTS: tuple[Sort, ...] = ("arrival", "state", "blocks", "latest")
 
@@ -16,7 +21,8 @@ class View:
 
     `cursor` is the step looked at, None while following the newest. `right` is the step at the
     right edge, which stays where it is while the operator scrubs inside the screen. `first_lane`
-    is None while the lanes choose by themselves what is worth showing.
+    is None while the lanes choose by themselves what is worth showing. `page` is the screen that is
+    shown, `trail` where Escape leads back to, `row` the line of it that is selected.
     """
 
     cursor: int | None = None
@@ -27,6 +33,12 @@ class View:
     filter: str = ""
     selected: int | None = None  # request id
     first_lane: int | None = None
+    followed: int | None = None  # request id; has a lane wherever the others are
+    page: Page = "live"
+    trail: tuple[Page, ...] = ()
+    row: int = 0
+    kv_by_owner: bool = False
+    latency: LatencyKind = "itl"
 
     @property
     def live(self) -> bool:
@@ -71,3 +83,25 @@ class View:
     def next_sort(self) -> None:
         self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
         self.first_lane = None
+
+    # Screens
+
+    def show(self, page: Page) -> None:
+        if page != self.page:
+            self.trail = (*self.trail[-len(PAGES) :], self.page) if page != "live" else ()
+            self.page, self.row = page, 0
+
+    def leave(self) -> None:
+        """Back to the screen before."""
+        self.page = self.trail[-1] if self.trail else "live"
+        self.trail, self.row = self.trail[:-1], 0
+
+    def next_order(self) -> None:
+        """What `o` changes on the screen that is shown."""
+        if self.page == "kv":
+            self.kv_by_owner = not self.kv_by_owner
+        elif self.page == "latency":
+            at = LATENCIES.index(self.latency)
+            self.latency = LATENCIES[(at + 1) % len(LATENCIES)]
+        else:
+            self.next_sort()

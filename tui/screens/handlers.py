@@ -5,15 +5,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from stepscope.recordings.source import add_mark
-from stepscope.tui.frame import Frame
 from stepscope.tui.lane_rows import FilterError, lane_filter
 from stepscope.tui.operator import BUDGET
+from stepscope.tui.screens import page_handlers as pages
 from stepscope.tui.screens.help import HelpPage
 from stepscope.tui.screens.knob_editor import KnobChange, KnobEditor
 from stepscope.tui.screens.prompt import Prompt
-from stepscope.tui.screens.step_details import StepDetails
 from stepscope.tui.screens.stepper import Stepper
 from stepscope.tui.theme import Skin
+from stepscope.tui.view import PAGES
 
 if TYPE_CHECKING:
     from stepscope.tui.screens.main import MainScreen
@@ -25,6 +25,7 @@ def handlers(screen: "MainScreen") -> Mapping[str, Callable[[], None]]:
     """Action id -> what to do. Every action of the table is in it."""
     navigator, operator, view = screen.navigator, screen.operator, screen.view
     return {
+        **{f"screen_{page}": partial(pages.show, screen, page) for page in PAGES},
         "pause": navigator.pause,
         "step_back": partial(navigator.move, -1),
         "step_forward": partial(navigator.move, 1),
@@ -49,10 +50,12 @@ def handlers(screen: "MainScreen") -> Mapping[str, Callable[[], None]]:
         "axis": view.next_axis,
         "lane_up": partial(_select_lane, screen, -1),
         "lane_down": partial(_select_lane, screen, 1),
-        "sort": view.next_sort,
+        "sort": view.next_order,
+        "follow": partial(pages.follow, screen),
+        "copy": partial(pages.copy, screen),
         "filter": partial(_filter, screen),
         "glyphs": partial(_glyphs, screen),
-        "inspect": partial(_inspect, screen),
+        "inspect": partial(pages.inspect, screen),
         "budget": partial(_budget, screen),
         "knobs": partial(_knobs, screen),
         "undo": operator.undo,
@@ -131,6 +134,11 @@ def _budget(screen: "MainScreen") -> None:
 
 
 def _knobs(screen: "MainScreen") -> None:
+    edit_knob(screen, None)
+
+
+def edit_knob(screen: "MainScreen", name: str | None) -> None:
+    """Open the editor, at one of the knobs if it is named."""
     state = screen.session.history.state
     if state.info is None or not state.info.knobs:
         screen.notices.say("the engine has not told its knobs yet", "caution")
@@ -141,7 +149,7 @@ def _knobs(screen: "MainScreen") -> None:
             screen.operator.set_knob(change.name, change.value, state.knobs_version)
             screen.draw()
 
-    screen.app.push_screen(KnobEditor(screen.skin, state.info.knobs, state.knobs), apply)
+    screen.app.push_screen(KnobEditor(screen.skin, state.info.knobs, state.knobs, name), apply)
 
 
 def _record(screen: "MainScreen") -> None:
@@ -172,21 +180,10 @@ def _screenshot(screen: "MainScreen") -> None:
         screen.notices.say(f"screenshot: {path}", "good")
 
 
-def _inspect(screen: "MainScreen") -> None:
-    if screen.frame is None or screen.frame.cursor is None:
-        return
-    screen.view.pause(screen.frame.last_step)
-    frame = screen.new_frame()
-
-    def move(columns: int) -> Frame:
-        screen.navigator.move(columns)
-        screen.draw()
-        return screen.new_frame()
-
-    screen.app.push_screen(StepDetails(screen.skin, frame, move))
-
-
 def _select_lane(screen: "MainScreen", direction: int) -> None:
+    if screen.view.page != "live":
+        pages.select(screen, direction)
+        return
     rows = screen.frame.lanes if screen.frame is not None else []
     if not rows:
         return
@@ -228,7 +225,7 @@ def _redraw(screen: "MainScreen") -> None:
 
 
 def _help(screen: "MainScreen") -> None:
-    screen.app.push_screen(HelpPage(screen.skin, screen.session.abilities))
+    screen.app.push_screen(HelpPage(screen.skin, screen.session.abilities, screen.view.page))
 
 
 def _palette(screen: "MainScreen") -> None:
@@ -237,6 +234,9 @@ def _palette(screen: "MainScreen") -> None:
 
 def _back(screen: "MainScreen") -> None:
     screen.notices.dismiss()
+    if screen.view.page != "live":
+        screen.view.leave()
+        return
     screen.view.selected = None
     screen.view.first_lane = None
 

@@ -1,67 +1,138 @@
 """The help page: the keys that work here, and how to read the glyphs. Made from the tables."""
 
+import textwrap
+from collections.abc import Sequence
+
 from textual.geometry import Region
 
 from stepscope.tui.actions import GROUPS, Abilities
 from stepscope.tui.log_file import log_path
+from stepscope.tui.pages import PAGE_VIEWS
 from stepscope.tui.screens.overlay import Overlay
-from stepscope.tui.theme import LEGEND, Skin
-from stepscope.tui.widgets.lines import Line, Run, clean, framed
+from stepscope.tui.theme import CAUSE_GLYPHS, LEGEND, Skin
+from stepscope.tui.view import Page
+from stepscope.tui.widgets.lines import Line, Run, clean, fitted, framed
+from stepscope.tui.widgets.request_page import CAUSE_NAMES
 
+_KEY_WIDTH = 11
+_TWO_COLUMNS = 140  # from here on
+_MAX_WIDTH = 190
 _READING = (
-    "The budget chart has two scales: the rows above show prefill tokens of each step against the",
-    "token budget (the dotted line); the row below says which steps decoded, its label how many of",
-    "the max_num_seqs seats did at the cursor.",
-    "Below it each request has a lane; a column is the same step in both. A column that merges",
-    "several steps shows the worst of them: preempted, then ended, then prefill, then decode.",
-    "Latencies are exact samples of the last minute, from the engine's own clock.",
+    "The budget chart has two scales: the rows above show prefill tokens of each step against "
+    "the token budget (the dotted line); the row below says which steps decoded, its label how "
+    "many of the max_num_seqs seats did at the cursor. Below it each request has a lane; a column "
+    "is the same step in both. A column that merges several steps shows the worst of them: "
+    "preempted, then ended, then prefill, then decode. Latencies are exact samples of the last "
+    "minute, from the engine's own clock; the operator's pauses are not counted."
+)
+_KV_LEGEND: tuple[Run, ...] = (
+    ("█", "kv_shared"),
+    ("▓", "kv_used"),
+    ("░", "kv_cached"),
+    ("·", "kv_empty"),
+    ("       KV blocks: shared by requests, used, cached and free, empty", "text"),
 )
 
 
-def help_lines(abilities: Abilities) -> list[Line]:
-    """The whole page, without its frame."""
-    lines: list[Line] = []
-    available = list(abilities.available())
-    for group, name in GROUPS.items():
+def help_lines(abilities: Abilities, page: Page = "live", width: int = 0) -> list[Line]:
+    """The whole page in one column, without its frame; wrapped where there is a width."""
+    return [line for block in _blocks(abilities, page, width) for line in block]
+
+
+def _blocks(abilities: Abilities, page: Page, width: int) -> list[list[Line]]:
+    """Each with its heading: the screen, its keys, its glyphs."""
+    view = PAGE_VIEWS.get(page)
+    name = "main screen" if view is None else view.name
+    reading = _READING if view is None else view.reading
+    blocks: list[list[Line]] = [[_heading(f"This is the {name}"), *_text(reading, width)]]
+    available = [action for action in abilities.available() if page in action.pages]
+    for group, title in GROUPS.items():
         actions = [action for action in available if action.group == group]
-        if not actions:
-            continue
-        lines += [(), ((f" {name}", "title"),)]
-        for action in actions:
-            lines.append(((f"   {action.shown:<10}", "key"), (f"{action.help}", "text")))
-    lines += [(), ((" Glyphs", "title"),)]
-    for glyph, style, meaning in LEGEND:
-        lines.append((("   ", "text"), (glyph, style), (f"         {meaning}", "text")))
-    kv: tuple[Run, ...] = (
-        ("   ", "text"),
-        ("█", "kv_shared"),
-        ("▓", "kv_used"),
-        ("░", "kv_cached"),
-        ("·", "kv_empty"),
-        ("      KV blocks: shared by requests, used, cached and free, empty", "text"),
-    )
-    lines += [kv, (), ((" How to read it", "title"),)]
-    lines += [((f"   {line}", "text"),) for line in _READING]
-    lines += [(), ((f"   Errors are written to {clean(str(log_path()), 80)}", "muted"),)]
-    return lines
+        if actions:
+            block = [_heading(f"{title}: keys")]
+            for action in actions:
+                block += _entry(action.shown, "key", action.help, width)
+            blocks.append(block)
+    blocks.append([_heading("Glyphs"), *_glyphs(page, width)])
+    blocks.append([(), *_text(f"Errors are written to {clean(str(log_path()), 80)}", width)])
+    return blocks
+
+
+def _heading(text: str) -> Line:
+    return ((f" {text}", "title"),)
+
+
+def _text(text: str, width: int) -> list[Line]:
+    return [((f"   {line}", "text"),) for line in _wrapped(text, width - 4)]
+
+
+def _entry(key: str, style: str, text: str, width: int) -> list[Line]:
+    first, *more = _wrapped(text, width - _KEY_WIDTH - 4)
+    lines: list[Line] = [
+        ((f"   {key:<{_KEY_WIDTH}}", style) if style == "key" else ("   ", "text"),)
+        + (() if style == "key" else ((key, style), (" " * (_KEY_WIDTH - len(key)), "text")))
+        + ((first, "text"),)
+    ]
+    return lines + [((" " * (_KEY_WIDTH + 3) + line, "text"),) for line in more]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width) if width > 20 else [text]
+
+
+def _glyphs(page: Page, width: int) -> list[Line]:
+    lines: list[Line] = []
+    if page == "request":
+        for cause, (glyph, style) in CAUSE_GLYPHS.items():
+            lines += _entry(glyph, style, CAUSE_NAMES[cause], width)
+        return lines
+    if page == "live":
+        for glyph, style, meaning in LEGEND:
+            lines += _entry(glyph, style, meaning, width)
+    return [*lines, (("   ", "text"), *_KV_LEGEND)]
 
 
 class HelpPage(Overlay[None]):
-    """Scrolls; any other key closes it."""
+    """Scrolls; any other key closes it.
 
-    def __init__(self, skin: Skin, abilities: Abilities) -> None:
+    Args:
+        page: the screen it is about.
+    """
+
+    def __init__(self, skin: Skin, abilities: Abilities, page: Page = "live") -> None:
         super().__init__(skin)
-        self._content = help_lines(abilities)
+        self._abilities = abilities
+        self._page: Page = page
         self._first = 0
 
+    def _content(self, width: int) -> list[Line]:
+        if width < _TWO_COLUMNS:
+            return _joined(_blocks(self._abilities, self._page, width))
+        half = width // 2
+        blocks = _blocks(self._abilities, self._page, half)
+        total = sum(len(block) + 1 for block in blocks)
+        left: list[list[Line]] = []
+        while blocks and sum(len(block) + 1 for block in left) + len(blocks[0]) <= total // 2 + 4:
+            left.append(blocks.pop(0))
+        columns = _joined(left), _joined(blocks)
+        height = max(len(column) for column in columns)
+        return [
+            (*fitted(columns[0][y] if y < len(columns[0]) else (), half), *right)
+            for y, right in enumerate([*columns[1], *[()] * (height - len(columns[1]))])
+        ]
+
     def place(self, width: int, height: int) -> Region:
-        box_width, box_height = min(width, 110), min(height, len(self._content) + 4)
+        box_width = min(width, 110 if width < _TWO_COLUMNS else _MAX_WIDTH)
+        box_height = min(height, len(self._content(box_width - 2)) + 2)
         return Region((width - box_width) // 2, (height - box_height) // 2, box_width, box_height)
 
     def lines(self, width: int, height: int) -> list[Line]:
-        self._first = max(0, min(self._first, len(self._content) - (height - 2)))
-        hint: Line = (("↑/↓ PgUp/PgDn scroll, any other key closes", "muted"),)
-        return framed(self._content[self._first :], width, height, (("help", "title"),), hint)
+        content = self._content(width - 2)
+        self._first = max(0, min(self._first, len(content) - (height - 2)))
+        more = len(content) - self._first - (height - 2)
+        below = f" {more} more lines below;" if more > 0 else ""
+        hint: Line = ((f"{below} ↑/↓ PgUp/PgDn scroll, any other key closes", "muted"),)
+        return framed(content[self._first :], width, height, (("help", "title"),), hint)
 
     def pressed(self, key: str, character: str | None) -> None:
         page = max(1, self.size.height - 6)
@@ -70,3 +141,10 @@ class HelpPage(Overlay[None]):
             self._first += steps[key]
         else:
             self.dismiss(None)
+
+
+def _joined(blocks: Sequence[list[Line]]) -> list[Line]:
+    lines: list[Line] = []
+    for block in blocks:
+        lines += [*block, ()]
+    return lines[:-1]

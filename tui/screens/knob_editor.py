@@ -21,15 +21,22 @@ class KnobEditor(Overlay[KnobChange]):
 
     Numbers are typed; switches and choices go round with Enter or the arrows. Enter on a changed
     value gives it, Escape drops it.
+
+    Args:
+        name: the knob to begin with.
     """
 
     def __init__(
-        self, skin: Skin, specs: tuple[KnobSpec, ...], values: dict[str, KnobValue]
+        self,
+        skin: Skin,
+        specs: tuple[KnobSpec, ...],
+        values: dict[str, KnobValue],
+        name: str | None = None,
     ) -> None:
         super().__init__(skin)
         self._specs = specs
         self._values = values
-        self._at = 0
+        self._at = next((at for at, spec in enumerate(specs) if spec.name == name), 0)
         self._draft: str | None = None  # of the knob that is being edited
 
     def place(self, width: int, height: int) -> Region:

@@ -20,9 +20,10 @@ from stepscope.tui.frame import Frame, FrameBuilder
 from stepscope.tui.navigator import Navigator, recorded_extent, replay_of
 from stepscope.tui.notices import Notices, Tone
 from stepscope.tui.operator import Operator
+from stepscope.tui.pages import PAGE_VIEWS, targets
 from stepscope.tui.session import Session
 from stepscope.tui.theme import Skin
-from stepscope.tui.view import View
+from stepscope.tui.view import Page, View
 from stepscope.tui.widgets import (
     budget_chart,
     event_list,
@@ -89,6 +90,7 @@ class MainScreen(Screen[None]):
         )
         self._widgets = {name: Lines(skin, id=name) for name in layout.VIEWS}
         self._places: dict[str, Region] = {}
+        self._placed_for: Page = "live"
         self._timer: Timer | None = None
         self._drawn: object = None
         self._all_drawn_s = 0.0
@@ -125,7 +127,8 @@ class MainScreen(Screen[None]):
     # Where things are
 
     def _place(self, width: int, height: int) -> None:
-        self._places = layout.plan(width, height)
+        self._placed_for = self.view.page
+        self._places = layout.plan(width, height, self.view.page)
         for name, widget in self._widgets.items():
             region = self._places.get(name)
             widget.display = region is not None and region.area > 0
@@ -142,7 +145,9 @@ class MainScreen(Screen[None]):
     @property
     def num_columns(self) -> int:
         place = self._places.get("chart") or self._places.get("lanes")
-        return 0 if place is None else max(0, place.width - 2 - self.label_width)
+        if place is None:
+            return 0
+        return max(0, place.width - 2 - self.label_width)
 
     # Drawing
 
@@ -185,15 +190,24 @@ class MainScreen(Screen[None]):
             0 if lanes_place is None else max(0, lanes_place.height - 2),
             0 if events_place is None else max(8, events_place.height - 2),
         )
+        if self.view.page != "live":
+            self.view.row = max(0, min(self.view.row, len(targets(frame)) - 1))
         self.frame = self.navigator.frame = frame
         return frame
 
     def _draw(self, everything: bool) -> None:
         if not self._places:
             return
+        if self._placed_for != self.view.page:
+            self._place(*self.size)
+            everything = True
         frame = self.new_frame()
         if everything:
             self._all_drawn_s = self.session.clock()
+        page = self._places.get("page")
+        if page is not None and everything:
+            view = PAGE_VIEWS[self.view.page]
+            self._widgets["page"].show(view.draw(frame, page.width, page.height))
         for name, draw in _VIEWS.items():
             place = self._places.get(name)
             if place is not None and (everything or name in _FAST_VIEWS):
@@ -219,7 +233,9 @@ class MainScreen(Screen[None]):
                 knob_panel.draw(frame, place.width, place.height, self.operator.pending, editable)
             )
         if everything:
-            self._widgets["footer"].show(footer.draw(session.abilities, self.following, width))
+            self._widgets["footer"].show(
+                footer.draw(session.abilities, self.following, width, self.view.page)
+            )
         self._show_notice()
 
     def _show_notice(self) -> None:
@@ -268,9 +284,13 @@ class MainScreen(Screen[None]):
 
     def action_do(self, action_id: str) -> None:
         """Carry out an action of the table and show what it did at once."""
-        if not self.session.abilities.allows(BY_ID[action_id]):
+        action = BY_ID[action_id]
+        if not self.session.abilities.allows(action):
             return
-        self._handlers[action_id]()
+        if self.view.page in action.pages:
+            self._handlers[action_id]()
+        else:
+            self.notices.say(f"{action.shown} does nothing here; 1 is the main screen", "caution")
         self.draw()
 
     def explain(self, key: str) -> None:
@@ -280,6 +300,10 @@ class MainScreen(Screen[None]):
             if key in action.keys and not abilities.allows(action):
                 self.notices.say(abilities.why_not(action), "caution")
                 self.draw()
+
+    def text_of(self, *names: str) -> list[str]:
+        """What some of the views show."""
+        return [line for name in names for line in self._widgets[name].plain_text()]
 
     def screenshot_path(self) -> Path:
         return Path.cwd() / time.strftime("stepscope-%Y%m%d-%H%M%S.svg")
@@ -296,9 +320,13 @@ class MainScreen(Screen[None]):
                 self.action_do("inspect")
         elif name == "scrub" and self.frame is not None:
             self._scrub_to(event.x)
+        elif name == "figures" and self.frame is not None:
+            found = key_figures.action_at(self.frame, self.size.width, event.x, event.y)
+            if found is not None and self.session.abilities.allows(BY_ID[found]):
+                self.action_do(found)
         elif name == "footer":
             found = footer.action_at(
-                self.session.abilities, self.following, self.size.width, event.x
+                self.session.abilities, self.following, self.size.width, event.x, self.view.page
             )
             if found is not None:
                 self.action_do(found)
@@ -323,6 +351,8 @@ class MainScreen(Screen[None]):
     def _scroll(self, direction: int, through_time: bool) -> None:
         if through_time:
             self.navigator.move(direction * 3)
+        elif self.view.page != "live":
+            self.action_do("lane_down" if direction > 0 else "lane_up")
         else:
             self.scroll_lanes(direction * 3)
         self.draw()

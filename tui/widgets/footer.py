@@ -1,19 +1,23 @@
 """The footer: the most useful keys, as many as fit. Made from the action table."""
 
 from stepscope.tui.actions import Abilities, footer_entries
+from stepscope.tui.view import Page
 from stepscope.tui.widgets.lines import Line, Run
 
 _ALWAYS = ("help", "palette")
 
 
-def draw(abilities: Abilities, live: bool, width: int) -> list[Line]:
-    return [tuple(run for _, runs in _placed(abilities, live, width) for run in runs)]
+def draw(abilities: Abilities, live: bool, width: int, page: Page = "live") -> list[Line]:
+    placed = _placed(abilities, live, width, page)
+    return [tuple(run for _, runs in placed for run in runs)]
 
 
-def action_at(abilities: Abilities, live: bool, width: int, x: int) -> str | None:
+def action_at(
+    abilities: Abilities, live: bool, width: int, x: int, page: Page = "live"
+) -> str | None:
     """The action whose entry is at column `x`."""
     begin = 0
-    for action_id, runs in _placed(abilities, live, width):
+    for action_id, runs in _placed(abilities, live, width, page):
         end = begin + sum(len(text) for text, _ in runs)
         if begin <= x < end:
             return action_id
@@ -21,10 +25,12 @@ def action_at(abilities: Abilities, live: bool, width: int, x: int) -> str | Non
     return None
 
 
-def _placed(abilities: Abilities, live: bool, width: int) -> list[tuple[str, tuple[Run, Run]]]:
+def _placed(
+    abilities: Abilities, live: bool, width: int, page: Page
+) -> list[tuple[str, tuple[Run, Run]]]:
     entries = [
         (action_id, ((f" {keys} ", "key"), (f"{_label(action_id, label, live)} ", "muted")))
-        for action_id, keys, label in footer_entries(abilities)
+        for action_id, keys, label in footer_entries(abilities, page)
     ]
     always = [entry for entry in entries if entry[0] in _ALWAYS]
     room = width - sum(_length(runs) for _, runs in always)

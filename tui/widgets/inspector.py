@@ -37,7 +37,7 @@ def body(frame: Frame, num_rows: int) -> list[Line]:
     if record is None or summary is None:
         return [((" this step was lost on the way here", "muted"),)] if frame.cursor else []
     head: list[Line] = [_spent(record), _decodes(record)]
-    tail: list[Line] = [_cached(record), *_idle(record), *_waiting(record), _blocks(record)]
+    tail: list[Line] = [_cached(record), *_idle(record), *waiting_lines(record), _blocks(record)]
     tail.append(_times(record))
     prefills = [row for row in record.batch or () if row.phase != Phase.DECODE]
     prefills.sort(key=lambda row: -row.num_tokens)
@@ -94,11 +94,14 @@ def _cached(record: StepRecord) -> Line:
 def _idle(record: StepRecord) -> list[Line]:
     if record.token_budget is None:
         return []
-    spent = record.num_prefill_tokens + record.num_decode_tokens
-    return [_equals("idle budget", record.token_budget - spent, "muted")]
+    padded = record.num_padded_tokens or 0
+    spent = record.num_prefill_tokens + record.num_decode_tokens + padded
+    padding = [_equals("padding (spent on no request)", padded, "caution")] if padded else []
+    return [*padding, _equals("idle budget", record.token_budget - spent, "muted")]
 
 
-def _waiting(record: StepRecord) -> list[Line]:
+def waiting_lines(record: StepRecord) -> list[Line]:
+    """Who waits, and what for."""
     if not record.num_waiting:
         return [((" nobody waits", "muted"),)]
     why = ", ".join(f"{n} {reason}" for reason, n in (record.waiting_reasons or {}).items())
@@ -138,9 +141,14 @@ def _times(record: StepRecord) -> Line:
     )
 
 
+def event_lines(record: StepRecord) -> list[Line]:
+    """What happened to requests in a step."""
+    return [_event(event) for event in record.events]
+
+
 def _events(record: StepRecord, room: int) -> list[Line]:
-    """What happened to requests in this step, as far as there is room."""
-    lines = [_event(event) for event in record.events]
+    """The same, as far as there is room."""
+    lines = event_lines(record)
     if len(lines) > room:
         rest = len(lines) - max(0, room - 1)
         lines = [*lines[: max(0, room - 1)], ((f" and {rest} more events", "muted"),)]

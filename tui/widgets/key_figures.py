@@ -12,6 +12,36 @@ _GOOD_SHARE = 0.95  # of samples within the service level
 _SEPARATOR: Run = (" │ ", "frame")
 
 
+# What a click on each group does, in their order.
+_ACTIONS = (
+    "budget",
+    "screen_live",
+    "screen_kv",
+    "screen_latency",
+    "screen_latency",
+    "previous_preemption",
+    "screen_latency",
+    "screen_latency",
+    "screen_latency",
+)
+
+
+def action_at(frame: Frame, width: int, x: int, y: int) -> str | None:
+    """The action of the group at a place of what `draw` gives for this width."""
+    lines = draw(frame, width, y + 1, 0)
+    if y >= len(lines):
+        return None
+    number = sum(run == _SEPARATOR for line in lines[:y] for run in line) + y
+    begin = 0
+    for text, style in lines[y]:
+        begin += len(text)
+        if (text, style) == _SEPARATOR:
+            number += 1
+        if x < begin:
+            return _ACTIONS[number] if (text, style) != _SEPARATOR and text != " " else None
+    return None
+
+
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     """As many groups as fit into `height` lines, the first ones first."""
     groups = _groups(frame, _BAR_WIDTH)
@@ -82,7 +112,7 @@ def _budget(frame: Frame, bar_width: int) -> Line:
     summary = frame.summary
     if summary is None or summary.token_budget is None:
         return (("BUDGET ", "muted"), ("—", "text"))
-    spent, budget = summary.num_tokens, summary.token_budget
+    spent, budget = summary.num_spent_tokens, summary.token_budget
     full = round(min(1.0, spent / budget) * bar_width)
     return (
         ("BUDGET ", "muted"),

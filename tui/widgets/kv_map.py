@@ -27,7 +27,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     with_owners = inner >= 90
     map_width = inner - (_OWNERS_WIDTH if with_owners else 0)
     rows = height - 3
-    body = _map(frame, map_width, rows)
+    body = state_map(frame, map_width, rows)
     if with_owners:
         owners = _owners(frame, rows)
         body = [
@@ -35,7 +35,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
             for line, owner in zip(body, owners, strict=True)
         ]
     body = [((" ", "text"), *line) for line in body]
-    body.append(((" ", "text"), *_key(frame)))
+    body.append(((" ", "text"), *key(frame)))
     return framed(body, width, height, _title(frame))
 
 
@@ -49,30 +49,32 @@ def _title(frame: Frame) -> Line:
     return (("KV map", "title"), (f"  {info.num_blocks:,} blocks{size}{lost}", "muted"))
 
 
-def _key(frame: Frame) -> Line:
+def key(frame: Frame) -> Line:
+    """Shares of the pool, and what the glyphs stand for."""
     kv = frame.state.kv
     figures = ""
     if kv is not None:
         total = max(1, kv.used + kv.cached + kv.empty)
         figures = f"{kv.used / total:.0%} used  {kv.cached / total:.0%} cached   "
-    key: list[Run] = [(figures, "text")]
+    runs: list[Run] = [(figures, "text")]
     for state in (KV_SHARED, KV_USED, KV_CACHED, KV_EMPTY):
-        key += [(KV_GLYPHS[state], KV_STYLES[state]), (f"{_NAMES[state]} ", "muted")]
-    return tuple(key)
+        runs += [(KV_GLYPHS[state], KV_STYLES[state]), (f"{_NAMES[state]} ", "muted")]
+    return tuple(runs)
 
 
-def _map(frame: Frame, width: int, rows: int) -> list[Line]:
+def state_map(frame: Frame, width: int, rows: int) -> list[Line]:
+    """Every block by state, `rows` lines of at most `width` cells."""
     owner, refs = frame.state.block_owner, frame.state.block_refs
     if owner is None or refs is None or not len(owner):
         text = "the engine does not tell where its blocks are"
         return [((text[:width], "muted"),), *((),) * (rows - 1)]
-    states = _states(owner, refs)
+    states = block_states(owner, refs)
     num_cells = width * rows
-    cells = states if len(states) <= num_cells else _merged(states, num_cells)
-    return [_runs(cells[y * width : (y + 1) * width]) for y in range(rows)]
+    cells = states if len(states) <= num_cells else merged(states, num_cells)
+    return [state_runs(cells[y * width : (y + 1) * width]) for y in range(rows)]
 
 
-def _states(owner: "array[int]", refs: "array[int]") -> bytes:
+def block_states(owner: "array[int]", refs: "array[int]") -> bytes:
     """One state a block; of very many blocks, evenly spaced ones."""
     stride = -(-len(owner) // _MAX_SAMPLED)
     if stride > 1:
@@ -89,7 +91,7 @@ def _states(owner: "array[int]", refs: "array[int]") -> bytes:
     )
 
 
-def _merged(states: bytes, num_cells: int) -> bytes:
+def merged(states: bytes, num_cells: int) -> bytes:
     """The most frequent state of each group, the more precious one of two equals."""
     merged = bytearray()
     for cell in range(num_cells):
@@ -101,7 +103,8 @@ def _merged(states: bytes, num_cells: int) -> bytes:
 _TO_GLYPHS = dict(enumerate(KV_GLYPHS))
 
 
-def _runs(cells: bytes) -> Line:
+def state_runs(cells: bytes) -> Line:
+    """Cells of states as a line."""
     runs: list[Run] = []
     text = cells.decode("latin-1").translate(_TO_GLYPHS)
     begin = 0
@@ -115,7 +118,6 @@ def _runs(cells: bytes) -> Line:
 def _owners(frame: Frame, rows: int) -> list[Line]:
     """Who holds most, and how much of what is held is not filled."""
     state = frame.state
-    info = state.info
     holders = sorted(
         (view for view in state.requests.values() if view.num_blocks),
         key=lambda view: -view.num_blocks,
@@ -125,10 +127,17 @@ def _owners(frame: Frame, rows: int) -> list[Line]:
         name = clean(request_name(view.request_id), 10)
         lines.append(((f"{name:<10}", "text"), (f"{view.num_blocks:>6} blocks", "muted")))
     lines += [()] * (rows - 1 - len(lines))
-    unfilled = "—"
-    if info is not None and info.block_size and holders:
-        held = sum(view.num_blocks for view in holders) * info.block_size
-        filled = sum(view.num_computed_tokens for view in holders)
-        unfilled = fmt.percent(max(0.0, 1 - filled / held))
+    unfilled = fmt.percent(unfilled_share(frame))
     lines.append((("unfilled ", "muted"), (unfilled, "text"), (" of slots", "muted")))
     return lines
+
+
+def unfilled_share(frame: Frame) -> float | None:
+    """Fragmentation: the share of slots in held blocks that no token fills; None where unknown."""
+    info = frame.state.info
+    holders = [view for view in frame.state.requests.values() if view.num_blocks]
+    if info is None or not info.block_size or not holders:
+        return None
+    held = sum(view.num_blocks for view in holders) * info.block_size
+    filled = sum(view.num_computed_tokens for view in holders)
+    return max(0.0, 1 - filled / held)

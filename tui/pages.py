@@ -1,0 +1,72 @@
+"""The screens beyond the main one: what draws each, and what its rows lead to."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from stepscope.tui.frame import Frame
+from stepscope.tui.view import Page
+from stepscope.tui.widgets import knobs_page, kv_page, latency_page, request_page, step_page
+from stepscope.tui.widgets.lines import Line
+from stepscope.tui.widgets.panels import Target
+
+
+class PageView(NamedTuple):
+    """A screen that is a single view: a pure function of a frame, and the rows one can choose."""
+
+    name: str
+    draw: Callable[[Frame, int, int], list[Line]]
+    targets: Callable[[Frame], list[Target]]
+    reading: str  # how to read it, for the help page
+
+
+PAGE_VIEWS: Mapping[Page, PageView] = {
+    "step": PageView(
+        "step inspector",
+        step_page.draw,
+        step_page.targets,
+        "One forward step. The bar on top is its time: s scheduling, l launching, ━ the model. "
+        "Below stands what it spent, against budget, seats and KV blocks; beside it what is "
+        "different from the step before, and what happened to requests. Each row is a request: "
+        "positions are those computed in this step, blocks what it holds (+ taken in this step).",
+    ),
+    "request": PageView(
+        "request inspector",
+        request_page.draw,
+        request_page.targets,
+        "The life of one request on a line of time; a cell shows the worst of what is in it. "
+        "Below it a bar for each token: how long it took since the one before. Those above the "
+        "dotted line broke the service level; a wait that the operator's pause made (‖) did not. "
+        "Each late token is split into what its wait was made of; the parts sum to the wait.",
+    ),
+    "kv": PageView(
+        "KV map",
+        kv_page.draw,
+        kv_page.targets,
+        "Every block of the KV cache in the order of its id, by state, or (o) by its holder: A is "
+        "the request that holds most. Shared blocks hold equal prompt beginnings: one with 3 "
+        "references saves 2. Fragmentation is the share of slots in held blocks without a token.",
+    ),
+    "latency": PageView(
+        "latency and service levels",
+        latency_page.draw,
+        latency_page.targets,
+        "Exact percentiles over three windows, and the share of samples within the service "
+        "level. The heat map has time to the right and latency upwards, in bands of equal "
+        "factors; those beyond the service level are marked !. Each breach is listed with what "
+        "the wait was made of. Time in which the operator had paused the engine counts nowhere.",
+    ),
+    "knobs": PageView(
+        "knobs",
+        knobs_page.draw,
+        knobs_page.targets,
+        "What may be changed while the engine runs; ◆ is not the default. Each change is listed "
+        "with who made it, the first step it held for, and the latencies in the ten seconds (or "
+        "up to the next change) before it and after it.",
+    ),
+}
+
+
+def targets(frame: Frame) -> list[Target]:
+    """The rows of the screen that is shown; none on the main screen."""
+    page = PAGE_VIEWS.get(frame.view.page)
+    return [] if page is None else page.targets(frame)

@@ -1,0 +1,174 @@
+"""Knobs: what they are, what they may be, who changed them, and what the latencies did after it."""
+
+from collections.abc import Mapping
+
+from stepscope.engine.wire import KnobsChanged, KnobSpec
+from stepscope.recordings.history import History
+from stepscope.tui import format as fmt
+from stepscope.tui.frame import Frame
+from stepscope.tui.widgets.knob_panel import bounds_text, value_text
+from stepscope.tui.widgets.lines import Line, clean, framed
+from stepscope.tui.widgets.panels import Cell, Column, Target, table
+
+EFFECT_S = 10.0  # before and after a change, or to the next one
+_LOG_COLUMNS = (
+    Column("step", 9, True),
+    Column("at", 8),
+    Column("by", 10),
+    Column("change", 38),
+    Column("ITL p50", 13, True),
+    Column("ITL p99", 13, True),
+    Column("TTFT p50", 13, True),
+    Column("TTFT p99", 13, True),
+)
+
+
+def targets(frame: Frame) -> list[Target]:
+    """One for each knob, then one for each change, the newest first."""
+    knobs = [Target(knob=name) for name in _names(frame)]
+    return knobs + [Target(step=change.effective_step) for change in _changes(frame)]
+
+
+def draw(frame: Frame, width: int, height: int) -> list[Line]:
+    """The whole page."""
+    names = _names(frame)
+    row = frame.view.row
+    specs = _specs(frame)
+    body_height = min(len(names) + 4, max(6, height * 3 // 5))
+    title: Line = (
+        ("knobs", "title"),
+        (f"  version {frame.state.knobs_version}; ◆ not the default", "muted"),
+    )
+    hint: Line = (("Enter changes one, U takes the last change back", "muted"),)
+    chosen = row if row < len(names) else None
+    body = table(
+        _knob_columns(width),
+        [_knob(frame, name, specs.get(name)) for name in names],
+        width - 2,
+        body_height - 3,
+        chosen,
+    )
+    if not names:
+        body = [((" the engine does not tell its knobs", "muted"),)]
+    about = "" if chosen is None else _about(specs.get(names[chosen]))
+    body = [*body[: body_height - 3], ((f" {clean(about, width - 4)}", "muted"),)]
+    lines = framed(body, width, body_height, title, hint)
+    rest = height - body_height
+    changes = _changes(frame)
+    selected = row - len(names) if row >= len(names) else None
+    log = table(
+        _LOG_COLUMNS,
+        [_change(frame, change) for change in changes],
+        width - 2,
+        rest - 2,
+        selected,
+    )
+    if not changes:
+        log = [((" no knob has been changed since the oldest step in memory", "muted"),)]
+    heading: Line = (
+        (f"changes ({len(changes)})", "title"),
+        (f"  ms before→after, {EFFECT_S:g} s each, newest first", "muted"),
+    )
+    return [*lines, *framed(log, width, rest, heading, (("Enter goes there", "muted"),))]
+
+
+def _names(frame: Frame) -> list[str]:
+    return list(dict.fromkeys([*_specs(frame), *frame.state.knobs]))
+
+
+def _specs(frame: Frame) -> Mapping[str, KnobSpec]:
+    info = frame.state.info
+    return {} if info is None else {spec.name: spec for spec in info.knobs}
+
+
+def _knob_columns(width: int) -> tuple[Column, ...]:
+    return (
+        Column("", 1),
+        Column("knob", 29),
+        Column("value", 13, True),
+        Column("default", 13, True),
+        Column("may be", 20 if width < 130 else 52),
+        Column("what it does" if width >= 130 else "last changed", 0),
+    )
+
+
+def _knob(frame: Frame, name: str, spec: KnobSpec | None) -> list[Cell]:
+    value = frame.state.knobs.get(name)
+    differs = spec is not None and value is not None and value != spec.default
+    return [
+        ("◆" if differs else " ", "mark"),
+        (name, "strong"),
+        (value_text(value), "mark" if differs else "text"),
+        ("—" if spec is None else value_text(spec.default), "muted"),
+        ("" if spec is None else bounds_text(spec), "muted"),
+        (_last(frame, name, spec), "muted"),
+    ]
+
+
+def _last(frame: Frame, name: str, spec: KnobSpec | None) -> str:
+    for change in _changes(frame):
+        if name in change.new:
+            when = fmt.clock(frame.history.wall_ns(change.time_ns))
+            return f"{when} by {change.who}, from step {change.effective_step:,}"
+    return "" if spec is None else spec.help
+
+
+def _about(spec: KnobSpec | None) -> str:
+    if spec is None:
+        return "the engine does not describe it"
+    return f"{spec.name}: {spec.help} (default {value_text(spec.default)}; {bounds_text(spec)})"
+
+
+# The audit log
+
+
+def _changes(frame: Frame) -> list[KnobsChanged]:
+    """Up to the cursor, the newest first."""
+    cursor = frame.cursor
+    changes = frame.history.knob_changes
+    if cursor is not None and not frame.view.live:
+        changes = [change for change in changes if change.effective_step <= cursor]
+    return changes[::-1]
+
+
+def _change(frame: Frame, change: KnobsChanged) -> list[Cell]:
+    what = ", ".join(
+        f"{name} {value_text(change.old.get(name))}→{value_text(value)}"
+        for name, value in change.new.items()
+    )
+    cells: list[Cell] = [
+        (f"{change.effective_step:,}", "text"),
+        (fmt.clock(frame.history.wall_ns(change.time_ns)), "muted"),
+        (clean(change.who, 10), "text"),
+        (what, "mark"),
+    ]
+    slo = frame.history.slo
+    effect = effect_of(frame.history, change)
+    bounds = (slo.itl_ms, slo.itl_ms, slo.ttft_ms, slo.ttft_ms)
+    for (before, after), bound in zip(effect, bounds, strict=True):
+        late = after is not None and after > bound
+        text = f"{fmt.milliseconds(before)}→{fmt.milliseconds(after)}{'!' if late else ' '}"
+        cells.append((text, "breach" if late else "text"))
+    return cells
+
+
+def effect_of(history: History, change: KnobsChanged) -> list[tuple[float | None, float | None]]:
+    """p50 and p99 of ITL, then of TTFT, in ms: before and after a change."""
+    changes = history.knob_changes
+    at = changes.index(change) if change in changes else 0
+    earlier = changes[at - 1].time_ns if at else 0
+    later = changes[at + 1].time_ns if at + 1 < len(changes) else None
+    width_ns = round(EFFECT_S * 1e9)
+    begin_ns = max(change.time_ns - width_ns, earlier)
+    end_ns = change.time_ns + width_ns
+    if later is not None:
+        end_ns = min(end_ns, later)
+    newest_ns = history.state.time_ns
+    end_ns = min(end_ns, newest_ns)
+    before = history.latency(change.time_ns, (change.time_ns - begin_ns) / 1e9, 1)
+    after = history.latency(end_ns, (end_ns - change.time_ns) / 1e9, 1)
+    return [
+        (getattr(getattr(before, kind), rank), getattr(getattr(after, kind), rank))
+        for kind in ("itl", "ttft")
+        for rank in ("p50_ms", "p99_ms")
+    ]

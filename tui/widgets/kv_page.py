@@ -1,0 +1,260 @@
+"""The KV map at full size: every block by state or by owner, references, sharing, fragmentation."""
+
+import string
+from array import array
+from collections import Counter
+
+from stepscope.engine.wire import CACHED, EMPTY, RequestView
+from stepscope.recordings.session import request_name
+from stepscope.tui import format as fmt
+from stepscope.tui.frame import Frame
+from stepscope.tui.widgets import kv_map
+from stepscope.tui.widgets.lines import Line, Run, clean, framed
+from stepscope.tui.widgets.panels import Cell, Column, Target, beside, column_chart, table
+
+NARROW = 100  # below it the map alone, and one line of figures
+_SIDE_WIDTH = 46
+_CHART_HEIGHT = 8
+_MAX_COUNTED = 65_536  # blocks looked at one by one; of more, evenly spaced ones
+_LETTERS = string.ascii_uppercase + string.ascii_lowercase
+_OTHERS, _CACHED, _EMPTY = "+", "░", "·"
+_COLUMNS = (
+    Column("", 1),
+    Column("request", 8),
+    Column("blocks", 7, True),
+    Column("tokens", 8, True),
+    Column("cached", 7, True),
+    Column("client", 0),
+)
+
+
+def targets(frame: Frame) -> list[Target]:
+    """One for each holder of blocks."""
+    return [Target(request_id=view.request_id) for view in _holders(frame)]
+
+
+def draw(frame: Frame, width: int, height: int) -> list[Line]:
+    """The whole page."""
+    info = frame.state.info
+    by_owner = frame.view.kv_by_owner
+    what = "by owner" if by_owner else "by state"
+    size = ""
+    if info is not None and info.num_blocks is not None:
+        size = f"  {info.num_blocks:,} blocks"
+        size += "" if info.block_size is None else f" × {info.block_size} tok"
+    title: Line = ((f"KV map {what}", "title"), (f"{size}  (o: the other way)", "muted"))
+    if width < NARROW:
+        body = [*_map(frame, width - 4, height - 4), kv_map.key(frame), _figure_line(frame)]
+        return framed([((" ", "text"), *line) for line in body], width, height, title)
+    chart_height = _CHART_HEIGHT if height >= 24 else 0
+    map_width, map_height = width - _SIDE_WIDTH, height - chart_height
+    cells = _map(frame, map_width - 4, map_height - 3)
+    key = _owner_key() if by_owner else kv_map.key(frame)
+    body = [((" ", "text"), *line) for line in (*cells, key)]
+    left = framed(body, map_width, map_height, title)
+    if chart_height:
+        left += _trend(frame, map_width, chart_height)
+    figures = _figures(frame)
+    figures_height = min(len(figures) + 2, height - 6)
+    rest = height - figures_height
+    holders = _holders(frame)
+    rows = [_row(number, view) for number, view in enumerate(holders)]
+    listed = table(_COLUMNS, rows, _SIDE_WIDTH - 2, rest - 2, frame.view.row if rows else None) or [
+        ((" nobody holds a block", "muted"),)
+    ]
+    right = [
+        *framed(figures, _SIDE_WIDTH, figures_height, (("blocks", "title"),)),
+        *framed(listed, _SIDE_WIDTH, rest, ((f"holders ({len(rows)})", "title"),)),
+    ]
+    return beside(left, right)
+
+
+def _holders(frame: Frame) -> list[RequestView]:
+    views = (view for view in frame.state.requests.values() if view.num_blocks)
+    return sorted(views, key=lambda view: (-view.num_blocks, view.request_id))
+
+
+def _row(number: int, view: RequestView) -> list[Cell]:
+    cached = f"{view.num_cached_tokens:,}" if view.num_cached_tokens else ""
+    return [
+        (_letter(number), "strong"),
+        (request_name(view.request_id), "text"),
+        (f"{view.num_blocks:,}", "text"),
+        (f"{view.num_computed_tokens:,}", "muted"),
+        (cached, "cached"),
+        (clean(view.client_id, 20), "muted"),
+    ]
+
+
+def _letter(number: int) -> str:
+    return _LETTERS[number] if number < len(_LETTERS) else _OTHERS
+
+
+# The map
+
+
+def _map(frame: Frame, width: int, rows: int) -> list[Line]:
+    if rows <= 0 or width <= 0:
+        return []
+    if not frame.view.kv_by_owner or frame.state.block_owner is None:
+        return kv_map.state_map(frame, width, rows)
+    letters: dict[int, str] = {CACHED: _CACHED, EMPTY: _EMPTY}
+    for number, view in enumerate(_holders(frame)):
+        letters[view.request_id] = _letter(number)
+    owner = frame.state.block_owner
+    stride = -(-len(owner) // _MAX_COUNTED)
+    names = "".join([letters.get(who, _OTHERS) for who in owner[:: max(1, stride)]])
+    num_cells = width * rows
+    if len(names) > num_cells:
+        names = "".join(
+            _most(names[len(names) * cell // num_cells : len(names) * (cell + 1) // num_cells])
+            for cell in range(num_cells)
+        )
+    return [_owner_runs(names[y * width : (y + 1) * width], frame) for y in range(rows)]
+
+
+def _most(names: str) -> str:
+    return Counter(names).most_common(1)[0][0]
+
+
+def _owner_runs(names: str, frame: Frame) -> Line:
+    """Letters of neighbours alternate in weight; the holder that is chosen is raised."""
+    chosen = _letter(frame.view.row)
+    runs: list[Run] = []
+    for name in names:
+        style = {_CACHED: "kv_cached", _EMPTY: "kv_empty", _OTHERS: "muted"}.get(name)
+        if style is None:
+            style = "strong+cursor" if name == chosen else "kv_used"
+        if runs and runs[-1][1] == style:
+            runs[-1] = (runs[-1][0] + name, style)
+        else:
+            runs.append((name, style))
+    return tuple(runs)
+
+
+def _owner_key() -> Line:
+    return (
+        ("A B … ", "kv_used"),
+        ("holders, most blocks first  ", "muted"),
+        (_OTHERS, "muted"),
+        (" others  ", "muted"),
+        (_CACHED, "kv_cached"),
+        ("cached ", "muted"),
+        (_EMPTY, "kv_empty"),
+        ("free", "muted"),
+    )
+
+
+# Figures
+
+
+def _figures(frame: Frame) -> list[Line]:
+    kv, owner, refs = frame.state.kv, frame.state.block_owner, frame.state.block_refs
+    lines: list[Line] = []
+    if kv is None:
+        lines.append(((" the engine does not tell its blocks", "muted"),))
+    else:
+        total = max(1, kv.used + kv.cached + kv.empty)
+        for name, count, style in (
+            ("used", kv.used, "kv_used"),
+            ("cached, free", kv.cached, "kv_cached"),
+            ("empty", kv.empty, "kv_empty"),
+        ):
+            cells = round(count / total * 14)
+            lines.append(
+                (
+                    (f" {name:<13}", "muted"),
+                    (f"{count:>8,} {count / total:>4.0%}  ", "text"),
+                    ("█" * cells, style),
+                )
+            )
+    if owner is not None and refs is not None and len(refs):
+        lines += _references(refs)
+    rates = frame.rates
+    evictions = rates.evictions_per_s
+    lines += [
+        _figure("prefix hit rate", fmt.percent(rates.prefix_hit_rate), "of tokens looked up, 10 s"),
+        _figure("evictions", "—" if evictions is None else f"{evictions:.1f}/s", "cached, lost"),
+        _figure("fragmentation", fmt.percent(kv_map.unfilled_share(frame)), "of held slots empty"),
+    ]
+    return lines
+
+
+def _figure(name: str, value: str, about: str) -> Line:
+    return ((f" {name:<16}", "muted"), (f"{value:>7}  ", "text"), (about, "muted"))
+
+
+def _references(refs: "array[int]") -> list[Line]:
+    """How often blocks are referred to, and what that saves."""
+    stride = -(-len(refs) // _MAX_COUNTED)
+    about = "≈" if stride > 1 else ""
+    counts = Counter(refs[::stride] if stride > 1 else refs)
+    shared = sum(number for count, number in counts.items() if count > 1) * stride
+    saved = sum((count - 1) * number for count, number in counts.items() if count > 1) * stride
+    groups = [
+        ("1", counts.get(1, 0)),
+        ("2", counts.get(2, 0)),
+        ("3-4", counts.get(3, 0) + counts.get(4, 0)),
+        ("5+", sum(number for count, number in counts.items() if count >= 5)),
+    ]
+    line: list[Run] = [(" references ", "muted")]
+    for name, number in groups:
+        line += [(f" {name}: ", "muted"), (f"{about}{number * stride:,}", "text")]
+    return [
+        tuple(line),
+        (
+            (" shared       ", "muted"),
+            (f"{about}{shared:>7,}", "kv_shared"),
+            ("  blocks, saves ", "muted"),
+            (f"{about}{saved:,}", "text"),
+        ),
+    ]
+
+
+def _figure_line(frame: Frame) -> Line:
+    return (
+        ("hit ", "muted"),
+        (fmt.percent(frame.rates.prefix_hit_rate), "text"),
+        ("  evictions ", "muted"),
+        (f"{fmt.short(frame.rates.evictions_per_s)}/s", "text"),
+        ("  fragmentation ", "muted"),
+        (fmt.percent(kv_map.unfilled_share(frame)), "text"),
+    )
+
+
+def _trend(frame: Frame, width: int, height: int) -> list[Line]:
+    """Blocks in use over the steps up to the cursor, one column a step."""
+    room = width - 2 - 8
+    title: Line = (("in use", "title"), (f"  blocks (last {room} steps)", "muted"))
+    if frame.cursor is None:
+        return framed([], width, height, title)
+    history = frame.history
+    summaries = history.summaries(max(0, frame.cursor - room + 1), frame.cursor)
+    values: list[float | None] = [None] * (room - len(summaries))
+    values += [None if s is None or s.kv_used is None else float(s.kv_used) for s in summaries]
+    sizes = [
+        s.kv_used + s.kv_cached + s.kv_empty
+        for s in summaries
+        if s is not None
+        and s.kv_used is not None
+        and s.kv_cached is not None
+        and s.kv_empty is not None
+    ]
+    top = max(sizes, default=1)
+    chart = column_chart(values, height - 3, top, ["kv_used"] * len(values))
+    body: list[Line] = []
+    for y, line in enumerate(chart):
+        label = fmt.short(top) if y == 0 else "0" if y == len(chart) - 1 else ""
+        body.append(((f"{label:>6} ", "muted"), ("│", "frame"), *line))
+    marks = "".join("✗" if s is not None and s.num_preempted else "─" for s in summaries)
+    marks = "─" * (room - len(marks)) + marks
+    axis: list[Run] = [("       ", "muted"), ("┤", "frame")]
+    for glyph in marks:
+        style = "preempted" if glyph == "✗" else "frame"
+        if axis[-1][1] == style:
+            axis[-1] = (axis[-1][0] + glyph, style)
+        else:
+            axis.append((glyph, style))
+    body.append(tuple(axis))
+    legend: Line = (("✗", "preempted"), (" preemption", "muted"))
+    return framed(body, width, height, title, legend)

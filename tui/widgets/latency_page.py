@@ -1,0 +1,263 @@
+"""Latencies against the service levels: percentiles, spread, heat map, breaches explained."""
+
+import math
+from collections.abc import Sequence
+
+from stepscope.recordings.latency import LatencyKind, LatencyReport, Series
+from stepscope.recordings.session import request_name
+from stepscope.recordings.windows import Breach
+from stepscope.tui import format as fmt
+from stepscope.tui.frame import Frame
+from stepscope.tui.latency_windows import WINDOWS
+from stepscope.tui.widgets.lines import Line, Run, clean, framed
+from stepscope.tui.widgets.panels import Cell, Column, Target, beside, first_shown, table
+
+NARROW = 100  # below it no spread beside the heat map
+MAX_BREACHES = 200
+_KINDS: dict[LatencyKind, str] = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "step": "step"}
+_PER_DECADE = 6  # bands of a decade
+_DENSITY = " ·░▒▓█"
+_COLUMNS = (
+    Column("step", 9, True),
+    Column("at", 8),
+    Column("kind", 4),
+    Column("request", 8),
+    Column("ms", 8, True),
+    Column("why", 0),
+)
+
+
+def targets(frame: Frame) -> list[Target]:
+    """One for each breach, the newest first."""
+    return [Target(breach.step, breach.request_id) for breach in _breaches(frame)]
+
+
+def draw(frame: Frame, width: int, height: int) -> list[Line]:
+    """The whole page."""
+    rows = _figures(frame, width - 2)
+    slo = frame.history.slo
+    title: Line = (
+        ("latency", "title"),
+        (f"  ms; service levels: TTFT <{slo.ttft_ms:g}  ITL <{slo.itl_ms:g}", "muted"),
+    )
+    hint: Line = (("the operator's pauses are not counted", "muted"),)
+    lines = framed(rows, width, len(rows) + 2, title, hint)
+    left = height - len(lines)
+    chart_height = 0 if left < 14 else min(16, left // 2)
+    if chart_height:
+        lines += _charts(frame, width, chart_height)
+    rest = height - len(lines)
+    breaches = _breaches(frame)
+    shown = _explained(frame, breaches, max(0, rest - 3))
+    body = table(_COLUMNS, shown, width - 2, rest - 2, frame.view.row if breaches else None)
+    if not breaches:
+        body = [((" no token came later than the service levels", "good"),)]
+    more = "" if len(breaches) < MAX_BREACHES else f", the last {MAX_BREACHES}"
+    heading: Line = ((f"breaches ({len(breaches)}{more})", "title"), ("  newest first", "muted"))
+    return [*lines, *framed(body, width, rest, heading, (("Enter goes there", "muted"),))]
+
+
+# Percentiles
+
+
+def _figures(frame: Frame, width: int) -> list[Line]:
+    """The windows side by side as far as they fit, the last minute always."""
+    slo = frame.history.slo
+    reports = frame.windows
+    names = [name for name, _ in WINDOWS]
+    block = 40
+    if width < 7 + 3 * block:
+        names = ["10 s", "60 s"] if width >= 7 + 2 * block else ["60 s"]
+    head: list[Run] = [("       ", "muted")]
+    for name in names:
+        head.append((f"{name:<6}{'p50':>6}{'p95':>7}{'p99':>7}{'max':>7}  in SLO", "muted"))
+        head[-1] = (head[-1][0].ljust(block), "muted")
+    lines: list[Line] = [tuple(head)]
+    for kind, label in _KINDS.items():
+        bound = {"ttft": slo.ttft_ms, "itl": slo.itl_ms}.get(kind)
+        chosen = kind == frame.view.latency
+        line: list[Run] = [
+            ("▶" if chosen else " ", "text"),
+            (f"{label:<6}", "strong" if chosen else "text"),
+        ]
+        for name in names:
+            report = reports.get(name)
+            line += _block(None if report is None else _series(report, kind), bound)
+        lines.append(tuple(line))
+    return lines
+
+
+def _series(report: LatencyReport, kind: LatencyKind) -> Series:
+    series: Series = getattr(report, kind)
+    return series
+
+
+def _block(series: Series | None, bound: float | None) -> Line:
+    if series is None:
+        return ((" " * 40, "text"),)
+    line: list[Run] = [(f"{fmt.short(series.num_samples):>5}", "muted")]
+    for value in (series.p50_ms, series.p95_ms, series.p99_ms, series.max_ms):
+        late = value is not None and bound is not None and value > bound
+        text = fmt.milliseconds(value) + ("!" if late else " ")
+        line.append((f"{text:>7}", "breach" if late else "text"))
+    kept = ""
+    style = "muted"
+    if bound is not None and series.within_slo is not None:
+        kept = f"{min(series.within_slo, 0.999 if series.within_slo < 1 else 1.0):.1%}"
+        style = "good" if series.within_slo >= 0.95 else "breach"
+    return (*line, (f"{kept:>7}", style))
+
+
+# Spread and heat map
+
+
+def _charts(frame: Frame, width: int, height: int) -> list[Line]:
+    kind = frame.view.latency
+    window_s = 60.0
+    end_ns = None if frame.view.live else frame.state.time_ns
+    samples = frame.history.windows.samples(kind, end_ns, window_s)
+    name = _KINDS[kind]
+    bound = {"ttft": frame.history.slo.ttft_ms, "itl": frame.history.slo.itl_ms}.get(kind)
+    heat_title: Line = ((f"{name} × time", "title"), ("  60 s, newest right", "muted"))
+    spread_title: Line = ((f"{name} spread", "title"), ("  samples (o: another kind)", "muted"))
+    if not samples:
+        empty: list[Line] = [((" no sample in the last 60 s", "muted"),)]
+        return framed(empty, width, height, heat_title)
+    bands = _bands([value for _, value, _ in samples], height - 3)
+    spread_width = 0 if width < NARROW else min(60, width * 2 // 5)
+    heat = _heat(frame, samples, bands, width - spread_width - 2, bound)
+    left = framed(heat, width - spread_width, height, heat_title, _DENSITY_KEY)
+    if not spread_width:
+        return left
+    spread = _spread(samples, bands, spread_width - 2, bound)
+    return beside(left, framed(spread, spread_width, height, spread_title))
+
+
+_DENSITY_KEY: Line = (("·░▒▓█", "decode"), (" few to many ", "muted"), ("late", "breach"))
+
+
+def _bands(values: Sequence[int], most: int) -> list[float]:
+    """Lower edges in milliseconds, in equal factors, from the fastest sample to the slowest."""
+    low_ms, high_ms = max(0.01, min(values) / 1e6), max(0.011, max(values) / 1e6)
+    first = math.floor(math.log10(low_ms) * _PER_DECADE)
+    last = math.floor(math.log10(high_ms) * _PER_DECADE)
+    step = max(1, -(-(last - first + 1) // max(1, most)))
+    first -= first % step
+    return [10 ** (at / _PER_DECADE) for at in range(first, last + 1, step)]
+
+
+def _band(bands: Sequence[float], value_ns: int) -> int:
+    value_ms = value_ns / 1e6
+    for at in range(len(bands) - 1, 0, -1):
+        if value_ms >= bands[at]:
+            return at
+    return 0
+
+
+def _heat(
+    frame: Frame,
+    samples: Sequence[tuple[int, int, int]],
+    bands: Sequence[float],
+    width: int,
+    bound: float | None,
+) -> list[Line]:
+    """A column is a slice of time, a row a band of latencies, a glyph how many samples."""
+    room = width - 9
+    end_ns = frame.state.time_ns
+    extent_ns = 60_000_000_000
+    cells = [[0] * room for _ in bands]
+    for time_ns, value_ns, weight in samples:
+        x = min(room - 1, max(0, (time_ns - end_ns + extent_ns) * room // extent_ns))
+        cells[_band(bands, value_ns)][x] += weight
+    most = max(max(row) for row in cells)
+    lines: list[Line] = []
+    for at in range(len(bands) - 1, -1, -1):
+        late = bound is not None and bands[at] >= bound
+        text = "".join(_dense(count, most) for count in cells[at])
+        lines.append(
+            (
+                (f"{fmt.milliseconds(bands[at]):>6} ", "muted"),
+                ("!" if late else "│", "breach" if late else "frame"),
+                (text, "breach" if late else "decode"),
+            )
+        )
+    lines.append(((f"{'ms':>6} ", "muted"), ("┤", "frame"), *_seconds(room)))
+    return lines
+
+
+def _dense(count: int, most: int) -> str:
+    if not count:
+        return " "
+    share = math.log1p(count) / math.log1p(max(1, most))
+    return _DENSITY[min(len(_DENSITY) - 1, 1 + int(share * (len(_DENSITY) - 1.001)))]
+
+
+def _seconds(room: int) -> Line:
+    axis = ["─"] * room
+    for seconds in (60, 45, 30, 15):
+        label = f"┴-{seconds}s"
+        x = room - room * seconds // 60
+        if x + len(label) <= room:
+            axis[x : x + len(label)] = label
+    return (("".join(axis), "muted"),)
+
+
+def _spread(
+    samples: Sequence[tuple[int, int, int]],
+    bands: Sequence[float],
+    width: int,
+    bound: float | None,
+) -> list[Line]:
+    """A histogram lying on its side, with the same bands as the heat map."""
+    counts = [0] * len(bands)
+    for _, value_ns, weight in samples:
+        counts[_band(bands, value_ns)] += weight
+    total, most = sum(counts), max(counts)
+    room = max(4, width - 24)
+    lines: list[Line] = []
+    for at in range(len(bands) - 1, -1, -1):
+        late = bound is not None and bands[at] >= bound
+        eighths = round(counts[at] / most * room * 8)
+        cells = "█" * (eighths // 8) + ("▌" if eighths % 8 >= 4 else "")
+        if counts[at] and not cells:
+            cells = "▏"
+        lines.append(
+            (
+                (f"{fmt.milliseconds(bands[at]):>6} ", "muted"),
+                ("!" if late else "│", "breach" if late else "frame"),
+                (f"{cells:<{room}}", "breach" if late else "decode"),
+                (f" {fmt.short(counts[at]):>5} {counts[at] / total:>6.1%}", "muted"),
+            )
+        )
+    lines.append(((f"{'ms':>6} ", "muted"), ("┤", "frame"), (f"{total:,} samples", "muted")))
+    return lines
+
+
+# Breaches
+
+
+def _breaches(frame: Frame) -> list[Breach]:
+    found = frame.history.windows.breaches(frame.cursor, MAX_BREACHES)
+    return found[::-1]
+
+
+def _explained(frame: Frame, breaches: Sequence[Breach], room: int) -> list[list[Cell]]:
+    """Cells of all rows; only those that will be seen are explained."""
+    first = first_shown(len(breaches), room, frame.view.row if breaches else None)
+    rows: list[list[Cell]] = []
+    for number, breach in enumerate(breaches):
+        why = ""
+        if first <= number < first + room:
+            late = frame.history.wait(breach.step, breach.request_id)
+            why = "not in memory any more" if late is None else late.explanation
+        rows.append(
+            [
+                (f"{breach.step:,}", "text"),
+                (fmt.clock(frame.history.wall_ns(breach.time_ns)), "muted"),
+                (breach.kind, "text"),
+                (request_name(breach.request_id), "strong"),
+                (f"{fmt.milliseconds(breach.ns / 1e6)}!", "breach"),
+                (clean(why, 300), "text"),
+            ]
+        )
+    return rows

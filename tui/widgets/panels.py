@@ -1,0 +1,140 @@
+"""What the screens beyond the main one are made of: columns, tables, bars, one row chosen.
+
+Pure functions of lines and figures; nothing here knows what is drawn.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from stepscope.tui.theme import LEVELS
+from stepscope.tui.widgets.lines import Line, Run, clean, fitted
+
+Cell: TypeAlias = tuple[str, str]  # text, style
+
+
+class Target(NamedTuple):
+    """What Enter on a row leads to."""
+
+    step: int | None = None
+    request_id: int | None = None
+    knob: str | None = None
+
+
+class Column(NamedTuple):
+    """One column of a table. A width of 0 takes what is left."""
+
+    name: str
+    width: int
+    is_right: bool = False
+
+
+def beside(*blocks: Sequence[Line]) -> list[Line]:
+    """Blocks of equal height, and of full lines, side by side."""
+    return [tuple(run for line in lines for run in line) for lines in zip(*blocks, strict=True)]
+
+
+def table(
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[Cell]],
+    width: int,
+    height: int,
+    selected: int | None = None,
+) -> list[Line]:
+    """A heading and as many rows as fit, the selected one among them, each `width` wide.
+
+    Columns at the end that have no room are left out.
+    """
+    shown = _fitting(columns, width)
+    heading: list[Run] = [(" ", "muted")]
+    for column, room in shown:
+        heading.append((_cell(column.name, room, column.is_right) + " ", "muted"))
+    lines: list[Line] = [tuple(heading)]
+    room_for_rows = max(0, height - 1)
+    first = first_shown(len(rows), room_for_rows, selected)
+    for number in range(first, min(len(rows), first + room_for_rows)):
+        mark = "+cursor" if number == selected else ""
+        line: list[Run] = [("▶" if mark else " ", f"text{mark}")]
+        for (column, room), (text, style) in zip(shown, rows[number], strict=False):
+            line.append((_cell(text, room, column.is_right) + " ", f"{style}{mark}"))
+        lines.append(fitted(line, width))
+    return lines
+
+
+def first_shown(number: int, room: int, selected: int | None) -> int:
+    """The first of `number` rows to show, so that the selected one stands in the middle."""
+    if selected is None or number <= room:
+        return 0
+    return max(0, min(selected - room // 2, number - room))
+
+
+def _fitting(columns: Sequence[Column], width: int) -> list[tuple[Column, int]]:
+    left = width - 1
+    kept: list[tuple[Column, int]] = []
+    for column in columns:
+        if left < max(column.width, 8 if not column.width else 1) + 1:
+            break
+        kept.append((column, column.width))
+        left -= column.width + 1
+    return [(column, room or max(0, left)) for column, room in kept]
+
+
+def _cell(text: str, width: int, is_right: bool) -> str:
+    text = clean(text, width)
+    return text.rjust(width) if is_right else text.ljust(width)
+
+
+def bar(share: float | None, width: int, style: str) -> Line:
+    """A horizontal bar, full at 1."""
+    full = 0 if share is None else round(max(0.0, min(1.0, share)) * width)
+    return (("█" * full, style), ("·" * (width - full), "idle"))
+
+
+def column_chart(
+    values: Sequence[float | None],
+    height: int,
+    top: float,
+    styles: Sequence[str],
+    line: float | None = None,
+) -> list[Line]:
+    """Vertical bars, one cell a value, top row first; `line` is drawn in dots behind them.
+
+    A value that is not zero shows at least an eighth of a cell.
+    """
+    rows: list[Line] = []
+    at = -1 if line is None or top <= 0 else max(0, min(height - 1, int(line / top * height)))
+    for y in range(height - 1, -1, -1):
+        runs: list[Run] = []
+        for value, style in zip(values, styles, strict=True):
+            glyph = " " if value is None else _level(value, top, height, y)
+            if glyph == " ":
+                glyph, style = ("·", "idle") if y == at else (" ", "text")
+            if runs and runs[-1][1] == style:
+                runs[-1] = (runs[-1][0] + glyph, style)
+            else:
+                runs.append((glyph, style))
+        rows.append(tuple(runs))
+    return rows
+
+
+def _level(value: float, top: float, height: int, y: int) -> str:
+    eighths = 0 if top <= 0 else round(min(1.0, value / top) * height * 8)
+    eighths = max(eighths, 1 if value > 0 else 0) - y * 8
+    if eighths <= 0:
+        return " "
+    return LEVELS[min(eighths, 8) - 1]
+
+
+def pairs(entries: Sequence[tuple[str, str, str]], width: int) -> list[Line]:
+    """Label and value one after the other, as many in a line as fit."""
+    lines: list[Line] = []
+    line: list[Run] = []
+    used = 0
+    for label, value, style in entries:
+        length = len(label) + len(value) + 4
+        if line and used + length > width:
+            lines.append(tuple(line))
+            line, used = [], 0
+        line += [(f" {label} ", "muted"), (f"{value}  ", style)]
+        used += length
+    lines.append(tuple(line))
+    return lines

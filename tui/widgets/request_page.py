@@ -1,0 +1,337 @@
+"""The request inspector: one request's life, its gaps between tokens, and why tokens were late."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from stepscope.engine.wire import RequestView
+from stepscope.recordings.causes import Cause, Late, Piece, by_cause
+from stepscope.recordings.lives import Life
+from stepscope.recordings.session import request_name
+from stepscope.tui import format as fmt
+from stepscope.tui.frame import Frame
+from stepscope.tui.lane_rows import lane_status
+from stepscope.tui.theme import CAUSE_GLYPHS
+from stepscope.tui.widgets.lines import Line, Run, clean, framed
+from stepscope.tui.widgets.panels import Cell, Column, Target, column_chart, pairs, table
+
+MEDIANS = 2.0  # where no wait breaks the service level, one longer than so many medians is listed
+_GUTTER = 9
+_COLUMNS = (
+    Column("token", 6, True),
+    Column("step", 8, True),
+    Column("at", 8),
+    Column("took ms", 9, True),
+    Column("of it", 6, True),
+    Column("why, largest first", 0),
+)
+CAUSE_NAMES: dict[Cause, str] = {
+    "queued": "queued",
+    "prompt": "own prompt",
+    "prefill": "beside a prefill",
+    "budget": "budget spent",
+    "left_out": "left out",
+    "preempted": "preempted",
+    "recompute": "recomputed",
+    "paused": "paused",
+    "idle": "engine idle",
+    "step": "decode",
+    "unknown": "unknown",
+}
+
+
+class _Waits(NamedTuple):
+    """The waits up to the cursor, and which of them are listed."""
+
+    life: Life | None
+    all: tuple[Late, ...]
+    late: list[Late]
+    bound_text: str
+
+
+def request_id_of(frame: Frame) -> int | None:
+    """The selected request; with none selected the one that waited longest in the step."""
+    view, requests = frame.view, frame.state.requests
+    if view.selected is not None:
+        return view.selected
+    if view.followed is not None:
+        return view.followed
+    summary = frame.summary
+    if summary is not None and summary.max_itl_request_id in requests:
+        return summary.max_itl_request_id
+    return min(requests, default=None)
+
+
+def targets(frame: Frame) -> list[Target]:
+    """One for each late token: the step that brought it."""
+    found = _view(frame)
+    if found is None:
+        return []
+    waits = _waits(frame, found)
+    return [Target(late.step, late.request_id) for late in waits.late]
+
+
+def draw(frame: Frame, width: int, height: int) -> list[Line]:
+    """The whole page."""
+    request_id = request_id_of(frame)
+    view = _view(frame)
+    if request_id is None or view is None:
+        text = " no request yet"
+        if request_id is not None:
+            text = f" {request_name(request_id)} is not there at this step: ←/→ go to another, Esc"
+        return framed([((text, "muted"),)], width, height, (("request", "title"),))
+    waits = _waits(frame, view)
+    name = request_name(request_id)
+    title: Line = (
+        (f"request {name}", "title"),
+        (f"  {clean(view.client_id, 24)}  {_status(view)}", "muted"),
+    )
+    facts = _facts(frame, view, waits, width - 2)
+    life_height = len(facts) + 6 if height >= 24 else len(facts) + 4
+    strip_height = max(0, min(11, (height - life_height) // 2)) if height >= 20 else 0
+    body = [*facts, *_life(frame, view, waits, width - 2, life_height - 2 - len(facts))]
+    lines = framed(body, width, life_height, title)
+    if strip_height >= 4:
+        lines += _strip(frame, waits, width, strip_height)
+    rest = height - len(lines)
+    rows = [_row(frame, late) for late in waits.late]
+    selected = frame.view.row if rows else None
+    listed: list[Line] = table(_COLUMNS, rows, width - 2, rest - 2, selected)
+    if not rows:
+        listed = [((" no token of it was late", "good"),)]
+    heading: Line = (
+        (f"late tokens ({len(rows)})", "title"),
+        (f"  longer than {waits.bound_text}", "muted"),
+    )
+    return [*lines, *framed(listed, width, rest, heading, (("Enter goes to the step", "muted"),))]
+
+
+def _view(frame: Frame) -> RequestView | None:
+    request_id = request_id_of(frame)
+    return None if request_id is None else frame.state.requests.get(request_id)
+
+
+def _waits(frame: Frame, view: RequestView) -> _Waits:
+    history, slo = frame.history, frame.history.slo
+    life = history.life(view)
+    cursor = math.inf if frame.cursor is None else frame.cursor
+    every = tuple(late for late in (() if life is None else life.waits) if late.step <= cursor)
+    late = [each for each in every if each.gap_ns > _bound_ns(frame, each)]
+    text = f"{slo.itl_ms:g} ms (first token {slo.ttft_ms:g} ms)"
+    gaps = [each.gap_ns for each in every if each.token_idx]
+    if not late and gaps:
+        median_ns = statistics.median(gaps)
+        late = [each for each in every if each.token_idx and each.gap_ns > MEDIANS * median_ns]
+        if late:
+            text = f"twice its median of {median_ns / 1e6:.1f} ms; none broke {slo.itl_ms:g} ms"
+    return _Waits(life, every, late[::-1], text)
+
+
+def _bound_ns(frame: Frame, late: Late) -> float:
+    slo = frame.history.slo
+    return (slo.itl_ms if late.token_idx else slo.ttft_ms) * 1e6
+
+
+def _status(view: RequestView) -> str:
+    names = {"WAIT": "waiting", "PRE": "prefilling", "DEC": "decoding", "OUT": "preempted"}
+    status = names.get(lane_status(view))
+    return status or f"ended: {view.finish_reason or 'how is not known'}"
+
+
+def _facts(frame: Frame, view: RequestView, waits: _Waits, width: int) -> list[Line]:
+    gaps = sorted(each.gap_ns - each.paused_ns for each in waits.all if each.token_idx)
+    slo = frame.history.slo
+    first = None
+    if view.first_token_ns is not None and not view.is_partial:
+        first = next((each for each in waits.all if not each.token_idx), None)
+    ttft_ms = None if first is None else (first.gap_ns - first.paused_ns) / 1e6
+    tpot_ms = sum(gaps) / len(gaps) / 1e6 if gaps else None
+    p50, p99, worst = (_rank(gaps, rank) for rank in (50, 99, 100))
+    known = not view.is_partial
+    hit = view.num_cached_tokens
+    entries = [
+        ("arrived", fmt.clock(frame.history.wall_ns(view.arrival_ns)) if known else "—", "text"),
+        ("prompt", fmt.count(view.num_prompt_tokens), "text"),
+        ("of it cached", fmt.count(hit) if known else "—", "cached"),
+        ("output", f"{view.num_output_tokens:,}/{view.max_tokens if known else '—'}", "text"),
+        ("in cache", f"{view.num_computed_tokens:,} tok", "text"),
+        ("blocks", fmt.count(view.num_blocks), "text"),
+        ("priority", str(view.priority) if known else "—", "text"),
+        ("preempted", f"{view.num_preemptions}x", "breach" if view.num_preemptions else "text"),
+        ("TTFT", *_late(ttft_ms, slo.ttft_ms)),
+        ("ITL p50", *_late(p50, slo.itl_ms)),
+        ("p99", *_late(p99, slo.itl_ms)),
+        ("max", *_late(worst, slo.itl_ms)),
+        ("TPOT", *_late(tpot_ms, None)),
+    ]
+    return pairs(entries, width)
+
+
+def _rank(ordered: Sequence[int], rank: int) -> float | None:
+    """Nearest-rank percentile in milliseconds."""
+    if not ordered:
+        return None
+    return ordered[max(0, math.ceil(rank * len(ordered) / 100) - 1)] / 1e6
+
+
+def _late(value: float | None, bound: float | None) -> tuple[str, str]:
+    is_late = value is not None and bound is not None and value > bound
+    text = fmt.milliseconds(value)
+    unit = "" if value is None or text.endswith("s") else " ms"
+    return f"{text}{unit}{'!' if is_late else ''}", "breach" if is_late else "text"
+
+
+# Its life on a line of time
+
+
+def _life(frame: Frame, view: RequestView, waits: _Waits, width: int, height: int) -> list[Line]:
+    """The line of time, and under it where the time went."""
+    pieces = _pieces(frame, view, waits)
+    if not pieces:
+        return [((" nothing of its life is in memory", "muted"),)]
+    begin_ns = pieces[0].start_ns
+    end_ns = pieces[-1].start_ns + pieces[-1].ns
+    room = max(10, width - _GUTTER - 10)
+    took = fmt.milliseconds((end_ns - begin_ns) / 1e6)
+    line: Line = (
+        (f" {'life':<{_GUTTER - 1}}", "muted"),
+        *_cells(pieces, begin_ns, end_ns, room),
+        (f" {took}{'' if took.endswith('s') else ' ms'}", "text"),
+    )
+    totals = by_cause(pieces) if height < 3 else _exact(pieces)
+    total = max(1, sum(totals.values()))
+    entries = [
+        (
+            f"{CAUSE_GLYPHS[cause][0]} {CAUSE_NAMES[cause]}",
+            f"{ns / total:.0%} {fmt.milliseconds(ns / 1e6)}",
+            "text",
+        )
+        for cause, ns in sorted(totals.items(), key=lambda item: -item[1])
+    ]
+    spent = [_coloured(each) for each in pairs(entries, width - _GUTTER)]
+    shown = [((" " * _GUTTER, "text"), *each) for each in spent[: max(0, height - 1)]]
+    if shown:
+        shown[0] = ((f" {'went to':<{_GUTTER - 1}}", "muted"), *shown[0][1:])
+    return [line, *shown]
+
+
+def _coloured(line: Line) -> Line:
+    """The glyphs before the names of causes in their own style."""
+    styles = dict(CAUSE_GLYPHS.values())
+    runs: list[Run] = []
+    for text, style in line:
+        glyph = text[1:2]
+        if style == "muted" and glyph in styles:
+            runs += [(" ", "text"), (glyph, styles[glyph]), (text[2:], "muted")]
+        else:
+            runs.append((text, style))
+    return tuple(runs)
+
+
+def _exact(pieces: Sequence[Piece]) -> dict[Cause, int]:
+    totals: dict[Cause, int] = {}
+    for piece in pieces:
+        totals[piece.cause] = totals.get(piece.cause, 0) + piece.ns
+    return totals
+
+
+def _pieces(frame: Frame, view: RequestView, waits: _Waits) -> list[Piece]:
+    """Up to the cursor; what it waits for since is not known before its token comes."""
+    life = waits.life
+    if life is None:
+        return []
+    now_ns = frame.state.time_ns
+    pieces = [piece for piece in life.pieces if piece.start_ns < now_ns]
+    if view.status in ("waiting", "preempted"):
+        begin_ns = view.arrival_ns
+        if pieces:
+            begin_ns = pieces[-1].start_ns + pieces[-1].ns
+        if begin_ns < now_ns and not (view.is_partial and not pieces):
+            cause: Cause = "queued" if view.status == "waiting" else "preempted"
+            pieces.append(Piece(cause, begin_ns, now_ns - begin_ns, frame.cursor or 0))
+    return pieces
+
+
+def _cells(pieces: Sequence[Piece], begin_ns: int, end_ns: int, width: int) -> Line:
+    """Each cell shows the worst of what is in it, in the order of `CAUSE_GLYPHS`."""
+    rank = {cause: number for number, cause in enumerate(CAUSE_GLYPHS)}
+    cells = [-1] * width
+    extent = max(1, end_ns - begin_ns)
+    for piece in pieces:
+        first = (piece.start_ns - begin_ns) * width // extent
+        last = (piece.start_ns + piece.ns - 1 - begin_ns) * width // extent
+        for x in range(max(0, first), min(width, last + 1)):
+            cells[x] = max(cells[x], rank[piece.cause])
+    glyphs = list(CAUSE_GLYPHS.values())
+    runs: list[Run] = []
+    for cell in cells:
+        glyph, style = (" ", "text") if cell < 0 else glyphs[cell]
+        if runs and runs[-1][1] == style:
+            runs[-1] = (runs[-1][0] + glyph, style)
+        else:
+            runs.append((glyph, style))
+    return tuple(runs)
+
+
+# Gaps between tokens
+
+
+def _strip(frame: Frame, waits: _Waits, width: int, height: int) -> list[Line]:
+    """A bar a token; where there are more than columns, the worst of several."""
+    gaps = [each for each in waits.all if each.token_idx]
+    room = width - 2 - _GUTTER - 1
+    bound_ms = frame.history.slo.itl_ms
+    stride = max(1, -(-len(gaps) // room))
+    chunks = [gaps[at : at + stride] for at in range(0, len(gaps), stride)]
+    values = [max(each.gap_ns for each in chunk) / 1e6 for chunk in chunks]
+    served = [max(each.gap_ns - each.paused_ns for each in chunk) / 1e6 for chunk in chunks]
+    top = max([bound_ms * 1.15, *served], default=bound_ms)
+    styles = ["breach" if value > bound_ms else "decode" for value in served]
+    for at, (value, net) in enumerate(zip(values, served, strict=True)):
+        if value - net > bound_ms >= net:
+            styles[at] = "mark"
+    chart_height = height - 3
+    chart = column_chart(values, chart_height, top, styles, bound_ms)
+    at_bound = max(0, min(chart_height - 1, int(bound_ms / top * chart_height)))
+    body: list[Line] = []
+    for y, line in enumerate(chart):
+        label = fmt.milliseconds(top) if y == 0 else ""
+        if chart_height - 1 - y == at_bound:
+            label = f"<{bound_ms:g}"
+        body.append(((f"{label:>{_GUTTER - 2}} ", "muted"), ("│", "frame"), *line))
+    marks = "".join(
+        "!" if style == "breach" else "‖" if style == "mark" else "─" for style in styles
+    )
+    body.append(((f"{'token':>{_GUTTER - 2}} ", "muted"), ("┤", "frame"), *_marks(marks)))
+    unit = "1 col = 1 token" if stride == 1 else f"1 col = {stride} tokens, worst of them"
+    title: Line = (("gaps between tokens", "title"), (f"  ms ({unit})", "muted"))
+    legend: Line = (("!", "breach"), (" late ", "muted"), ("‖", "mark"), (" paused", "muted"))
+    return framed(body, width, height, title, legend)
+
+
+def _marks(text: str) -> Line:
+    styles = {"!": "breach", "‖": "mark", "─": "frame"}
+    runs: list[Run] = []
+    for glyph in text:
+        if runs and runs[-1][1] == styles[glyph]:
+            runs[-1] = (runs[-1][0] + glyph, styles[glyph])
+        else:
+            runs.append((glyph, styles[glyph]))
+    return tuple(runs)
+
+
+def _row(frame: Frame, late: Late) -> list[Cell]:
+    net_ns = late.gap_ns - late.paused_ns
+    is_breach = net_ns > _bound_ns(frame, late)
+    main = by_cause(late.pieces)
+    share = max(main.values(), default=0) / max(1, late.gap_ns)
+    glyph = {"preempted": "✗", "paused": "‖"}.get(late.cause, "")
+    return [
+        ("first" if not late.token_idx else f"#{late.token_idx + 1}", "strong"),
+        (f"{late.step:,}", "text"),
+        (fmt.clock(frame.history.wall_ns(late.end_ns)), "muted"),
+        (f"{late.gap_ns / 1e6:,.1f}{'!' if is_breach else ' '}", "breach" if is_breach else "text"),
+        (f"{share:.0%}", "muted"),
+        (f"{glyph + ' ' if glyph else ''}{late.explanation}", "text"),
+    ]

@@ -1,0 +1,267 @@
+"""The step inspector: every row of the step at the cursor, its cost, and what is new in it."""
+
+from stepscope.engine.wire import BatchRow, Phase, RowFlag, StepRecord
+from stepscope.recordings.columns import StepSummary
+from stepscope.recordings.session import request_name
+from stepscope.tui import format as fmt
+from stepscope.tui.frame import Frame
+from stepscope.tui.widgets import inspector
+from stepscope.tui.widgets.knob_panel import value_text
+from stepscope.tui.widgets.lines import Line, Run, clean, framed
+from stepscope.tui.widgets.panels import Cell, Column, Target, bar, beside, table
+
+NARROW = 100  # below it one column
+_HEAD_HEIGHT = 11
+_PHASES = {Phase.PREFILL: "prefill", Phase.DECODE: "decode", Phase.RECOMPUTE: "recompute"}
+_COLUMNS = (
+    Column("request", 8),
+    Column("phase", 9),
+    Column("tokens", 7, True),
+    Column("positions", 15),
+    Column("prompt", 7, True),
+    Column("cached", 7, True),
+    Column("context", 8, True),
+    Column("blocks", 11, True),
+    Column("brings", 12),
+    Column("client", 0),
+)
+
+
+def targets(frame: Frame) -> list[Target]:
+    """One for each row: its request."""
+    return [Target(frame.cursor, row.request_id) for row in _rows(frame.record)]
+
+
+def draw(frame: Frame, width: int, height: int) -> list[Line]:
+    """The whole page."""
+    record, summary = frame.record, frame.summary
+    step = "—" if frame.cursor is None else fmt.count(frame.cursor)
+    title: Line = ((f"step {step}", "title"), (" (follows cursor)", "muted"))
+    if record is None or summary is None:
+        return framed(_missing(frame), width, height, title)
+    head_height = min(_HEAD_HEIGHT, max(6, height // 2))
+    if width < NARROW:
+        head = framed(_costs(frame, record, summary, width - 2), width, head_height, title)
+    else:
+        left = width // 2
+        events = (*_changes(frame, record, summary), *inspector.event_lines(record))
+        head = beside(
+            framed(_costs(frame, record, summary, left - 2), left, head_height, title),
+            framed(
+                events,
+                width - left,
+                head_height,
+                (("since the step before, and in it", "title"),),
+            ),
+        )
+    rows = _rows(record)
+    body_height = height - head_height
+    cells = [_cells(frame, row) for row in rows]
+    selected = frame.view.row if rows else None
+    body: list[Line] = (
+        table(_COLUMNS, cells, width - 2, body_height - 2, selected)
+        if record.batch is not None
+        else [((" the engine does not tell who was in the step", "muted"),)]
+    )
+    what = (f"rows ({len(rows)})", "title")
+    hint = ("↑/↓ choose  Enter request  ←/→ other steps", "muted")
+    return [*head, *framed(body, width, body_height, (what,), (hint,))]
+
+
+def _missing(frame: Frame) -> list[Line]:
+    if frame.cursor is None:
+        return [((" no step yet", "muted"),)]
+    return [((" this step was lost on the way here", "muted"),)]
+
+
+def _rows(record: StepRecord | None) -> list[BatchRow]:
+    """Prefills first, the largest on top; then decodes, by request."""
+    rows = [] if record is None or record.batch is None else record.batch
+    return sorted(
+        rows, key=lambda row: (row.phase == Phase.DECODE, -row.num_tokens, row.request_id)
+    )
+
+
+def _cells(frame: Frame, row: BatchRow) -> list[Cell]:
+    view = frame.state.requests.get(row.request_id)
+    is_decode = row.phase == Phase.DECODE
+    end = row.start + row.num_tokens
+    brings = "first token" if row.flags & RowFlag.FIRST_TOKEN else ""
+    if not brings:
+        brings = "token" if is_decode or row.flags & RowFlag.LAST_CHUNK else "no token yet"
+    prompt = view.num_prompt_tokens if view is not None and view.num_prompt_tokens else None
+    taken = _taken(frame, row)
+    return [
+        (request_name(row.request_id), "strong"),
+        (_PHASES.get(Phase(row.phase), "?"), "decode" if is_decode else "prefill"),
+        (f"{row.num_tokens:,}", "text"),
+        (f"{row.start:,}→{end:,}", "muted"),
+        (fmt.count(prompt), "muted"),
+        (f"{row.num_cached_tokens:,}" if row.num_cached_tokens else "", "cached"),
+        (f"{end:,}", "text"),
+        (f"{row.num_blocks:,}{taken:>5}", "text"),
+        (("resumed, " if row.flags & RowFlag.RESUMED else "") + brings, "muted"),
+        (clean("" if view is None else view.client_id, 40), "muted"),
+    ]
+
+
+def _taken(frame: Frame, row: BatchRow) -> str:
+    """Blocks it took in this step."""
+    record = frame.record
+    moves = () if record is None else record.moves
+    taken = sum(move.owner == row.request_id for move in moves)
+    return f" +{taken}" if taken else ""
+
+
+# What it cost
+
+
+def _costs(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -> list[Line]:
+    spent = record.num_prefill_tokens + record.num_decode_tokens
+    padded = record.num_padded_tokens or 0
+    budget = record.token_budget
+    seats = len(record.batch) if record.batch is not None else None
+    bar_width = max(4, min(24, width - 44))
+    lines: list[Line] = [
+        _timing(record, width),
+        _times(record),
+        (
+            (" budget  ", "muted"),
+            (f"{spent + padded:>7,} of {fmt.count(budget):<7}", "strong"),
+            *bar((spent + padded) / budget if budget else None, bar_width, "prefill"),
+        ),
+        (
+            ("   decode ", "muted"),
+            (f"{record.num_decode_tokens:,}", "decode"),
+            ("  prefill ", "muted"),
+            (f"{record.num_prefill_tokens:,}", "prefill"),
+            ("  cached, not spent ", "muted"),
+            (f"{summary.num_cached_tokens:,}", "cached"),
+            *((("  padding ", "muted"), (f"{padded:,}", "caution")) if padded else ()),
+        ),
+        (
+            (" seats   ", "muted"),
+            (f"{fmt.count(seats):>7} of {fmt.count(record.max_num_seqs):<7}", "strong"),
+            *bar(
+                seats / record.max_num_seqs if seats is not None and record.max_num_seqs else None,
+                bar_width,
+                "decode",
+            ),
+        ),
+        _kv(record, bar_width),
+        *inspector.waiting_lines(record),
+    ]
+    late = frame.history.stall(record.step)
+    if late is not None:
+        is_breach = late.gap_ns - late.paused_ns > late.bound_ns
+        name = request_name(late.request_id)
+        lines.append(
+            (
+                (" longest wait ", "muted"),
+                (f"{late.gap_ns / 1e6:,.1f} ms", "breach" if is_breach else "text"),
+                ("! " if is_breach else " ", "breach"),
+                (clean(f"{name}: {late.explanation}", max(10, width - 28)), "muted"),
+            )
+        )
+    return lines
+
+
+def _timing(record: StepRecord, width: int) -> Line:
+    """The step as a line of time: schedule, launch, model."""
+    total_ns = max(1, record.tokens_ns - record.schedule_start_ns)
+    scheduled, launch = record.schedule_end_ns, record.launch_ns
+    room = max(8, width - 16)
+    runs: list[Run] = [(f" {fmt.milliseconds(total_ns / 1e6):>6} ms ", "strong")]
+    if scheduled is None or launch is None:
+        return (*runs, ("━" * room, "decode"))
+    parts = (
+        ("s", "cached", scheduled - record.schedule_start_ns),
+        ("l", "muted", launch - scheduled),
+        ("━", "decode", record.tokens_ns - launch),
+    )
+    left = room
+    for glyph, style, ns in parts[:2]:
+        cells = min(left, max(1 if ns else 0, round(ns / total_ns * room)))
+        runs.append((glyph * cells, style))
+        left -= cells
+    return (*runs, (parts[2][0] * max(0, left), parts[2][1]))
+
+
+def _times(record: StepRecord) -> Line:
+    def between(start_ns: int | None, end_ns: int | None) -> str:
+        if start_ns is None or end_ns is None:
+            return "—"
+        return fmt.milliseconds((end_ns - start_ns) / 1e6)
+
+    device_ms = None if record.device_ns is None else record.device_ns / 1e6
+    return (
+        ("   schedule ", "muted"),
+        (between(record.schedule_start_ns, record.schedule_end_ns), "cached"),
+        ("  launch ", "muted"),
+        (between(record.schedule_end_ns, record.launch_ns), "text"),
+        ("  model ", "muted"),
+        (between(record.launch_ns, record.tokens_ns), "decode"),
+        ("  device ", "muted"),
+        (fmt.milliseconds(device_ms), "text"),
+        ("  ms", "muted"),
+    )
+
+
+def _kv(record: StepRecord, bar_width: int) -> Line:
+    kv = record.kv
+    if kv is None:
+        return ((" KV      ", "muted"), ("the engine does not tell its blocks", "muted"))
+    total = kv.used + kv.cached + kv.empty
+    return (
+        (" KV      ", "muted"),
+        (f"{kv.used:>7,} of {total:<7,}", "strong"),
+        *bar(kv.used / total if total else None, bar_width, "kv_used"),
+        (f"  {kv.cached:,} cached", "muted"),
+        (f"  {kv.evicted:,} evicted" if kv.evicted else "", "caution"),
+    )
+
+
+# What changed
+
+
+def _changes(frame: Frame, record: StepRecord, summary: StepSummary) -> list[Line]:
+    history = frame.history
+    before_step = history.neighbour(record.step, -1)
+    before = history.summary(before_step) if before_step < record.step else None
+    lines: list[Line] = []
+    if summary.after_gap:
+        lines.append(((" ? ", "caution"), ("records before this step are missing", "text")))
+    for change in history.knob_changes:
+        if change.effective_step == record.step:
+            what = ", ".join(
+                f"{name} {value_text(change.old.get(name))}→{value_text(value)}"
+                for name, value in change.new.items()
+            )
+            lines.append(((" ◆ ", "mark"), (f"{what} by {clean(change.who, 16)}", "text")))
+    if before is None:
+        return [*lines, ((" nothing is known of the step before", "muted"),)]
+    idle_ms = max(0, record.schedule_start_ns - before.tokens_ns) / 1e6
+    lines.append(
+        (
+            (" after step ", "muted"),
+            (f"{before.step:,}", "text"),
+            (f", {fmt.milliseconds(idle_ms)} ms later", "muted"),
+        )
+    )
+    deltas = (
+        ("ms", summary.duration_ns / 1e6, before.duration_ns / 1e6),
+        ("prefill", summary.num_prefill_tokens, before.num_prefill_tokens),
+        ("decode", summary.num_decode_tokens, before.num_decode_tokens),
+        ("run", summary.num_running, before.num_running),
+        ("wait", summary.num_waiting, before.num_waiting),
+        ("KV", summary.kv_used, before.kv_used),
+    )
+    line: list[Run] = []
+    for name, now, then in deltas:
+        line.append((f" {name} ", "muted"))
+        if now is None or then is None:
+            line.append(("—", "text"))
+        else:
+            style = "text" if now == then else "strong"
+            line.append((f"{now - then:+,.1f}" if name == "ms" else f"{now - then:+,}", style))
+    return [*lines, tuple(line)]
