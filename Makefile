@@ -7,13 +7,17 @@ INSTALLED := $(VENV)/.installed
 PACKAGES := engine kernels recordings tui
 ARGS ?=
 
-.PHONY: demo test lint types bench clean
+.PHONY: demo test lint types test-clients bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/stepscope demo $(ARGS)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(ARGS)
+
+# guidellm and aiperf, each in an environment of its own, against a live server.
+test-clients: $(INSTALLED)
+	$(BIN)/python tests/clients/run_clients.py
 
 lint: $(INSTALLED) types
 	$(BIN)/ruff check .
@@ -31,7 +35,7 @@ bench: $(INSTALLED)
 	done
 
 clean:
-	rm -rf $(VENV) .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-clients .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # Again only when what is to be installed has changed. pip keeps what fits already.
 $(INSTALLED): pyproject.toml constraints.txt $(wildcard kernels/cpu/*)
