@@ -1,0 +1,184 @@
+"""Runs guidellm and aiperf, unmodified, against a live server: `make test-clients`.
+
+Each has a virtual environment of its own under `.venv-clients`, made once. A client that cannot be
+installed is skipped, with the reason; one that is there and does not get what it wants fails.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent.parent
+ENVIRONMENTS = ROOT / ".venv-clients"
+NUM_REQUESTS = 20
+OUTPUT_TOKENS = 16
+TIMEOUT_S = 600
+
+
+class Client(NamedTuple):
+    """A client, how it is run, and what it says of the run: (finished requests, output tokens)."""
+
+    package: str
+    arguments: Callable[[str, Path, Path], list[str]]
+    result: Callable[[Path], tuple[int, int]]
+    environment: dict[str, str]
+
+
+def guidellm_arguments(url: str, tokenizer: Path, output: Path) -> list[str]:
+    return [
+        *("guidellm", "run", "--disable-console-interactive"),
+        *("--backend", f"kind=openai_http,target={url},model=demo"),
+        *("--profile", "kind=concurrent,streams=4"),
+        *("--constraint", f"kind=max_requests,count={NUM_REQUESTS}"),
+        *("--tokenizer", f"kind=huggingface_auto,model={tokenizer}"),
+        *("--data", f"kind=synthetic_text,prompt_tokens=64,output_tokens={OUTPUT_TOKENS}"),
+        *("--output", f"kind=json,path={output}/guidellm.json"),
+    ]
+
+
+def guidellm_result(output: Path) -> tuple[int, int]:
+    (benchmark,) = json.loads((output / "guidellm.json").read_text())["benchmarks"]
+    done = benchmark["requests"]["successful"]
+    assert not benchmark["requests"]["errored"], benchmark["requests"]["errored"][0]
+    return len(done), sum(request["output_tokens"] for request in done)
+
+
+def aiperf_arguments(url: str, tokenizer: Path, output: Path) -> list[str]:
+    return [
+        *("aiperf", "profile", "--model", "demo", "--url", url, "--tokenizer", str(tokenizer)),
+        *("--endpoint-type", "chat", "--streaming", "--use-server-token-count", "--ui", "none"),
+        *("--concurrency", "4", "--request-count", str(NUM_REQUESTS)),
+        *("--isl", "64", "--osl", str(OUTPUT_TOKENS), "--extra-inputs", "ignore_eos:true"),
+        *("--artifact-dir", str(output)),
+    ]
+
+
+def aiperf_result(output: Path) -> tuple[int, int]:
+    found = json.loads((output / "profile_export_aiperf.json").read_text())
+    assert not found["error_summary"], found["error_summary"]
+    tokens = found["total_usage_completion_tokens"]["avg"]
+    return int(found["request_count"]["avg"]), int(tokens)
+
+
+CLIENTS = {
+    # Neither is to look for the tokenizer anywhere but in the folder; aiperf takes no folder when
+    # it is told that it is offline.
+    "guidellm": Client(
+        "guidellm==0.8.1", guidellm_arguments, guidellm_result, {"HF_HUB_OFFLINE": "1"}
+    ),
+    "aiperf": Client("aiperf==0.13.0", aiperf_arguments, aiperf_result, {}),
+}
+
+
+def main() -> None:
+    failures = 0
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = Path(folder) / "tokenizer"
+        save_tokenizer(tokenizer)
+        server, url = start_server(Path(folder))
+        try:
+            for name, client in CLIENTS.items():
+                if reason := install(name, client):
+                    print(f"{name:10} skipped: {reason}")
+                    continue
+                problem = run(name, client, url, tokenizer, Path(folder) / name)
+                failures += problem is not None
+                print(f"{name:10} {problem or 'passed'}")
+        finally:
+            server.terminate()
+            server.wait()
+    sys.exit(failures)
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Of the demo model, which is served."""
+    from stepscope.engine.models.demo import byte_tokenizer
+
+    byte_tokenizer().save_pretrained(folder)
+
+
+def start_server(folder: Path) -> tuple["subprocess.Popen[str]", str]:
+    server = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "stepscope.tui.cli", "serve", "--http", "0"),
+            *("--endpoint", f"{folder}/engine", "--kv-memory", "64MB"),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stdout is not None
+    for line in server.stdout:
+        if match := re.search(r"on (http://[^/]+)/v1", line):
+            return server, match[1]
+    raise SystemExit("the server did not start")
+
+
+def install(name: str, client: Client) -> str | None:
+    """Make its environment, unless it is there; why that cannot be."""
+    folder = ENVIRONMENTS / name
+    marker = folder / ".installed"
+    if marker.exists() and marker.read_text() == client.package:
+        return None
+    python = folder / "bin" / "python"
+    constraints = ENVIRONMENTS / f"{name}-constraints.txt"
+    try:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        # The build of torch that is installed here: on a machine without a GPU that is the small
+        # one, if pip knows where it is.
+        constraints.write_text(f"torch=={version('torch')}\n")
+        subprocess.run(
+            [
+                *(str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"),
+                *("-c", str(constraints), client.package),
+            ],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=1800,
+        )
+    except (subprocess.SubprocessError, OSError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        lines = [line for line in str(said).splitlines() if line.startswith("ERROR")]
+        return lines[-1] if lines else str(error)
+    marker.write_text(client.package)
+    return None
+
+
+def run(name: str, client: Client, url: str, tokenizer: Path, output: Path) -> str | None:
+    """What is wrong with what the client got."""
+    output.mkdir()
+    program, *arguments = client.arguments(url, tokenizer, output)
+    try:
+        done = subprocess.run(
+            [str(ENVIRONMENTS / name / "bin" / program), *arguments],
+            cwd=output,
+            env={**os.environ, **client.environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"FAILED: it did not end within {TIMEOUT_S} s"
+    if done.returncode != 0:
+        return f"FAILED with {done.returncode}:\n{done.stdout[-3000:]}"
+    try:
+        found = client.result(output)
+    except (OSError, ValueError, LookupError, AssertionError) as error:
+        return f"FAILED, its report says: {error!r}"
+    expected = (NUM_REQUESTS, NUM_REQUESTS * OUTPUT_TOKENS)
+    if found != expected:
+        return f"FAILED: {found} requests and tokens, expected {expected}"
+    return None
+
+
+if __name__ == "__main__":
+    main()
