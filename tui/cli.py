@@ -246,6 +246,43 @@ def repair(
     cli_repair.repair_file(file, output)
 
 
+@app.command(
+    epilog=_example(
+        "stepscope export session.mcap --to perfetto -o session.pftrace",
+        "stepscope export session.mcap --to csv --table requests --from 100 --until 200 -o r.csv",
+    )
+)
+def export(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="a recording")],
+    target: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            "--format",
+            metavar="FORMAT",
+            help="perfetto, chrome, parquet, csv, jsonl or mooncake",
+        ),
+    ],
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="the file to write")
+    ],
+    first: Annotated[
+        int | None, typer.Option("--from", metavar="STEP", help="the first step of it")
+    ] = None,
+    last: Annotated[
+        int | None, typer.Option("--until", metavar="STEP", help="the last step of it")
+    ] = None,
+    table: Annotated[
+        str,
+        typer.Option(metavar="TABLE", help="for csv and parquet: steps, rows or requests"),
+    ] = "steps",
+) -> None:
+    """Write a recording in the format of another program."""
+    from stepscope.tui import cli_export
+
+    cli_export.export_file(file, target, output, first, last, table)
+
+
 @app.command(epilog=_example("stepscope verify session.mcap", "stepscope verify f.mcap --json"))
 def verify(
     file: Annotated[str, typer.Argument(metavar="FILE", help="a recording")],

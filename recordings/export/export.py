@@ -1,0 +1,82 @@
+"""`export`: a recording, or a range of it, into a file of another format."""
+
+from pathlib import Path
+from typing import IO, Literal, NamedTuple, TypeAlias, get_args
+
+from stepscope.recordings.export.chrome import write_chrome
+from stepscope.recordings.export.csv_file import write_csv
+from stepscope.recordings.export.jsonl import write_jsonl
+from stepscope.recordings.export.moments import Progress, StepRange, moments
+from stepscope.recordings.export.mooncake import write_mooncake
+from stepscope.recordings.export.output import writing
+from stepscope.recordings.export.parquet import write_parquet
+from stepscope.recordings.export.perfetto import write_perfetto
+from stepscope.recordings.export.tables import Table
+from stepscope.recordings.reader import Recording
+
+Format: TypeAlias = Literal["perfetto", "chrome", "parquet", "csv", "jsonl", "mooncake"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+
+
+class Exported(NamedTuple):
+    """What was written: how many of what, and what should be known about it."""
+
+    num_written: int
+    unit: str
+    notes: tuple[str, ...] = ()
+
+
+def export(
+    recording: Recording,
+    output: Path,
+    target: Format,
+    steps: StepRange,
+    table: Table,
+    progress: Progress,
+) -> Exported:
+    """Write `output`; it is there in full afterwards, or not at all.
+
+    Args:
+        table: which one, for formats of tables (csv, parquet).
+
+    Raises:
+        RecordingError: `output` is there already or cannot be written, or no step is in range.
+        MissingPackage: the format needs a package that is not installed.
+    """
+    with writing(output) as stream:
+        return _write(recording, stream, target, steps, table, progress)
+
+
+def _write(
+    recording: Recording,
+    stream: IO[bytes],
+    target: Format,
+    steps: StepRange,
+    table: Table,
+    progress: Progress,
+) -> Exported:
+    source = moments(recording, steps, progress)
+    if target == "perfetto":
+        return Exported(write_perfetto(source, stream), "packets")
+    if target == "chrome":
+        return Exported(write_chrome(source, stream), "events")
+    if target == "parquet":
+        return Exported(write_parquet(source, stream, table), f"{table}")
+    if target == "csv":
+        return Exported(write_csv(source, stream, table), f"{table}")
+    if target == "jsonl":
+        return Exported(write_jsonl(source, stream), "messages")
+    written = write_mooncake(source, stream, recording.info.block_size)
+    notes = [
+        "a recording holds no tokens: hash_ids are equal where the engine's prefix cache showed "
+        f"it ({written.num_hits:,} hits, {written.num_unknown_hits:,} of unknown origin), and "
+        "unique elsewhere"
+    ]
+    for count, what in (
+        (written.num_before, "arrived before the first step of the range: left out"),
+        (written.num_without_output, "got no token: left out"),
+        (written.num_unfinished, "did not finish: with the tokens they had by then"),
+    ):
+        if count:
+            notes.append(f"{count:,} requests {what}")
+    return Exported(written.num_lines, "requests", tuple(notes))

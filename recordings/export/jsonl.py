@@ -1,0 +1,28 @@
+"""JSON lines: every message as it was on the wire, with its number and its wall time."""
+
+from collections.abc import Iterable
+from typing import IO
+
+import msgspec
+
+from stepscope.engine import wire
+from stepscope.recordings.export.moments import Moment
+
+_encode = msgspec.json.Encoder().encode
+
+
+def write_jsonl(moments: Iterable[Moment], stream: IO[bytes]) -> int:
+    """Gives the number of lines. A step has its batch rows as lists, in the order of `BatchRow`."""
+    count = 0
+    for moment in moments:
+        message = moment.message
+        time_ns = getattr(message, "tokens_ns", None) or getattr(message, "time_ns", None)
+        line = {
+            "sequence": moment.sequence,
+            "topic": wire.TOPICS[type(message)].decode(),
+            "wall_ns": None if time_ns is None else time_ns + moment.offset_ns,
+            "message": message,
+        }
+        stream.write(_encode(line) + b"\n")
+        count += 1
+    return count

@@ -1,0 +1,91 @@
+"""`moments`: a range of a recording, message by message, with the state each one leads to."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from stepscope.engine import wire
+from stepscope.engine.wire import Snapshot, StepRecord, Telemetry
+from stepscope.recordings.loaded_chunk import KEYFRAME
+from stepscope.recordings.mcap_index import RecordingError
+from stepscope.recordings.outcome import Outcome
+from stepscope.recordings.reader import Position, Recording
+from stepscope.recordings.session import SessionState
+
+Progress = Callable[[float], None]
+
+
+class StepRange(NamedTuple):
+    """Steps from `first` to `last`, both included; None is the end of the recording."""
+
+    first: int | None = None
+    last: int | None = None
+
+
+class Moment(NamedTuple):
+    """A message, and what is known right after it.
+
+    Attributes:
+        outcome: what a step brought; None for all other messages.
+        offset_ns: to be added to a time of the engine for the wall time.
+        after_gap: messages before it were lost.
+    """
+
+    message: Telemetry
+    sequence: int
+    state: SessionState
+    outcome: Outcome | None
+    offset_ns: int
+    after_gap: bool
+
+
+def moments(recording: Recording, steps: StepRange, progress: Progress) -> Iterator[Moment]:
+    """Everything but keyframes, from the first step of the range to its last.
+
+    Raises:
+        RecordingError: the range holds no step.
+    """
+    first, last = _bounds(recording, steps)
+    before = recording.find_step(first - 1) if first > 0 else None
+    snapshot, position = recording.keyframe_before(before or Position(0, 0))
+    state = SessionState.from_snapshot(snapshot)
+    offset_ns = recording.info.wall_ns - recording.info.monotonic_ns
+    begun = snapshot.step >= first - 1
+    sequence = snapshot.sequence
+    for frame, place in recording.frames(position, sequence):
+        try:
+            message = wire.decode(frame.payload)
+        except msgspec.DecodeError:
+            continue  # 'stepscope verify' tells of it
+        if isinstance(message, StepRecord):
+            if message.step > last:
+                return
+            begun = begun or message.step >= first
+            progress((message.step - first + 1) / (last - first + 1))
+        after_gap = frame.sequence > sequence + 1
+        sequence = max(sequence, frame.sequence)
+        if frame.topic == KEYFRAME:
+            # One of the recorder's own says nothing new.
+            if isinstance(message, Snapshot) and after_gap:
+                state.apply(message)
+            continue
+        outcome = state.apply(message)
+        if begun:
+            yield Moment(message, frame.sequence, state, outcome, offset_ns, after_gap)
+        elif place == before:
+            begun = True
+
+
+def _bounds(recording: Recording, steps: StepRange) -> tuple[int, int]:
+    if recording.first_step is None or recording.last_step is None:
+        raise RecordingError(f"{recording.path} holds no step")
+    first = recording.first_step if steps.first is None else max(steps.first, recording.first_step)
+    last = recording.last_step if steps.last is None else min(steps.last, recording.last_step)
+    if first > last:
+        wanted = f"{steps.first if steps.first is not None else 'the first'} to {steps.last}"
+        raise RecordingError(
+            f"{recording.path} holds steps {recording.first_step:,} to {recording.last_step:,}, "
+            f"none of {wanted}"
+        )
+    return first, last

@@ -1,0 +1,43 @@
+"""A file that is there in full or not at all."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from stepscope.recordings.mcap_index import RecordingError
+
+UNFINISHED_SUFFIX = ".exporting"
+
+
+class MissingPackage(Exception):  # noqa: N818 - reads as what it is
+    """A package that a format needs is not installed; the message says how to get it."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[IO[bytes]]:
+    """A stream whose content gets the name `path` when the block ends well.
+
+    Raises:
+        RecordingError: it is there already, or cannot be written.
+    """
+    if path.exists():
+        raise RecordingError(f"{path} is there already; remove it or choose another name")
+    unfinished = path.with_name(path.name + UNFINISHED_SUFFIX)
+    try:
+        with open(unfinished, "wb") as stream:
+            yield stream
+        unfinished.replace(path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise RecordingError(f"cannot write {path}: {error.strerror or error}") from error
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def missing(package: str, name: str) -> MissingPackage:
+    """For a format that cannot do without it."""
+    return MissingPackage(
+        f"{name} needs the package {package}: pip install 'stepscope[export]' (or {package})"
+    )

@@ -1,0 +1,115 @@
+"""`PrefixBook`: whose beginning a prompt shares, as far as the moves of KV blocks tell.
+
+A recording holds no tokens, so nobody can hash them. But an engine with a prefix cache has done so,
+and shows what it found: a request admitted with a hit gets blocks that held the same tokens for
+another request. Equal blocks mean equal beginnings (a block is known by all before it), so the
+deepest block of a hit tells which request's beginning was found, and how much of it.
+
+What this cannot know: what was equal but not cached any more, or lay past the hit; and a hit on
+blocks that were filled in the very same step.
+"""
+
+from itertools import count
+from typing import NamedTuple
+
+from stepscope.engine.traces import HASH_BLOCK_TOKENS
+from stepscope.engine.wire import EMPTY, Admitted, BatchRow, BlockMove
+
+
+class Chain:
+    """Ids of the 512-token blocks of one request's context, made up as they are asked for."""
+
+    __slots__ = ("_ids", "_new_ids")
+
+    def __init__(self, ids: list[int], new_ids: "count[int]") -> None:
+        self._ids = ids
+        self._new_ids = new_ids
+
+    def first(self, num_blocks: int) -> list[int]:
+        while len(self._ids) < num_blocks:
+            self._ids.append(next(self._new_ids))
+        return self._ids[:num_blocks]
+
+
+class _Table(NamedTuple):
+    """The blocks of one request, in the order of its context; None for one that is not known."""
+
+    chain: Chain
+    blocks: list[int | None]
+
+
+class PrefixBook:
+    """Which request filled each KV block, and which place it has in that request's context.
+
+    Its size is that of the pool: a chain is forgotten with the last block that shows it.
+
+    Attributes:
+        num_unknown: hits whose origin the moves did not tell.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.num_unknown = 0
+        self._block_size = block_size
+        self._new_ids: count[int] = count()
+        self._filled: dict[int, tuple[Chain, int]] = {}
+        self._tables: dict[int, _Table] = {}
+
+    def new_id(self) -> int:
+        """For a block like no other."""
+        return next(self._new_ids)
+
+    def take(
+        self, moves: list[BlockMove], batch: list[BatchRow], admitted: list[Admitted]
+    ) -> dict[int, Chain]:
+        """A step. Gives the chains of the requests that were admitted in it."""
+        by_owner: dict[int, list[int]] = {}
+        shared = [move.block_id for move in moves if move.ref_count > 1]
+        for move in moves:
+            if move.owner == EMPTY:
+                self._filled.pop(move.block_id, None)
+            elif move.owner >= 0 and move.ref_count > 0:
+                by_owner.setdefault(move.owner, []).append(move.block_id)
+        chains: dict[int, Chain] = {}
+        for event in admitted:
+            moved = by_owner.get(event.request_id, [])
+            chains[event.request_id] = self._admit(event, moved, shared)
+        for row in batch:
+            table = self._tables.get(row.request_id)
+            if table is not None:  # else it was there before the range began
+                self._grow(table, by_owner.get(row.request_id, []), row.num_blocks)
+        return chains
+
+    def leave(self, request_id: int) -> None:
+        """A request has ended, or lost its blocks; what they hold may still be found."""
+        self._tables.pop(request_id, None)
+
+    def _admit(self, event: Admitted, moved: list[int], shared: list[int]) -> Chain:
+        num_hit = event.num_cached_tokens // self._block_size
+        known = None
+        if num_hit:
+            known = self._origin(moved[num_hit - 1 : num_hit], num_hit)
+            # Not in its place: it was freed just before, or somebody after us shares it.
+            known = known or self._origin(moved, num_hit) or self._origin(shared, num_hit)
+            self.num_unknown += known is None
+        num_whole = num_hit * self._block_size // HASH_BLOCK_TOKENS
+        chain = Chain(known.first(num_whole) if known else [], self._new_ids)
+        hit: list[int | None] = [*moved[:num_hit]]
+        self._tables[event.request_id] = _Table(chain, hit + [None] * (num_hit - len(hit)))
+        return chain
+
+    def _origin(self, blocks: list[int], num_hit: int) -> Chain | None:
+        """The chain of which one of the blocks is the deepest of a hit, if that is certain."""
+        filled = (self._filled.get(block) for block in blocks)
+        chains = {id(each[0]): each[0] for each in filled if each and each[1] == num_hit - 1}
+        return next(iter(chains.values())) if len(chains) == 1 else None
+
+    def _grow(self, table: _Table, moved: list[int], num_blocks: int) -> None:
+        if not moved and len(table.blocks) == num_blocks:
+            return
+        # What it holds already is moved when another holder leaves.
+        held = set(table.blocks)
+        for block in moved:
+            if block not in held and len(table.blocks) < num_blocks:
+                self._filled[block] = (table.chain, len(table.blocks))
+                table.blocks.append(block)
+        table.blocks.extend([None] * (num_blocks - len(table.blocks)))

@@ -1,0 +1,191 @@
+"""Tables of a session: of steps, of the rows of their batches, and of requests."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from stepscope.engine.wire import Phase, RequestView, RowFlag, StepRecord
+from stepscope.recordings.export.moments import Moment
+from stepscope.recordings.outcome import Outcome
+
+Table: TypeAlias = Literal["steps", "rows", "requests"]
+TABLES: tuple[Table, ...] = ("steps", "rows", "requests")
+
+
+class Column(NamedTuple):
+    """A name, and what its values are; any of them may be None, which is unknown."""
+
+    name: str
+    kind: Literal["int", "float", "bool", "text"] = "int"
+
+
+STEP_COLUMNS = (
+    Column("step"),
+    Column("wall_ns"),
+    Column("after_gap", "bool"),
+    *(Column(f"{name}_ns") for name in ("schedule_start", "schedule_end", "launch", "tokens")),
+    Column("device_ns"),
+    Column("knobs_version"),
+    Column("token_budget"),
+    Column("max_num_seqs"),
+    *(Column(f"num_{name}_tokens") for name in ("prefill", "recomputed", "decode", "padded")),
+    *(Column(f"num_{name}_tokens") for name in ("cached", "output")),
+    *(Column(f"num_{name}") for name in ("rows", "running", "waiting", "arrived", "finished")),
+    Column("num_preempted"),
+    *(Column(f"kv_{name}") for name in ("used", "cached", "empty", "evicted")),
+    Column("queried_tokens"),
+    Column("hit_tokens"),
+    Column("max_itl_ns"),
+)
+ROW_COLUMNS = (
+    Column("step"),
+    Column("tokens_ns"),
+    Column("request_id"),
+    Column("phase", "text"),
+    Column("start"),
+    Column("num_tokens"),
+    Column("num_cached_tokens"),
+    Column("num_blocks"),
+    Column("last_chunk", "bool"),
+    Column("first_token", "bool"),
+    Column("resumed", "bool"),
+)
+REQUEST_COLUMNS = (
+    Column("request_id"),
+    Column("client_id", "text"),
+    Column("status", "text"),
+    Column("finish_reason", "text"),
+    Column("arrival_ns"),
+    Column("arrival_wall_ns"),
+    Column("first_token_ns"),
+    Column("last_token_ns"),
+    Column("finish_ns"),
+    Column("finish_step"),
+    Column("num_prompt_tokens"),
+    Column("num_cached_tokens"),
+    Column("num_output_tokens"),
+    Column("max_tokens"),
+    Column("priority"),
+    Column("num_preemptions"),
+    Column("ttft_ms", "float"),
+    Column("tpot_ms", "float"),
+)
+COLUMNS: dict[Table, tuple[Column, ...]] = {
+    "steps": STEP_COLUMNS,
+    "rows": ROW_COLUMNS,
+    "requests": REQUEST_COLUMNS,
+}
+_PHASES = {int(phase): phase.name.lower() for phase in Phase}
+
+
+def table_rows(table: Table, moments: Iterable[Moment]) -> Iterator[tuple[Any, ...]]:
+    """Values in order of the columns.
+
+    A request has its row when it ends; those that live at the end of the range come last.
+    """
+    if table == "requests":
+        yield from _requests(moments)
+        return
+    for moment in moments:
+        record, outcome = moment.message, moment.outcome
+        if not isinstance(record, StepRecord) or outcome is None:
+            continue
+        if table == "steps":
+            yield _step(record, outcome, moment)
+        else:
+            yield from _rows(record)
+
+
+def _step(record: StepRecord, outcome: Outcome, moment: Moment) -> tuple[Any, ...]:
+    kv = record.kv
+    return (
+        record.step,
+        record.tokens_ns + moment.offset_ns,
+        moment.after_gap,
+        record.schedule_start_ns,
+        record.schedule_end_ns,
+        record.launch_ns,
+        record.tokens_ns,
+        record.device_ns,
+        record.knobs_version,
+        record.token_budget,
+        record.max_num_seqs,
+        record.num_prefill_tokens,
+        outcome.num_recomputed_tokens,
+        record.num_decode_tokens,
+        record.num_padded_tokens,
+        outcome.num_cached_tokens,
+        outcome.num_output_tokens,
+        None if record.batch is None else len(record.batch),
+        record.num_running,
+        record.num_waiting,
+        outcome.num_arrived,
+        outcome.num_finished,
+        outcome.num_preempted,
+        *((None,) * 6 if kv is None else (kv.used, kv.cached, kv.empty, kv.evicted)),
+        *(() if kv is None else (kv.queried_tokens, kv.hit_tokens)),
+        outcome.max_gap_ns,
+    )
+
+
+def _rows(record: StepRecord) -> Iterator[tuple[Any, ...]]:
+    for row in record.batch or ():
+        yield (
+            record.step,
+            record.tokens_ns,
+            row.request_id,
+            _PHASES.get(row.phase, str(row.phase)),
+            row.start,
+            row.num_tokens,
+            row.num_cached_tokens,
+            row.num_blocks,
+            bool(row.flags & RowFlag.LAST_CHUNK),
+            bool(row.flags & RowFlag.FIRST_TOKEN),
+            bool(row.flags & RowFlag.RESUMED),
+        )
+
+
+def _requests(moments: Iterable[Moment]) -> Iterator[tuple[Any, ...]]:
+    moment: Moment | None = None
+    for moment in moments:
+        for event in getattr(moment.message, "events", ()):
+            view = moment.state.requests.get(event.request_id)
+            if view is not None and _ends(event) and view.status == "finished":
+                yield _request(view, moment.offset_ns)
+    if moment is not None:
+        for view in moment.state.requests.values():
+            if view.status != "finished":
+                yield _request(view, moment.offset_ns)
+
+
+def _ends(event: object) -> bool:
+    return type(event).__name__ in ("Finished", "Aborted")
+
+
+def _request(view: RequestView, offset_ns: int) -> tuple[Any, ...]:
+    first_ns, last_ns = view.first_token_ns, view.last_token_ns
+    is_known = not view.is_partial
+    ttft_ms = tpot_ms = None
+    if first_ns is not None and is_known:
+        ttft_ms = (first_ns - view.arrival_ns) / 1e6
+    if first_ns is not None and last_ns is not None and view.num_output_tokens > 1:
+        tpot_ms = (last_ns - first_ns) / (view.num_output_tokens - 1) / 1e6
+    return (
+        view.request_id,
+        view.client_id if is_known else None,
+        view.status,
+        view.finish_reason,
+        view.arrival_ns if is_known else None,
+        view.arrival_ns + offset_ns if is_known else None,
+        first_ns,
+        last_ns,
+        view.finish_ns,
+        view.finish_step,
+        view.num_prompt_tokens,
+        view.num_cached_tokens,
+        view.num_output_tokens,
+        view.max_tokens if is_known else None,
+        view.priority,
+        view.num_preemptions,
+        ttft_ms,
+        tpot_ms,
+    )

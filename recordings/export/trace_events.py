@@ -1,0 +1,227 @@
+"""A session as tracks of slices, counters and arrows: what trace viewers draw.
+
+Steps are slices on one track. A running request sits in a slot, the lowest that is free when it
+gets its first row, as in the dashboard: its stay is a slice, its prefill chunks and its stretch of
+decoding are slices within. An arrow leads from its arrival to its first token.
+"""
+
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+from typing import Any, Literal, NamedTuple
+
+from stepscope.engine.wire import (
+    Aborted,
+    Arrived,
+    BatchRow,
+    EngineStatus,
+    Finished,
+    KnobsChanged,
+    Mark,
+    Phase,
+    Preempted,
+    RowFlag,
+    StepRecord,
+)
+from stepscope.recordings.export.moments import Moment
+from stepscope.recordings.session import SessionState, request_name
+
+Kind = Literal["track", "counter", "begin", "end", "instant", "value"]
+
+ROOT, STEPS, ARRIVALS, OPERATOR = 1, 2, 3, 4  # tracks; slots follow
+FIRST_COUNTER, FIRST_SLOT = 100, 1000
+_COUNTERS = (
+    ("tokens scheduled", "tokens"),
+    ("token budget", "tokens"),
+    ("KV blocks used", "blocks"),
+    ("KV blocks cached", "blocks"),
+    ("KV blocks empty", "blocks"),
+    ("requests running", "requests"),
+    ("requests waiting", "requests"),
+)
+MARKER_NS = 1000  # an arrow begins and ends at a slice: these are as short as can be seen
+
+
+class TraceEvent(NamedTuple):
+    """One thing on a track.
+
+    Attributes:
+        time_ns: of the engine.
+        name: of what begins; of a track, of a counter.
+        flow: the arrow that starts here, or ends here (`ends_flow`).
+        value: of a counter; of a track its parent.
+    """
+
+    kind: Kind
+    track: int
+    time_ns: int = 0
+    name: str = ""
+    args: dict[str, Any] | None = None
+    flow: int | None = None
+    ends_flow: bool = False
+    value: int = 0
+    unit: str = ""
+
+
+class _Stay:
+    """A request in its slot."""
+
+    __slots__ = ("decode_ends_ns", "is_decoding", "slot")
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+        self.is_decoding = False
+        self.decode_ends_ns = 0
+
+
+class Tracer:
+    """Makes events of moments; keeps the slots."""
+
+    def __init__(self) -> None:
+        self._stays: dict[int, _Stay] = {}
+        self._free: list[int] = []
+        self._num_slots = 0
+        self._values: dict[int, int] = {}  # last one of each counter
+
+    def events(self, moments: Iterable[Moment]) -> Iterator[TraceEvent]:
+        """All events; those of one track are in order of time."""
+        yield TraceEvent("track", ROOT, name="stepscope")
+        for track, name in ((STEPS, "steps"), (ARRIVALS, "arrivals"), (OPERATOR, "operator")):
+            yield TraceEvent("track", track, name=name, value=ROOT)
+        for number, (name, unit) in enumerate(_COUNTERS):
+            yield TraceEvent("counter", FIRST_COUNTER + number, name=name, value=ROOT, unit=unit)
+        last_ns = 0
+        for moment in moments:
+            message = moment.message
+            if isinstance(message, StepRecord):
+                yield from self._step(message, moment.state)
+                last_ns = message.tokens_ns
+            elif isinstance(message, EngineStatus):
+                yield from self._ends(message.events, message.time_ns)
+                yield from self._arrivals(message)
+            elif isinstance(message, KnobsChanged):
+                changes = {
+                    name: f"{message.old.get(name)} -> {v}" for name, v in message.new.items()
+                }
+                text = ", ".join(f"{name} {value}" for name, value in changes.items())
+                args = {**changes, "who": message.who, "effective_step": message.effective_step}
+                yield TraceEvent("instant", OPERATOR, message.time_ns, text or "knobs", args)
+            elif isinstance(message, Mark):
+                yield TraceEvent("instant", OPERATOR, message.time_ns, message.text or "mark")
+        for request_id in list(self._stays):
+            yield from self._leave(request_id, last_ns)
+
+    def _step(self, record: StepRecord, state: SessionState) -> Iterator[TraceEvent]:
+        start_ns, end_ns = record.schedule_start_ns, record.tokens_ns
+        yield from self._arrivals(record)
+        # Who was preempted has left its slot before the rows of this step were seated.
+        preempted = [event for event in record.events if isinstance(event, Preempted)]
+        yield from self._ends(preempted, start_ns)
+        num_tokens = record.num_prefill_tokens + record.num_decode_tokens
+        args = {
+            "prefill": record.num_prefill_tokens,
+            "decode": record.num_decode_tokens,
+            "running": record.num_running,
+            "waiting": record.num_waiting,
+        }
+        yield TraceEvent("begin", STEPS, start_ns, f"step {record.step}", args)
+        for name, begin_ns, until_ns in (
+            ("schedule", start_ns, record.schedule_end_ns),
+            ("model", record.launch_ns, end_ns),
+        ):
+            if begin_ns is not None and until_ns is not None:
+                yield TraceEvent("begin", STEPS, begin_ns, name)
+                yield TraceEvent("end", STEPS, until_ns)
+        yield TraceEvent("end", STEPS, end_ns)
+        for row in record.batch or ():
+            yield from self._row(row, state, start_ns, end_ns)
+        kv = record.kv
+        yield from self._counters(
+            start_ns,
+            (
+                num_tokens,
+                record.token_budget,
+                *((None,) * 3 if kv is None else (kv.used, kv.cached, kv.empty)),
+                record.num_running,
+                record.num_waiting,
+            ),
+        )
+        ends = [event for event in record.events if not isinstance(event, Preempted)]
+        yield from self._ends(ends, end_ns)
+
+    def _row(
+        self, row: BatchRow, state: SessionState, start_ns: int, end_ns: int
+    ) -> Iterator[TraceEvent]:
+        stay = self._stays.get(row.request_id)
+        if stay is None:
+            slot, is_new = self._take_slot()
+            stay = self._stays[row.request_id] = _Stay(slot)
+            if is_new:
+                yield TraceEvent("track", FIRST_SLOT + slot, name=f"slot {slot:3}", value=ROOT)
+            yield self._seated(row, state, stay, start_ns)
+        track = FIRST_SLOT + stay.slot
+        if row.phase == Phase.DECODE:
+            if not stay.is_decoding:
+                stay.is_decoding = True
+                yield TraceEvent("begin", track, start_ns, "decode")
+            stay.decode_ends_ns = end_ns
+            return
+        yield from self._stop_decoding(stay)
+        name = "recompute" if row.phase == Phase.RECOMPUTE else "prefill"
+        args = {"start": row.start, "tokens": row.num_tokens, "cached": row.num_cached_tokens}
+        yield TraceEvent("begin", track, start_ns, f"{name} {row.num_tokens}", args)
+        if row.flags & RowFlag.FIRST_TOKEN:
+            flow = row.request_id + 1
+            begin_ns = max(start_ns, end_ns - MARKER_NS)
+            yield TraceEvent("begin", track, begin_ns, "first token", flow=flow, ends_flow=True)
+            yield TraceEvent("end", track, end_ns)
+        yield TraceEvent("end", track, end_ns)
+
+    def _seated(self, row: BatchRow, state: SessionState, stay: _Stay, start_ns: int) -> TraceEvent:
+        view = state.requests.get(row.request_id)
+        args: dict[str, Any] = {"request_id": row.request_id}
+        name = request_name(row.request_id)
+        if view is not None and not view.is_partial:
+            name = f"{name} {view.client_id}"
+            args |= {"client_id": view.client_id, "prompt_tokens": view.num_prompt_tokens}
+        return TraceEvent("begin", FIRST_SLOT + stay.slot, start_ns, name, args)
+
+    def _arrivals(self, message: StepRecord | EngineStatus) -> Iterator[TraceEvent]:
+        for event in message.events:
+            if isinstance(event, Arrived):
+                name = f"{request_name(event.request_id)} {event.client_id}"
+                args = {"prompt_tokens": event.num_prompt_tokens, "max_tokens": event.max_tokens}
+                flow = event.request_id + 1
+                yield TraceEvent("begin", ARRIVALS, event.time_ns, name, args, flow)
+                yield TraceEvent("end", ARRIVALS, event.time_ns + MARKER_NS)
+
+    def _ends(self, events: Iterable[object], time_ns: int) -> Iterator[TraceEvent]:
+        for event in events:
+            if isinstance(event, Finished | Aborted | Preempted):
+                yield from self._leave(event.request_id, time_ns)
+
+    def _leave(self, request_id: int, time_ns: int) -> Iterator[TraceEvent]:
+        stay = self._stays.pop(request_id, None)
+        if stay is None:
+            return
+        yield from self._stop_decoding(stay)
+        yield TraceEvent("end", FIRST_SLOT + stay.slot, max(time_ns, stay.decode_ends_ns))
+        heappush(self._free, stay.slot)
+
+    def _stop_decoding(self, stay: _Stay) -> Iterator[TraceEvent]:
+        if stay.is_decoding:
+            stay.is_decoding = False
+            yield TraceEvent("end", FIRST_SLOT + stay.slot, stay.decode_ends_ns)
+
+    def _take_slot(self) -> tuple[int, bool]:
+        """The lowest free slot, and whether it is used for the first time."""
+        if self._free:
+            return heappop(self._free), False
+        self._num_slots += 1
+        return self._num_slots - 1, True
+
+    def _counters(self, time_ns: int, values: tuple[int | None, ...]) -> Iterator[TraceEvent]:
+        for number, value in enumerate(values):
+            track = FIRST_COUNTER + number
+            if value is not None and self._values.get(track) != value:
+                self._values[track] = value
+                yield TraceEvent("value", track, time_ns, value=value)
