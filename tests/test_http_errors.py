@@ -1,5 +1,6 @@
 """Whatever is wrong with a request, its sender gets an OpenAI error object that says what."""
 
+import asyncio
 import json
 import socket
 from collections.abc import Callable, Iterator
@@ -8,8 +9,17 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from stepscope.engine.http.openai_types import NO_OP_VALUES
+from stepscope.engine.commands import Error
+from stepscope.engine.config import Limits
+from stepscope.engine.http.app import Api, build_app
+from stepscope.engine.http.exposition import Exposition
+from stepscope.engine.http.metrics import EngineMetrics
+from stepscope.engine.http.openai_types import NO_OP_VALUES, ChatRequest, CompletionRequest
+from stepscope.engine.http.settings import HttpSettings
+from stepscope.engine.simulated import simulated_info
 
 
 @pytest.fixture
@@ -282,3 +292,86 @@ def test_an_engine_without_a_chat_template_says_so(
     body = {"messages": [{"role": "user", "content": "x"}]}
     refused = httpx.post(f"{server.url}/v1/chat/completions", content=json.dumps(body))
     assert error_of(refused, 400)["param"] == "messages"
+
+
+class StubEngine:
+    """Is there, and refuses every prompt; or fails in a way that nobody has thought of."""
+
+    def __init__(self, bug: Exception | None = None) -> None:
+        self._bug = bug
+        limits = Limits(max_num_batched_tokens=2048, max_num_seqs=64, max_model_len=1024)
+        self.info = simulated_info(limits, 256, 16, seed=0)
+
+    def send(self, command: object, waiter: Any) -> int:
+        if self._bug is not None:
+            raise self._bug
+        refusal = Error(code="bad_prompt", message="prompt: not today")
+        asyncio.get_running_loop().call_soon(waiter.take, 1, refusal)
+        return 1
+
+    def forget(self, command_id: int) -> None:
+        return
+
+
+def stub_client(engine: StubEngine) -> httpx.AsyncClient:
+    exposition = Exposition(EngineMetrics(), "")
+    api = Api(HttpSettings(), engine, exposition)  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(build_app(api))  # what the application raises is raised here
+    return httpx.AsyncClient(transport=transport, base_url="http://stub")
+
+
+async def test_a_bug_is_a_500_without_a_traceback_and_a_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with stub_client(StubEngine(RuntimeError("secret detail"))) as client:
+        answer = await client.post("/v1/completions", json={"prompt": "x"})
+        assert error_of(answer, 500)["code"] == "internal_error"
+        assert "secret" not in answer.text
+    assert "secret detail" in caplog.text
+    assert sum("POST /v1/completions failed" in each.message for each in caplog.records) == 1
+
+
+async def test_a_page_of_another_site_cannot_use_the_server() -> None:
+    async with stub_client(StubEngine()) as client:
+        headers = {"origin": "https://example.org"}
+        for path in ("/v1/completions", "/reset_prefix_cache"):
+            answer = await client.post(path, json={"prompt": "x"}, headers=headers)
+            assert error_of(answer, 403)["code"] == "cross_origin"
+        own = await client.post(
+            "/v1/completions", json={"prompt": "x"}, headers={"origin": "http://stub"}
+        )
+        assert error_of(own, 400)["code"] == "bad_prompt"
+
+
+NAMES = st.sampled_from(
+    [*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__, *NO_OP_VALUES, "other"]
+)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from([0, 1, 2**63, -(2**63), 1e308, "", "x", "user", "text"])
+    | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(NAMES | st.sampled_from(["role", "content", "type", "text"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    body=st.dictionaries(NAMES, VALUES, max_size=6).map(lambda each: json.dumps(each).encode())
+    | st.binary(max_size=40),
+    path=st.sampled_from(["/v1/completions", "/v1/chat/completions"]),
+)
+def test_whatever_is_sent_is_the_senders_fault(body: bytes, path: str) -> None:
+    async def post() -> httpx.Response:
+        async with stub_client(StubEngine()) as client:
+            return await client.post(path, content=body)
+
+    response = asyncio.run(post())
+    assert response.status_code in (400, 404)  # the engine refuses what is right
+    error_of(response, response.status_code)

@@ -153,6 +153,20 @@ class Api:
                 code="invalid_api_key",
             )
 
+    def check_origin(self, scope: Scope) -> None:
+        """Raises ApiError when a page of another site makes a browser send this.
+
+        A server on the loopback address is within reach of every page its user looks at.
+        """
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        if scope["method"] != "POST" or origin is None:
+            return
+        if origin.partition("://")[2] != headers.get("host"):
+            raise ApiError(
+                403, f"requests from pages of {origin[:200]} are not taken", code="cross_origin"
+            )
+
     # Names
 
     def _info(self) -> EngineInfo:
@@ -246,6 +260,7 @@ class _Outermost:
 
         try:
             self._api.check_key(scope)
+            self._api.check_origin(scope)
             await self._app(scope, receive, send_named)
         except ApiError as error:
             await send_json(send_named, error.status, error.body, error.headers)

@@ -123,7 +123,7 @@ class EngineClient:
                 log.info("found %s at %s", info.name, self.endpoint.control)
                 self._on_change()
                 await self._lost.wait()
-                log.warning("the engine at %s is gone", self.endpoint.control)
+                log.info("the engine at %s is gone", self.endpoint.control)
         finally:
             was_found = self.info is not None
             self.info = None

@@ -110,7 +110,10 @@ async def _main(
         if following is not None:
             following.cancel()
             following = None
-        if engine.info is not None:
+        if engine.info is None:
+            if parent_gone is None:  # else it is gone with whoever started both
+                log.warning("the engine at %s is gone", endpoint.control)
+        else:
             found(engine.info)
             following = asyncio.create_task(TelemetryFollower(engine, metrics).run())
 

@@ -166,7 +166,7 @@ def report(rounds: dict[str, list[Round]], num_streams: int, num_tokens: int) ->
             row.append(statistics.median(value(each) for each in all_rounds))
         rows[name] = row
         print(f"{name:16}{row[0]:10,.0f}" + "".join(f"{each:11.2f}" for each in row[1:]))
-    ratios = [http / direct for http, direct in zip(rows["HTTP"], rows["control socket"])]
+    ratios = [http / direct for direct, http in zip(*rows.values(), strict=True)]
     print(f"{'ratio':16}{ratios[0]:10.2f}" + "".join(f"{each:11.2f}" for each in ratios[1:]))
 
 
