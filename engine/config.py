@@ -124,8 +124,8 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     batching: Annotated[
         Batching,
         Meta(
-            description="how the budget is spent: one request at a time, a padded batch run to its "
-            "end, whole prompts then decodes, chunks then decodes, or both in one step"
+            description="who shares a step: one request, a padded batch to its end, whole prompts, "
+            "chunks or decodes, or both (padding is counted, not computed)"
         ),
     ] = "chunked"
     order: Annotated[
