@@ -163,6 +163,10 @@ class Late(NamedTuple):
         """One short line: where, why, and how long."""
         main = self.main
         why = f"{self.step:,}" if main is None else f"{main.step:,} {main.short}"
+        again = sum(piece.num_tokens for piece in self.pieces if piece.cause == "recompute")
+        if main is not None and self.cause == "preempted" and again:
+            first = min(p.step for p in self.pieces if p.cause in ("preempted", "recompute"))
+            why = f"{first:,} {request_name(self.request_id)} preempted, {again:,} tok again"
         return f"step {why} → {self.kind} {self.gap_ns / 1e6:.0f} ms"
 
     @property

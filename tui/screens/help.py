@@ -14,8 +14,8 @@ from stepscope.tui.view import Page
 from stepscope.tui.widgets.lines import Line, Run, clean, fitted, framed
 from stepscope.tui.widgets.request_page import CAUSE_NAMES
 
-_KEY_WIDTH = 11
-_TWO_COLUMNS = 140  # from here on
+_KEY_WIDTH = 8
+_TWO_COLUMNS = 116  # from here on
 _MAX_WIDTH = 190
 _READING = (
     "The budget chart has two scales: the rows above show prefill tokens of each step against "
@@ -30,7 +30,7 @@ _KV_LEGEND: tuple[Run, ...] = (
     ("▓", "kv_used"),
     ("░", "kv_cached"),
     ("·", "kv_empty"),
-    ("       KV blocks: shared by requests, used, cached and free, empty", "text"),
+    ("    KV blocks: shared by requests, used, cached and free, empty", "text"),
 )
 
 
@@ -63,17 +63,14 @@ def _heading(text: str) -> Line:
 
 
 def _text(text: str, width: int) -> list[Line]:
-    return [((f"   {line}", "text"),) for line in _wrapped(text, width - 4)]
+    return [((f"  {line}", "text"),) for line in _wrapped(text, width - 4)]
 
 
 def _entry(key: str, style: str, text: str, width: int) -> list[Line]:
     first, *more = _wrapped(text, width - _KEY_WIDTH - 4)
-    lines: list[Line] = [
-        ((f"   {key:<{_KEY_WIDTH}}", style) if style == "key" else ("   ", "text"),)
-        + (() if style == "key" else ((key, style), (" " * (_KEY_WIDTH - len(key)), "text")))
-        + ((first, "text"),)
-    ]
-    return lines + [((" " * (_KEY_WIDTH + 3) + line, "text"),) for line in more]
+    gap = " " * max(1, _KEY_WIDTH - len(key))
+    line: Line = (("  ", "text"), (key, style), (gap, "text"), (first, "text"))
+    return [line, *(((" " * (_KEY_WIDTH + 2) + rest, "text"),) for rest in more)]
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -89,7 +86,7 @@ def _glyphs(page: Page, width: int) -> list[Line]:
     if page == "live":
         for glyph, style, meaning in LEGEND:
             lines += _entry(glyph, style, meaning, width)
-    return [*lines, (("   ", "text"), *_KV_LEGEND)]
+    return [*lines, (("  ", "text"), *_KV_LEGEND)]
 
 
 class HelpPage(Overlay[None]):
@@ -122,7 +119,7 @@ class HelpPage(Overlay[None]):
         ]
 
     def place(self, width: int, height: int) -> Region:
-        box_width = min(width, 110 if width < _TWO_COLUMNS else _MAX_WIDTH)
+        box_width = min(width, _MAX_WIDTH)
         box_height = min(height, len(self._content(box_width - 2)) + 2)
         return Region((width - box_width) // 2, (height - box_height) // 2, box_width, box_height)
 

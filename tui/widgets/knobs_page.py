@@ -14,12 +14,12 @@ EFFECT_S = 10.0  # before and after a change, or to the next one
 _LOG_COLUMNS = (
     Column("step", 9, True),
     Column("at", 8),
-    Column("by", 10),
-    Column("change", 38),
-    Column("ITL p50", 13, True),
-    Column("ITL p99", 13, True),
-    Column("TTFT p50", 13, True),
-    Column("TTFT p99", 13, True),
+    Column("by", 9),
+    Column("change", 34),
+    Column("ITL p50", 12, True),
+    Column("ITL p99", 12, True),
+    Column("TTFT p50", 12, True),
+    Column("TTFT p99", 12, True),
 )
 
 
@@ -50,12 +50,14 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     )
     if not names:
         body = [((" the engine does not tell its knobs", "muted"),)]
+    changes = _changes(frame)
+    selected = row - len(names) if row >= len(names) and changes else None
     about = "" if chosen is None else _about(specs.get(names[chosen]))
+    if selected is not None:
+        about = _what(changes[min(selected, len(changes) - 1)])
     body = [*body[: body_height - 3], ((f" {clean(about, width - 4)}", "muted"),)]
     lines = framed(body, width, body_height, title, hint)
     rest = height - body_height
-    changes = _changes(frame)
-    selected = row - len(names) if row >= len(names) else None
     log = table(
         _LOG_COLUMNS,
         [_change(frame, change) for change in changes],
@@ -87,7 +89,7 @@ def _knob_columns(width: int) -> tuple[Column, ...]:
         Column("knob", 29),
         Column("value", 13, True),
         Column("default", 13, True),
-        Column("may be", 20 if width < 130 else 52),
+        Column("may be", 20 if width < 110 else 34 if width < 150 else 52),
         Column("what it does" if width >= 130 else "last changed", 0),
     )
 
@@ -131,16 +133,19 @@ def _changes(frame: Frame) -> list[KnobsChanged]:
     return changes[::-1]
 
 
-def _change(frame: Frame, change: KnobsChanged) -> list[Cell]:
-    what = ", ".join(
+def _what(change: KnobsChanged) -> str:
+    return ", ".join(
         f"{name} {value_text(change.old.get(name))}→{value_text(value)}"
         for name, value in change.new.items()
     )
+
+
+def _change(frame: Frame, change: KnobsChanged) -> list[Cell]:
     cells: list[Cell] = [
         (f"{change.effective_step:,}", "text"),
         (fmt.clock(frame.history.wall_ns(change.time_ns)), "muted"),
-        (clean(change.who, 10), "text"),
-        (what, "mark"),
+        (clean(change.who, 9), "text"),
+        (_what(change), "mark"),
     ]
     slo = frame.history.slo
     effect = effect_of(frame.history, change)

@@ -3,6 +3,7 @@
 import string
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 
 from stepscope.engine.wire import CACHED, EMPTY, RequestView
 from stepscope.recordings.session import request_name
@@ -14,7 +15,7 @@ from stepscope.tui.widgets.panels import Cell, Column, Target, beside, column_ch
 
 NARROW = 100  # below it the map alone, and one line of figures
 _SIDE_WIDTH = 46
-_CHART_HEIGHT = 8
+_CHART_HEIGHT, _MAX_CHART_HEIGHT = 8, 14
 _MAX_COUNTED = 65_536  # blocks looked at one by one; of more, evenly spaced ones
 _LETTERS = string.ascii_uppercase + string.ascii_lowercase
 _OTHERS, _CACHED, _EMPTY = "+", "░", "·"
@@ -47,7 +48,12 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         body = [*_map(frame, width - 4, height - 4), kv_map.key(frame), _figure_line(frame)]
         return framed([((" ", "text"), *line) for line in body], width, height, title)
     chart_height = _CHART_HEIGHT if height >= 24 else 0
-    map_width, map_height = width - _SIDE_WIDTH, height - chart_height
+    map_width = width - _SIDE_WIDTH
+    if chart_height and frame.state.block_owner is not None:
+        # A small pool needs no more rows than it has blocks for.
+        needed = -(-len(frame.state.block_owner) // (map_width - 4)) + 3
+        chart_height = max(chart_height, min(_MAX_CHART_HEIGHT, height - needed))
+    map_height = height - chart_height
     cells = _map(frame, map_width - 4, map_height - 3)
     key = _owner_key() if by_owner else kv_map.key(frame)
     body = [((" ", "text"), *line) for line in (*cells, key)]
@@ -173,9 +179,11 @@ def _figures(frame: Frame) -> list[Line]:
     rates = frame.rates
     evictions = rates.evictions_per_s
     lines += [
-        _figure("prefix hit rate", fmt.percent(rates.prefix_hit_rate), "of tokens looked up, 10 s"),
-        _figure("evictions", "—" if evictions is None else f"{evictions:.1f}/s", "cached, lost"),
-        _figure("fragmentation", fmt.percent(kv_map.unfilled_share(frame)), "of held slots empty"),
+        _figure("prefix hit rate", fmt.percent(rates.prefix_hit_rate), "of tokens, 10 s"),
+        _figure(
+            "evictions", "—" if evictions is None else f"{evictions:.1f}/s", "of cached blocks"
+        ),
+        _figure("fragmentation", fmt.percent(kv_map.unfilled_share(frame)), "of held slots"),
     ]
     return lines
 
@@ -241,7 +249,12 @@ def _trend(frame: Frame, width: int, height: int) -> list[Line]:
         and s.kv_empty is not None
     ]
     top = max(sizes, default=1)
-    chart = column_chart(values, height - 3, top, ["kv_used"] * len(values))
+    kept: list[float | None] = [None] * (room - len(summaries))
+    kept += [
+        None if s is None or s.kv_used is None or s.kv_cached is None else s.kv_used + s.kv_cached
+        for s in summaries
+    ]
+    chart = _stacked(values, kept, height - 3, top)
     body: list[Line] = []
     for y, line in enumerate(chart):
         label = fmt.short(top) if y == 0 else "0" if y == len(chart) - 1 else ""
@@ -256,5 +269,33 @@ def _trend(frame: Frame, width: int, height: int) -> list[Line]:
         else:
             axis.append((glyph, style))
     body.append(tuple(axis))
-    legend: Line = (("✗", "preempted"), (" preemption", "muted"))
+    legend: Line = (
+        ("█", "kv_used"),
+        ("used ", "muted"),
+        ("░", "kv_cached"),
+        ("cached ", "muted"),
+        ("✗", "preempted"),
+        ("preemption", "muted"),
+    )
     return framed(body, width, height, title, legend)
+
+
+def _stacked(
+    used: Sequence[float | None], kept: Sequence[float | None], height: int, top: int
+) -> list[Line]:
+    """Used blocks as bars, those that are cached above them, rounded to cells."""
+    below = column_chart(used, height, top, ["kv_used"] * len(used))
+    lines: list[Line] = []
+    for y, line in enumerate(below):
+        cells = "".join(text for text, _ in line)
+        runs: list[Run] = []
+        for cell, value in zip(cells, kept, strict=True):
+            style = "kv_used"
+            if cell == " " and value is not None and value / top * height >= height - y - 0.5:
+                cell, style = "░", "kv_cached"
+            if runs and runs[-1][1] == style:
+                runs[-1] = (runs[-1][0] + cell, style)
+            else:
+                runs.append((cell, style))
+        lines.append(tuple(runs))
+    return lines

@@ -75,7 +75,8 @@ def _label_runs(
     mark = "+cursor" if selected else ""
     name = clean(name, width - 7)
     room = width - len(name) - 7
-    text = context if len(context) <= room else ""
+    # A status of four letters needs a blank before the figure.
+    text = context if len(context) + (len(status) > 3) <= room else ""
     return (
         (f"{'▶' if selected else ' '}{name} ", f"text{mark}"),
         (f"{status:<4}", f"{_STATUS_STYLES.get(status, 'muted')}{mark}"),

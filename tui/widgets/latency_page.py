@@ -9,12 +9,14 @@ from stepscope.recordings.windows import Breach
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.latency_windows import WINDOWS
+from stepscope.tui.widgets import wait_pieces
 from stepscope.tui.widgets.lines import Line, Run, clean, framed
 from stepscope.tui.widgets.panels import Cell, Column, Target, beside, first_shown, table
 
 NARROW = 100  # below it no spread beside the heat map
 MAX_BREACHES = 200
 _KINDS: dict[LatencyKind, str] = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "step": "step"}
+_BLOCK = 51  # cells of one window
 _PER_DECADE = 6  # bands of a decade
 _DENSITY = " ·░▒▓█"
 _COLUMNS = (
@@ -48,13 +50,22 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         lines += _charts(frame, width, chart_height)
     rest = height - len(lines)
     breaches = _breaches(frame)
+    chosen = None
+    if breaches:
+        breach = breaches[min(frame.view.row, len(breaches) - 1)]
+        chosen = frame.history.wait(breach.step, breach.request_id)
+    pieces_height = wait_pieces.height_for(chosen, rest)
+    rest -= pieces_height
     shown = _explained(frame, breaches, max(0, rest - 3))
     body = table(_COLUMNS, shown, width - 2, rest - 2, frame.view.row if breaches else None)
     if not breaches:
         body = [((" no token came later than the service levels", "good"),)]
     more = "" if len(breaches) < MAX_BREACHES else f", the last {MAX_BREACHES}"
     heading: Line = ((f"breaches ({len(breaches)}{more})", "title"), ("  newest first", "muted"))
-    return [*lines, *framed(body, width, rest, heading, (("Enter goes there", "muted"),))]
+    lines += framed(body, width, rest, heading, (("Enter goes there", "muted"),))
+    if chosen is not None and pieces_height:
+        lines += wait_pieces.draw(chosen, width, pieces_height)
+    return lines
 
 
 # Percentiles
@@ -65,13 +76,15 @@ def _figures(frame: Frame, width: int) -> list[Line]:
     slo = frame.history.slo
     reports = frame.windows
     names = [name for name, _ in WINDOWS]
-    block = 40
-    if width < 7 + 3 * block:
-        names = ["10 s", "60 s"] if width >= 7 + 2 * block else ["60 s"]
+    if width < 7 + 3 * _BLOCK:
+        names = ["10 s", "60 s"] if width >= 7 + 2 * _BLOCK else ["60 s"]
     head: list[Run] = [("       ", "muted")]
     for name in names:
-        head.append((f"{name:<6}{'p50':>6}{'p95':>7}{'p99':>7}{'max':>7}  in SLO", "muted"))
-        head[-1] = (head[-1][0].ljust(block), "muted")
+        head += [
+            ("│ ", "frame"),
+            (f"{name:<5}", "strong"),
+            (f"{'samples':>8}{'p50':>6}{'p95':>7}{'p99':>7}{'max':>7}{'in SLO':>8} ", "muted"),
+        ]
     lines: list[Line] = [tuple(head)]
     for kind, label in _KINDS.items():
         bound = {"ttft": slo.ttft_ms, "itl": slo.itl_ms}.get(kind)
@@ -94,8 +107,8 @@ def _series(report: LatencyReport, kind: LatencyKind) -> Series:
 
 def _block(series: Series | None, bound: float | None) -> Line:
     if series is None:
-        return ((" " * 40, "text"),)
-    line: list[Run] = [(f"{fmt.short(series.num_samples):>5}", "muted")]
+        return (("│", "frame"), (" " * (_BLOCK - 1), "text"))
+    line: list[Run] = [("│", "frame"), (f"{fmt.short(series.num_samples):>14}", "muted")]
     for value in (series.p50_ms, series.p95_ms, series.p99_ms, series.max_ms):
         late = value is not None and bound is not None and value > bound
         text = fmt.milliseconds(value) + ("!" if late else " ")
@@ -105,7 +118,7 @@ def _block(series: Series | None, bound: float | None) -> Line:
     if bound is not None and series.within_slo is not None:
         kept = f"{min(series.within_slo, 0.999 if series.within_slo < 1 else 1.0):.1%}"
         style = "good" if series.within_slo >= 0.95 else "breach"
-    return (*line, (f"{kept:>7}", style))
+    return (*line, (f"{kept:>7} ", style))
 
 
 # Spread and heat map
@@ -113,19 +126,19 @@ def _block(series: Series | None, bound: float | None) -> Line:
 
 def _charts(frame: Frame, width: int, height: int) -> list[Line]:
     kind = frame.view.latency
-    window_s = 60.0
+    window_s = _extent_s(frame)
     end_ns = None if frame.view.live else frame.state.time_ns
     samples = frame.history.windows.samples(kind, end_ns, window_s)
     name = _KINDS[kind]
     bound = {"ttft": frame.history.slo.ttft_ms, "itl": frame.history.slo.itl_ms}.get(kind)
-    heat_title: Line = ((f"{name} × time", "title"), ("  60 s, newest right", "muted"))
+    heat_title: Line = ((f"{name} × time", "title"), (f"  last {window_s:g} s", "muted"))
     spread_title: Line = ((f"{name} spread", "title"), ("  samples (o: another kind)", "muted"))
     if not samples:
         empty: list[Line] = [((" no sample in the last 60 s", "muted"),)]
         return framed(empty, width, height, heat_title)
     bands = _bands([value for _, value, _ in samples], height - 3)
     spread_width = 0 if width < NARROW else min(60, width * 2 // 5)
-    heat = _heat(frame, samples, bands, width - spread_width - 2, bound)
+    heat = _heat(frame, samples, bands, width - spread_width - 2, bound, window_s)
     left = framed(heat, width - spread_width, height, heat_title, _DENSITY_KEY)
     if not spread_width:
         return left
@@ -160,11 +173,12 @@ def _heat(
     bands: Sequence[float],
     width: int,
     bound: float | None,
+    window_s: float,
 ) -> list[Line]:
     """A column is a slice of time, a row a band of latencies, a glyph how many samples."""
     room = width - 9
     end_ns = frame.state.time_ns
-    extent_ns = 60_000_000_000
+    extent_ns = round(window_s * 1e9)
     cells = [[0] * room for _ in bands]
     for time_ns, value_ns, weight in samples:
         x = min(room - 1, max(0, (time_ns - end_ns + extent_ns) * room // extent_ns))
@@ -181,7 +195,7 @@ def _heat(
                 (text, "breach" if late else "decode"),
             )
         )
-    lines.append(((f"{'ms':>6} ", "muted"), ("┤", "frame"), *_seconds(room)))
+    lines.append(((f"{'ms':>6} ", "muted"), ("┤", "frame"), *_seconds(room, window_s)))
     return lines
 
 
@@ -192,11 +206,20 @@ def _dense(count: int, most: int) -> str:
     return _DENSITY[min(len(_DENSITY) - 1, 1 + int(share * (len(_DENSITY) - 1.001)))]
 
 
-def _seconds(room: int) -> Line:
+def _extent_s(frame: Frame) -> float:
+    """The last minute, or what of it there is, in steps of five seconds."""
+    first = None if frame.first_step is None else frame.history.summary(frame.first_step)
+    if first is None:
+        return 60.0
+    seconds = (frame.state.time_ns - first.schedule_start_ns) / 1e9
+    return float(min(60, max(5, math.ceil(seconds / 5) * 5)))
+
+
+def _seconds(room: int, window_s: float) -> Line:
     axis = ["─"] * room
-    for seconds in (60, 45, 30, 15):
-        label = f"┴-{seconds}s"
-        x = room - room * seconds // 60
+    for quarter in (4, 3, 2, 1):
+        label = f"┴-{window_s * quarter / 4:g}s"
+        x = room - room * quarter // 4
         if x + len(label) <= room:
             axis[x : x + len(label)] = label
     return (("".join(axis), "muted"),)

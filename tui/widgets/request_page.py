@@ -13,6 +13,7 @@ from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.lane_rows import lane_status
 from stepscope.tui.theme import CAUSE_GLYPHS
+from stepscope.tui.widgets import wait_pieces
 from stepscope.tui.widgets.lines import Line, Run, clean, framed
 from stepscope.tui.widgets.panels import Cell, Column, Target, column_chart, pairs, table
 
@@ -88,23 +89,28 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         (f"  {clean(view.client_id, 24)}  {_status(view)}", "muted"),
     )
     facts = _facts(frame, view, waits, width - 2)
-    life_height = len(facts) + 6 if height >= 24 else len(facts) + 4
-    strip_height = max(0, min(11, (height - life_height) // 2)) if height >= 20 else 0
-    body = [*facts, *_life(frame, view, waits, width - 2, life_height - 2 - len(facts))]
-    lines = framed(body, width, life_height, title)
+    body = [*facts, *_life(frame, view, waits, width - 2, 4 if height >= 24 else 1)]
+    lines = framed(body, width, len(body) + 2, title)
+    strip_height = max(0, min(11, (height - len(lines)) // 2)) if height >= 20 else 0
     if strip_height >= 4:
         lines += _strip(frame, waits, width, strip_height)
     rest = height - len(lines)
+    selected = frame.view.row if waits.late else None
+    chosen = waits.late[min(selected, len(waits.late) - 1)] if selected is not None else None
+    pieces_height = wait_pieces.height_for(chosen, rest)
+    rest -= pieces_height
     rows = [_row(frame, late) for late in waits.late]
-    selected = frame.view.row if rows else None
     listed: list[Line] = table(_COLUMNS, rows, width - 2, rest - 2, selected)
     if not rows:
         listed = [((" no token of it was late", "good"),)]
     heading: Line = (
         (f"late tokens ({len(rows)})", "title"),
-        (f"  longer than {waits.bound_text}", "muted"),
+        (f"  longer than {waits.bound_text}, newest first", "muted"),
     )
-    return [*lines, *framed(listed, width, rest, heading, (("Enter goes to the step", "muted"),))]
+    lines += framed(listed, width, rest, heading, (("Enter goes to the step", "muted"),))
+    if chosen is not None and pieces_height:
+        lines += wait_pieces.draw(chosen, width, pieces_height)
+    return lines
 
 
 def _view(frame: Frame) -> RequestView | None:
@@ -177,9 +183,12 @@ def _rank(ordered: Sequence[int], rank: int) -> float | None:
 
 def _late(value: float | None, bound: float | None) -> tuple[str, str]:
     is_late = value is not None and bound is not None and value > bound
+    return f"{_with_unit(value)}{'!' if is_late else ''}", "breach" if is_late else "text"
+
+
+def _with_unit(value: float | None) -> str:
     text = fmt.milliseconds(value)
-    unit = "" if value is None or text.endswith("s") else " ms"
-    return f"{text}{unit}{'!' if is_late else ''}", "breach" if is_late else "text"
+    return text if value is None or text.endswith("s") else f"{text} ms"
 
 
 # Its life on a line of time
@@ -193,18 +202,17 @@ def _life(frame: Frame, view: RequestView, waits: _Waits, width: int, height: in
     begin_ns = pieces[0].start_ns
     end_ns = pieces[-1].start_ns + pieces[-1].ns
     room = max(10, width - _GUTTER - 10)
-    took = fmt.milliseconds((end_ns - begin_ns) / 1e6)
     line: Line = (
         (f" {'life':<{_GUTTER - 1}}", "muted"),
         *_cells(pieces, begin_ns, end_ns, room),
-        (f" {took}{'' if took.endswith('s') else ' ms'}", "text"),
+        (f" {_with_unit((end_ns - begin_ns) / 1e6)}", "text"),
     )
-    totals = by_cause(pieces) if height < 3 else _exact(pieces)
+    totals = _exact(pieces)
     total = max(1, sum(totals.values()))
     entries = [
         (
             f"{CAUSE_GLYPHS[cause][0]} {CAUSE_NAMES[cause]}",
-            f"{ns / total:.0%} {fmt.milliseconds(ns / 1e6)}",
+            f"{ns / total:.0%} {_with_unit(ns / 1e6)}",
             "text",
         )
         for cause, ns in sorted(totals.items(), key=lambda item: -item[1])

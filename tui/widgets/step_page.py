@@ -5,6 +5,7 @@ from stepscope.recordings.columns import StepSummary
 from stepscope.recordings.session import request_name
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
+from stepscope.tui.theme import CAUSE_GLYPHS
 from stepscope.tui.widgets import inspector
 from stepscope.tui.widgets.knob_panel import value_text
 from stepscope.tui.widgets.lines import Line, Run, clean, framed
@@ -44,7 +45,11 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         head = framed(_costs(frame, record, summary, width - 2), width, head_height, title)
     else:
         left = width // 2
-        events = (*_changes(frame, record, summary), *inspector.event_lines(record))
+        events = (
+            *_changes(frame, record, summary),
+            *_longest(frame, record.step, width - left - 2),
+            *inspector.event_lines(record),
+        )
         head = beside(
             framed(_costs(frame, record, summary, left - 2), left, head_height, title),
             framed(
@@ -151,17 +156,29 @@ def _costs(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -
         _kv(record, bar_width),
         *inspector.waiting_lines(record),
     ]
-    late = frame.history.stall(record.step)
-    if late is not None:
-        is_breach = late.gap_ns - late.paused_ns > late.bound_ns
-        name = request_name(late.request_id)
+    return lines
+
+
+def _longest(frame: Frame, step: int, width: int) -> list[Line]:
+    """The longest wait for a token that ended here, with what it was made of."""
+    late = frame.history.stall(step)
+    if late is None:
+        return []
+    is_breach = late.gap_ns - late.paused_ns > late.bound_ns
+    mark = "!" if is_breach else ""
+    lines: list[Line] = [
+        (
+            (" longest wait for a token ", "muted"),
+            (request_name(late.request_id), "strong"),
+            (f" {late.gap_ns / 1e6:,.1f} ms{mark}", "breach" if is_breach else "text"),
+        )
+    ]
+    pieces = [piece for piece in late.pieces if piece.ns * 100 >= late.gap_ns]
+    for piece in sorted(pieces, key=lambda piece: -piece.ns)[:3]:
+        glyph, style = CAUSE_GLYPHS[piece.cause]
+        text = clean(piece.text, max(8, width - 17))
         lines.append(
-            (
-                (" longest wait ", "muted"),
-                (f"{late.gap_ns / 1e6:,.1f} ms", "breach" if is_breach else "text"),
-                ("! " if is_breach else " ", "breach"),
-                (clean(f"{name}: {late.explanation}", max(10, width - 28)), "muted"),
-            )
+            ((f" {piece.ns / 1e6:>9,.1f} ms ", "text"), (glyph, style), (f" {text}", "muted"))
         )
     return lines
 
@@ -249,7 +266,7 @@ def _changes(frame: Frame, record: StepRecord, summary: StepSummary) -> list[Lin
         )
     )
     deltas = (
-        ("ms", summary.duration_ns / 1e6, before.duration_ns / 1e6),
+        ("took", summary.duration_ns / 1e6, before.duration_ns / 1e6),
         ("prefill", summary.num_prefill_tokens, before.num_prefill_tokens),
         ("decode", summary.num_decode_tokens, before.num_decode_tokens),
         ("run", summary.num_running, before.num_running),
@@ -263,5 +280,5 @@ def _changes(frame: Frame, record: StepRecord, summary: StepSummary) -> list[Lin
             line.append(("—", "text"))
         else:
             style = "text" if now == then else "strong"
-            line.append((f"{now - then:+,.1f}" if name == "ms" else f"{now - then:+,}", style))
+            line.append((f"{now - then:+,.1f}" if name == "took" else f"{now - then:+,}", style))
     return [*lines, tuple(line)]
