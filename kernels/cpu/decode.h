@@ -51,11 +51,13 @@ void decode(Call& call, const Item& item, const Item* next, Scratch& scratch) {
     Pieces pieces(scratch.reserve(
         Pieces::bytes<int64_t>(PARTITION + KEYS_AHEAD) + Pieces::bytes<Query>(num_rows * padded_dim) +
         Pieces::bytes<float>(num_rows * PARTITION) + Pieces::bytes<float>(num_rows * padded_dim) +
-        Pieces::bytes<uint32_t>(num_rows * PARTITION)));
+        2 * Pieces::bytes<float>(num_rows) + Pieces::bytes<uint32_t>(num_rows * PARTITION / 2)));
     int64_t* offsets = pieces.take<int64_t>(PARTITION + KEYS_AHEAD);
     Query* queries = pieces.take<Query>(num_rows * padded_dim);
     float* scores = pieces.take<float>(num_rows * PARTITION);
     float* sums = pieces.take<float>(num_rows * padded_dim);
+    float* tops = pieces.take<float>(num_rows);
+    float* totals = pieces.take<float>(num_rows);
 
     call.row_offsets(item.request, item.begin, item.end, item.begin + padded, offsets);
     const T* query = (const T*)call.query + (token * call.num_heads + first_head) * D;
@@ -88,8 +90,6 @@ void decode(Call& call, const Item& item, const Item* next, Scratch& scratch) {
             });
         }
     }
-    float* tops = (float*)__builtin_alloca(2 * num_rows * sizeof(float));
-    float* totals = tops + num_rows;
     for (int64_t row = 0; row < num_rows; row++) {
         softmax(scores + row * PARTITION, n, padded, (float)call.scale, (float)call.softcap,
                 tops[row], totals[row]);
@@ -99,7 +99,7 @@ void decode(Call& call, const Item& item, const Item* next, Scratch& scratch) {
     Weight* weights = (Weight*)scores;
     if constexpr (Packed::PACK == 2) {
 #if defined(__AVX512BF16__)
-        weights = pieces.take<Weight>(num_rows * PARTITION);
+        weights = pieces.take<Weight>(num_rows * PARTITION / 2);
         for (int64_t row = 0; row < num_rows; row++) {
             for (int64_t k = 0; k < padded; k += 2 * VL) {
                 // Behind `padded` lies what earlier calls left; no weight from there is used.
