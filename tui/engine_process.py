@@ -45,7 +45,9 @@ class EngineProcess:
 
     def __enter__(self) -> "EngineProcess":
         command = [sys.executable, "-m", "stepscope.tui.cli", "serve", "--exit-with-stdin"]
-        for name, value in {"endpoint": self.endpoint.control, **self._options}.items():
+        # No HTTP server, whatever the config file says of `serve`.
+        fixed: dict[str, KnobValue] = {"endpoint": self.endpoint.control, "http": ""}
+        for name, value in {**fixed, **self._options}.items():
             command += _as_flags(name, value)
         self._process = subprocess.Popen(
             command,

@@ -1,12 +1,6 @@
-"""The application: routes, and what every request passes: its id, the key, the last resort."""
+"""The application: its routes, and what is behind them."""
 
-import asyncio
-import hashlib
-import hmac
-import logging
-import re
 import time
-import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stepscope.engine.client import CommandRefused, EngineUnreachable
 from stepscope.engine.commands import Ack, ResetPrefixCache
@@ -34,6 +28,7 @@ from stepscope.engine.http.errors import (
 )
 from stepscope.engine.http.exposition import CONTENT_TYPE, Exposition
 from stepscope.engine.http.generation import Generation
+from stepscope.engine.http.guard import Guard
 from stepscope.engine.http.job import Head, Job
 from stepscope.engine.http.openai_types import (
     GenerationRequest,
@@ -43,16 +38,11 @@ from stepscope.engine.http.openai_types import (
     decode_completion,
 )
 from stepscope.engine.http.settings import HttpSettings
-from stepscope.engine.http.streaming import answer, send_json
+from stepscope.engine.http.streaming import answer
 from stepscope.engine.wire import EngineInfo
-
-log = logging.getLogger("stepscope.http")
 
 ANSWER_S = 60.0  # an engine answers between two steps, and a step may be long
 ANY_LENGTH = 10_000_000
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-# Health and metrics stay open, as vLLM has it: probes and Prometheus bring no key.
-_GUARDED = ("/v1/", "/reset_prefix_cache")
 
 
 class Api:
@@ -71,7 +61,6 @@ class Api:
         self.engine = engine
         self.exposition = exposition
         self.num_in_flight = 0
-        self._key_hash = _hash(settings.api_key.encode()) if settings.api_key else None
 
     # Requests that generate
 
@@ -137,36 +126,6 @@ class Api:
             raise from_engine(error) from error
         return _json({"status": "ok", "detail": ack.detail})
 
-    # What every request passes
-
-    def check_key(self, scope: Scope) -> None:
-        """Raises ApiError when the request needs the key and does not bring it."""
-        if self._key_hash is None or not scope["path"].startswith(_GUARDED):
-            return
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        # Of equal length, so that nothing is told by the time it takes.
-        is_key = hmac.compare_digest(_hash(key.encode("latin-1")), self._key_hash)
-        if not is_key or scheme.lower() != "bearer":
-            raise ApiError(
-                401,
-                "no valid API key was sent: set it in the client (Authorization: Bearer KEY)",
-                code="invalid_api_key",
-            )
-
-    def check_origin(self, scope: Scope) -> None:
-        """Raises ApiError when a page of another site makes a browser send this.
-
-        A server on the loopback address is within reach of every page its user looks at.
-        """
-        headers = Headers(scope=scope)
-        origin = headers.get("origin")
-        if scope["method"] != "POST" or origin is None:
-            return
-        if origin.partition("://")[2] != headers.get("host"):
-            raise ApiError(
-                403, f"requests from pages of {origin[:200]} are not taken", code="cross_origin"
-            )
-
     # Names
 
     def _info(self) -> EngineInfo:
@@ -219,7 +178,7 @@ def build_app(api: Api) -> ASGIApp:
         },
     )
     app.router.redirect_slashes = False
-    return _Outermost(api, app)
+    return Guard(app, api.settings.api_key, api.exposition)
 
 
 class _Generating:
@@ -231,54 +190,6 @@ class _Generating:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._api.generate(scope, receive, send, self._make_job)
-
-
-class _Outermost:
-    """Gives each request its id, asks for the key, counts, and lets no traceback out."""
-
-    def __init__(self, api: Api, app: ASGIApp) -> None:
-        self._api = api
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request_id = _request_id(scope)
-        scope["stepscope.request_id"] = request_id
-        status = 0
-
-        async def send_named(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [
-                    *message.get("headers", ()),
-                    (b"x-request-id", request_id.encode()),
-                ]
-            await send(message)
-
-        try:
-            self._api.check_key(scope)
-            self._api.check_origin(scope)
-            await self._app(scope, receive, send_named)
-        except ApiError as error:
-            await send_json(send_named, error.status, error.body, error.headers)
-        except asyncio.CancelledError:
-            raise
-        except Exception:
-            log.exception("%s %s failed", scope["method"], scope["path"])
-            if not status:
-                told = internal_error()
-                await send_json(send_named, told.status, told.body)
-        finally:
-            self._api.exposition.count_request(scope["path"], status)
-
-
-def _request_id(scope: Scope) -> str:
-    """The client's own, if it is one."""
-    given = Headers(scope=scope).get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 async def _on_api_error(_: Request, error: Exception) -> Response:
@@ -321,7 +232,3 @@ def _no_such_model(wanted: str, served: str) -> ApiError:
 
 def _json(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
-
-
-def _hash(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
