@@ -1,8 +1,8 @@
 """`Scheduler`: who waits, who runs, and what the tokens of a step change.
 
-The scheduler owns the queues and the life of a request; a `StepPlan` decides one step, by the
-order of a policy (`policies.py`); the `KVCacheManager` owns the blocks. `schedule` and `update`
-alternate: all tokens of a step are known before the next one is scheduled, and
+The scheduler owns the queues and the life of a request; a `StepPlan` decides one step, as a
+batching mode (`policies.py`) asks it to; the `KVCacheManager` owns the blocks. `schedule` and
+`update` alternate: all tokens of a step are known before the next one is scheduled, and
 `Request.num_computed_tokens` advances in `update`. Knobs are read at the top of a step, so that
 any of them may change between two steps.
 """
@@ -18,7 +18,7 @@ from stepscope.engine.wire import Aborted, Finished, FirstToken, Phase, RequestE
 
 
 class Scheduler:
-    """Continuous batching over one KV cache.
+    """Decides over every step of one KV cache, in the batching mode that the knobs name.
 
     Raises:
         ConfigError: the cache does not hold one request of `limits.max_model_len` tokens, so that
@@ -91,9 +91,10 @@ class Scheduler:
     def waiting_reasons(self) -> dict[str, int]:
         """How many requests wait, by what they wait for.
 
-        `seats` (max_num_seqs), `budget` (tokens of the step) and `preemption` (a step that
-        preempted admits nobody) hold up all that wait; `kv_blocks` holds up the first, and the
-        others are `queued` behind it.
+        `seats` (max_num_seqs), `budget` (tokens of the step), `preemption` (a step that preempted
+        admits nobody) and `batch` (in the modes `naive` and `static`: what runs has to end first)
+        hold up all that wait; `kv_blocks` holds up the first, and the others are `queued` behind
+        it.
         """
         num_waiting = len(self.waiting)
         if not num_waiting:
