@@ -64,6 +64,22 @@ def read_chunk_bytes(stream: IO[bytes], place: ChunkPlace) -> bytes:
     return stream.read(place.length)
 
 
+def has_sound_head(stream: IO[bytes], place: ChunkPlace) -> bool:
+    """Whether the head of a chunk, which no checksum covers, says what the index says."""
+    stream.seek(place.offset)
+    head = stream.read(CHUNK_HEAD.size)
+    if len(head) < CHUNK_HEAD.size:
+        return False
+    opcode, length, start_ns, end_ns, _, _, _, _, num_compressed = CHUNK_HEAD.unpack(head)
+    return (opcode, length, start_ns, end_ns, num_compressed) == (
+        Opcode.CHUNK,
+        place.length - RECORD.size,
+        place.start_ns,
+        place.end_ns,
+        place.length - CHUNK_HEAD.size,
+    )
+
+
 def first_messages(stream: IO[bytes], place: ChunkPlace) -> Iterator[RawMessage]:
     """Messages from the beginning of a chunk, reading and decompressing no more than is asked for.
 

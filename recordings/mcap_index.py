@@ -251,6 +251,8 @@ def _record_at(stream: IO[bytes], position: int, size: int) -> tuple[int, int] |
 
 
 def _chunk_record(head: bytes, length: int) -> tuple[int, int] | None:
+    if len(head) < CHUNK_HEAD.size:
+        return None
     # Its lengths must agree; what its opcode says does not matter then.
     num_compressed = CHUNK_HEAD.unpack(head)[-1]
     if length == UNFINISHED:

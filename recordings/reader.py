@@ -143,6 +143,10 @@ class Recording:
         """Of the file, in bytes."""
         return os.fstat(self._stream.fileno()).st_size
 
+    def chunk_frames(self, number: int) -> list[Frame]:
+        """What can be read of a chunk; steps as they lie in the file, maybe packed."""
+        return self._load(number).frames
+
     def steps_in(self, number: int) -> tuple[int, int] | None:
         """The first and last step that can be read in a chunk."""
         chunk = self._load(number)

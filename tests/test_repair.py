@@ -1,0 +1,382 @@
+"""Recordings survive: whatever ends a file or damages it, what was written before is there."""
+
+import itertools
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mcap.reader import make_reader
+
+from stepscope.engine import wire
+from stepscope.engine.config import Knobs
+from stepscope.engine.simulated import SimulatedWorkload, simulate
+from stepscope.recordings import recording_file
+from stepscope.recordings.loaded_chunk import Frame
+from stepscope.recordings.mcap_index import RecordingError
+from stepscope.recordings.reader import Recording
+from stepscope.recordings.recording_file import RecordingFile
+from stepscope.recordings.repair import default_output, repair, what_is_wrong
+from stepscope.recordings.verify import verify
+from stepscope.recordings.writer import RecordingWriter
+
+MESSAGES = simulate(
+    seed=11,
+    num_steps=3000,
+    num_blocks=160,
+    max_model_len=2048,
+    workload=SimulatedWorkload(rate=20.0, document_share=0.1, chat_tokens=150),
+    knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
+)
+
+
+def nothing(share: float) -> None:
+    assert 0 <= share <= 1
+
+
+class Written:
+    """A file, and what was safe in it at each moment."""
+
+    def __init__(self, path: Path, num_messages: int, flush_every: int, chunk_bytes: int) -> None:
+        self.path = path
+        self.safe: list[tuple[int, int]] = [(0, 0)]  # bytes in the file -> frames that are safe
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(recording_file, "CHUNK_BYTES", chunk_bytes)
+            patch.setattr(os, "fsync", lambda descriptor: None)
+            patch.setattr("stepscope.recordings.writer.FLUSH_S", 1e9)
+            writer = RecordingWriter(path)
+            flush = RecordingFile.flush
+            add = RecordingFile.add
+            count = 0
+
+            def counted(file: RecordingFile, *frame: object) -> None:
+                nonlocal count
+                add(file, *frame)  # type: ignore[arg-type]
+                count += 1
+                if count % flush_every == 0:
+                    flush(file)
+                    self.safe.append((file.num_bytes, count))
+
+            patch.setattr(RecordingFile, "add", counted)
+            writer.start()
+            for sequence, message in MESSAGES[:num_messages]:
+                writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+            writer.close()
+        assert writer.error is None
+        self.content = path.read_bytes()
+        with Recording(path) as recording:
+            self.frames = [frame for frame, _ in recording.frames()]
+            self.chunks = list(recording.index.chunks)
+        assert len(self.frames) == count
+
+    def num_safe(self, num_bytes: int) -> int:
+        return max(frames for size, frames in self.safe if size <= num_bytes)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """A few kilobytes, in several chunks, flushed after every second message."""
+    return Written(tmp_path_factory.mktemp("small") / "small.mcap", 10, 2, 7_000)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return Written(tmp_path_factory.mktemp("large") / "large.mcap", 3000, 50, 100_000)
+
+
+def frames_of(path: Path) -> list[Frame] | None:
+    """What a reader sees; None when it refuses, in one line that names the file."""
+    try:
+        with Recording(path) as recording:
+            return [frame for frame, _ in recording.frames()]
+    except RecordingError as error:
+        said = str(error)
+    assert "\n" not in said
+    assert path.name in said
+    return None
+
+
+def test_of_a_file_cut_at_any_byte_all_is_read_that_was_flushed(
+    small: Written, tmp_path: Path
+) -> None:
+    path = tmp_path / "cut.mcap"
+    path.write_bytes(small.content)
+    assert len(small.chunks) > 2
+    for length in range(len(small.content) - 1, -1, -1):
+        os.truncate(path, length)
+        kept = frames_of(path)
+        num_safe = small.num_safe(length)
+        if kept is None:
+            assert num_safe == 0
+        else:
+            assert len(kept) >= num_safe
+            assert kept == small.frames[: len(kept)]
+
+
+def test_of_a_long_file_cut_anywhere_all_is_read_that_was_flushed(
+    large: Written, tmp_path: Path
+) -> None:
+    path = tmp_path / "cut.mcap"
+    path.write_bytes(large.content)
+    rng = random.Random(5)
+    lengths = {rng.randrange(len(large.content)) for _ in range(1000)}
+    for number, length in enumerate(sorted(lengths, reverse=True)):
+        os.truncate(path, length)
+        num_safe = large.num_safe(length)
+        try:
+            with Recording(path) as recording:
+                assert recording.truncated
+                assert "was not closed" in (recording.message or "")
+                chunks = range(recording.num_chunks)
+                num_kept = sum(len(recording.chunk_frames(chunk)) for chunk in chunks)
+                assert num_kept >= num_safe
+                if number % 50 == 0:
+                    kept = [frame for frame, _ in recording.frames()]
+                    assert kept == large.frames[:num_kept]
+        except RecordingError:
+            assert num_safe == 0
+
+
+def test_a_flipped_byte_costs_what_it_is_in_and_nothing_else(
+    small: Written, tmp_path: Path
+) -> None:
+    path = tmp_path / "flipped.mcap"
+    first = small.chunks[0]
+    # By the chunk that is hit: what is in all others; None stands for no chunk.
+    expected = {hit: whole_chunks(small, hit) for hit in (None, *range(len(small.chunks)))}
+    places = set(range(first.offset + 60)) | set(range(small.chunks[-1].end, len(small.content)))
+    for chunk in small.chunks:
+        places |= set(range(chunk.offset, chunk.offset + 60))
+    places |= set(range(0, len(small.content), 5))  # a byte of compressed data is like another
+    for place in sorted(places):
+        content = bytearray(small.content)
+        content[place] ^= 0x41
+        path.write_bytes(content)
+        kept = frames_of(path)
+        if kept is None:
+            # Only what the file says of itself, and the keyframe it begins with, can be so bad.
+            assert place < first.end, f"byte {place}"
+            continue
+        found = {(frame.sequence, frame.payload) for frame in kept}
+        hits = (n for n, chunk in enumerate(small.chunks) if chunk.offset <= place < chunk.end)
+        assert expected[next(hits, None)] <= found <= expected[None], f"byte {place}"
+
+
+def whole_chunks(written: Written, hit: int | None) -> set[tuple[int, bytes]]:
+    """What is in all chunks but one."""
+    found: set[tuple[int, bytes]] = set()
+    with Recording(written.path) as recording:
+        position = 0
+        for number in range(recording.num_chunks):
+            count = len(recording.chunk_frames(number))
+            if number != hit:
+                frames = written.frames[position : position + count]
+                found |= {(frame.sequence, frame.payload) for frame in frames}
+            position += count
+    return found
+
+
+def test_verify_finds_every_flipped_byte_from_the_first_chunk_on(
+    small: Written, tmp_path: Path
+) -> None:
+    path = tmp_path / "flipped.mcap"
+    rng = random.Random(6)
+    begin = small.chunks[0].offset
+    places = set(rng.sample(range(begin, len(small.content)), 150))
+    for chunk in small.chunks:  # their heads have no checksum of their own
+        places |= set(range(chunk.offset, chunk.offset + 53))
+    for place in sorted(places):
+        content = bytearray(small.content)
+        content[place] ^= 0x10
+        path.write_bytes(content)
+        try:
+            report = verify(path, nothing)
+        except RecordingError:
+            continue
+        assert not report.is_good, f"byte {place}"
+
+
+def test_a_file_that_is_whole_is_not_repaired(small: Written) -> None:
+    assert what_is_wrong(small.path, nothing) is None
+
+
+def test_a_repaired_file_is_whole_and_holds_all_that_could_be_read(
+    large: Written, tmp_path: Path
+) -> None:
+    path = tmp_path / "broken.mcap.part"
+    length = large.chunks[-1].offset + large.chunks[-1].length // 2
+    content = bytearray(large.content[:length])
+    damaged = large.chunks[2]
+    content[damaged.offset + damaged.length // 2] ^= 0xFF
+    path.write_bytes(content)
+    kept = frames_of(path)
+    assert kept is not None
+    output = default_output(path)
+    assert output == tmp_path / "broken.mcap"
+    report = repair(path, output, nothing)
+    assert path.read_bytes() == content  # the old one is as it was
+    assert frames_of(output) == kept
+    assert what_is_wrong(output, nothing) is None
+    assert report.num_chunks == len(large.chunks)
+    assert (report.num_whole, report.num_in_part) == (len(large.chunks) - 2, 2)
+    first_loss, end_loss = report.losses
+    steps = range(report.first_step or 0, 3000)
+    with Recording(output) as recording:
+        found = {
+            wire.decode(frame.payload).step  # type: ignore[union-attr]
+            for frame, _ in recording.frames()
+            if frame.topic == b"step"
+        }
+        assert recording.info == Recording(large.path).info
+    assert first_loss.after_step is not None
+    assert first_loss.before_step is not None
+    missing = set(range(first_loss.after_step + 1, first_loss.before_step))
+    assert missing == {step for step in steps if step <= max(found)} - found
+    assert (end_loss.after_step, end_loss.before_step) == (max(found), None)
+    with open(output, "rb") as stream:
+        assert sum(1 for _ in make_reader(stream, validate_crcs=True).iter_messages()) == len(kept)
+
+
+def test_a_damaged_index_is_rebuilt_without_any_loss(large: Written, tmp_path: Path) -> None:
+    path = tmp_path / "index.mcap"
+    content = bytearray(large.content)
+    content[-100] ^= 0xFF
+    path.write_bytes(content)
+    assert "index is damaged" in (what_is_wrong(path, nothing) or "")
+    report = repair(path, tmp_path / "new.mcap", nothing)
+    assert report.losses == []
+    assert frames_of(tmp_path / "new.mcap") == large.frames
+    assert verify(tmp_path / "new.mcap", nothing).is_good
+
+
+def test_repair_writes_over_nothing_and_leaves_nothing_half_done(
+    large: Written, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.mcap"
+    path.write_bytes(large.content[:200_000])
+    (tmp_path / "precious").write_text("precious")
+    with pytest.raises(RecordingError, match="is there already"):
+        repair(path, tmp_path / "precious", nothing)
+
+    def interrupt(share: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        repair(path, tmp_path / "new.mcap", interrupt)
+    (tmp_path / "text.mcap").write_text("text")
+    with pytest.raises(RecordingError, match="not a stepscope recording"):
+        repair(tmp_path / "text.mcap", tmp_path / "new.mcap", nothing)
+    assert sorted(os.listdir(tmp_path)) == ["a.mcap", "precious", "text.mcap"]
+    assert default_output(path) == tmp_path / "a-repaired.mcap"
+
+
+KILLED = """
+import sys, time
+from stepscope.engine import wire
+from stepscope.engine.simulated import simulate
+from stepscope.recordings.writer import RecordingWriter
+writer = RecordingWriter(sys.argv[1])
+writer.start()
+for number, (sequence, message) in enumerate(simulate(seed=1, num_steps=6000)):
+    writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+    if number % 100 == 0:
+        time.sleep(0.05)
+        print(writer.num_safe_steps, flush=True)
+"""
+
+
+def test_a_recorder_that_is_killed_while_it_writes_loses_what_was_not_flushed(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "killed.mcap"
+    command = [sys.executable, "-c", KILLED, str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    num_safe = 0
+    try:
+        assert process.stdout is not None
+        deadline_s = time.monotonic() + 60
+        while num_safe == 0 and time.monotonic() < deadline_s:
+            num_safe = int(process.stdout.readline() or -1)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+    assert num_safe > 0
+    with Recording(path) as recording:
+        assert recording.opened_path.name == "killed.mcap.part"
+        assert recording.last_step is not None
+        assert recording.last_step + 1 >= num_safe
+        steps = [frame for frame, _ in recording.frames() if frame.topic == b"step"]
+        assert len(steps) == recording.last_step + 1
+    report = repair(recording.opened_path, path, nothing)
+    assert report.num_steps == len(steps)
+    assert verify(path, nothing).is_good
+
+
+@pytest.fixture
+def file_limit() -> Iterator[int]:
+    """Files of this process cannot grow beyond: writing fails as on a full disk."""
+    limit = 60_000
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_ends_the_recording_and_costs_what_was_not_flushed(
+    tmp_path: Path, file_limit: int
+) -> None:
+    path = tmp_path / "full.mcap"
+    writer = RecordingWriter(path)
+    writer.start()
+    for sequence, message in MESSAGES:
+        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+    writer.close()
+    assert writer.state == "failed"
+    assert writer.error is not None
+    assert "File too large" in writer.error
+    assert "steps 0 to about" in writer.error
+    assert not path.exists()
+    with Recording(path) as recording:
+        kept = [frame for frame, _ in recording.frames() if frame.topic == b"step"]
+        # Checkpoints lie 128 KiB of messages apart: of 60 kB in the file not much is behind one.
+        assert len(kept) > 100
+        assert [wire.decode(f.payload).step for f in kept] == list(range(len(kept)))  # type: ignore[union-attr]
+    # A repair that finds the disk full leaves nothing behind either.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    with pytest.raises(RecordingError, match="cannot write"):
+        repair(recording.opened_path, tmp_path / "new.mcap", nothing)
+    assert os.listdir(tmp_path) == ["full.mcap.part"]
+
+
+def test_two_unfinished_chunks_in_one_file_are_both_read(small: Written, tmp_path: Path) -> None:
+    """As a file system leaves it that lost the head of a chunk in a power cut."""
+    content = bytearray(small.content)
+    head = small.chunks[1].offset
+    content[head + 1 : head + 9] = b"\xff" * 8
+    path = tmp_path / "heads.mcap"
+    path.write_bytes(content[: small.chunks[-1].end])
+    assert frames_of(path) == small.frames
+
+
+def test_frames_come_out_as_they_went_in_wherever_one_begins(large: Written) -> None:
+    """Packed steps need those before them: from any place, in any order."""
+    rng = random.Random(4)
+    expected: list[Frame] = []
+    with Recording(large.path) as recording:
+        numbers = range(recording.num_chunks)
+        expected = [f._replace(sequence=0) for f in large.frames]
+        starts = [0, *itertools.accumulate(len(recording.chunk_frames(n)) for n in numbers)]
+        for _ in range(300):
+            place = rng.randrange(len(expected))
+            number = max(n for n in numbers if starts[n] <= place)
+            frame = recording._load(number).frame(place - starts[number])
+            assert frame is not None
+            assert frame.payload == expected[place].payload
