@@ -17,6 +17,7 @@ import torch  # noqa: F401  (first, for its OpenMP runtime)
 
 # In the order of `stepscope_cpu_level`. The names are those of the built files, `_cpu_<level>`.
 LEVELS = ("baseline", "avx2", "avx512_bf16")
+INTERFACE = 1  # of `stepscope_interface`: that of the structures below
 TURNED_OFF_BY = "STEPSCOPE_NO_NATIVE"  # for debugging
 # Without the options pip would take what it has built before.
 AGAIN = "install stepscope again with pip's --force-reinstall --no-deps --no-cache-dir"
@@ -79,6 +80,8 @@ def usable_levels() -> list[str]:
         probe = ctypes.CDLL(str(_file("baseline")))
     except OSError as error:
         raise LibraryMissingError(f"the C++ kernels do not load ({error}): {AGAIN}") from None
+    if getattr(probe, "stepscope_interface", int)() != INTERFACE:
+        raise LibraryMissingError(f"the C++ kernels were built from older sources: {AGAIN}")
     best = int(probe.stepscope_cpu_level())
     return [level for level in built if LEVELS.index(level) <= best]
 

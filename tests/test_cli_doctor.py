@@ -23,7 +23,16 @@ def test_it_names_versions_the_backend_and_the_folders(
     cli_doctor.doctor()
     said = capsys.readouterr().out
     lines = {line.split()[1]: line for line in said.splitlines()}
-    for name in ("python", "torch", "transformers", "textual", "cpu", "gpu", "attention"):
+    for name in (
+        "python",
+        "torch",
+        "transformers",
+        "textual",
+        "cpu",
+        "gpu",
+        "kernels",
+        "attention",
+    ):
         assert name in lines
     assert " is used: " in said
     assert f"{folders}/stepscope (mode 0700)" in said

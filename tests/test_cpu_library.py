@@ -94,6 +94,15 @@ def test_without_a_built_library_the_choice_says_what_to_install(
         choose("cpu", "cpu")
 
 
+def test_a_library_that_was_built_from_other_sources_is_not_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # In a checkout the code may be newer than what was built of it.
+    monkeypatch.setattr(cpu_library, "INTERFACE", 0xBAD)
+    with pytest.raises(cpu_library.LibraryMissingError, match="from older sources: install"):
+        cpu_library.load()
+
+
 def run_python(code: str, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -238,6 +238,9 @@ EXPORT int stepscope_argmax(const Argmax* a) {
     return 0;
 }
 
+// To be counted up, with INTERFACE of kernels/cpu_library.py, when a structure or a meaning changes.
+EXPORT int stepscope_interface(void) { return 1; }
+
 // Which of the libraries that were built this CPU can run: 0 the portable one, 1 also x86-64-v3,
 // 2 also x86-64-v4 with bf16 products.
 EXPORT int stepscope_cpu_level(void) {
