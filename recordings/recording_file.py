@@ -50,9 +50,10 @@ class RecordingFile:
             raise FileExistsError(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._stream = open(self.part_path, "xb" if is_new else "wb")  # noqa: SIM115 - closed by close()
+            mode = "xb" if is_new else "wb"
+            self._stream = open(self.part_path, mode)  # noqa: SIM115 - closed by close()
         except OSError as error:
-            if is_new and isinstance(error, FileExistsError):
+            if is_new and isinstance(error, FileExistsError) and path.parent.is_dir():
                 raise
             raise RecordingError(f"cannot write {path}: {error.strerror or error}") from error
         self._sink: McapSink | None = None

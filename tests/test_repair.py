@@ -82,7 +82,7 @@ class Written:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Written:
     """A few kilobytes, in several chunks, flushed after every second message."""
-    return Written(tmp_path_factory.mktemp("small") / "small.mcap", 10, 2, 7_000)
+    return Written(tmp_path_factory.mktemp("small") / "small.mcap", 22, 2, 6_000)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,189 @@
+"""A recording in many files: nothing lost between them, each opens alone, only ours are deleted."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stepscope.engine import wire
+from stepscope.engine.client import ControlClient
+from stepscope.engine.commands import SamplingParams, Submit
+from stepscope.engine.simulated import simulate
+from stepscope.engine.wire import StepRecord, Telemetry
+from stepscope.recordings.mcap_index import RecordingError
+from stepscope.recordings.reader import Recording
+from stepscope.recordings.recording_file import RecordingFile
+from stepscope.recordings.rotation import FileSeries, Limits
+from stepscope.recordings.session import SessionState
+from stepscope.recordings.verify import verify
+from stepscope.recordings.writer import RecordingWriter
+from stepscope.tui.cli import main
+
+MESSAGES = simulate(seed=9, num_steps=2000)
+
+
+def write(
+    series: FileSeries, messages: list[tuple[int, Telemetry]], monkeypatch: pytest.MonkeyPatch
+) -> RecordingWriter:
+    """As if a flush were due after every message."""
+    monkeypatch.setattr("stepscope.recordings.writer.FLUSH_S", 0.0)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    writer = RecordingWriter(series)
+    writer.start()
+    for sequence, message in messages:
+        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+    writer.close()
+    assert (writer.state, writer.error) == ("finished", None)
+    return writer
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir())
+
+
+def test_no_step_is_lost_between_files_and_each_opens_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    series = FileSeries(tmp_path / "week.mcap", Limits(num_bytes=40_000))
+    writer = write(series, MESSAGES, monkeypatch)
+    written = files(tmp_path)
+    assert len(written) == writer.num_files > 3
+    state = SessionState()
+    expected = {}
+    for _, message in MESSAGES:
+        state.apply(message)
+        if isinstance(message, StepRecord):
+            expected[message.step] = (state.num_running, state.kv)
+    next_step = 0
+    for path in written:  # names sort in the order of recording
+        assert verify(path, lambda share: None).is_good
+        with Recording(path) as recording:
+            assert recording.first_step == next_step
+            assert recording.last_step is not None
+            frames = [frame for frame, _ in recording.frames()]
+            if next_step:
+                assert [frame.topic for frame in frames[:2]] == [b"info", b"keyframe"]
+            replayed = SessionState()
+            for frame in frames:
+                message = wire.decode(frame.payload)
+                replayed.apply(message)
+                if isinstance(message, StepRecord):
+                    assert message.step == next_step
+                    assert (replayed.num_running, replayed.kv) == expected[next_step]
+                    next_step += 1
+            assert path.stat().st_size < 40_000 + 30_000
+    assert next_step == 2000
+
+
+def test_another_engine_gets_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    series = FileSeries(tmp_path / "fleet.mcap", Limits(num_bytes=10**9))
+    writer = write(series, MESSAGES[:300] + simulate(seed=10, num_steps=100), monkeypatch)
+    assert writer.num_files == 2
+    engines = []
+    for path in files(tmp_path):
+        with Recording(path) as recording:
+            engines.append(recording.info.engine_id)
+        assert verify(path, lambda share: None).is_good
+    assert engines == ["simulated-9", "simulated-10"]
+
+
+def test_only_what_is_old_and_ours_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    series = FileSeries(tmp_path / "week.mcap", Limits(num_bytes=40_000))
+    write(series, MESSAGES, monkeypatch)
+    ours = files(tmp_path)
+    old_s = time.time() - 3 * 3600
+    name = "week-20200101T000000Z-000.mcap"
+    others = {
+        tmp_path / name: b"a file of another program under a name like ours",
+        tmp_path / "weekend-20200101T000000Z-000.mcap": ours[0].read_bytes(),
+        tmp_path / "week.mcap": ours[0].read_bytes(),
+        tmp_path / "notes.txt": b"notes",
+    }
+    for path, content in others.items():
+        path.write_bytes(content)
+    link = tmp_path / "week-20200101T000001Z-000.mcap"
+    link.symlink_to(ours[-1])
+    for path in [*others, *ours[:2]]:
+        os.utime(path, (old_s, old_s))
+    later = FileSeries(tmp_path / "week.mcap", Limits(age_s=60), Limits(age_s=7200))
+    current = later.open_next()
+    assert later.delete_old(current) == 2
+    assert files(tmp_path) == sorted([*others, link, *ours[2:], current.part_path])
+    # By size: the oldest go first, until the rest fits.
+    total = sum(path.stat().st_size for path in ours[3:])
+    by_size = FileSeries(tmp_path / "week.mcap", Limits(age_s=60), Limits(num_bytes=total))
+    by_size.delete_old(current)
+    assert [path for path in ours if path.exists()] == ours[3:]
+    current.abandon()
+
+
+def test_a_new_file_never_takes_the_place_of_another(tmp_path: Path) -> None:
+    series = FileSeries(tmp_path / "x.mcap", Limits(age_s=1))
+    opened: list[RecordingFile] = [series.open_next() for _ in range(3)]
+    assert len({file.path for file in opened}) == 3
+    assert sorted(file.path for file in opened) == [file.path for file in opened]
+    for file in opened:
+        file.abandon()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecordingError, match="cannot write"):
+        FileSeries(tmp_path / "file" / "x.mcap", Limits(age_s=1)).open_next()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1GB", Limits(10**9, None)),
+        ("48h", Limits(None, 172_800.0)),
+        ("1.5GiB, 30m", Limits(round(1.5 * 2**30), 1800.0)),
+        ("7d,100GB", Limits(10**11, 604_800.0)),
+    ],
+)
+def test_limits_are_read_as_people_write_them(text: str, expected: Limits) -> None:
+    assert Limits.parse(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "1", "GB", "1GB,2GB", "-1h", "1 parsec", "0h", "1GB;1h"])
+def test_limits_that_mean_nothing_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        Limits.parse(text)
+
+
+def test_record_rotates_and_waits_for_a_signal(
+    live_engine: object,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    endpoint = live_engine.endpoint  # type: ignore[attr-defined]
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "out").mkdir()
+    output = tmp_path / "out" / "s.mcap"
+
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["stepscope", "record", endpoint.control, *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0)
+
+    with ControlClient(endpoint) as client:
+        sampling = SamplingParams(max_tokens=900, ignore_eos=True)
+        client.send(Submit(prompt_token_ids=[1] * 20, sampling=sampling))
+        assert run("-o", str(output), "--rotate", "1s", "--keep", "1h", "--seconds", "3.5") == 0
+    said = capfd.readouterr().out
+    written = files(tmp_path / "out")
+    assert len(written) >= 2
+    assert said.startswith(f"{len(written)} files, ")
+    last = None
+    for path in written:
+        with Recording(path) as recording:
+            assert not recording.truncated
+            if recording.first_step is not None and last is not None:
+                assert recording.first_step == last + 1
+            last = recording.last_step if recording.last_step is not None else last
+    for wrong in (["--rotate", "1kB"], ["--rotate", "soon"], ["--keep", "1h"]):
+        assert run("-o", str(output), *wrong) == 2
+        assert capfd.readouterr().err.count("\n") == 1

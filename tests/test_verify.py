@@ -1,0 +1,178 @@
+"""`verify` finds what is wrong with a session, and where; and nothing in a sound one."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stepscope.engine import wire
+from stepscope.engine.config import Knobs
+from stepscope.engine.simulated import SimulatedWorkload, simulate
+from stepscope.engine.wire import BlockMove, StepRecord, Telemetry
+from stepscope.recordings.verify import VerifyReport, verify
+from stepscope.recordings.writer import RecordingWriter
+from stepscope.tui.cli import main
+
+Messages = list[tuple[int, Telemetry]]
+MESSAGES: Messages = simulate(
+    seed=12,
+    num_steps=700,
+    num_blocks=160,
+    max_model_len=2048,
+    workload=SimulatedWorkload(rate=20.0, document_share=0.1, chat_tokens=150),
+    knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
+    changes={300: {"enable_prefix_caching": False}, 500: {"enable_prefix_caching": True}},
+)
+
+
+def recorded(path: Path, messages: Messages) -> Path:
+    writer = RecordingWriter(path)
+    writer.start()
+    for sequence, message in messages:
+        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+    writer.close()
+    assert writer.error is None
+    return path
+
+
+def verified(path: Path, messages: Messages) -> VerifyReport:
+    return verify(recorded(path, messages), lambda share: None)
+
+
+def changed(step: int, change: Callable[[StepRecord], Telemetry]) -> Messages:
+    return [
+        (number, change(m) if isinstance(m, StepRecord) and m.step == step else m)
+        for number, m in MESSAGES
+    ]
+
+
+def wrong(report: VerifyReport) -> dict[str, list[str]]:
+    return {check.name: check.problems for check in report.checks if not check.is_good}
+
+
+def test_a_sound_session_has_nothing_wrong_and_all_of_it_was_looked_at(tmp_path: Path) -> None:
+    assert any(
+        isinstance(m, StepRecord) and any(type(e).__name__ == "Preempted" for e in m.events)
+        for _, m in MESSAGES
+    )
+    report = verified(tmp_path / "good.mcap", MESSAGES)
+    assert wrong(report) == {}
+    assert (report.num_steps, report.first_step, report.last_step) == (700, 0, 699)
+    assert report.blocks.num_checked == 700
+    assert report.keyframes.num_checked > 2
+    assert report.num_lost_messages == 0
+
+
+def test_a_gap_is_counted_and_what_comes_after_it_is_no_mistake(tmp_path: Path) -> None:
+    whole: Messages = [(n, m) for n, m in MESSAGES if not 100 <= n < 130]
+    report = verified(tmp_path / "gap.mcap", whole)
+    assert list(wrong(report)) == ["sequence"]
+    assert report.num_lost_messages == 30
+    assert "30 messages after step" in report.sequence.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "said"),
+    [
+        (lambda kv: msgspec.structs.replace(kv, used=kv.used + 1), "block accounting", "by the"),
+        (
+            lambda kv: msgspec.structs.replace(kv, cached=kv.cached + 1, empty=kv.empty - 1),
+            "block accounting",
+            "used, cached and empty blocks are",
+        ),
+    ],
+    ids=["one too many", "cached taken for empty"],
+)
+def test_counts_that_the_moves_contradict_are_found(
+    tmp_path: Path, change: Callable[[object], object], check: str, said: str
+) -> None:
+    messages = changed(400, lambda m: msgspec.structs.replace(m, kv=change(m.kv)))
+    problems = wrong(verified(tmp_path / "counts.mcap", messages))
+    assert list(problems) == [check]
+    assert problems[check][0].startswith("step 400: ")
+    assert said in problems[check][0]
+    assert len(problems[check]) == 1
+
+
+def test_a_move_that_was_not_told_is_found(tmp_path: Path) -> None:
+    step = next(m.step for _, m in MESSAGES if isinstance(m, StepRecord) and len(m.moves) > 3)
+    messages = changed(step, lambda m: msgspec.structs.replace(m, moves=m.moves[1:]))
+    problems = wrong(verified(tmp_path / "moves.mcap", messages))
+    assert problems["block accounting"][0].startswith(f"step {step}: ")
+
+
+def test_references_that_nobody_holds_are_found(tmp_path: Path) -> None:
+    def shared_more(record: StepRecord) -> StepRecord:
+        move = next(move for move in record.moves if move.ref_count > 0)
+        place = record.moves.index(move)
+        moves = [*record.moves]
+        moves[place] = BlockMove(move.block_id, move.owner, move.ref_count + 1)
+        return msgspec.structs.replace(record, moves=moves)
+
+    step = next(
+        m.step
+        for _, m in MESSAGES
+        if isinstance(m, StepRecord) and any(move.ref_count for move in m.moves)
+    )
+    problems = wrong(verified(tmp_path / "refs.mcap", changed(step, shared_more)))
+    assert "references to blocks, requests hold" in problems["block accounting"][0]
+
+
+def test_a_block_that_the_pool_does_not_have_is_found(tmp_path: Path) -> None:
+    messages = changed(
+        50, lambda m: msgspec.structs.replace(m, moves=[*m.moves, BlockMove(9999, 3, 1)])
+    )
+    problems = wrong(verified(tmp_path / "pool.mcap", messages))
+    assert problems["block accounting"] == ["step 50: block 9999 moved, the pool has 160"]
+
+
+def test_steps_out_of_order_and_times_that_run_backwards_are_found(tmp_path: Path) -> None:
+    messages = changed(200, lambda m: msgspec.structs.replace(m, step=150))
+    assert "step order" in wrong(verified(tmp_path / "order.mcap", messages))
+    messages = changed(
+        200, lambda m: msgspec.structs.replace(m, tokens_ns=m.schedule_start_ns - 1, launch_ns=None)
+    )
+    problems = wrong(verified(tmp_path / "times.mcap", messages))
+    assert problems["times"] == ["step 200: its times do not follow one another"]
+
+
+def test_the_command_says_it_in_a_table_or_as_json_and_ends_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = recorded(tmp_path / "good.mcap", MESSAGES)
+    cut = tmp_path / "cut.mcap"
+    cut.write_bytes(good.read_bytes()[:-2000])
+
+    def run(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["stepscope", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0), capsys.readouterr().out
+
+    code, said = run("verify", str(good))
+    assert code == 0
+    assert "700 steps (0 to 699)" in said
+    assert said.endswith("all is well\n")
+    code, said = run("verify", str(cut))
+    assert code == 1
+    assert "it was not closed" in said
+    assert said.endswith("something is wrong\n")
+    code, said = run("verify", str(cut), "--json")
+    assert code == 1
+    document = json.loads(said)
+    assert document["ok"] is False
+    assert [check["name"] for check in document["checks"] if not check["ok"]] == [
+        "file",
+        "checksums",
+    ]
+    code, said = run("repair", str(cut))
+    assert code == 0
+    assert "kept: " in said
+    assert "lost: whatever came after step" in said
+    code, _ = run("verify", str(tmp_path / "cut-repaired.mcap"))
+    assert code == 0
+    code, said = run("repair", str(good))
+    assert (code, said) == (0, f"{good} is whole: nothing to repair\n")
