@@ -14,6 +14,7 @@ from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.replay import ReplaySource
 from stepscope.recordings.source import FrameTap, SourceStatus
 from stepscope.tui.frame import FrameBuilder
+from stepscope.tui.pages import PAGE_VIEWS
 from stepscope.tui.view import View
 from stepscope.tui.widgets import (
     budget_chart,
@@ -30,7 +31,7 @@ WIDTH, GUTTER = 140, 14
 
 
 def screen(history: History, step: int) -> dict[str, list[str]]:
-    """Every panel of the dashboard, paused at `step`, as characters."""
+    """Every panel and screen of the dashboard, paused at `step`, as characters."""
     view = View(cursor=step, right=step)
     frame = FrameBuilder(history, clock=lambda: 0.0).build(view, WIDTH - GUTTER - 2, 20, 12)
     panels = {
@@ -43,6 +44,10 @@ def screen(history: History, step: int) -> dict[str, list[str]]:
         "knobs": knob_panel.draw(frame, 60, 12, "", False),
         "events": event_list.draw(frame, 60, 14, GUTTER),
     }
+    for page, drawing in PAGE_VIEWS.items():
+        view = View(cursor=step, right=step, page=page)
+        frame = FrameBuilder(history, clock=lambda: 0.0).build(view, 0, 0, 8)
+        panels[page] = drawing.draw(frame, WIDTH, 50)
     return {
         name: ["".join(characters for characters, _ in line) for line in lines]
         for name, lines in panels.items()

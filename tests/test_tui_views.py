@@ -1,5 +1,6 @@
 """What the views draw of a moment is what the records say, character for character."""
 
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -244,7 +245,7 @@ def test_latencies_are_those_of_the_history_with_breaches_marked(source: Any) ->
     assert f"{report.ttft.p95_ms:.0f}!" in ttft
     itl = next(line for line in lines if " ITL " in line)
     assert f"{report.itl.p50_ms:.1f} " in itl
-    assert any("last stall: step" in line for line in lines)
+    assert re.search(r"last stall:[ │\n]+step \d+ .+ → ITL \d+ ms", "\n".join(lines))
 
 
 def test_the_inspector_adds_up(source: Any) -> None:

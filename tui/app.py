@@ -31,11 +31,14 @@ from stepscope.tui.screens.main import MainScreen
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.session import Session
 from stepscope.tui.theme import Skin, ThemeName, colour_mode
+from stepscope.tui.view import Page
 
 if TYPE_CHECKING:
     from stepscope.recordings.recorder import Recorder
 
 log = logging.getLogger("stepscope.tui")
+
+_HELD_S = 0.2  # at most, for a key that never comes back
 
 
 def run_dashboard(
@@ -106,12 +109,16 @@ def screenshot(
     title: str = "stepscope",
     readonly: bool = False,
     control_endpoint: str | None = None,
+    page: Page = "live",
+    request_id: int | None = None,
 ) -> None:
     """Render the same dashboard without a terminal and write it to `path` as SVG.
 
     Args:
         size: columns and rows.
         step: pause at this step instead of showing the newest.
+        page: the screen to show.
+        request_id: the request that is selected.
 
     The other arguments are those of `run_dashboard`. No event loop may run in this thread.
 
@@ -129,6 +136,7 @@ def screenshot(
         theme=theme,
         any_terminal=True,
     )
+    app.main.view.page, app.main.view.selected = page, request_id
     svg = asyncio.run(_picture(app, size, step, title))
     path.write_text(svg, "utf-8")
 
@@ -225,10 +233,38 @@ class Dashboard(App[None]):
         if clock is not None:
             session.clock = clock
         self.session = session
+        self._num_keys_under_way = 0  # with the main screen
+        self._held_keys: list[events.Key] = []  # for an overlay, until those are back
         self.main = MainScreen(session, Skin(mode, ascii_only), fps)
 
     def get_default_screen(self) -> MainScreen:
         return self.main
+
+    async def on_event(self, event: events.Event) -> None:
+        """Keep keys in the order in which they were typed.
+
+        A key that was sent to the main screen comes back here before it counts. One that is typed
+        after it must not be with an overlay earlier, that the first may have opened.
+        """
+        if isinstance(event, events.Key):
+            if event.is_forwarded:
+                self._num_keys_under_way = max(0, self._num_keys_under_way - 1)
+            elif isinstance(self.screen, Overlay) and self._num_keys_under_way:
+                if not self._held_keys:
+                    self.set_timer(_HELD_S, self._release_keys)
+                self._held_keys.append(event)
+                return
+            elif self.screen is self.main:
+                self._num_keys_under_way += 1
+        await super().on_event(event)
+        if self._held_keys and not self._num_keys_under_way:
+            self._release_keys()
+
+    def _release_keys(self) -> None:
+        self._num_keys_under_way = 0
+        held, self._held_keys = self._held_keys, []
+        for event in held:
+            self.post_message(event)
 
     def on_key(self, event: events.Key) -> None:
         """Hand on what was typed for an overlay before it was there, explain what does nothing.

@@ -69,6 +69,10 @@ class Navigator:
         self._replay = replay_of(source)
         self._notices = notices
 
+    def look_at(self, history: History) -> None:
+        """Move through another history from now on."""
+        self._history = history
+
     # Pause and follow
 
     def pause(self) -> None:

@@ -43,6 +43,7 @@ def handlers(screen: "MainScreen") -> Mapping[str, Callable[[], None]]:
         "next_of_request": partial(navigator.of_request, 1),
         "previous_mark": navigator.mark,
         "goto": partial(_goto, screen),
+        "previous_session": partial(_previous_session, screen),
         "slower": partial(navigator.change_speed, 0.5),
         "faster": partial(navigator.change_speed, 2.0),
         "zoom_in": partial(view.change_zoom, -1),
@@ -73,6 +74,17 @@ def handlers(screen: "MainScreen") -> Mapping[str, Callable[[], None]]:
         "back": partial(_back, screen),
         "quit": partial(_quit, screen),
     }
+
+
+def _previous_session(screen: "MainScreen") -> None:
+    current, shown = screen.session.history, screen.history
+    if shown is not current:
+        screen.look_at(current)
+    elif current.previous is None or current.previous.last_step is None:
+        screen.notices.say("the engine has not started anew since this dashboard began", "caution")
+    else:
+        screen.look_at(current.previous)
+        screen.notices.say("the session before the restart; p or L goes back")
 
 
 def _goto(screen: "MainScreen") -> None:
@@ -107,6 +119,9 @@ def _mark(screen: "MainScreen") -> None:
     step = screen.frame.cursor if screen.frame is not None else None
     if step is None:
         screen.notices.say("there is no step to mark yet", "caution")
+        return
+    if screen.history is not screen.session.history:
+        screen.notices.say("marks are for the session that runs; L goes back to it", "caution")
         return
 
     def set_mark(text: str | None) -> None:

@@ -14,6 +14,7 @@ from textual.geometry import Region
 from textual.screen import Screen
 from textual.timer import Timer
 
+from stepscope.recordings.history import History
 from stepscope.tui import layout
 from stepscope.tui.actions import ACTIONS, BY_ID
 from stepscope.tui.frame import Frame, FrameBuilder
@@ -82,9 +83,11 @@ class MainScreen(Screen[None]):
         self.view = View()
         self.notices = Notices(session.clock)
         self.frame: Frame | None = None
+        self.history = session.history  # that is shown: this one, or the one before a restart
         self.navigator = Navigator(self.view, session.history, session.source, self.notices)
         self.operator = Operator(session.history, session.link, self.notices)
         self._replay = replay_of(session.source)
+        self._clock = session.clock
         self._builder = FrameBuilder(
             session.history, recorded_extent(session.source), session.clock
         )
@@ -116,6 +119,16 @@ class MainScreen(Screen[None]):
     def on_resize(self, event: events.Resize) -> None:
         self._place(event.size.width, event.size.height)
         self.draw()
+
+    def look_at(self, history: History) -> None:
+        """Show another history of this source."""
+        self.history = history
+        self._builder = FrameBuilder(history, recorded_extent(self.session.source), self._clock)
+        self.navigator.look_at(history)
+        self.view.follow()
+        self.view.selected = self.view.followed = None
+        if history is not self.session.history:
+            self.view.pause(history.last_step)
 
     def set_skin(self, skin: Skin) -> None:
         self.skin = skin
@@ -182,6 +195,8 @@ class MainScreen(Screen[None]):
 
     def new_frame(self) -> Frame:
         """What there is to see now."""
+        if self.view.live and self.history is not self.session.history:
+            self.look_at(self.session.history)
         places = self._places
         lanes_place, events_place = places.get("lanes"), places.get("events")
         frame = self._builder.build(
@@ -273,6 +288,7 @@ class MainScreen(Screen[None]):
             self.fps,
             None if self._replay is None else self._replay.speed,
             recording,
+            self.history is not session.history,
         )
 
     # Keys

@@ -19,11 +19,14 @@ class Connection:
     fps: float
     speed: float | None = None  # of a replay
     recording: tuple[float, int] | None = None  # seconds and bytes so far
+    is_previous: bool = False  # the session before the engine started anew
 
 
 def badge(frame: Frame, connection: Connection) -> Run:
     """The state of the picture, never of the engine: a stale one is not called live."""
     status = connection.status
+    if connection.is_previous:
+        return "▐BEFORE THE RESTART▌", "badge_paused"
     if not frame.view.live:
         return _paused(frame), "badge_paused"
     if status in ("stale", "down", "connecting"):

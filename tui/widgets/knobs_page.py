@@ -11,16 +11,19 @@ from stepscope.tui.widgets.lines import Line, clean, framed
 from stepscope.tui.widgets.panels import Cell, Column, Target, table
 
 EFFECT_S = 10.0  # before and after a change, or to the next one
-_LOG_COLUMNS = (
-    Column("step", 9, True),
-    Column("at", 8),
-    Column("by", 9),
-    Column("change", 34),
-    Column("ITL p50", 12, True),
-    Column("ITL p99", 12, True),
-    Column("TTFT p50", 12, True),
-    Column("TTFT p99", 12, True),
-)
+
+
+def _log_columns(width: int) -> tuple[Column, ...]:
+    return (
+        Column("step", 9, True),
+        Column("at", 8),
+        Column("by", 9),
+        Column("change", max(20, min(90, width - 84))),
+        Column("ITL p50", 12, True),
+        Column("ITL p99", 12, True),
+        Column("TTFT p50", 12, True),
+        Column("TTFT p99", 12, True),
+    )
 
 
 def targets(frame: Frame) -> list[Target]:
@@ -59,7 +62,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     lines = framed(body, width, body_height, title, hint)
     rest = height - body_height
     log = table(
-        _LOG_COLUMNS,
+        _log_columns(width),
         [_change(frame, change) for change in changes],
         width - 2,
         rest - 2,
@@ -148,7 +151,7 @@ def _change(frame: Frame, change: KnobsChanged) -> list[Cell]:
         (_what(change), "mark"),
     ]
     slo = frame.history.slo
-    effect = effect_of(frame.history, change)
+    effect = effect_of(frame.history, change, frame.state.time_ns)
     bounds = (slo.itl_ms, slo.itl_ms, slo.ttft_ms, slo.ttft_ms)
     for (before, after), bound in zip(effect, bounds, strict=True):
         late = after is not None and after > bound
@@ -157,8 +160,10 @@ def _change(frame: Frame, change: KnobsChanged) -> list[Cell]:
     return cells
 
 
-def effect_of(history: History, change: KnobsChanged) -> list[tuple[float | None, float | None]]:
-    """p50 and p99 of ITL, then of TTFT, in ms: before and after a change."""
+def effect_of(
+    history: History, change: KnobsChanged, now_ns: int
+) -> list[tuple[float | None, float | None]]:
+    """p50 and p99 of ITL, then of TTFT, in ms: before a change, and after it as of `now_ns`."""
     changes = history.knob_changes
     at = changes.index(change) if change in changes else 0
     earlier = changes[at - 1].time_ns if at else 0
@@ -168,8 +173,7 @@ def effect_of(history: History, change: KnobsChanged) -> list[tuple[float | None
     end_ns = change.time_ns + width_ns
     if later is not None:
         end_ns = min(end_ns, later)
-    newest_ns = history.state.time_ns
-    end_ns = min(end_ns, newest_ns)
+    end_ns = min(end_ns, now_ns)
     before = history.latency(change.time_ns, (change.time_ns - begin_ns) / 1e9, 1)
     after = history.latency(end_ns, (end_ns - change.time_ns) / 1e9, 1)
     return [

@@ -91,7 +91,11 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     facts = _facts(frame, view, waits, width - 2)
     body = [*facts, *_life(frame, view, waits, width - 2, 4 if height >= 24 else 1)]
     lines = framed(body, width, len(body) + 2, title)
-    strip_height = max(0, min(11, (height - len(lines)) // 2)) if height >= 20 else 0
+    strip_height = 0
+    if height >= 20:
+        # Few late tokens leave more room for the picture of all of them.
+        spare = height - len(lines) - len(waits.late) - 12
+        strip_height = min(max(11, min(spare, 20)), (height - len(lines)) // 2)
     if strip_height >= 4:
         lines += _strip(frame, waits, width, strip_height)
     rest = height - len(lines)

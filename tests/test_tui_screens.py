@@ -1,0 +1,478 @@
+"""The screens beyond the main one say what the records say; and how one gets there."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from textual import events
+
+from stepscope.engine.wire import CACHED, EMPTY, EngineInfo, Phase, Preempted, StepRecord
+from stepscope.recordings.causes import CAUSES
+from stepscope.recordings.history import History
+from stepscope.recordings.latency import SLO
+from stepscope.tui.app import Dashboard
+from stepscope.tui.frame import Frame, FrameBuilder
+from stepscope.tui.pages import PAGE_VIEWS, targets
+from stepscope.tui.screens.help import help_lines
+from stepscope.tui.theme import CAUSE_GLYPHS, Skin
+from stepscope.tui.view import PAGES, Page, View
+from stepscope.tui.widgets import kv_page, request_page
+from stepscope.tui.widgets.lines import Line
+
+NUM_STEPS = 400
+SIZES = [(80, 20), (80, 24), (120, 40), (200, 60)]
+BEYOND: list[Page] = [page for page in PAGES if page != "live"]
+
+
+@pytest.fixture
+def source(still_source: Callable[..., Any]) -> Any:
+    return still_source(NUM_STEPS)
+
+
+def dashboard(source: Any, **options: Any) -> Dashboard:
+    return Dashboard(
+        source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0, **options
+    )
+
+
+def screen_text(app: Dashboard) -> str:
+    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+
+
+def text(lines: list[Line]) -> list[str]:
+    return ["".join(run for run, _ in line) for line in lines]
+
+
+def frame_of(history: History, view: View) -> Frame:
+    return FrameBuilder(history, clock=lambda: 0.0).build(view, 80, 0, 8)
+
+
+def drawn(history: History, page: Page, size: tuple[int, int] = (120, 35), **view: Any) -> str:
+    frame = frame_of(history, View(page=page, **view))
+    return "\n".join(text(PAGE_VIEWS[page].draw(frame, *size)))
+
+
+# Getting there
+
+
+async def test_a_digit_opens_each_screen_and_escape_leads_back(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        titles = {
+            "2": "step 399",
+            "3": "gaps between tokens",
+            "4": "KV map by state",
+            "5": "breaches (",
+            "6": "changes (",
+        }
+        for key, title in titles.items():
+            await pilot.press(key)
+            assert title in screen_text(app), key
+        for page in ("latency", "kv", "request", "step", "live"):
+            await pilot.press("escape")
+            assert app.main.view.page == page
+        assert "requests × steps" in screen_text(app)
+
+
+async def test_time_travel_works_on_every_screen(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        for number, page in enumerate(PAGES, 1):
+            await pilot.press("L", str(number), "left", "left")
+            assert app.main.view.page == page
+            assert app.main.view.cursor == NUM_STEPS - 3
+            assert "PAUSED" in screen_text(app)
+
+
+@pytest.mark.parametrize("page", BEYOND)
+@pytest.mark.parametrize("size", SIZES)
+async def test_every_screen_fills_every_size(
+    source: Any, page: Page, size: tuple[int, int]
+) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=size) as pilot:
+        await pilot.press(str(PAGES.index(page) + 1), "down", "down")
+        lines = screen_text(app).splitlines()
+        assert [len(line) for line in lines] == [size[0]] * size[1]
+        assert "▐LIVE▌" in lines[0]
+        assert "BUDGET" in lines[1]
+        assert "drawing failed" not in "\n".join(lines)
+        place = app.main._places["page"]
+        view = PAGE_VIEWS[page]
+        body = view.draw(app.main.frame, place.width, place.height)
+        assert len(body) == place.height
+        assert all(len(line) == place.width for line in text(body))
+        for smaller in [(60, 15), (1, 1), (300, 90), size]:
+            await pilot.resize_terminal(*smaller)
+            await pilot.pause()
+            assert "drawing failed" not in screen_text(app)
+
+
+async def test_keys_of_the_main_screen_say_so_elsewhere(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("4", "x")
+        assert app.main.view.zoom == 1
+        assert "x does nothing here; 1 is the main screen" in screen_text(app)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_help_says_what_the_screen_is_and_only_keys_that_work_on_it(page: Page) -> None:
+    from stepscope.tui.actions import ACTIONS, Abilities
+
+    everything = Abilities(has=frozenset({"engine", "recorder", "live"}))
+    lines = "\n".join(text(help_lines(everything, page)))
+    for action in ACTIONS:
+        shown = everything.allows(action) and page in action.pages
+        assert (action.help in lines) == shown, action.id
+    assert "Glyphs" in lines
+    assert "This is the " in lines
+
+
+async def test_help_wraps_into_the_terminal(source: Any) -> None:
+    for size in [(80, 24), (120, 40), (200, 60)]:
+        app = dashboard(source)
+        async with app.run_test(size=size) as pilot:
+            await pilot.press("question_mark", *["pagedown"] * 6)
+            assert "Errors are written to" in screen_text(app)
+
+
+# What they say
+
+
+def test_the_step_inspector_has_a_line_for_every_row_with_its_figures(source: Any) -> None:
+    history = source.history
+    step = next(
+        s
+        for s in range(100, NUM_STEPS)
+        if history.summary(s).num_prefill_tokens and history.summary(s).num_decode_tokens > 5
+    )
+    record = history.record(step)
+    page = drawn(history, "step", (160, 60), cursor=step, right=step)
+    for row in record.batch:
+        line = next(x for x in page.splitlines() if re.match(rf"│[▶ ]r{row.request_id} ", x))
+        phase = Phase(row.phase).name.lower()
+        assert phase in line
+        assert f"{row.start:,}→{row.start + row.num_tokens:,}" in line
+        assert f" {row.num_blocks:,}" in line
+    spent = record.num_prefill_tokens + record.num_decode_tokens
+    assert f"{spent:,} of {record.token_budget:,}" in page
+    rows = targets(frame_of(history, View(page="step", cursor=step, right=step)))
+    assert {target.request_id for target in rows} == {row.request_id for row in record.batch}
+
+
+def test_the_step_inspector_tells_padding_from_tokens_of_requests(source: Any) -> None:
+    history = source.history
+    record = history.record(300)
+    padded = msgspec.structs.replace(record, step=NUM_STEPS, num_padded_tokens=77)
+    history.append(history.last_sequence + 1, padded)
+    page = drawn(history, "step")
+    spent = record.num_prefill_tokens + record.num_decode_tokens
+    assert "padding 77" in page
+    assert f"{spent + 77:,} of {record.token_budget:,}" in page
+
+
+def test_the_request_inspector_names_the_cause_of_each_late_token(source: Any) -> None:
+    history = source.history
+    step, victim = next(
+        (s, event.request_id)
+        for s in range(NUM_STEPS)
+        for event in history.record(s).events
+        if isinstance(event, Preempted)
+    )
+    frame = frame_of(history, View(page="request", selected=victim))
+    life = history.life(history.state_at(step).requests[victim])
+    wait = next(w for w in life.waits if any(p.cause == "preempted" for p in w.pieces))
+    view = View(page="request", selected=victim, cursor=wait.step, right=wait.step)
+    frame = frame_of(history, view)
+    page = "\n".join(text(request_page.draw(frame, 160, 50)))
+    assert f"request r{victim}" in page
+    assert "preempted 1x" in page
+    row = next(line for line in page.splitlines() if f" {wait.step:,} " in line)
+    assert f"{wait.gap_ns / 1e6:,.1f}" in row
+    assert "recomputed" in page
+    assert "✗" in next(line for line in page.splitlines() if "life" in line)
+    assert targets(frame)[0].step == wait.step
+    # All pieces of the wait that is chosen, and they add up.
+    below = page.split("in order of time")[1]
+    shown = [float(ms.replace(",", "")) for ms in re.findall(r"([\d,.]+) ms +\d+%", below)]
+    assert sum(shown) == pytest.approx(wait.gap_ns / 1e6, abs=0.1 * len(shown))
+
+
+def test_a_request_is_shown_as_it_was_at_the_cursor(source: Any) -> None:
+    history = source.history
+    request_id = 3
+    view = history.state_at(60).requests[request_id]
+    page = drawn(history, "request", selected=request_id, cursor=60, right=60)
+    assert f"output {view.num_output_tokens:,}/{view.max_tokens}" in page
+    later = drawn(history, "request", selected=request_id, cursor=61, right=61)
+    assert later != page
+
+
+def test_the_kv_map_names_the_owner_of_every_block(source: Any) -> None:
+    history = source.history
+    frame = frame_of(history, View(page="kv", kv_by_owner=True))
+    state = history.state
+    letters = {
+        view.request_id: kv_page._letter(number)
+        for number, view in enumerate(kv_page._holders(frame))
+    }
+    width, height = 160, 50
+    body = text(kv_page.draw(frame, width, height))
+    cells = "".join(line[2 : width - kv_page._SIDE_WIDTH - 2] for line in body[1:30])
+    for cell, owner in zip(cells, state.block_owner, strict=False):
+        assert cell == {EMPTY: "·", CACHED: "░"}.get(owner, letters.get(owner, "+"))
+
+
+def test_the_kv_map_counts_references_and_fragmentation(source: Any) -> None:
+    history = source.history
+    refs = list(history.state.block_refs)
+    shared = sum(count > 1 for count in refs)
+    saved = sum(count - 1 for count in refs if count > 1)
+    page = drawn(history, "kv")
+    assert re.search(rf"shared +{shared} +blocks, saves {saved}\b", page)
+    held = [v for v in history.state.requests.values() if v.num_blocks]
+    filled = sum(v.num_computed_tokens for v in held) / sum(v.num_blocks * 16 for v in held)
+    assert re.search(rf"fragmentation +{(1 - filled) * 100:.0f}%", page)
+
+
+def test_latencies_of_three_windows_and_every_breach_with_its_cause(source: Any) -> None:
+    history = source.history
+    page = drawn(history, "latency", (200, 55))
+    for window in (10.0, 60.0, None):
+        itl = history.latency(window_s=window).itl
+        assert re.search(rf"{itl.p50_ms:.1f} +{itl.p95_ms:.1f}", page)
+    late = [
+        s
+        for s in range(NUM_STEPS)
+        if (history.summary(s).max_itl_ns or 0) > 30e6
+        or (history.summary(s).max_ttft_ns or 0) > 500e6
+    ]
+    breaches = history.windows.breaches(None, 1000)
+    assert sorted({breach.step for breach in breaches}) == late
+    assert f"breaches ({len(breaches)})" in page
+    newest = breaches[-1]
+    row = next(line for line in page.splitlines() if f" {newest.step} " in line)
+    wait = history.wait(newest.step, newest.request_id)
+    assert wait.explanation[:60] in row
+
+
+async def test_enter_on_a_breach_goes_to_its_step_and_escape_comes_back(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("5", "down", "down")
+        breach = source.history.windows.breaches(None, 1000)[-3]
+        await pilot.press("enter")
+        assert (app.main.view.page, app.main.view.cursor) == ("step", breach.step)
+        assert app.main.view.selected == breach.request_id
+        await pilot.press("enter")
+        assert app.main.view.page == "request"
+        assert f"request r{breach.request_id}" in screen_text(app)
+        await pilot.press("escape", "escape")
+        assert app.main.view.page == "latency"
+
+
+def test_knobs_show_who_changed_them_and_what_came_of_it(source: Any) -> None:
+    history = source.history
+    page = drawn(history, "knobs", (160, 40))
+    change = history.knob_changes[-1]
+    row = next(line for line in page.splitlines() if "1024→512" in line)
+    assert f"{change.effective_step}" in row
+    assert "simulated" in row
+    before = history.latency(change.time_ns, 10.0, 1).itl
+    assert f"{before.p50_ms:.1f}→" in row
+    for spec in history.info.knobs:
+        assert spec.name in page
+    earlier = drawn(history, "knobs", cursor=100, right=100)
+    assert "no knob has been changed" in earlier
+
+
+async def test_enter_on_a_knob_edits_it_where_there_is_an_engine(source: Any) -> None:
+    app = dashboard(source, control_endpoint="ipc:///nobody/here")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("6", "down", "enter")
+        assert "knobs of the engine" in screen_text(app)
+        assert app.screen._at == 1
+    app = dashboard(source, readonly=True, control_endpoint="ipc:///nobody/here")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("6", "enter")
+        assert app.screen is app.main
+        assert "--readonly" in screen_text(app)
+
+
+# What is not known
+
+
+def bare(history: History) -> History:
+    """The same session of an engine that tells only what every engine knows."""
+    other = History(SLO(500, 30))
+    for step in range(60):
+        record = history.record(step)
+        assert record is not None
+        other.append(
+            step,
+            StepRecord(
+                step=record.step,
+                schedule_start_ns=record.schedule_start_ns,
+                tokens_ns=record.tokens_ns,
+                num_prefill_tokens=record.num_prefill_tokens,
+                num_decode_tokens=record.num_decode_tokens,
+                num_running=record.num_running,
+                num_waiting=record.num_waiting,
+            ),
+        )
+    return other
+
+
+@pytest.mark.parametrize("page", BEYOND)
+@pytest.mark.parametrize("size", SIZES)
+def test_what_an_engine_does_not_tell_is_unknown_and_never_zero(
+    source: Any, page: Page, size: tuple[int, int]
+) -> None:
+    history = bare(source.history)
+    shown = drawn(history, page, size)
+    assert not re.search(r"(KV|blocks|hit rate|fragmentation|evictions)\s+0\b", shown)
+    if page == "step":
+        assert "does not tell who was in the step" in shown
+        assert "does not tell its blocks" in shown
+        assert "of —" in shown
+    if page == "kv":
+        assert "does not tell where its blocks are" in shown
+        assert "—" in shown
+    if page == "knobs":
+        assert "does not tell its knobs" in shown
+    assert drawn(History(), page, size)
+
+
+# Causes and glyphs
+
+
+def test_every_cause_has_a_glyph_of_its_own_also_in_ascii() -> None:
+    assert set(CAUSE_GLYPHS) == set(CAUSES)
+    glyphs = [glyph for glyph, _ in CAUSE_GLYPHS.values()]
+    assert len(set(glyphs)) == len(glyphs)
+    ascii_only = [Skin("none", ascii_only=True).text(glyph) for glyph in glyphs]
+    assert len(set(ascii_only)) == len(glyphs)
+    assert all(glyph.isascii() for glyph in ascii_only)
+    for mode in ("dark", "light", "ansi", "none"):
+        assert all(Skin(mode).style(style) is not None for _, style in CAUSE_GLYPHS.values())
+
+
+@pytest.mark.parametrize("page", BEYOND)
+async def test_every_screen_in_ascii_only(source: Any, page: Page) -> None:
+    app = dashboard(source, ascii_only=True)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press(str(PAGES.index(page) + 1))
+        assert screen_text(app).isascii()
+
+
+# Known from elsewhere
+
+
+async def test_a_followed_request_stays_in_sight(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("f")
+        assert "select a request first" in screen_text(app)
+        await pilot.press("down", "f")
+        followed = app.main.view.followed
+        assert followed is not None
+        await pilot.press("o", "o", "escape")
+        assert followed in {row.request_id for row in app.main.frame.lanes}
+        await pilot.press("3")
+        assert f"request r{followed}" in screen_text(app)
+        await pilot.press("escape", "f")
+        app.main.view.selected = None
+        await pilot.press("f")
+        assert app.main.view.followed is None
+
+
+async def test_what_the_screen_says_can_be_copied(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("y")
+        assert "BUDGET" in app.clipboard
+        assert "last stall: step" in app.clipboard
+        await pilot.press("5", "y")
+        assert "breaches (" in app.clipboard
+
+
+async def test_key_figures_are_clickable(source: Any) -> None:
+    app = dashboard(source, control_endpoint="ipc:///nobody/here")
+    async with app.run_test(size=(120, 40)) as pilot:
+        line = screen_text(app).splitlines()[1]
+        for name, page in (("ITL p95", "latency"), ("KV ", "kv"), ("TTFT", "latency")):
+            await pilot.click("#figures", offset=(line.index(name) + 1, 0))
+            assert app.main.view.page == page, name
+        await pilot.click("#figures", offset=(line.index("BUDGET") + 2, 0))
+        assert "max_num_batched_tokens" in screen_text(app).splitlines()[-2]
+        await pilot.press("escape")
+        await pilot.click("#figures", offset=(line.index("PREEMPT") + 2, 0))
+        assert source.history.summary(app.main.view.cursor).num_preempted
+
+
+async def test_the_session_before_a_restart_can_be_looked_at(source: Any) -> None:
+    history = source.history
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("p")
+        assert "has not started anew" in screen_text(app)
+        info = msgspec.structs.replace(history.info, engine_id="another")
+        assert isinstance(info, EngineInfo)
+        history.append(0, info)
+        app.main.draw()
+        await pilot.pause()
+        assert "no step yet" in screen_text(app)
+        await pilot.press("p")
+        assert "▐BEFORE THE RESTART▌" in screen_text(app)
+        assert f"step {NUM_STEPS - 1}" in screen_text(app)
+        await pilot.press("left", "2")
+        assert f"step {NUM_STEPS - 2} (follows cursor)" in screen_text(app)
+        await pilot.press("L", "1")
+        assert "▐LIVE▌" in screen_text(app)
+        assert "no step yet" in screen_text(app)
+
+
+def bursts() -> Iterator[list[str]]:
+    for number in ("1024", "66", "4321"):
+        yield ["B", *number, "enter"]
+
+
+@pytest.mark.parametrize("keys", list(bursts()))
+async def test_digits_typed_in_a_burst_go_to_the_number_and_not_to_screens(
+    source: Any, keys: list[str]
+) -> None:
+    app = dashboard(source, control_endpoint="ipc:///nobody/here")
+    asked: list[int] = []
+    async with app.run_test(size=(120, 40)) as pilot:
+        app.main.operator.set_knob = lambda name, value, version: asked.append(value)
+        for key in keys:
+            app.post_message(events.Key(key, key if len(key) == 1 else None))
+        for _ in range(50):
+            await pilot.pause(0.02)
+            if asked:
+                break
+        assert asked == [int("".join(keys[1:-1]))]
+        assert app.main.view.page == "live"
+
+
+async def test_a_key_never_overtakes_one_that_is_still_on_its_way(source: Any) -> None:
+    app = dashboard(source, control_endpoint="ipc:///nobody/here")
+    asked: list[int] = []
+    async with app.run_test(size=(120, 40)) as pilot:
+        app.main.operator.set_knob = lambda name, value, version: asked.append(value)
+        await pilot.press("B")
+        late = events.Key("7", "7")
+        app._num_keys_under_way = 1  # it was sent to the main screen before the overlay opened
+        app.post_message(events.Key("enter", None))
+        await pilot.pause()
+        assert asked == []
+        late._set_forwarded()
+        app.post_message(late)
+        for _ in range(50):
+            await pilot.pause(0.02)
+            if asked:
+                break
+        assert asked == [7]
