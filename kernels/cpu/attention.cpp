@@ -27,14 +27,14 @@ int64_t num_partitions(const Call& call, int64_t r) {
 int attend(Call& call, int num_threads) {
     int64_t num_items = 0, num_partials = 0;
     double work = 0;
-    const int64_t num_tiles_queries = queries_of_item(call);
+    const int64_t queries_each = queries_of_item(call);
     for (int64_t r = 0; r < call.num_requests; r++) {
         const int64_t n = call.num_queries(r);
         if (n == 1) {
             num_items += num_partitions(call, r);
             if (num_partitions(call, r) > 1) num_partials += num_partitions(call, r);
         } else {
-            num_items += (n + num_tiles_queries - 1) / num_tiles_queries * call.num_kv_heads;
+            num_items += (n + queries_each - 1) / queries_each * call.num_kv_heads;
         }
         const double seen = (double)call.context_lens[r] - 0.5 * (double)n;
         const double window = call.sliding_window > 0 ? (double)call.sliding_window : seen;
@@ -56,7 +56,7 @@ int attend(Call& call, int num_threads) {
         const int64_t n = call.num_queries(r);
         if (n == 1) continue;
         for (int64_t end = n; end > 0;) {
-            const int64_t begin = (end - 1) / num_tiles_queries * num_tiles_queries;
+            const int64_t begin = (end - 1) / queries_each * queries_each;
             for (int64_t h = 0; h < call.num_kv_heads; h++) {
                 items[at++] = {r, begin, end, h, 1, 0, true};
             }
@@ -87,7 +87,7 @@ int attend(Call& call, int num_threads) {
 }  // namespace
 }  // namespace stepscope
 
-// Filled in by kernels/cpu_library.py, field by field in this order.
+// Filled in by kernels/cpu_attention.py, field by field in this order.
 struct Attention {
     const stepscope::Step* step;
     const void* query;

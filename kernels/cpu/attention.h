@@ -8,8 +8,9 @@
 
 namespace stepscope {
 
-// Filled in by kernels/cpu_library.py, field by field in this order. See `PagedBatch` there for
-// what the arrays hold; caches are [num_blocks, block_size, num_kv_heads, head_dim].
+// Filled in by kernels/cpu_attention.py, field by field in this order. See `PagedBatch` of
+// kernels/paged_attention.py for what the arrays hold; caches are
+// [num_blocks, block_size, num_kv_heads, head_dim].
 struct Step {
     const int64_t* query_starts;
     const int64_t* context_lens;
@@ -64,7 +65,7 @@ struct Call : Step {
 
     int64_t group() const { return num_heads / num_kv_heads; }
     int64_t num_queries(int64_t r) const { return query_starts[r + 1] - query_starts[r]; }
-    // The first key that the last but `queries_behind` query of a request sees.
+    // The first key that a query at this position sees.
     int64_t first_key(int64_t query_position) const {
         return sliding_window == 0 ? 0 : max(0, query_position - sliding_window + 1);
     }

@@ -148,7 +148,8 @@ void chunk(Call& call, const Item& item, Scratch& scratch) {
     for (int64_t head = item.first_kv_head; head < item.first_kv_head + item.num_kv_heads; head++) {
         for (int64_t row = 0; row < padded_rows; row++) {
             const int64_t from = min(row, num_rows - 1);
-            const T* query = (const T*)call.query + ((token + from / G) * H + head * G + from % G) * D;
+            const int64_t query_head = (token + from / G) * H + head * G + from % G;
+            const T* query = (const T*)call.query + query_head * D;
             int64_t d = 0;
             for (; (d + VL) * PACK <= D; d += VL) {
                 *(vu_mem*)(queries + row * depth + d) = (vu)packed_vector(Packed(), query, d);

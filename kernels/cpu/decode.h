@@ -49,7 +49,8 @@ void decode(Call& call, const Item& item, const Item* next, Scratch& scratch) {
     const int64_t first_head = item.first_kv_head * G;
 
     Pieces pieces(scratch.reserve(
-        Pieces::bytes<int64_t>(PARTITION + KEYS_AHEAD) + Pieces::bytes<Query>(num_rows * padded_dim) +
+        Pieces::bytes<int64_t>(PARTITION + KEYS_AHEAD) +
+        Pieces::bytes<Query>(num_rows * padded_dim) +
         Pieces::bytes<float>(num_rows * PARTITION) + Pieces::bytes<float>(num_rows * padded_dim) +
         2 * Pieces::bytes<float>(num_rows) + Pieces::bytes<uint32_t>(num_rows * PARTITION / 2)));
     int64_t* offsets = pieces.take<int64_t>(PARTITION + KEYS_AHEAD);

@@ -74,7 +74,9 @@ INLINE void pack_keys(const T* keys, const int64_t* offsets, int64_t num_keys, i
         for (int64_t k = 0; k < num_keys; k += VL) {
             vf rows[VL];
 #pragma GCC unroll 16
-            for (int i = 0; i < VL; i++) rows[i] = packed_vector(Packed(), keys + offsets[k + i], d);
+            for (int i = 0; i < VL; i++) {
+                rows[i] = packed_vector(Packed(), keys + offsets[k + i], d);
+            }
             transpose(rows, out + d * KEY_TILE + k, KEY_TILE);
         }
     }

@@ -1,5 +1,5 @@
-// The two products of a decode, scores and weighted sums of values, for a few query heads that share
-// their keys and values.
+// The two products of a decode, scores and weighted sums of values, for a few query heads that
+// share their keys and values.
 #pragma once
 
 #include "attention.h"
@@ -121,8 +121,8 @@ INLINE void softmax(float* scores, int64_t num_keys, int64_t padded, float scale
     sum_of_weights = sum(total);
 }
 
-// Adds weighted values to the sums: NV vectors from `d` on of GT query heads. `n` is what is left of
-// the head from `d` on, read only when SHORT.
+// Adds weighted values to the sums: NV vectors of GT query heads. `n` is how many elements the head
+// still has, read only when SHORT.
 template <class T, int GT, int NV, bool SHORT>
 INLINE void weigh(Single, const T* values, const int64_t* offsets, int64_t num_keys, int64_t n,
                   const Ahead<T>& ahead, const float* weights, float* sums, int64_t sum_stride) {
