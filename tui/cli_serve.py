@@ -34,6 +34,8 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool) -> None:
         threading.Thread(target=_end_with_stdin, name="parent-watch", daemon=True).start()
     # Before the model is loaded: an address that cannot be had is to be known at once.
     http = HttpProcess(settings) if settings.bind else None
+    if http is not None:
+        config = _leave_a_core(config)
     progress = Progress()
 
     def ready(info: EngineInfo) -> None:

@@ -4,7 +4,7 @@ One engine, one HTTP server, one client process that reads as little as it can; 
 so that both sides see the same machine. Latencies are the client's: a burst of tokens counts as
 gaps of nothing and one long one.
 
-    python tests/bench/bench_http.py [--streams 64] [--tokens 128] [--rounds 5] [--model demo]
+    python tests/bench/bench_http.py [--streams 64] [--tokens 128] [--rounds 5] [--model demo] [--threads 0]
 """
 
 import argparse
@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--model", default="demo")
+    parser.add_argument("--threads", type=int, default=0, help="of the engine, 0: all cores")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         endpoint = f"{folder}/engine"
@@ -48,6 +49,7 @@ def main() -> None:
             [
                 *(sys.executable, "-m", "stepscope.tui.cli", "serve", "--http", "0"),
                 *("--model", args.model, "--endpoint", endpoint, "--kv-memory", "256MB"),
+                *("--threads", str(args.threads)),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
