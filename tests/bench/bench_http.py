@@ -4,7 +4,7 @@ One engine, one HTTP server, one client process that reads as little as it can; 
 so that both sides see the same machine. Latencies are the client's: a burst of tokens counts as
 gaps of nothing and one long one.
 
-    python tests/bench/bench_http.py [--streams 64] [--tokens 128] [--rounds 5] [--model demo] [--threads 0]
+    python tests/bench/bench_http.py [--streams 64] [--tokens 128] [--rounds 5] [--threads 1]
 """
 
 import argparse
@@ -41,7 +41,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--threads", type=int, default=0, help="of the engine, 0: all cores")
+    parser.add_argument(
+        "--threads", type=int, default=0, help="of the engine, 0: all cores but one"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         endpoint = f"{folder}/engine"
