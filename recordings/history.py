@@ -275,12 +275,12 @@ class History:
         bound_ms = self.slo.itl_ms if found.token_idx else self.slo.ttft_ms
         return found._replace(bound_ns=round(bound_ms * 1e6))
 
-    def life(self, view: RequestView) -> Life | None:
-        """All waits of a request from its arrival to the newest step, or to its end.
+    def life(self, view: RequestView, last: int | None = None) -> Life | None:
+        """All waits of a request from its arrival to its end, or to `last` (None: the newest).
 
-        Asking again for the same request costs only what has come since. None without any step.
+        Asking again for the same request costs only the steps since. None without any step.
         """
-        return self._lives.life(view)
+        return self._lives.life(view, last)
 
     def stall(self, step: int) -> Late | None:
         """Why the longest wait for a token that ended in `step` took so long; None without one."""

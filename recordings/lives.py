@@ -21,7 +21,10 @@ _BATCH = 256  # messages taken out of the ring at a time
 
 
 class Life(NamedTuple):
-    """A request from its arrival, or from where it is known, to the newest step."""
+    """A request from its arrival, or from where it is known, up to the step that was asked for.
+
+    It may reach further, where more was asked for before.
+    """
 
     request_id: int
     waits: tuple[Late, ...]  # one for each token, in order
@@ -68,7 +71,7 @@ class LifeKeeper:
                 self._known.popitem(last=False)
             return found
 
-    def life(self, view: RequestView) -> Life | None:
+    def life(self, view: RequestView, last: int | None) -> Life | None:
         """See `History.life`."""
         with self._own_lock:
             follower = self._follower
@@ -79,7 +82,7 @@ class LifeKeeper:
                     return None
                 follower = self._follower = _Follower(view.request_id, *begun)
             number = follower.next_number
-            follower.next_number = self._feed(follower.explainer, number, None)
+            follower.next_number = self._feed(follower.explainer, number, last)
             if follower.life is None or number != follower.next_number:
                 explainer = follower.explainer
                 follower.life = Life(
@@ -134,7 +137,10 @@ class LifeKeeper:
         return Explainer(-1, -1, request_id, state), number
 
     def _feed(self, explainer: Explainer, number: int, last: int | None) -> int:
-        """Messages from a number on, up to the record of `last`; gives the number to go on from."""
+        """Messages from a number on, up to the record of `last` (None: all).
+
+        Gives the number to go on from.
+        """
         while True:
             with self._lock:
                 payloads = self._timeline.ring.payloads_from(number, _BATCH)
@@ -145,7 +151,6 @@ class LifeKeeper:
                 if explainer.has_ended:
                     return number
                 message = wire.decode(payload)
-                number += 1
                 if isinstance(message, StepRecord):
                     if last is not None and message.step > last:
                         return number
@@ -153,3 +158,4 @@ class LifeKeeper:
                 else:
                     # A snapshot is only kept where messages before it are missing.
                     explainer.take(message, isinstance(message, Snapshot))
+                number += 1

@@ -85,6 +85,11 @@ class FrameBuilder:
         self._recent: tuple[object, list[SessionEvent]] | None = None
         self._landmarks: tuple[object, list[SessionEvent]] | None = None
 
+    @property
+    def is_busy(self) -> bool:
+        """Something is being worked out that the next frame may show."""
+        return self._windows.is_busy
+
     def build(self, view: View, num_columns: int, num_lanes: int, num_events: int) -> Frame:
         """The picture as of now, for a chart of so many columns and lanes."""
         history = self._history

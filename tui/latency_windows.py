@@ -1,5 +1,6 @@
 """`LatencyWindows`: the reports of the latency screen, as often as they are worth their price."""
 
+import threading
 from collections.abc import Callable
 
 from stepscope.recordings.history import History
@@ -8,10 +9,13 @@ from stepscope.recordings.latency import LatencyReport
 WINDOWS: tuple[tuple[str, float | None], ...] = (("10 s", 10.0), ("60 s", 60.0), ("all", None))
 _REFRESH_S = 1.0
 _SHARE = 150  # a report is taken anew after so many times what it took
+_LONG_STEPS = 10_000  # from here on the report over all is taken by a thread of its own
 
 
 class LatencyWindows:
     """Keeps the reports between frames. Belongs to the UI thread.
+
+    A report that is not there yet is left out: an old one would be taken for the new one.
 
     Args:
         clock: seconds, for pacing only.
@@ -23,18 +27,53 @@ class LatencyWindows:
         self._reports: dict[str, LatencyReport] = {}
         self._due_s: dict[str, float] = {}
         self._end_ns: int | None = None
+        self._is_moving = False  # through time, so that what is dear waits for where it stops
+        self._thread: threading.Thread | None = None
+        self._done: tuple[int | None, LatencyReport, float] | None = None  # of the thread
+
+    @property
+    def is_busy(self) -> bool:
+        """A report is being taken, so that there will be more to show."""
+        return self._thread is not None or self._is_moving
 
     def reports(self, end_ns: int | None) -> dict[str, LatencyReport]:
         """One for each window that ends at `end_ns` (None: now)."""
+        self._is_moving = end_ns != self._end_ns and end_ns is not None
         if end_ns != self._end_ns:
-            self._end_ns, self._due_s = end_ns, {}
+            self._end_ns, self._due_s, self._reports = end_ns, {}, {}
         for name, window_s in WINDOWS:
-            start_s = self._clock()
-            if start_s < self._due_s.get(name, start_s):
-                continue
-            if end_ns is not None and name in self._due_s:
-                continue
-            self._reports[name] = self._history.latency(end_ns, window_s)
-            now_s = self._clock()
-            self._due_s[name] = now_s + max(_REFRESH_S, _SHARE * (now_s - start_s))
+            if window_s is None and self._history.num_steps >= _LONG_STEPS:
+                self._take_all(name)
+            elif self._is_due(name):
+                start_s = self._clock()
+                self._keep(name, self._history.latency(end_ns, window_s), self._clock() - start_s)
         return dict(self._reports)
+
+    def _is_due(self, name: str) -> bool:
+        if name in self._reports and self._end_ns is not None:
+            return False  # what has been does not change
+        due_s = self._due_s.get(name)
+        return due_s is None or self._clock() >= due_s
+
+    def _keep(self, name: str, report: LatencyReport, took_s: float) -> None:
+        self._reports[name] = report
+        self._due_s[name] = self._clock() + max(_REFRESH_S, _SHARE * took_s)
+
+    def _take_all(self, name: str) -> None:
+        thread = self._thread
+        if thread is not None:
+            if thread.is_alive():
+                return
+            self._thread = None
+            if self._done is not None and self._done[0] == self._end_ns:
+                self._keep(name, *self._done[1:])
+        if not self._is_moving and self._is_due(name):
+            self._thread = threading.Thread(
+                target=self._work, args=(self._end_ns,), name="latency of all", daemon=True
+            )
+            self._thread.start()
+
+    def _work(self, end_ns: int | None) -> None:
+        start_s = self._clock()
+        report = self._history.latency(end_ns, None)
+        self._done = end_ns, report, self._clock() - start_s

@@ -178,7 +178,7 @@ class MainScreen(Screen[None]):
             round(now_s) if switch is not None and switch.active else round(now_s / 4),
         )
         self.operator.take_answers()
-        if current != self._drawn or self.operator.pending:
+        if current != self._drawn or self.operator.pending or self._builder.is_busy:
             self._drawn = current
             self.draw(everything=now_s - self._all_drawn_s >= _SLOW_S)
 
