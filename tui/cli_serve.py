@@ -8,10 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from stepscope.engine.config import EngineConfig, Knobs
-from stepscope.engine.environment import num_threads
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.wire import EngineInfo
 from stepscope.tui.cli_engine import engine_packages, prepare_process
@@ -37,8 +34,6 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool) -> None:
         threading.Thread(target=_end_with_stdin, name="parent-watch", daemon=True).start()
     # Before the model is loaded: an address that cannot be had is to be known at once.
     http = HttpProcess(settings) if settings.bind else None
-    if http is not None:
-        config = _leave_a_core(config)
     progress = Progress()
 
     def ready(info: EngineInfo) -> None:
@@ -63,17 +58,6 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool) -> None:
     finally:
         if http is not None:
             http.stop()
-
-
-def _leave_a_core(config: EngineConfig) -> EngineConfig:
-    """For the HTTP process, unless the threads were chosen.
-
-    OpenMP's threads hold on to their cores within a step: with a thread for every core, tokens
-    wait for a core to be sent on (2 cores, 64 streams: a third fewer tokens, twice the ITL p99).
-    """
-    if config.threads:
-        return config
-    return msgspec.structs.replace(config, threads=max(1, num_threads(config) - 1))
 
 
 def _end_with_stdin() -> None:

@@ -41,9 +41,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--model", default="demo")
-    parser.add_argument(
-        "--threads", type=int, default=0, help="of the engine, 0: all cores but one"
-    )
+    parser.add_argument("--threads", type=int, default=0, help="of the engine, 0: all")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         endpoint = f"{folder}/engine"
