@@ -12,6 +12,7 @@ from stepscope.engine.wire import CACHED, EMPTY, EngineInfo, Phase, Preempted, S
 from stepscope.recordings.causes import CAUSES
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
+from stepscope.tui import latency_windows
 from stepscope.tui.app import Dashboard
 from stepscope.tui.frame import Frame, FrameBuilder
 from stepscope.tui.pages import PAGE_VIEWS, targets
@@ -257,6 +258,23 @@ def test_latencies_of_three_windows_and_every_breach_with_its_cause(source: Any)
     row = next(line for line in page.splitlines() if f" {newest.step} " in line)
     wait = history.wait(newest.step, newest.request_id)
     assert wait.explanation[:60] in row
+
+
+def test_the_report_over_a_long_session_is_taken_beside_the_frames(
+    source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latency_windows, "_LONG_STEPS", 100)
+    history = source.history
+    windows = latency_windows.LatencyWindows(history, lambda: 0.0)
+    end_ns = history.summary(200).tokens_ns
+    assert set(windows.reports(end_ns)) == {"10 s", "60 s"}
+    assert windows.is_busy
+    windows.reports(end_ns)  # the cursor rests: now it is worked out
+    assert windows._thread is not None
+    windows._thread.join()
+    assert windows.reports(end_ns)["all"] == history.latency(end_ns, None)
+    assert not windows.is_busy
+    assert "all" not in windows.reports(history.summary(100).tokens_ns)
 
 
 async def test_enter_on_a_breach_goes_to_its_step_and_escape_comes_back(source: Any) -> None:

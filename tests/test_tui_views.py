@@ -5,6 +5,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 
 from stepscope.engine.wire import CACHED, EMPTY, Finished, Phase, Preempted
@@ -94,6 +95,21 @@ def test_a_change_of_budget_is_marked_at_its_step_and_moves_the_line(source: Any
     assert column.index("◆") == len(rows[:-2]) // 2  # half the budget, half the height
     assert rows[0][x - 1] == "·"
     assert rows[0][x + 1] == " "
+
+
+def test_padding_stands_dashed_on_top_of_the_prefill(source: Any) -> None:
+    history = source.history
+    last = history.record(399)
+    for step, padded in ((400, 0), (401, 256)):
+        record = msgspec.structs.replace(
+            last, step=step, num_prefill_tokens=128, num_padded_tokens=padded, events=[]
+        )
+        history.append(history.last_sequence + 1, record)
+    rows = chart_rows(frame_of(source))  # 8 rows for a budget of 1,024
+    assert "".join(row[-2] for row in rows[:-2]).strip("· ") == "▓"
+    assert "".join(row[-1] for row in rows[:-2]).strip("· ") == "╌╌▓"
+    figures = text(key_figures.draw(frame_of(source), 200, 1, GUTTER))[0]
+    assert f"{128 + last.num_decode_tokens + 256}/512" in figures
 
 
 def test_preemptions_and_marks_stand_on_the_axis(source: Any) -> None:

@@ -28,6 +28,7 @@ class ChartColumn(NamedTuple):
     has_breach: bool  # somebody waited for a token longer than the ITL bound
     is_lost: bool  # none of its steps was received
     is_pending: bool = False  # on the time axis: its last step had no tokens yet
+    num_padded_tokens: int = 0
 
 
 class ChartColumns:
@@ -128,6 +129,7 @@ class ChartColumns:
             any(s.has_mark for s in summaries),
             any((s.max_itl_ns or 0) > self._history.slo.itl_ms * 1e6 for s in summaries),
             is_lost=False,
+            num_padded_tokens=max(s.num_padded_tokens or 0 for s in summaries),
         )
 
     def _forget_outdated(self) -> None:

@@ -47,7 +47,7 @@ PAGE_VIEWS: Mapping[Page, PageView] = {
         "references saves 2. Fragmentation is the share of slots in held blocks without a token.",
     ),
     "latency": PageView(
-        "latency and service levels",
+        "latency screen",
         latency_page.draw,
         latency_page.targets,
         "Exact percentiles over three windows, and the share of samples within the service "
@@ -56,7 +56,7 @@ PAGE_VIEWS: Mapping[Page, PageView] = {
         "the wait was made of. Time in which the operator had paused the engine counts nowhere.",
     ),
     "knobs": PageView(
-        "knobs",
+        "knobs screen",
         knobs_page.draw,
         knobs_page.targets,
         "What may be changed while the engine runs; ◆ is not the default. Each change is listed "

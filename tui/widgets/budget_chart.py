@@ -3,7 +3,7 @@
 Two scales: fifty decodes among 8,192 tokens would be less than a cell, so the rows above the last
 two show prefill *tokens* up to the budget line, and one row says which steps decoded, with the
 *seats* taken at the cursor as its label. The budget line is drawn in idle dots where no prefill
-covers it.
+covers it. Padding, which a static batch spends on no request, stands dashed on top of the prefill.
 """
 
 import re
@@ -17,7 +17,7 @@ from stepscope.tui.theme import LEVELS
 from stepscope.tui.widgets.lines import Line, Run, framed
 
 _RUNS = re.compile(
-    "(?P<prefill>[▓▁▂▃▄▅▆▇]+)|(?P<decode>━+)|(?P<idle>·+)|(?P<mark>[◆▼]+)"
+    "(?P<prefill>[▓▁▂▃▄▅▆▇]+)|(?P<decode>━+)|(?P<idle>[·╌]+)|(?P<mark>[◆▼]+)"
     "|(?P<preempted>✗+)|(?P<muted>[0-9:.,?]+)|(?P<text> +)"
 )
 _AXIS_RUNS = re.compile(
@@ -39,7 +39,8 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
             continue
         budget = column.token_budget
         is_change = column.has_knob_change and before is not None and before != budget
-        bars.append(_bar(column.num_prefill_tokens, budget, is_change, scale, num_rows))
+        padded = column.num_padded_tokens
+        bars.append(_bar(column.num_prefill_tokens, padded, budget, is_change, scale, num_rows))
         before = budget
     body: list[Line] = []
     for row, cells in enumerate(zip(*bars, strict=True) if bars else ()):
@@ -91,14 +92,23 @@ def _label(row: int, num_rows: int, scale: int) -> str:
 
 @lru_cache(maxsize=4096)
 def _bar(
-    num_prefill_tokens: int, budget: int | None, is_change: bool, scale: int, num_rows: int
+    num_prefill_tokens: int,
+    num_padded_tokens: int,
+    budget: int | None,
+    is_change: bool,
+    scale: int,
+    num_rows: int,
 ) -> str:
     """One column from top to bottom."""
     eighths = min(8 * num_rows, round(num_prefill_tokens / scale * num_rows * 8))
     if num_prefill_tokens:
         eighths = max(1, eighths)
     full, rest = divmod(eighths, 8)
-    cells = list(("▓" * full + (LEVELS[rest - 1] if rest else "")).ljust(num_rows))
+    bar = "▓" * full + (LEVELS[rest - 1] if rest else "")
+    if num_padded_tokens:
+        top = min(num_rows, -(-(num_prefill_tokens + num_padded_tokens) * num_rows // scale))
+        bar += "╌" * (top - len(bar))
+    cells = list(bar.ljust(num_rows))
     if budget is not None:
         line = max(0, min(num_rows - 1, -(-budget * num_rows // scale) - 1))
         if cells[line] == " ":

@@ -37,7 +37,8 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     names = _names(frame)
     row = frame.view.row
     specs = _specs(frame)
-    body_height = min(len(names) + 4, max(6, height * 3 // 5))
+    log_height = max(5, min(len(_changes(frame)) + 3, height * 2 // 5))
+    body_height = max(5, min(len(names) + 4, height - log_height))
     title: Line = (
         ("knobs", "title"),
         (f"  version {frame.state.knobs_version}; ◆ not the default", "muted"),

@@ -56,7 +56,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         chosen = frame.history.wait(breach.step, breach.request_id)
     pieces_height = wait_pieces.height_for(chosen, rest)
     rest -= pieces_height
-    shown = _explained(frame, breaches, max(0, rest - 3))
+    shown = _explained(frame, breaches, max(0, rest - 3), width)
     body = table(_COLUMNS, shown, width - 2, rest - 2, frame.view.row if breaches else None)
     if not breaches:
         body = [((" no token came later than the service levels", "good"),)]
@@ -264,7 +264,7 @@ def _breaches(frame: Frame) -> list[Breach]:
     return found[::-1]
 
 
-def _explained(frame: Frame, breaches: Sequence[Breach], room: int) -> list[list[Cell]]:
+def _explained(frame: Frame, breaches: Sequence[Breach], room: int, width: int) -> list[list[Cell]]:
     """Cells of all rows; only those that will be seen are explained."""
     first = first_shown(len(breaches), room, frame.view.row if breaches else None)
     rows: list[list[Cell]] = []
@@ -272,7 +272,9 @@ def _explained(frame: Frame, breaches: Sequence[Breach], room: int) -> list[list
         why = ""
         if first <= number < first + room:
             late = frame.history.wait(breach.step, breach.request_id)
-            why = "not in memory any more" if late is None else late.explanation
+            why = "not in memory any more"
+            if late is not None:
+                why = wait_pieces.brief(late, width)
         rows.append(
             [
                 (f"{breach.step:,}", "text"),

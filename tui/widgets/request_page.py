@@ -103,7 +103,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     chosen = waits.late[min(selected, len(waits.late) - 1)] if selected is not None else None
     pieces_height = wait_pieces.height_for(chosen, rest)
     rest -= pieces_height
-    rows = [_row(frame, late) for late in waits.late]
+    rows = [_row(frame, late, width) for late in waits.late]
     listed: list[Line] = table(_COLUMNS, rows, width - 2, rest - 2, selected)
     if not rows:
         listed = [((" no token of it was late", "good"),)]
@@ -333,7 +333,7 @@ def _marks(text: str) -> Line:
     return tuple(runs)
 
 
-def _row(frame: Frame, late: Late) -> list[Cell]:
+def _row(frame: Frame, late: Late, width: int) -> list[Cell]:
     net_ns = late.gap_ns - late.paused_ns
     is_breach = net_ns > _bound_ns(frame, late)
     main = by_cause(late.pieces)
@@ -345,5 +345,5 @@ def _row(frame: Frame, late: Late) -> list[Cell]:
         (fmt.clock(frame.history.wall_ns(late.end_ns)), "muted"),
         (f"{late.gap_ns / 1e6:,.1f}{'!' if is_breach else ' '}", "breach" if is_breach else "text"),
         (f"{share:.0%}", "muted"),
-        (f"{glyph + ' ' if glyph else ''}{late.explanation}", "text"),
+        (f"{glyph + ' ' if glyph else ''}{wait_pieces.brief(late, width)}", "text"),
     ]

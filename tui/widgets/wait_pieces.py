@@ -5,7 +5,8 @@ from stepscope.recordings.session import request_name
 from stepscope.tui.theme import CAUSE_GLYPHS
 from stepscope.tui.widgets.lines import Line, clean, framed
 
-_BAR_WIDTH = 20
+_BAR_WIDTH, _NARROW_BAR_WIDTH = 20, 5
+_NARROW = 100
 
 
 def height_for(late: Late | None, room: int) -> int:
@@ -35,19 +36,27 @@ def draw(late: Late, width: int, height: int) -> list[Line]:
     return framed(body, width, height, title, hint)
 
 
+def brief(late: Late, width: int) -> str:
+    """Why, in a cell of a table on a screen of this width."""
+    main = late.main
+    return late.explanation if width >= _NARROW or main is None else main.short
+
+
 def _line(late: Late, number: int, width: int) -> Line:
     piece = late.pieces[number]
     glyph, style = CAUSE_GLYPHS[piece.cause]
     share = piece.ns / max(1, late.gap_ns)
-    cells = max(1, round(share * _BAR_WIDTH))
+    bar_width = _BAR_WIDTH if width >= _NARROW else _NARROW_BAR_WIDTH
+    cells = max(1, round(share * bar_width))
     where = f" from step {piece.step:,}" if piece.num_steps else f" before step {piece.step:,}"
-    text = clean(piece.text, max(8, width - 23 - _BAR_WIDTH - len(where)))
+    text = clean(piece.text, max(8, width - 23 - bar_width))
+    where = where if len(text) + len(where) <= width - 23 - bar_width else ""
     bar_style = "text" if style in ("preempted", "idle") else style
     return (
         (f" {piece.ns / 1e6:>10,.1f} ms {share:>4.0%} ", "strong" if share >= 0.5 else "text"),
         (glyph, style),
         (" ", "text"),
-        ("█" * cells + " " * (_BAR_WIDTH - cells + 1), bar_style),
+        ("█" * cells + " " * (bar_width - cells + 1), bar_style),
         (text, "text"),
         (where, "muted"),
     )
