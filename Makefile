@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 PACKAGES := engine kernels recordings tui
 ARGS ?=
 
-.PHONY: demo test lint types test-clients bench clean
+.PHONY: demo test lint types test-clients schema bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/stepscope demo $(ARGS)
@@ -28,6 +28,10 @@ lint: $(INSTALLED) types
 types:
 	@mkdir -p .types/stepscope
 	@for package in $(PACKAGES); do ln -sfn "$(CURDIR)/$$package" ".types/stepscope/$$package"; done
+
+# The golden files of the wire anew, after a field was added; refuses what needs a new version.
+schema: $(INSTALLED)
+	$(BIN)/python tests/test_schema.py
 
 bench: $(INSTALLED)
 	@for script in tests/bench/bench_*.py; do \
