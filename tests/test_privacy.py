@@ -20,9 +20,10 @@ from stepscope.recordings.reader import Recording
 from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.subscriber import Subscriber
 
-PROMPT = "The patient in room seven asks for a second opinion on her biopsy."
-ANSWER = "Tell nobody, but the password of the vault is correct horse battery staple."
-STOP = "end of the confidential part"
+# No eight characters of these may be in a help text.
+PROMPT = "Patient in room seven wants her biopsy looked at by somebody else."
+ANSWER = "Tell nobody: vault password correct horse battery staple, door twelve."
+STOP = "end of confidential part"
 PROMPT_IDS = [3001 + 7 * place for place in range(60)]
 NUM_PIECE_CHARS = 8
 NUM_PIECE_IDS = 3
