@@ -18,7 +18,7 @@ def _log_columns(width: int) -> tuple[Column, ...]:
         Column("step", 9, True),
         Column("at", 8),
         Column("by", 9),
-        Column("change", max(20, min(90, width - 84))),
+        Column("change", max(20, min(90, width - 86))),
         Column("ITL p50", 12, True),
         Column("ITL p99", 12, True),
         Column("TTFT p50", 12, True),
