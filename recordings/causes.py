@@ -79,6 +79,8 @@ class Piece(NamedTuple):
             why = f"given to {whose}" if whose else "given to others"
             return f"left out of {steps} {why}"
         if self.cause == "preempted":
+            if self.detail == "preemption":
+                return f"preempted, its blocks were taken, {steps}"
             return f"preempted, waited {waited_for}, {steps}"
         if self.cause == "recompute":
             return f"recomputed {self.num_tokens:,} tokens in {steps}"

@@ -111,6 +111,21 @@ async def test_every_screen_fills_every_size(
             assert "drawing failed" not in screen_text(app)
 
 
+async def test_the_selected_row_stays_with_its_request_from_step_to_step(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("2", "down", "down")
+        selected = app.main.view.selected
+        assert selected is not None
+        for _ in range(6):
+            await pilot.press("left")
+            rows = targets(app.main.frame)
+            if selected in {row.request_id for row in rows}:
+                assert rows[app.main.view.row].request_id == selected
+        await pilot.press("enter")
+        assert app.main.view.page == "request"
+
+
 async def test_keys_of_the_main_screen_say_so_elsewhere(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:

@@ -206,9 +206,17 @@ class MainScreen(Screen[None]):
             0 if events_place is None else max(8, events_place.height - 2),
         )
         if self.view.page != "live":
-            self.view.row = max(0, min(self.view.row, len(targets(frame)) - 1))
+            self._keep_row(frame)
         self.frame = self.navigator.frame = frame
         return frame
+
+    def _keep_row(self, frame: Frame) -> None:
+        """The row of a request stays with it from step to step."""
+        view, rows = self.view, targets(frame)
+        if view.page == "step" and view.selected is not None:
+            mine = (n for n, target in enumerate(rows) if target.request_id == view.selected)
+            view.row = next(mine, view.row)
+        view.row = max(0, min(view.row, len(rows) - 1))
 
     def _draw(self, everything: bool) -> None:
         if not self._places:
