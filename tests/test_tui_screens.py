@@ -498,7 +498,7 @@ async def test_a_key_never_overtakes_one_that_is_still_on_its_way(source: Any) -
         app.main.operator.set_knob = lambda name, value, version: asked.append(value)
         await pilot.press("B")
         late = events.Key("7", "7")
-        app._num_keys_under_way = 1  # it was sent to the main screen before the overlay opened
+        app.key_order.num_under_way = 1  # it was sent to the main screen before the overlay opened
         app.post_message(events.Key("enter", None))
         await pilot.pause()
         assert asked == []

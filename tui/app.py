@@ -25,6 +25,7 @@ from stepscope.recordings.history import History
 from stepscope.recordings.source import Source
 from stepscope.tui.actions import Abilities, Need
 from stepscope.tui.engine_link import EngineLink
+from stepscope.tui.key_order import KeyOrder
 from stepscope.tui.log_file import log_path, logged_to_file
 from stepscope.tui.record_switch import RecordSwitch
 from stepscope.tui.screens.main import MainScreen
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from stepscope.recordings.recorder import Recorder
 
 log = logging.getLogger("stepscope.tui")
-
-_HELD_S = 0.2  # at most, for a key that never comes back
 
 
 def run_dashboard(
@@ -233,38 +232,17 @@ class Dashboard(App[None]):
         if clock is not None:
             session.clock = clock
         self.session = session
-        self._num_keys_under_way = 0  # with the main screen
-        self._held_keys: list[events.Key] = []  # for an overlay, until those are back
         self.main = MainScreen(session, Skin(mode, ascii_only), fps)
+        self.key_order = KeyOrder(self, self.main)
 
     def get_default_screen(self) -> MainScreen:
         return self.main
 
     async def on_event(self, event: events.Event) -> None:
-        """Keep keys in the order in which they were typed.
-
-        A key that was sent to the main screen comes back here before it counts. One that is typed
-        after it must not be with an overlay earlier, that the first may have opened.
-        """
-        if isinstance(event, events.Key):
-            if event.is_forwarded:
-                self._num_keys_under_way = max(0, self._num_keys_under_way - 1)
-            elif isinstance(self.screen, Overlay) and self._num_keys_under_way:
-                if not self._held_keys:
-                    self.set_timer(_HELD_S, self._release_keys)
-                self._held_keys.append(event)
-                return
-            elif self.screen is self.main:
-                self._num_keys_under_way += 1
+        if isinstance(event, events.Key) and not self.key_order.admits(event):
+            return
         await super().on_event(event)
-        if self._held_keys and not self._num_keys_under_way:
-            self._release_keys()
-
-    def _release_keys(self) -> None:
-        self._num_keys_under_way = 0
-        held, self._held_keys = self._held_keys, []
-        for event in held:
-            self.post_message(event)
+        self.key_order.release_in_time()
 
     def on_key(self, event: events.Key) -> None:
         """Hand on what was typed for an overlay before it was there, explain what does nothing.

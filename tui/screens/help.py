@@ -11,8 +11,8 @@ from stepscope.tui.pages import PAGE_VIEWS
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.theme import CAUSE_GLYPHS, LEGEND, Skin
 from stepscope.tui.view import Page
+from stepscope.tui.widgets.life_line import CAUSE_NAMES
 from stepscope.tui.widgets.lines import Line, Run, clean, fitted, framed
-from stepscope.tui.widgets.request_page import CAUSE_NAMES
 
 _KEY_WIDTH = 8
 _TWO_COLUMNS = 116  # from here on

@@ -22,6 +22,7 @@ from stepscope.tui.navigator import Navigator, recorded_extent, replay_of
 from stepscope.tui.notices import Notices, Tone
 from stepscope.tui.operator import Operator
 from stepscope.tui.pages import PAGE_VIEWS, targets
+from stepscope.tui.screens import mouse
 from stepscope.tui.session import Session
 from stepscope.tui.theme import Skin
 from stepscope.tui.view import Page, View
@@ -335,50 +336,20 @@ class MainScreen(Screen[None]):
     # Mouse
 
     def on_click(self, event: events.Click) -> None:
-        name = "" if event.widget is None else event.widget.id
-        if name in ("chart", "lanes") and self.frame is not None:
-            if name == "lanes" and 0 < event.y <= len(self.frame.lanes):
-                self.view.selected = self.frame.lanes[event.y - 1].request_id
-            self.navigator.of_column(event.x - 1 - self.label_width)
-            if event.chain == 2:
-                self.action_do("inspect")
-        elif name == "scrub" and self.frame is not None:
-            self._scrub_to(event.x)
-        elif name == "figures" and self.frame is not None:
-            found = key_figures.action_at(self.frame, self.size.width, event.x, event.y)
-            if found is not None and self.session.abilities.allows(BY_ID[found]):
-                self.action_do(found)
-        elif name == "footer":
-            found = footer.action_at(
-                self.session.abilities, self.following, self.size.width, event.x, self.view.page
-            )
-            if found is not None:
-                self.action_do(found)
+        mouse.click(self, event)
         self.draw()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         if event.button and event.widget is self._widgets["scrub"]:
-            self._scrub_to(event.x)
+            mouse.scrub_to(self, event.x)
             self.draw()
 
-    def _scrub_to(self, x: int) -> None:
-        step = None if self.frame is None else scrub_bar.step_at(self.frame, x, self.size.width)
-        if step is not None:
-            self.navigator.go(step)
-
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        self._scroll(-1, event.shift)
+        mouse.scroll(self, -1, event.shift)
+        self.draw()
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        self._scroll(1, event.shift)
-
-    def _scroll(self, direction: int, through_time: bool) -> None:
-        if through_time:
-            self.navigator.move(direction * 3)
-        elif self.view.page != "live":
-            self.action_do("lane_down" if direction > 0 else "lane_up")
-        else:
-            self.scroll_lanes(direction * 3)
+        mouse.scroll(self, 1, event.shift)
         self.draw()
 
     def scroll_lanes(self, rows: int) -> None:

@@ -6,19 +6,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from stepscope.engine.wire import RequestView
-from stepscope.recordings.causes import Cause, Late, Piece, by_cause
+from stepscope.recordings.causes import Late, by_cause
 from stepscope.recordings.lives import Life
 from stepscope.recordings.session import request_name
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.lane_rows import lane_status
-from stepscope.tui.theme import CAUSE_GLYPHS
-from stepscope.tui.widgets import wait_pieces
+from stepscope.tui.widgets import life_line, wait_pieces
+from stepscope.tui.widgets.life_line import with_unit
 from stepscope.tui.widgets.lines import Line, Run, clean, framed
 from stepscope.tui.widgets.panels import Cell, Column, Target, column_chart, pairs, table
 
 MEDIANS = 2.0  # where no wait breaks the service level, one longer than so many medians is listed
-_GUTTER = 9
 _COLUMNS = (
     Column("token", 6, True),
     Column("step", 8, True),
@@ -27,19 +26,6 @@ _COLUMNS = (
     Column("of it", 6, True),
     Column("why, largest first", 0),
 )
-CAUSE_NAMES: dict[Cause, str] = {
-    "queued": "queued",
-    "prompt": "own prompt",
-    "prefill": "beside a prefill",
-    "budget": "budget spent",
-    "left_out": "left out",
-    "preempted": "preempted",
-    "recompute": "recomputed",
-    "paused": "paused",
-    "idle": "engine idle",
-    "step": "decode",
-    "unknown": "unknown",
-}
 
 
 class _Waits(NamedTuple):
@@ -89,7 +75,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         (f"  {clean(view.client_id, 24)}  {_status(view)}", "muted"),
     )
     facts = _facts(frame, view, waits, width - 2)
-    body = [*facts, *_life(frame, view, waits, width - 2, 4 if height >= 24 else 1)]
+    body = [*facts, *life_line.draw(frame, view, waits.life, width - 2, 4 if height >= 24 else 1)]
     lines = framed(body, width, len(body) + 2, title)
     strip_height = 0
     if height >= 20:
@@ -187,103 +173,7 @@ def _rank(ordered: Sequence[int], rank: int) -> float | None:
 
 def _late(value: float | None, bound: float | None) -> tuple[str, str]:
     is_late = value is not None and bound is not None and value > bound
-    return f"{_with_unit(value)}{'!' if is_late else ''}", "breach" if is_late else "text"
-
-
-def _with_unit(value: float | None) -> str:
-    text = fmt.milliseconds(value)
-    return text if value is None or text.endswith("s") else f"{text} ms"
-
-
-# Its life on a line of time
-
-
-def _life(frame: Frame, view: RequestView, waits: _Waits, width: int, height: int) -> list[Line]:
-    """The line of time, and under it where the time went."""
-    pieces = _pieces(frame, view, waits)
-    if not pieces:
-        return [((" nothing of its life is in memory", "muted"),)]
-    begin_ns = pieces[0].start_ns
-    end_ns = pieces[-1].start_ns + pieces[-1].ns
-    room = max(10, width - _GUTTER - 10)
-    line: Line = (
-        (f" {'life':<{_GUTTER - 1}}", "muted"),
-        *_cells(pieces, begin_ns, end_ns, room),
-        (f" {_with_unit((end_ns - begin_ns) / 1e6)}", "text"),
-    )
-    totals = _exact(pieces)
-    total = max(1, sum(totals.values()))
-    entries = [
-        (
-            f"{CAUSE_GLYPHS[cause][0]} {CAUSE_NAMES[cause]}",
-            f"{ns / total:.0%} {_with_unit(ns / 1e6)}",
-            "text",
-        )
-        for cause, ns in sorted(totals.items(), key=lambda item: -item[1])
-    ]
-    spent = [_coloured(each) for each in pairs(entries, width - _GUTTER)]
-    shown = [((" " * _GUTTER, "text"), *each) for each in spent[: max(0, height - 1)]]
-    if shown:
-        shown[0] = ((f" {'went to':<{_GUTTER - 1}}", "muted"), *shown[0][1:])
-    return [line, *shown]
-
-
-def _coloured(line: Line) -> Line:
-    """The glyphs before the names of causes in their own style."""
-    styles = dict(CAUSE_GLYPHS.values())
-    runs: list[Run] = []
-    for text, style in line:
-        glyph = text[1:2]
-        if style == "muted" and glyph in styles:
-            runs += [(" ", "text"), (glyph, styles[glyph]), (text[2:], "muted")]
-        else:
-            runs.append((text, style))
-    return tuple(runs)
-
-
-def _exact(pieces: Sequence[Piece]) -> dict[Cause, int]:
-    totals: dict[Cause, int] = {}
-    for piece in pieces:
-        totals[piece.cause] = totals.get(piece.cause, 0) + piece.ns
-    return totals
-
-
-def _pieces(frame: Frame, view: RequestView, waits: _Waits) -> list[Piece]:
-    """Up to the cursor; what it waits for since is not known before its token comes."""
-    life = waits.life
-    if life is None:
-        return []
-    now_ns = frame.state.time_ns
-    pieces = [piece for piece in life.pieces if piece.start_ns < now_ns]
-    if view.status in ("waiting", "preempted"):
-        begin_ns = view.arrival_ns
-        if pieces:
-            begin_ns = pieces[-1].start_ns + pieces[-1].ns
-        if begin_ns < now_ns and not (view.is_partial and not pieces):
-            cause: Cause = "queued" if view.status == "waiting" else "preempted"
-            pieces.append(Piece(cause, begin_ns, now_ns - begin_ns, frame.cursor or 0))
-    return pieces
-
-
-def _cells(pieces: Sequence[Piece], begin_ns: int, end_ns: int, width: int) -> Line:
-    """Each cell shows the worst of what is in it, in the order of `CAUSE_GLYPHS`."""
-    rank = {cause: number for number, cause in enumerate(CAUSE_GLYPHS)}
-    cells = [-1] * width
-    extent = max(1, end_ns - begin_ns)
-    for piece in pieces:
-        first = (piece.start_ns - begin_ns) * width // extent
-        last = (piece.start_ns + piece.ns - 1 - begin_ns) * width // extent
-        for x in range(max(0, first), min(width, last + 1)):
-            cells[x] = max(cells[x], rank[piece.cause])
-    glyphs = list(CAUSE_GLYPHS.values())
-    runs: list[Run] = []
-    for cell in cells:
-        glyph, style = (" ", "text") if cell < 0 else glyphs[cell]
-        if runs and runs[-1][1] == style:
-            runs[-1] = (runs[-1][0] + glyph, style)
-        else:
-            runs.append((glyph, style))
-    return tuple(runs)
+    return f"{with_unit(value)}{'!' if is_late else ''}", "breach" if is_late else "text"
 
 
 # Gaps between tokens
@@ -292,7 +182,7 @@ def _cells(pieces: Sequence[Piece], begin_ns: int, end_ns: int, width: int) -> L
 def _strip(frame: Frame, waits: _Waits, width: int, height: int) -> list[Line]:
     """A bar a token; where there are more than columns, the worst of several."""
     gaps = [each for each in waits.all if each.token_idx]
-    room = width - 2 - _GUTTER - 1
+    room = width - 2 - life_line.GUTTER - 1
     bound_ms = frame.history.slo.itl_ms
     stride = max(1, -(-len(gaps) // room))
     chunks = [gaps[at : at + stride] for at in range(0, len(gaps), stride)]
@@ -311,11 +201,11 @@ def _strip(frame: Frame, waits: _Waits, width: int, height: int) -> list[Line]:
         label = fmt.milliseconds(top) if y == 0 else ""
         if chart_height - 1 - y == at_bound:
             label = f"<{bound_ms:g}"
-        body.append(((f"{label:>{_GUTTER - 2}} ", "muted"), ("│", "frame"), *line))
+        body.append(((f"{label:>{life_line.GUTTER - 2}} ", "muted"), ("│", "frame"), *line))
     marks = "".join(
         "!" if style == "breach" else "‖" if style == "mark" else "─" for style in styles
     )
-    body.append(((f"{'token':>{_GUTTER - 2}} ", "muted"), ("┤", "frame"), *_marks(marks)))
+    body.append(((f"{'token':>{life_line.GUTTER - 2}} ", "muted"), ("┤", "frame"), *_marks(marks)))
     unit = "1 col = 1 token" if stride == 1 else f"1 col = {stride} tokens, worst of them"
     title: Line = (("gaps between tokens", "title"), (f"  ms ({unit})", "muted"))
     legend: Line = (("!", "breach"), (" late ", "muted"), ("‖", "mark"), (" paused", "muted"))
