@@ -47,11 +47,17 @@ class BlockMap:
         """None for a pool of a size that cannot be."""
         if sum(max(0, run.count) for run in runs) > MAX_BLOCKS:
             return None
-        blocks = cls(array("q"), array("q"))
+        owner: list[int] = []
+        refs: list[int] = []
         for run in runs:
-            blocks.owner.extend(array("q", (run.owner,)) * run.count)
-            blocks.refs.extend(array("q", (run.ref_count,)) * run.count)
-        return blocks
+            count = run.count
+            if count == 1:  # nearly all, in a pool that has been in use for a while
+                owner.append(run.owner)
+                refs.append(run.ref_count)
+            else:
+                owner += [run.owner] * count
+                refs += [run.ref_count] * count
+        return cls(array("q", owner), array("q", refs))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BlockMap) and self.owner == other.owner and self.refs == other.refs

@@ -22,6 +22,8 @@ from stepscope.engine.wire import Phase, RowFlag
 
 _DECODE = int(Phase.DECODE)
 _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
+_NUM_COLUMNS = 7
+_NEVER_FULL = 1 << 62
 
 _decode = msgspec.msgpack.Decoder().decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -58,11 +60,11 @@ class StepPacker:
     def _packed(self, before: list[_Row], batch: list[_Row]) -> list[int | _Row]:
         packed: list[int | _Row] = [self.block_size]
         places = {row[0]: place for place, row in enumerate(before)}
+        foreseen = _next_rows(before, self.block_size)
         next_place = num_going_on = 0
-        block_size = self.block_size
         for row in batch:
             place = places.get(row[0], -1)
-            if place >= next_place and row == _next_row(before[place], block_size):
+            if place >= next_place and row == foreseen[place]:
                 if place > next_place:
                     if num_going_on:
                         packed.append(num_going_on)
@@ -117,7 +119,7 @@ class StepUnpacker:
             elif item > 0:
                 if place + item > len(before):
                     raise ValueError("a packed step with more rows than the step before it")
-                batch += [_next_row(row, block_size) for row in before[place : place + item]]
+                batch += _next_rows(before[place : place + item], block_size)
                 place += item
             else:
                 place -= item
@@ -125,11 +127,24 @@ class StepUnpacker:
         return message
 
 
-def _next_row(row: _Row, block_size: int) -> _Row:
-    """How the row of a request goes on: one more token, in a new block if the last one is full."""
-    end = row[2] + row[3]
-    num_blocks = row[5]
-    if block_size and end >= num_blocks * block_size:
-        num_blocks += 1
-    # Columns of a later schema: the same again is as good a guess as any.
-    return [row[0], _DECODE, end, 1, 0, num_blocks, _LAST_CHUNK, *row[7:]]
+def _next_rows(rows: list[_Row], block_size: int) -> list[_Row]:
+    """How rows go on: one more token each, in a new block if the last one is full."""
+    # Written out, for it is most of the work.
+    size = block_size or _NEVER_FULL
+    foreseen = [
+        [
+            row[0],
+            _DECODE,
+            row[2] + row[3],
+            1,
+            0,
+            row[5] + 1 if row[2] + row[3] >= row[5] * size else row[5],
+            _LAST_CHUNK,
+        ]
+        for row in rows
+    ]
+    if rows and len(rows[0]) > _NUM_COLUMNS:
+        # Columns of a later schema: the same again is as good a guess as any.
+        for row, next_row in zip(rows, foreseen, strict=True):
+            next_row += row[_NUM_COLUMNS:]
+    return foreseen

@@ -163,8 +163,7 @@ class Recording:
 
     def find_step(self, step: int) -> Position | None:
         """Just after the record of `step`, or of the last one before it; None before the first."""
-        low = bisect_right(range(len(self._chunks)), step, key=self._first_step_from)
-        for number in range(low - 1, -1, -1):
+        for number in range(self._num_chunks_up_to(step) - 1, -1, -1):
             chunk = self._load(number)
             count = bisect_right(
                 chunk.step_places,
@@ -307,6 +306,23 @@ class Recording:
         if times:
             return times[0], times[-1]
         return self._chunks[0].start_ns, max(chunk.end_ns for chunk in self._chunks)
+
+    def _num_chunks_up_to(self, step: int) -> int:
+        """How many chunks begin at or before a step. Looks into few: steps are spread evenly."""
+        num_chunks = len(self._chunks)
+        first, last = self.first_step or 0, self.last_step or 0
+        share = (step - first) / max(1, last - first)
+        low = high = min(max(0, round(share * num_chunks)), num_chunks)
+        width = 1
+        while low > 0 and self._first_step_from(low - 1) > step:
+            high = low
+            low = max(0, low - width)
+            width *= 2
+        while high < num_chunks and self._first_step_from(high) <= step:
+            low = high
+            high = min(num_chunks, high + width)
+            width *= 2
+        return bisect_right(range(num_chunks), step, low, high, key=self._first_step_from)
 
     def _first_step_from(self, number: int) -> int:
         """Where steps begin in a chunk (or in those after it): none of it is earlier."""

@@ -1,5 +1,6 @@
 """Recordings survive: whatever ends a file or damages it, what was written before is there."""
 
+import contextlib
 import itertools
 import os
 import random
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 from mcap.reader import make_reader
 
 from stepscope.engine import wire
@@ -319,6 +321,52 @@ def test_a_recorder_that_is_killed_while_it_writes_loses_what_was_not_flushed(
     report = repair(recording.opened_path, path, nothing)
     assert report.num_steps == len(steps)
     assert verify(path, nothing).is_good
+
+
+KILLED_ENGINE = """
+import sys, time
+from stepscope.engine.simulated import simulate
+from stepscope.engine.telemetry import Publisher
+messages = simulate(seed=1, num_steps=3000)
+publisher = Publisher(sys.argv[1], 4096)
+time.sleep(1)  # for the subscriber to find it
+for _, message in messages:
+    publisher.publish(message)
+    time.sleep(0.002)
+"""
+
+
+def test_an_engine_that_is_killed_leaves_a_recording_that_is_whole(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/telemetry"
+    path = tmp_path / "engine.mcap"
+    writer = RecordingWriter(path)
+    writer.start()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    socket = context.socket(zmq.SUB)
+    socket.setsockopt(zmq.SUBSCRIBE, b"")
+    socket.setsockopt(zmq.RCVTIMEO, 500)
+    socket.connect(address)
+    process = subprocess.Popen([sys.executable, "-c", KILLED_ENGINE, address])
+    try:
+        deadline_s = time.monotonic() + 60
+        while writer.num_steps < 200:
+            assert time.monotonic() < deadline_s
+            with contextlib.suppress(zmq.Again):
+                topic, number, payload = socket.recv_multipart()
+                writer.on_frame(topic, wire.sequence_of(number), payload)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    with contextlib.suppress(zmq.Again):
+        while True:
+            topic, number, payload = socket.recv_multipart()
+            writer.on_frame(topic, wire.sequence_of(number), payload)
+    socket.close(linger=0)
+    writer.close()
+    assert (writer.state, writer.error) == ("finished", None)
+    report = verify(path, nothing)
+    assert [check.problems for check in report.checks if not check.is_good] == []
+    assert report.num_steps >= 200
 
 
 @pytest.fixture
