@@ -17,7 +17,7 @@ import torch  # noqa: F401  (first, for its OpenMP runtime)
 
 # In the order of `stepscope_cpu_level`. The names are those of the built files, `_cpu_<level>`.
 LEVELS = ("baseline", "avx2", "avx512_bf16")
-INTERFACE = 1  # of `stepscope_interface`: that of the structures below
+INTERFACE = 2  # of `stepscope_interface`: that of the structures below
 TURNED_OFF_BY = "STEPSCOPE_NO_NATIVE"  # for debugging
 # Without the options pip would take what it has built before.
 AGAIN = "install stepscope again with pip's --force-reinstall --no-deps --no-cache-dir"
@@ -31,6 +31,7 @@ ADD_RMS_NORM = Struct("8qd")
 NORM_ROPE_STORE = Struct("17qd")
 SILU_MUL = Struct("6q")
 ARGMAX = Struct("6q")
+LINEAR = Struct("10q")
 
 Function = Callable[[bytes], int]
 
@@ -44,6 +45,7 @@ class CpuLibrary(NamedTuple):
     norm_rope_store: Function
     silu_mul: Function
     argmax: Function
+    linear: Function  # of the level avx512_bf16 only
 
 
 class LibraryMissingError(RuntimeError):

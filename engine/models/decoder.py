@@ -1,7 +1,7 @@
-"""Our own decoder for Llama, Qwen2, Qwen3 and Mistral: a layer is four products and five kernels.
+"""Our own decoder for Llama, Qwen2, Qwen3 and Mistral: a layer is four products and four kernels.
 
     norm ─ qkv ─ [q/k norm, RoPE, store K/V] ─ attention over pages ─ out
-    add+norm ─ gate+up ─ SiLU * mul ─ down
+    add+norm ─ [gate and up, SiLU * mul] ─ down
 
 The families differ in what a layer has (biases, norms of queries and keys, windows), not in its
 order, so one forward serves all four. Weights that are multiplied by the same input are joined:
@@ -18,11 +18,12 @@ import torch.nn.functional as F  # noqa: N812
 
 from stepscope.engine.memory import KVShape
 from stepscope.engine.models.checkpoint import Progress
-from stepscope.engine.models.linear import Linear
+from stepscope.engine.models.linear import GatedLinear, Linear
 from stepscope.engine.models.model import StepContext
 from stepscope.engine.models.support import sliding_layers
 from stepscope.engine.models.weights import Shape, Weights
-from stepscope.kernels.fused import add_rms_norm, norm_rope_store, silu_mul
+from stepscope.kernels.fused import add_rms_norm, norm_rope_store
+from stepscope.kernels.huge_pages import HugePages
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -130,7 +131,7 @@ class _Layer:
     k_norm: torch.Tensor | None
     out: Linear
     mlp_norm: torch.Tensor
-    gate_up: Linear
+    gate_up: GatedLinear
     down: Linear
     window: int | None
 
@@ -169,6 +170,7 @@ class Decoder:
             head_dim=shape.head_dim,
             dtype_bytes=dtype.itemsize,
         )
+        self._memory = HugePages(self.weight_bytes)
         self._rope = _rope_table(config, max_model_len).to(device)
         self._embeddings = self._read("model.embed_tokens.weight")
         self._layers = []
@@ -176,9 +178,8 @@ class Decoder:
             progress("loading weights", i / shape.num_layers)
             self._layers.append(self._layer(i))
         self._norm = self._read("model.norm.weight")
-        self._head = Linear(
-            self._embeddings.clone() if shape.tied else self._read("lm_head.weight")
-        )
+        head = self._embeddings if shape.tied else self._read("lm_head.weight")
+        self._head = Linear(head, memory=self._memory)
 
     @property
     def implementation(self) -> str:
@@ -200,7 +201,8 @@ class Decoder:
     @property
     def weight_bytes(self) -> int:
         """Tied embeddings are there twice: in rows to look up, and in the layout to multiply by."""
-        twice = self._embeddings.numel() if self._config.tied else 0
+        config = self._config
+        twice = config.vocab_size * config.hidden_size if config.tied else 0
         return (self.num_parameters + twice) * self.kv_dtype.itemsize
 
     @property
@@ -249,7 +251,7 @@ class Decoder:
                 if not len(x):
                     break
             x, residual = add_rms_norm(layer.out(x), residual, layer.mlp_norm, eps)
-            x = layer.down(silu_mul(layer.gate_up(x)))
+            x = layer.down(layer.gate_up(x))
         if not len(x):
             return x.new_empty(0, config.vocab_size)
         x, _ = add_rms_norm(x, residual, self._norm, eps)
@@ -259,25 +261,35 @@ class Decoder:
         prefix, config = f"model.layers.{i}", self._config
         return _Layer(
             input_norm=self._read(f"{prefix}.input_layernorm.weight"),
-            qkv=self._linear(
-                *(f"{prefix}.self_attn.{name}_proj" for name in "qkv"), bias=config.qkv_bias
+            qkv=Linear(
+                *self._joined(
+                    *(f"{prefix}.self_attn.{name}_proj" for name in "qkv"), bias=config.qkv_bias
+                ),
+                self._memory,
             ),
             q_norm=self._read(f"{prefix}.self_attn.q_norm.weight") if config.qk_norm else None,
             k_norm=self._read(f"{prefix}.self_attn.k_norm.weight") if config.qk_norm else None,
-            out=self._linear(f"{prefix}.self_attn.o_proj", bias=config.out_bias),
-            mlp_norm=self._read(f"{prefix}.post_attention_layernorm.weight"),
-            gate_up=self._linear(
-                f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj", bias=config.mlp_bias
+            out=Linear(
+                *self._joined(f"{prefix}.self_attn.o_proj", bias=config.out_bias), self._memory
             ),
-            down=self._linear(f"{prefix}.mlp.down_proj", bias=config.mlp_bias),
+            mlp_norm=self._read(f"{prefix}.post_attention_layernorm.weight"),
+            gate_up=GatedLinear(
+                *self._joined(
+                    f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj", bias=config.mlp_bias
+                ),
+                self._memory,
+            ),
+            down=Linear(
+                *self._joined(f"{prefix}.mlp.down_proj", bias=config.mlp_bias), self._memory
+            ),
             window=config.windows[i],
         )
 
-    def _linear(self, *names: str, bias: bool) -> Linear:
-        """Products by the same input as one: their rows one after the other."""
+    def _joined(self, *names: str, bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weight and bias of products by the same input: their rows one after the other."""
         weight = torch.cat([self._read(f"{name}.weight") for name in names])
         biases = torch.cat([self._read(f"{name}.bias") for name in names]) if bias else None
-        return Linear(weight, biases)
+        return weight, biases
 
     def _read(self, tensor: str) -> torch.Tensor:
         return self._weights.read(tensor, self.kv_dtype).to(self.device)

@@ -1,51 +1,82 @@
-"""`Linear`: the one seam through which the lean decoder multiplies by its weights.
+"""`Linear` and `GatedLinear`: the one seam through which the lean decoder multiplies by weights.
 
-On a CPU the weights are kept in the blocked layout that oneDNN multiplies fastest from. Otherwise
-each call reorders them anew: with 1 to 16 rows packed weights take 0.5 to 0.8 of the time of
-`F.linear`, from 256 rows on the same (one core with AVX-512). The operators that pack are private
-ones of torch, so `F.linear` stays as a fallback, and `layout` says which of the two is used.
+On a CPU weights are packed once, into the layout that is multiplied from fastest: our own for bf16
+(`kernels/cpu_linear.py`), else that of oneDNN, which takes 0.5 to 0.8 of the time of `F.linear`
+with 1 to 16 rows and the same from 256 rows on (one core with AVX-512). oneDNN's operators that
+pack are private ones of torch, so `F.linear` stays as a fallback; `layout` says which is used.
 """
 
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-# Rows that the layout is chosen for: one for 1 row is slow in fp32 with more; one for many is good
-# for few as well.
+from stepscope.kernels.cpu_linear import PackedLinear, is_usable
+from stepscope.kernels.fused import silu_mul
+from stepscope.kernels.huge_pages import HugePages
+
+# Rows that oneDNN's layout is chosen for: one for 1 row is slow in fp32 with more; one for many is
+# good for few as well.
 PACKED_FOR_ROWS = 16
+
+
+class _Product(NamedTuple):
+    layout: str
+    multiply: Callable[[torch.Tensor], torch.Tensor]
 
 
 class Linear:
     """`x @ weight.T + bias` for x [rows, in_features], weight [out_features, in_features].
 
-    Takes the weight over: the caller should not keep it, or it is in memory twice.
+    Takes the weight over: the caller should not keep it, or it is in memory twice. Where it is
+    copied to can be said by `memory`.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self.out_features, self.in_features = weight.shape
-        self.layout = "rows"
-        self._weight = weight
-        self._bias = bias
-        self._multiply: Callable[..., torch.Tensor] | None = None
-        if _can_pack(weight):
-            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
-            self._multiply = torch.ops.mkldnn._linear_pointwise.default
-            self.layout = "oneDNN-packed"
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        memory: HugePages | None = None,
+    ) -> None:
+        self.layout, self._multiply = _product(weight, bias, memory)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._multiply is not None:
-            return self._multiply(x, self._weight, self._bias, "none", [], "")
-        return F.linear(x, self._weight, self._bias)
-
-    @property
-    def num_parameters(self) -> int:
-        return self.out_features * self.in_features + (
-            0 if self._bias is None else self.out_features
-        )
+        return self._multiply(x)
 
 
-def _can_pack(weight: torch.Tensor) -> bool:
+class GatedLinear:
+    """`silu(x @ gate.T) * (x @ up.T)`, biases added; `weight` is gate and, below it, up."""
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        memory: HugePages | None = None,
+    ) -> None:
+        self._multiply: Callable[[torch.Tensor], torch.Tensor]
+        if is_usable(weight):
+            self._multiply = PackedLinear.gated(weight, bias, memory)
+        else:
+            product = _product(weight, bias, memory).multiply
+            self._multiply = lambda x: silu_mul(product(x))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._multiply(x)
+
+
+def _product(weight: torch.Tensor, bias: torch.Tensor | None, memory: HugePages | None) -> _Product:
+    if is_usable(weight):
+        return _Product("packed", PackedLinear(weight, bias, memory))
+    if _onednn_packs(weight):
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
+        linear = torch.ops.mkldnn._linear_pointwise.default
+        return _Product("oneDNN-packed", lambda x: linear(x, packed, bias, "none", [], ""))
+    return _Product("plain", partial(F.linear, weight=weight, bias=bias))
+
+
+def _onednn_packs(weight: torch.Tensor) -> bool:
     """Whether this build of torch, on this processor, multiplies by packed weights of this kind."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False

@@ -1,0 +1,114 @@
+"""Linear layers in bf16 on CPUs with AVX-512 BF16: our own packed product, in C++.
+
+For the few rows of a decode step oneDNN spends as long on getting started as on multiplying: on one
+core this one takes half of its time with 1 to 8 rows, 0.6 to 0.7 with 16, 0.9 with 64 and the same
+with 256 (`tests/bench/bench_linear.py`). Weights are packed once, in torch; the product is
+`kernels/cpu/linear.cpp`. Sums are kept in fp32 and rounded once.
+"""
+
+import torch
+
+from stepscope.kernels.cpu_library import LINEAR, default_library
+from stepscope.kernels.huge_pages import HugePages
+
+WIDTH = 32  # outputs of a panel
+LEVEL = "avx512_bf16"
+
+
+def is_usable(weight: torch.Tensor) -> bool:
+    """Whether `weight` [out_features, in_features] can be multiplied by here, and should be.
+
+    With matrix instructions (AMX) a CPU's own library is several times faster on many rows.
+    """
+    library = default_library()
+    return (
+        library is not None
+        and library.level == LEVEL
+        and weight.is_cpu
+        and weight.dtype is torch.bfloat16
+        and weight.shape[1] % 2 == 0
+        and not getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
+    )
+
+
+class PackedLinear:
+    """`x @ weight.T + bias`, `[N, in_features]` to `[N, out_features]`; needs `is_usable`.
+
+    The packed weights go to `memory`, where there is one.
+    """
+
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, memory: HugePages | None = None
+    ) -> None:
+        self.out_features, self._size = weight.shape
+        rows = torch.arange(_round_up(self.out_features, WIDTH))
+        self._init(weight, bias, memory, rows, is_gated=False)
+
+    @classmethod
+    def gated(
+        cls, weight: torch.Tensor, bias: torch.Tensor | None, memory: HugePages | None = None
+    ) -> "PackedLinear":
+        """`silu(x @ gate.T) * (x @ up.T)`; `weight` is gate and, below it, up (biases likewise).
+
+        A panel has a gate vector and the up vector that belongs to it, so that what a SwiGLU
+        (Shazeer, 2020) makes of them is worked out before either is stored.
+        """
+        linear = cls.__new__(cls)
+        linear.out_features, linear._size = weight.shape[0] // 2, weight.shape[1]
+        half = _round_up(linear.out_features, WIDTH // 2)
+        gate = torch.arange(half)
+        # A panel that is not full gets zeros; what is missing of the gate is not the first of up.
+        gate[linear.out_features :] = weight.shape[0]
+        panels = [gate.view(-1, WIDTH // 2), (gate + linear.out_features).view(-1, WIDTH // 2)]
+        linear._init(weight, bias, memory, torch.stack(panels, dim=1).flatten(), is_gated=True)
+        return linear
+
+    def _init(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        memory: HugePages | None,
+        rows: torch.Tensor,
+        is_gated: bool,
+    ) -> None:
+        """`rows` says which of the weights each output of the panels has; past the last: zeros."""
+        zeros = weight.new_zeros(1, self._size)
+        rows = rows.clamp(max=len(weight))
+        padded = torch.cat([weight, zeros])[rows]
+        pairs = padded.view(-1, WIDTH, self._size // 2, 2).transpose(1, 2)
+        # [panels, pairs, WIDTH, 2]
+        self._packed = pairs.contiguous() if memory is None else memory.copy(pairs)
+        self._bias = None if bias is None else torch.cat([bias.float(), torch.zeros(1)])[rows]
+        self._is_gated = int(is_gated)
+        library = default_library()
+        assert library is not None
+        self._linear = library.linear
+        self._addresses = (
+            self._packed.data_ptr(),
+            0 if self._bias is None else self._bias.data_ptr(),
+        )
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if not (x.dtype is torch.bfloat16 and x.is_contiguous()):
+            x = x.to(torch.bfloat16).contiguous()
+        output = x.new_empty(len(x), self.out_features)
+        packed, bias = self._addresses
+        self._linear(
+            LINEAR.pack(
+                x.data_ptr(),
+                packed,
+                bias,
+                output.data_ptr(),
+                len(x),
+                self.out_features,
+                self._size,
+                len(self._packed),
+                self._is_gated,
+                torch.get_num_threads(),
+            )
+        )
+        return output
+
+
+def _round_up(count: int, to: int) -> int:
+    return -(-count // to) * to

@@ -1,0 +1,162 @@
+"""The packed product in bf16 is the product in fp64, rounded once, for every shape.
+
+Where the CPU lacks the instructions there is nothing to test but that it says so.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.kernels import cpu_linear
+from stepscope.kernels.cpu_library import LibraryMissingError, usable_levels
+from stepscope.kernels.cpu_linear import LEVEL, PackedLinear, is_usable
+from stepscope.kernels.huge_pages import PAGE_BYTES, HugePages
+
+
+def has_level() -> bool:
+    try:
+        return LEVEL in usable_levels()
+    except LibraryMissingError:
+        return False
+
+
+needs_instructions = pytest.mark.skipif(
+    not has_level(), reason="this CPU or this build has no products of bf16 pairs"
+)
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def random_bf16(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=generator).bfloat16()
+
+
+def assert_rounded_once(got: torch.Tensor, exact: torch.Tensor, size: int) -> None:
+    """Half a unit in the last place of bf16 (2^-9), and what `size` sums in fp32 may be off."""
+    assert got.dtype is torch.bfloat16
+    assert got.shape == exact.shape
+    bound = exact.abs() * 2.0**-8 + 1e-6 * size + 1e-38
+    assert ((got.double() - exact).abs() <= bound).all()
+
+
+shapes = st.tuples(
+    st.integers(0, 40),  # rows: tiles of 1 to 12, and several of them
+    st.integers(1, 100),  # outputs: panels that are not full
+    st.integers(1, 40).map(lambda half: 2 * half),  # inputs, in pairs
+)
+
+
+@needs_instructions
+@settings(max_examples=150, deadline=None)
+@given(
+    shape=shapes, seed=st.integers(0, 1000), has_bias=st.booleans(), num_threads=st.integers(1, 2)
+)
+def test_products_of_all_shapes_are_exact_up_to_one_rounding(
+    shape: tuple[int, int, int], seed: int, has_bias: bool, num_threads: int
+) -> None:
+    num_rows, num_outputs, size = shape
+    torch.set_num_threads(num_threads)
+    generator = torch.Generator().manual_seed(seed)
+    x, weight = random_bf16(generator, num_rows, size), random_bf16(generator, num_outputs, size)
+    bias = random_bf16(generator, num_outputs) if has_bias else None
+    exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    assert_rounded_once(PackedLinear(weight, bias)(x), exact, size)
+
+
+@needs_instructions
+@settings(max_examples=80, deadline=None)
+@given(shape=shapes, seed=st.integers(0, 1000), has_bias=st.booleans())
+def test_a_gated_product_is_silu_of_one_half_times_the_other(
+    shape: tuple[int, int, int], seed: int, has_bias: bool
+) -> None:
+    num_rows, num_outputs, size = shape
+    generator = torch.Generator().manual_seed(seed)
+    x = random_bf16(generator, num_rows, size)
+    weight = random_bf16(generator, 2 * num_outputs, size)
+    bias = random_bf16(generator, 2 * num_outputs) if has_bias else None
+    both = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    gate, up = both.chunk(2, dim=-1)
+    got = PackedLinear.gated(weight, bias)(x)
+    assert got.shape == (num_rows, num_outputs)
+    exact = F.silu(gate) * up
+    bound = exact.abs() * 2.0**-8 + 1e-5 * size * (1 + up.abs())
+    assert ((got.double() - exact).abs() <= bound).all()
+
+
+@needs_instructions
+@pytest.mark.parametrize("num_rows", [1, 13, 200, 700])
+def test_a_row_is_the_same_bits_in_any_company_of_two_or_more_and_with_any_number_of_threads(
+    num_rows: int,
+) -> None:
+    # Large enough for both threads and, at 700 rows, for several blocks of rows.
+    generator = torch.Generator().manual_seed(1)
+    x, weight = random_bf16(generator, 700, 1024), random_bf16(generator, 500, 1024)
+    linear = PackedLinear(weight, None)
+    torch.set_num_threads(1)
+    every = linear(x)
+    torch.set_num_threads(2)
+    some = linear(x[:num_rows])
+    if num_rows == 1:  # its sums are added up in another order
+        assert_rounded_once(some, x[:1].double() @ weight.double().T, 1024)
+    else:
+        assert torch.equal(some, every[:num_rows])
+
+
+@needs_instructions
+def test_infinities_and_nan_go_through() -> None:
+    weight = torch.eye(32).bfloat16()
+    x = torch.ones(2, 32).bfloat16()
+    x[0, 3] = float("nan")
+    x[1] = float("inf")
+    got = PackedLinear(weight, None)(x)
+    assert got[0].isnan().all()
+    assert got[1].isnan().all()  # infinity times the zeros of the identity
+    assert PackedLinear(torch.ones(32, 32).bfloat16(), None)(x)[1].isinf().all()
+
+
+def test_it_is_used_for_what_it_is_made_for_and_for_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weight = torch.zeros(8, 8).bfloat16()
+    assert is_usable(weight) == (
+        has_level() and not getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
+    )
+    assert not is_usable(weight.float())
+    assert not is_usable(torch.zeros(8, 7).bfloat16())
+    assert not is_usable(torch.zeros(8, 8, dtype=torch.bfloat16, device="meta"))
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True, raising=False)
+    assert not is_usable(weight)
+    monkeypatch.undo()
+    monkeypatch.setattr(cpu_linear, "default_library", lambda: None)
+    assert not is_usable(weight)
+
+
+@needs_instructions
+def test_weights_in_huge_pages_are_multiplied_by_like_any() -> None:
+    generator = torch.Generator().manual_seed(3)
+    x = random_bf16(generator, 5, 256)
+    weights = [random_bf16(generator, 1024, 256) for _ in range(5)]
+    expected = [PackedLinear(weight, None)(x) for weight in weights]
+    memory = HugePages(2 * PAGE_BYTES)  # room for all but the last
+    for weight, product in zip(weights, expected, strict=True):
+        assert torch.equal(PackedLinear(weight, None, memory)(x), product)
+
+
+def test_pieces_of_huge_pages_do_not_overlap_and_begin_at_cache_lines() -> None:
+    memory = HugePages(PAGE_BYTES)
+    pieces = [memory.copy(torch.full((n,), float(n))) for n in (1, 17, 300)]
+    for piece, n in zip(pieces, (1, 17, 300), strict=True):
+        assert torch.equal(piece, torch.full((n,), float(n)))
+        assert piece.data_ptr() % 64 == 0
+    whole = memory.copy(torch.zeros(PAGE_BYTES // 4))  # no room left: from elsewhere
+    assert torch.equal(whole, torch.zeros(PAGE_BYTES // 4))
+    assert torch.equal(pieces[2], torch.full((300,), 300.0))
