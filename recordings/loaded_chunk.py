@@ -60,11 +60,12 @@ class LoadedChunk:
             topic = names.get(channel_id)
             if topic is None:
                 continue  # of a later version
-            if topic == _PACKED:
-                self._packed.add(len(self.frames))
-                topic = STEP
-            if topic == STEP:
-                self.step_places.append(len(self.frames))
+            if topic in (_PACKED, STEP):
+                place = len(self.frames)
+                self.step_places.append(place)
+                if topic == _PACKED:
+                    self._packed.add(place)
+                    topic = STEP
             self.frames.append(Frame(topic, sequence, log_ns, payload))
         self._unpacker = StepUnpacker()
         self._unpacked = 0  # the unpacker knows the steps before this frame

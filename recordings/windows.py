@@ -1,7 +1,8 @@
 """`Windows`: figures of a timeline over stretches of engine time."""
 
 import threading
-from typing import Literal, NamedTuple
+from bisect import bisect_left, bisect_right
+from typing import NamedTuple
 
 from stepscope.recordings.columns import Rates
 from stepscope.recordings.latency import LatencyKind, LatencyReport
@@ -13,7 +14,7 @@ class Breach(NamedTuple):
 
     step: int
     time_ns: int
-    kind: Literal["TTFT", "ITL"]
+    kind: str  # TTFT or ITL
     ns: int  # without the operator's pauses
     request_id: int
 
@@ -28,6 +29,8 @@ class Windows:
     def __init__(self, lock: "threading.RLock", timeline: Timeline) -> None:
         self._lock = lock
         self._timeline = timeline
+        self._breaches: list[Breach] = []  # up to the step that was scanned last
+        self._scanned = -1
 
     def latency(self, end_ns: int | None, window_s: float | None, buckets: int) -> LatencyReport:
         """See `History.latency`."""
@@ -52,30 +55,38 @@ class Windows:
         return list(part)
 
     def breaches(self, step: int | None, limit: int) -> list[Breach]:
-        """The last steps up to `step` (None: all) with a late token, oldest first."""
+        """The last late tokens up to `step` (None: all), one of a kind a step, oldest first."""
         with self._lock:
-            timeline = self._timeline
-            columns, slo = timeline.columns, timeline.slo
-            itl_ns, ttft_ns = slo.itl_ms * 1e6, slo.ttft_ms * 1e6
-            itl, itl_id = columns.column("max_itl_ns"), columns.column("max_itl_request_id")
-            ttft, ttft_id = columns.column("max_ttft_ns"), columns.column("max_ttft_request_id")
-            steps, tokens_ns = columns.steps, columns.tokens_ns
-            found: list[Breach] = []
-            for index in range(len(steps) - 1, -1, -1):
-                if step is not None and steps[index] > step:
-                    continue
-                if len(found) >= limit:
-                    break
-                if itl[index] > itl_ns:
-                    found.append(
-                        Breach(steps[index], tokens_ns[index], "ITL", itl[index], itl_id[index])
+            self._scan()
+            known = self._breaches
+            end = len(known) if step is None else bisect_right(known, step, key=_step)
+            return known[max(0, end - limit) : end]
+
+    def _scan(self) -> None:
+        """Take in the steps since the last time, and forget what the timeline has forgotten."""
+        timeline, known = self._timeline, self._breaches
+        columns, slo = timeline.columns, timeline.slo
+        steps, tokens_ns = columns.steps, columns.tokens_ns
+        if not steps:
+            return
+        del known[: bisect_left(known, steps[0], key=_step)]
+        for kind, bound_ms, name in (("ITL", slo.itl_ms, "itl"), ("TTFT", slo.ttft_ms, "ttft")):
+            longest_ns = columns.column(f"max_{name}_ns")
+            request_ids = columns.column(f"max_{name}_request_id")
+            bound_ns = bound_ms * 1e6
+            for index in range(bisect_right(steps, self._scanned), len(steps)):
+                if longest_ns[index] > bound_ns:
+                    known.append(
+                        Breach(
+                            steps[index],
+                            tokens_ns[index],
+                            kind,
+                            longest_ns[index],
+                            request_ids[index],
+                        )
                     )
-                if ttft[index] > ttft_ns:
-                    found.append(
-                        Breach(steps[index], tokens_ns[index], "TTFT", ttft[index], ttft_id[index])
-                    )
-        found.reverse()
-        return found
+        known.sort(key=_step)
+        self._scanned = steps[-1]
 
     def _window(self, end_ns: int | None, window_s: float | None) -> tuple[int, int]:
         timeline = self._timeline
@@ -85,3 +96,7 @@ class Windows:
             return end_ns, end_ns - round(window_s * 1e9)
         tokens_ns = timeline.columns.tokens_ns
         return end_ns, (tokens_ns[0] if tokens_ns else end_ns) - 1
+
+
+def _step(breach: Breach) -> int:
+    return breach.step

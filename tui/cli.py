@@ -237,9 +237,9 @@ def repair(
         ),
     ] = None,
 ) -> None:
-    """Make a whole recording of one that a crash cut short, or that is damaged.
+    """Make a whole recording of one that is cut or damaged.
 
-    The old file is only read. Says what was kept and what was lost.
+    The old file is only read; the new one has a new index. Says what was kept and what was lost.
     """
     from stepscope.tui import cli_repair
 
@@ -288,9 +288,11 @@ def verify(
     file: Annotated[str, typer.Argument(metavar="FILE", help="a recording")],
     as_json: Annotated[bool, typer.Option("--json", help="as one JSON document")] = False,
 ) -> int:
-    """Check a recording: checksums, lost messages, order of steps, the accounting of KV blocks.
+    """Check a recording from its bytes to its KV accounting.
 
-    Ends with 1 when anything is wrong.
+    Checksums, lost messages, the order of steps and their times; then the moves of KV blocks are
+    replayed, and every count and reference is held against them. Ends with 1 when anything is
+    wrong.
     """
     from stepscope.tui import cli_verify
 
