@@ -59,10 +59,17 @@ class StepPacker:
 
     def _packed(self, before: list[_Row], batch: list[_Row]) -> list[int | _Row]:
         packed: list[int | _Row] = [self.block_size]
-        places = {row[0]: place for place, row in enumerate(before)}
         foreseen = _next_rows(before, self.block_size)
-        next_place = num_going_on = 0
-        for row in batch:
+        # Mostly all of it is as foreseen, or all but what comes after somebody who has ended.
+        same = 0
+        for row, next_row in zip(batch, foreseen, strict=False):
+            if row != next_row:
+                break
+            same += 1
+        next_place = num_going_on = same
+        rest = batch[same:]
+        places = {before[place][0]: place for place in range(same, len(before))} if rest else {}
+        for row in rest:
             place = places.get(row[0], -1)
             if place >= next_place and row == foreseen[place]:
                 if place > next_place:
