@@ -14,14 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-import msgspec
-
-from stepscope.engine import wire
-from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo, Snapshot
+from stepscope.engine.wire import EngineInfo, Snapshot
+from stepscope.recordings.compatibility import check_info, check_metadata, decode_keyframe
 from stepscope.recordings.loaded_chunk import KEYFRAME, STEP, Frame, LoadedChunk, step_of
 from stepscope.recordings.mcap_chunk import first_messages, read_chunk
 from stepscope.recordings.mcap_index import (
-    FORMAT_VERSION,
     PACKED_STEP,
     PART_SUFFIX,
     PROFILE,
@@ -74,7 +71,7 @@ class Recording:
                     "record')"
                 )
             self.metadata = index.metadata.get(PROFILE, {})
-            self._check_version()
+            check_metadata(self.metadata, self.path)
             self._chunks = index.chunks
             self._lock = threading.Lock()
             self._loaded: OrderedDict[int, LoadedChunk] = OrderedDict()
@@ -229,16 +226,6 @@ class Recording:
 
     # Inside
 
-    def _check_version(self) -> None:
-        for what, highest in (("schema", SCHEMA_VERSION), ("format", FORMAT_VERSION)):
-            written = self.metadata.get(f"{what}_version", "")
-            if written.isdigit() and int(written) > highest:
-                by = self.metadata.get("software_version", "a later version")
-                raise RecordingError(
-                    f"{self.path} has {what} {written} (written by stepscope {by}), this stepscope "
-                    f"reads up to {highest}: install {by} or later"
-                )
-
     def _find_info(self) -> EngineInfo:
         found = self._first_keyframe()
         if found is None:
@@ -247,12 +234,7 @@ class Recording:
                 "it was cut short before its first second was over"
             )
         info = found[0].info
-        if info.schema_version > SCHEMA_VERSION:
-            raise RecordingError(
-                f"{self.path} has schema {info.schema_version} (of an engine of version "
-                f"{info.software_version}), this stepscope reads up to {SCHEMA_VERSION}: install "
-                f"{info.software_version} or later"
-            )
+        check_info(info, self.path)
         return info
 
     def _first_keyframe(self) -> tuple[Snapshot, Position] | None:
@@ -263,22 +245,7 @@ class Recording:
         return None
 
     def _snapshot(self, frame: Frame) -> Snapshot:
-        return self.snapshot_of(frame, self.path)
-
-    @staticmethod
-    def snapshot_of(frame: Frame, path: object) -> Snapshot:
-        """Decode a keyframe.
-
-        Raises:
-            RecordingError: it is none.
-        """
-        try:
-            message = wire.decode(frame.payload)
-        except msgspec.DecodeError as error:
-            raise RecordingError(f"{path} holds a keyframe that is none: {error}") from error
-        if not isinstance(message, Snapshot):
-            raise RecordingError(f"{path} holds a keyframe that is a {type(message).__name__}")
-        return message
+        return decode_keyframe(frame.payload, self.path)
 
     def _mend_times(self) -> None:
         """Heads of chunks have no checksum: where they contradict each other, look inside."""
@@ -301,11 +268,11 @@ class Recording:
 
     def _find_times(self) -> tuple[int, int]:
         """Of the first and the last message: what the heads of chunks say has no checksum."""
-        chunks = [self._load(number).frames for number in (0, len(self._chunks) - 1)]
-        times = [frame.log_ns for frames in chunks for frame in frames]
-        if times:
-            return times[0], times[-1]
-        return self._chunks[0].start_ns, max(chunk.end_ns for chunk in self._chunks)
+        first, last = self._load(0).frames, self._load(len(self._chunks) - 1).frames
+        return (
+            first[0].log_ns if first else self._chunks[0].start_ns,
+            last[-1].log_ns if last else self._chunks[-1].end_ns,
+        )
 
     def _num_chunks_up_to(self, step: int) -> int:
         """How many chunks begin at or before a step. Looks into few: steps are spread evenly."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from stepscope.recordings.compatibility import decode_keyframe
 from stepscope.recordings.loaded_chunk import KEYFRAME, LoadedChunk, step_of
 from stepscope.recordings.mcap_chunk import channels, read_chunk, read_chunk_bytes
 from stepscope.recordings.mcap_index import (
@@ -189,7 +190,7 @@ def _metadata(chunk: LoadedChunk) -> dict[str, str]:
     """What the file said of itself is damaged; its keyframes say the most of it again."""
     for frame in chunk.frames:
         if frame.topic == KEYFRAME:
-            info = Recording.snapshot_of(frame, "the file").info
+            info = decode_keyframe(frame.payload, "the file").info
             return {
                 "schema_version": str(info.schema_version),
                 "engine_id": info.engine_id,
