@@ -87,9 +87,7 @@ def test_bad_payloads_are_decode_errors_and_nothing_else(payload: bytes) -> None
 def test_a_command_with_an_unknown_field_is_refused_by_name() -> None:
     with pytest.raises(msgspec.ValidationError, match="best_of"):
         commands.decode_command(
-            msgspec.msgpack.encode(
-                {"type": "Submit", "prompt": "x", "sampling": {"best_of": 1.0}}
-            )
+            msgspec.msgpack.encode({"type": "Submit", "prompt": "x", "sampling": {"best_of": 1.0}})
         )
 
 
