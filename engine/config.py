@@ -84,7 +84,10 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         int, Meta(ge=1, description="requests that may wait; a further one is refused")
     ] = 100_000
     threads: Annotated[
-        int, Meta(ge=0, description="CPU threads for the model (0: the cores of this machine)")
+        int,
+        Meta(
+            ge=0, description="CPU threads for the model (0: one or all cores, whichever is faster)"
+        ),
     ] = 0
     telemetry: Annotated[bool, Meta(description="publish a record of every step")] = True
     replay_steps: Annotated[

@@ -19,6 +19,7 @@ from stepscope.engine.models.support import longest_request
 from stepscope.engine.request import Request
 from stepscope.engine.sampler import Sampled, Sampler
 from stepscope.engine.step import ScheduledRow, ScheduledStep, StepResult
+from stepscope.engine.thread_choice import ThreadChoice
 from stepscope.engine.tokenizer import Tokenizer
 from stepscope.engine.wire import Phase
 from stepscope.kernels.paged_attention import (
@@ -69,6 +70,7 @@ class ModelRunner:
         block_size: int,
         max_model_len: int,
         seed: int,
+        threads: ThreadChoice | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.max_model_len = max_model_len
@@ -80,6 +82,7 @@ class ModelRunner:
         self._block_size = block_size
         self._device = model.device
         self._sampler = Sampler(seed)
+        self._threads = threads
         self._tables = input_batch.BlockTables()
         shape = (num_blocks, block_size, model.kv_shape.num_kv_heads, model.kv_shape.head_dim)
         self._key_caches, self._value_caches = (
@@ -133,6 +136,7 @@ class ModelRunner:
             block_size=config.block_size,
             max_model_len=max_model_len,
             seed=config.seed,
+            threads=_thread_choice(config, device, model),
         )
         runner.warm_up(progress)
         return runner
@@ -178,6 +182,7 @@ class ModelRunner:
             )
             input_ids, positions = self._tensor(batch.input_ids), self._tensor(batch.positions)
             logits_of = self._tensor(batch.logits_of)
+            threads = self._use_threads(len(batch.input_ids))
             launch_ns = self.clock()
             timer.start()
             logits = self._model.forward(input_ids, positions, context, logits_of)
@@ -188,6 +193,8 @@ class ModelRunner:
                 sampled = self._sampler.sample(logits, requests)
             device_ns = timer.elapsed_ns()
         tokens_ns = self.clock()
+        if self._threads is not None:
+            self._threads.note(len(batch.input_ids), threads, tokens_ns - launch_ns)
         token_ids: list[int | None] = [None] * len(step.rows)
         for row, token_id in zip(batch.sampling_rows, sampled.token_ids, strict=True):
             token_ids[row] = token_id
@@ -218,6 +225,14 @@ class ModelRunner:
             self.execute(ScheduledStep(-1, rows))
         progress("ready", 1.0)
 
+    def _use_threads(self, num_tokens: int) -> int:
+        if self._threads is None:
+            return 0
+        threads = self._threads.choose(num_tokens)
+        if threads != torch.get_num_threads():
+            torch.set_num_threads(threads)
+        return threads
+
     def _tensor(self, array: input_batch.IntArray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
 
@@ -247,6 +262,14 @@ class _DeviceTimer:
             return None
         self._events[1].synchronize()
         return round(self._events[0].elapsed_time(self._events[1]) * 1e6)
+
+
+def _thread_choice(config: EngineConfig, device: torch.device, model: Model) -> ThreadChoice | None:
+    """None: every step has the threads that were asked for, or the work is another device's."""
+    most = num_threads(config)
+    if config.threads or most == 1 or device.type != "cpu" or not model.is_thread_invariant:
+        return None
+    return ThreadChoice(most)
 
 
 def _device(setting: str) -> torch.device:

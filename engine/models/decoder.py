@@ -186,6 +186,10 @@ class Decoder:
         return f"stepscope decoder, {self._head.layout} weights"
 
     @property
+    def is_thread_invariant(self) -> bool:
+        return self._head.layout == "packed"
+
+    @property
     def architecture(self) -> str:
         return self._config.architecture
 

@@ -37,6 +37,11 @@ class Model(Protocol):
         ...
 
     @property
+    def is_thread_invariant(self) -> bool:
+        """Whether a step has the same result, to the bit, with any number of CPU threads."""
+        ...
+
+    @property
     def architecture(self) -> str: ...
 
     @property

@@ -162,6 +162,10 @@ class TransformersModel:
         return "transformers modules"
 
     @property
+    def is_thread_invariant(self) -> bool:
+        return False  # nobody says so of all that it calls
+
+    @property
     def vocab_size(self) -> int:
         return int(self.config.get_text_config().vocab_size)
 
