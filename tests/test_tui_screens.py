@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from textual import events
 
 from stepscope.engine.wire import CACHED, EMPTY, EngineInfo, Phase, Preempted, StepRecord
@@ -19,7 +21,7 @@ from stepscope.tui.pages import PAGE_VIEWS, targets
 from stepscope.tui.screens.help import help_lines
 from stepscope.tui.theme import CAUSE_GLYPHS, Skin
 from stepscope.tui.view import PAGES, Page, View
-from stepscope.tui.widgets import kv_page, request_page
+from stepscope.tui.widgets import kv_page, latency_charts, request_page
 from stepscope.tui.widgets.lines import Line
 
 NUM_STEPS = 400
@@ -273,6 +275,30 @@ def test_latencies_of_three_windows_and_every_breach_with_its_cause(source: Any)
     row = next(line for line in page.splitlines() if f" {newest.step} " in line)
     wait = history.wait(newest.step, newest.request_id)
     assert wait.explanation[:60] in row
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 10**10), st.integers(0, 10**11), st.integers(1, 9)), min_size=1
+    ),
+    st.one_of(st.none(), st.floats(0.01, 5000)),
+    st.integers(1, 14),
+)
+def test_the_bands_of_the_heat_map_hold_every_sample_and_part_at_the_service_level(
+    samples: list[tuple[int, int, int]], bound_ms: float | None, most_bands: int
+) -> None:
+    counted = latency_charts.count(samples, 10**10, 10.0, 30, most_bands, bound_ms)
+    assert sum(sum(row) for row in counted.cells) == sum(weight for _, _, weight in samples)
+    assert len(counted.edges) <= max(2, most_bands)
+    late = sum(sum(row) for n, row in enumerate(counted.cells) if counted.is_late(n))
+    if bound_ms is None:
+        assert late == 0
+    else:
+        limit_ns = bound_ms * 1e6
+        surely = sum(w for _, value, w in samples if value > limit_ns * (1 + 1e-9) + 1)
+        at_most = sum(w for _, value, w in samples if value > limit_ns * (1 - 1e-9) - 1)
+        assert surely <= late <= at_most
 
 
 def test_the_report_over_a_long_session_is_taken_beside_the_frames(

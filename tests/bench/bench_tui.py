@@ -1,6 +1,6 @@
 """What the dashboard costs: CPU and bytes written, in a real pseudo-terminal.
 
-    python tests/bench/bench_tui.py [--seconds 20] [--size 200x60] [--fps 10] [--rate 50]
+    python tests/bench/bench_tui.py [--seconds 20] [--size 200x60] [--fps 10] [--rate 50] [--keys 5]
 
 A child process draws a live session of 64 running requests at so many steps a second; this process
 reads what it writes, as a terminal would, and takes its CPU time from the operating system. The
@@ -90,8 +90,13 @@ def spin_ms() -> float:
     return (time.thread_time() - start_s) * 1000
 
 
-def measure(seconds: float, size: tuple[int, int], fps: float, rate: float) -> dict[str, float]:
+def measure(
+    seconds: float, size: tuple[int, int], fps: float, rate: float, keys: str = ""
+) -> dict[str, float]:
     """Run a child for `seconds` after a warm-up.
+
+    Args:
+        keys: typed before it is measured, to go to another screen than the main one.
 
     Returns:
         cpu_percent of one core; kilobytes_per_s written; spin_ms, to compare machines (and one
@@ -119,7 +124,9 @@ def measure(seconds: float, size: tuple[int, int], fps: float, rate: float) -> d
     try:
         while not num_bytes:  # the session is simulated before anything is drawn
             time.sleep(0.1)
-        time.sleep(WARM_UP_S)
+        time.sleep(WARM_UP_S / 2)
+        child.write(keys.encode())
+        time.sleep(WARM_UP_S / 2)
         process = psutil.Process(child.pid)
         before, bytes_before, start_s = process.cpu_times(), num_bytes, time.monotonic()
         spins_ms = []
@@ -144,14 +151,17 @@ def main() -> None:
     parser.add_argument("--size", default="200x60")
     parser.add_argument("--fps", type=float, default=10.0)
     parser.add_argument("--rate", type=float, default=50.0, help="steps a second")
+    parser.add_argument("--keys", default="", help="typed first: 5 is the latency screen")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         draw(options.fps, options.rate)
         return
     width, height = (int(part) for part in options.size.split("x"))
-    print(f"{options.size}, {options.fps:g} frames/s, {options.rate:g} steps/s")
-    for name, value in measure(options.seconds, (width, height), options.fps, options.rate).items():
+    where = f", after the keys {options.keys}" if options.keys else ""
+    print(f"{options.size}, {options.fps:g} frames/s, {options.rate:g} steps/s{where}")
+    measured = measure(options.seconds, (width, height), options.fps, options.rate, options.keys)
+    for name, value in measured.items():
         print(f"  {name:<18} {value:8.1f}")
 
 

@@ -9,7 +9,7 @@ from stepscope.recordings.windows import Breach
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.latency_windows import WINDOWS
-from stepscope.tui.widgets import wait_pieces
+from stepscope.tui.widgets import latency_charts, wait_pieces
 from stepscope.tui.widgets.lines import Line, Run, clean, framed
 from stepscope.tui.widgets.panels import Cell, Column, Target, beside, first_shown, table
 
@@ -17,8 +17,6 @@ NARROW = 100  # below it no spread beside the heat map
 MAX_BREACHES = 200
 _KINDS: dict[LatencyKind, str] = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "step": "step"}
 _BLOCK = 51  # cells of one window
-_PER_DECADE = 6  # bands of a decade
-_DENSITY = " ·░▒▓█"
 _COLUMNS = (
     Column("step", 9, True),
     Column("at", 8),
@@ -121,139 +119,38 @@ def _block(series: Series | None, bound: float | None) -> Line:
     return (*line, (f"{kept:>7} ", style))
 
 
-# Spread and heat map
-
-
 def _charts(frame: Frame, width: int, height: int) -> list[Line]:
+    """Heat map and spread of the latency that is chosen."""
     kind = frame.view.latency
     window_s = _extent_s(frame)
-    end_ns = None if frame.view.live else frame.state.time_ns
+    end_ns = frame.state.time_ns
     samples = frame.history.windows.samples(kind, end_ns, window_s)
+    slo = frame.history.slo
+    bound = {"ttft": slo.ttft_ms, "itl": slo.itl_ms}.get(kind)
     name = _KINDS[kind]
-    bound = {"ttft": frame.history.slo.ttft_ms, "itl": frame.history.slo.itl_ms}.get(kind)
     heat_title: Line = ((f"{name} × time", "title"), (f"  last {window_s:g} s", "muted"))
-    spread_title: Line = ((f"{name} spread", "title"), ("  samples (o: another kind)", "muted"))
     if not samples:
-        empty: list[Line] = [((" no sample in the last 60 s", "muted"),)]
-        return framed(empty, width, height, heat_title)
-    bands = _bands([value for _, value, _ in samples], height - 3)
+        text = f" no sample in the last {window_s:g} s"
+        return framed([((text, "muted"),)], width, height, heat_title)
     spread_width = 0 if width < NARROW else min(60, width * 2 // 5)
-    heat = _heat(frame, samples, bands, width - spread_width - 2, bound, window_s)
-    left = framed(heat, width - spread_width, height, heat_title, _DENSITY_KEY)
+    heat_width = width - spread_width
+    counted = latency_charts.count(samples, end_ns, window_s, heat_width - 11, height - 3, bound)
+    heat = latency_charts.heat_map(counted, window_s)
+    left = framed(heat, heat_width, height, heat_title, latency_charts.DENSITY_KEY)
     if not spread_width:
         return left
-    spread = _spread(samples, bands, spread_width - 2, bound)
-    return beside(left, framed(spread, spread_width, height, spread_title))
-
-
-_DENSITY_KEY: Line = (("·░▒▓█", "decode"), (" few to many ", "muted"), ("late", "breach"))
-
-
-def _bands(values: Sequence[int], most: int) -> list[float]:
-    """Lower edges in milliseconds, in equal factors, from the fastest sample to the slowest."""
-    low_ms, high_ms = max(0.01, min(values) / 1e6), max(0.011, max(values) / 1e6)
-    first = math.floor(math.log10(low_ms) * _PER_DECADE)
-    last = math.floor(math.log10(high_ms) * _PER_DECADE)
-    step = max(1, -(-(last - first + 1) // max(1, most)))
-    first -= first % step
-    return [10 ** (at / _PER_DECADE) for at in range(first, last + 1, step)]
-
-
-def _band(bands: Sequence[float], value_ns: int) -> int:
-    value_ms = value_ns / 1e6
-    for at in range(len(bands) - 1, 0, -1):
-        if value_ms >= bands[at]:
-            return at
-    return 0
-
-
-def _heat(
-    frame: Frame,
-    samples: Sequence[tuple[int, int, int]],
-    bands: Sequence[float],
-    width: int,
-    bound: float | None,
-    window_s: float,
-) -> list[Line]:
-    """A column is a slice of time, a row a band of latencies, a glyph how many samples."""
-    room = width - 9
-    end_ns = frame.state.time_ns
-    extent_ns = round(window_s * 1e9)
-    cells = [[0] * room for _ in bands]
-    for time_ns, value_ns, weight in samples:
-        x = min(room - 1, max(0, (time_ns - end_ns + extent_ns) * room // extent_ns))
-        cells[_band(bands, value_ns)][x] += weight
-    most = max(max(row) for row in cells)
-    lines: list[Line] = []
-    for at in range(len(bands) - 1, -1, -1):
-        late = bound is not None and bands[at] >= bound
-        text = "".join(_dense(count, most) for count in cells[at])
-        lines.append(
-            (
-                (f"{fmt.milliseconds(bands[at]):>6} ", "muted"),
-                ("!" if late else "│", "breach" if late else "frame"),
-                (text, "breach" if late else "decode"),
-            )
-        )
-    lines.append(((f"{'ms':>6} ", "muted"), ("┤", "frame"), *_seconds(room, window_s)))
-    return lines
-
-
-def _dense(count: int, most: int) -> str:
-    if not count:
-        return " "
-    share = math.log1p(count) / math.log1p(max(1, most))
-    return _DENSITY[min(len(_DENSITY) - 1, 1 + int(share * (len(_DENSITY) - 1.001)))]
+    title: Line = ((f"{name} spread", "title"), ("  samples (o: another kind)", "muted"))
+    spread = latency_charts.spread(counted, spread_width - 2)
+    return beside(left, framed(spread, spread_width, height, title))
 
 
 def _extent_s(frame: Frame) -> float:
-    """The last minute, or what of it there is, in steps of five seconds."""
+    """The last minute, or what of it there is, in steps of four seconds."""
     first = None if frame.first_step is None else frame.history.summary(frame.first_step)
     if first is None:
         return 60.0
     seconds = (frame.state.time_ns - first.schedule_start_ns) / 1e9
-    return float(min(60, max(5, math.ceil(seconds / 5) * 5)))
-
-
-def _seconds(room: int, window_s: float) -> Line:
-    axis = ["─"] * room
-    for quarter in (4, 3, 2, 1):
-        label = f"┴-{window_s * quarter / 4:g}s"
-        x = room - room * quarter // 4
-        if x + len(label) <= room:
-            axis[x : x + len(label)] = label
-    return (("".join(axis), "muted"),)
-
-
-def _spread(
-    samples: Sequence[tuple[int, int, int]],
-    bands: Sequence[float],
-    width: int,
-    bound: float | None,
-) -> list[Line]:
-    """A histogram lying on its side, with the same bands as the heat map."""
-    counts = [0] * len(bands)
-    for _, value_ns, weight in samples:
-        counts[_band(bands, value_ns)] += weight
-    total, most = sum(counts), max(counts)
-    room = max(4, width - 24)
-    lines: list[Line] = []
-    for at in range(len(bands) - 1, -1, -1):
-        late = bound is not None and bands[at] >= bound
-        eighths = round(counts[at] / most * room * 8)
-        cells = "█" * (eighths // 8) + ("▌" if eighths % 8 >= 4 else "")
-        if counts[at] and not cells:
-            cells = "▏"
-        lines.append(
-            (
-                (f"{fmt.milliseconds(bands[at]):>6} ", "muted"),
-                ("!" if late else "│", "breach" if late else "frame"),
-                (f"{cells:<{room}}", "breach" if late else "decode"),
-                (f" {fmt.short(counts[at]):>5} {counts[at] / total:>6.1%}", "muted"),
-            )
-        )
-    lines.append(((f"{'ms':>6} ", "muted"), ("┤", "frame"), (f"{total:,} samples", "muted")))
-    return lines
+    return float(min(60, max(4, math.ceil(seconds / 4) * 4)))
 
 
 # Breaches
