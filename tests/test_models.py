@@ -296,7 +296,9 @@ def test_a_device_nobody_knows(folder: Path, device: str) -> None:
 
 
 def test_an_attention_backend_nobody_knows(folder: Path) -> None:
-    assert "there are: auto, torch" in refusal(lambda: load(folder, attention="warp"))
+    assert "there are: auto, cpu, torch, reference" in refusal(
+        lambda: load(folder, attention="warp")
+    )
 
 
 def test_kv_memory_that_does_not_hold_one_request(folder: Path) -> None:

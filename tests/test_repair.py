@@ -369,25 +369,28 @@ def test_an_engine_that_is_killed_leaves_a_recording_that_is_whole(tmp_path: Pat
     assert report.num_steps >= 200
 
 
-@pytest.fixture
-def file_limit() -> Iterator[int]:
-    """Files of this process cannot grow beyond: writing fails as on a full disk."""
-    limit = 60_000
+@contextlib.contextmanager
+def limited_files(num_bytes: int) -> Iterator[None]:
+    """Files of this process cannot grow beyond: writing fails as on a full disk.
+
+    Over before the test ends: what the test runner writes may be a file too.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    yield limit
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_ends_the_recording_and_costs_what_was_not_flushed(
-    tmp_path: Path, file_limit: int
-) -> None:
+def test_a_full_disk_ends_the_recording_and_costs_what_was_not_flushed(tmp_path: Path) -> None:
     path = tmp_path / "full.mcap"
-    writer = RecordingWriter(path)
-    writer.start()
-    for sequence, message in MESSAGES:
-        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
-    writer.close()
+    with limited_files(60_000):
+        writer = RecordingWriter(path)
+        writer.start()
+        for sequence, message in MESSAGES:
+            writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+        writer.close()
     assert writer.state == "failed"
     assert writer.error is not None
     assert "File too large" in writer.error
@@ -399,8 +402,7 @@ def test_a_full_disk_ends_the_recording_and_costs_what_was_not_flushed(
         assert len(kept) > 100
         assert [wire.decode(f.payload).step for f in kept] == list(range(len(kept)))  # type: ignore[union-attr]
     # A repair that finds the disk full leaves nothing behind either.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    with pytest.raises(RecordingError, match="cannot write"):
+    with limited_files(1000), pytest.raises(RecordingError, match="cannot write"):
         repair(recording.opened_path, tmp_path / "new.mcap", nothing)
     assert os.listdir(tmp_path) == ["full.mcap.part"]
 
