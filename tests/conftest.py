@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -189,6 +190,13 @@ class Terminal:
         if self.process.isalive():
             self.process.kill(signal.SIGKILL)
         self.process.close(force=True)
+
+
+@pytest.fixture
+def runtime_folder() -> Iterator[Path]:
+    """A folder for sockets: the name of a socket is short, and that of `tmp_path` may be long."""
+    with tempfile.TemporaryDirectory(prefix="step-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

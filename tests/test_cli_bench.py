@@ -17,11 +17,10 @@ from stepscope.tui.cli import main
 COMMAND = (sys.executable, "-m", "stepscope.tui.cli", "bench", "throughput")
 
 
-def environment(tmp_path: Path) -> dict[str, str]:
-    (tmp_path / "runtime").mkdir(mode=0o700, exist_ok=True)
+def environment(tmp_path: Path, runtime_folder: Path) -> dict[str, str]:
     return {
         **os.environ,
-        "XDG_RUNTIME_DIR": str(tmp_path / "runtime"),
+        "XDG_RUNTIME_DIR": str(runtime_folder),
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
     }
 
@@ -38,7 +37,7 @@ def usage_error(
 
 
 def test_a_run_prints_a_table_and_writes_all_of_it(
-    tmp_path: Path, tiny_checkpoint: Callable[..., Path]
+    tmp_path: Path, runtime_folder: Path, tiny_checkpoint: Callable[..., Path]
 ) -> None:
     file = tmp_path / "out.json"
     arguments = (
@@ -52,7 +51,7 @@ def test_a_run_prints_a_table_and_writes_all_of_it(
         text=True,
         check=False,
         timeout=120,
-        env=environment(tmp_path),
+        env=environment(tmp_path, runtime_folder),
     )
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(file.read_text())
@@ -80,11 +79,11 @@ def test_a_run_prints_a_table_and_writes_all_of_it(
     assert "6 requests" in done.stderr
     assert "72 output tokens" in done.stderr
     assert "scaled down" not in done.stderr, "so many requests were asked for"
-    assert not list((tmp_path / "runtime").rglob("*.telemetry")), "a socket was left behind"
+    assert not list(runtime_folder.rglob("*.telemetry")), "a socket was left behind"
 
 
 def test_on_a_cpu_it_is_scaled_down_and_says_how_to_get_the_rest_and_ctrl_c_ends_it(
-    tmp_path: Path, tiny_checkpoint: Callable[..., Path]
+    tmp_path: Path, runtime_folder: Path, tiny_checkpoint: Callable[..., Path]
 ) -> None:
     model = tiny_checkpoint("qwen3", max_position_embeddings=4096)
     file = tmp_path / "out.json"
@@ -93,7 +92,7 @@ def test_on_a_cpu_it_is_scaled_down_and_says_how_to_get_the_rest_and_ctrl_c_ends
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment(tmp_path),
+        env=environment(tmp_path, runtime_folder),
     )
     try:
         assert process.stderr is not None

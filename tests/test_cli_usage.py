@@ -49,10 +49,14 @@ Run = Callable[..., Done]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(
+    tmp_path: Path,
+    runtime_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Run:
     """Runs `stepscope ARGUMENTS` with folders of its own."""
-    (tmp_path / "runtime").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("COLUMNS", "80")
 
@@ -180,8 +184,8 @@ def test_an_endpoint_nobody_listens_on_is_an_error_at_once(run: Run, command: li
     assert time.monotonic() - start_s < 15
 
 
-def test_a_socket_left_by_a_dead_engine_is_not_waited_for(run: Run, tmp_path: Path) -> None:
-    runtime = tmp_path / "runtime" / "stepscope"
+def test_a_socket_left_by_a_dead_engine_is_not_waited_for(run: Run, runtime_folder: Path) -> None:
+    runtime = runtime_folder / "stepscope"
     runtime.mkdir(mode=0o700)
     for suffix in ("", ".telemetry", ".lock"):
         (runtime / f"engine-0{suffix}").write_bytes(b"")
@@ -190,8 +194,10 @@ def test_a_socket_left_by_a_dead_engine_is_not_waited_for(run: Run, tmp_path: Pa
     assert "left by dead engines: engine-0, engine-0.lock, engine-0.telemetry" in doctor.stdout
 
 
-def test_with_several_engines_it_names_them_and_asks_for_one(run: Run, tmp_path: Path) -> None:
-    runtime = tmp_path / "runtime" / "stepscope"
+def test_with_several_engines_it_names_them_and_asks_for_one(
+    run: Run, runtime_folder: Path
+) -> None:
+    runtime = runtime_folder / "stepscope"
     runtime.mkdir(mode=0o700)
     with EndpointLock(Endpoint(f"ipc://{runtime}/a")), EndpointLock(Endpoint(f"ipc://{runtime}/b")):
         done = run("snapshot")

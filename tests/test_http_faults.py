@@ -246,7 +246,10 @@ def serve(
 
 
 def http_process_of(server: Any) -> psutil.Process:
-    (child,) = psutil.Process(server.process.pid).children()
+    """The socket is bound, and may be connected to, before the process that serves it is there."""
+    parent = psutil.Process(server.process.pid)
+    wait_for(lambda: bool(parent.children()), "it starts its HTTP process")
+    (child,) = parent.children()
     return child
 
 
