@@ -10,6 +10,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -35,7 +36,7 @@ from stepscope.engine.commands import (
 from stepscope.engine.config import ConfigError
 from stepscope.engine.core import EngineCore
 from stepscope.engine.inbox import Call, Refusal
-from stepscope.engine.intake import Intake
+from stepscope.engine.intake import Intake, num_chars
 from stepscope.engine.output_text import OutputText
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("stepscope.engine")
 
+LONG_TEXT = 16_384  # characters; so many are tokenised in some 10 ms
+MAX_LONG_TEXTS = 64
 CLIENT_QUEUE = 100_000  # replies that may wait for a client before its requests are ended
 
 
@@ -104,6 +107,9 @@ class ControlServer:
         os.set_blocking(self._wake_write, False)
         self._requests: dict[bytes, set[int]] = {}  # unfinished ones of each client
         self._identities: dict[int, bytes] = {}  # of clients, by the file descriptor they come on
+        # One thread: the tokenizer lets others run meanwhile, and cores are for the model.
+        self._tokenising = ThreadPoolExecutor(1, thread_name_prefix="tokenising")
+        self._long_texts = threading.Semaphore(MAX_LONG_TEXTS)  # that wait for it or are in it
         self._closing = False
         self.num_bad_messages = 0
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
@@ -126,6 +132,7 @@ class ControlServer:
     def close(self) -> None:
         """Send what is still in the outbox, then end the thread."""
         self._closing = True
+        self._tokenising.shutdown(wait=False, cancel_futures=True)
         self._wake()
         self._thread.join()
         os.close(self._wake_read)
@@ -212,17 +219,40 @@ class ControlServer:
         elif isinstance(command, Submit):
             text = OutputText(self._tokenizer, command)
             client = RemoteClient(self, identity, command_id, text)
-            try:
-                token_ids = self._intake.prepare(command)
-            except ConfigError as error:
-                self._core.inbox.put(Refusal(command.client_id, str(error)))
-                raise
-            command = self._intake.fitted(command, len(token_ids))
-            stop_text = self._intake.stop_text(command.sampling)
-            self._core.inbox.put(Call(command, client, token_ids, stop_text))
+            if num_chars(command) <= LONG_TEXT:
+                self._submit(command, client)
+            elif self._long_texts.acquire(blocking=False):
+                self._tokenising.submit(self._submit_long, command, client)
+            else:
+                raise ConfigError(
+                    "queue_full",
+                    f"{MAX_LONG_TEXTS} long prompts wait to be tokenised already; try again later",
+                )
         else:
             client = RemoteClient(self, identity, command_id)
             self._core.inbox.put(Call(command, client))
+
+    def _submit(self, command: Submit, client: RemoteClient) -> None:
+        try:
+            token_ids = self._intake.prepare(command)
+        except ConfigError as error:
+            self._core.inbox.put(Refusal(command.client_id, str(error)))
+            raise
+        command = self._intake.fitted(command, len(token_ids))
+        stop_text = self._intake.stop_text(command.sampling)
+        self._core.inbox.put(Call(command, client, token_ids, stop_text))
+
+    def _submit_long(self, command: Submit, client: RemoteClient) -> None:
+        """On a thread of its own: megabytes take seconds, and all replies go through this one."""
+        try:
+            self._submit(command, client)
+        except ConfigError as error:
+            client.reply(Error(code=error.code, message=str(error)))
+        except Exception:
+            log.exception("a long prompt could not be tokenised")
+            client.reply(Error(code="internal", message="the engine failed; its log says why"))
+        finally:
+            self._long_texts.release()
 
     # Connections
 

@@ -14,6 +14,12 @@ from stepscope.engine.stop_strings import StopText
 from stepscope.engine.tokenizer import TextStream
 
 
+def num_chars(command: Submit) -> int:
+    """How much text there is to tokenise."""
+    texts = [command.prompt or "", *(turn.content for turn in command.messages or ())]
+    return sum(map(len, texts))
+
+
 class TextCodec(Protocol):
     """Text and conversations to token ids, and back; `tokenizer.Tokenizer` is the real one."""
 

@@ -35,7 +35,7 @@ DEFAULT_ORDER = "arrival"
 
 
 class WorkloadRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    arrival_step: Annotated[int, Meta(ge=0)]
+    arrival_step: Annotated[int, Meta(ge=0, le=1_000_000)]  # every step is a line, empty ones too
     prompt_len: Count
     output_len: Count
     priority: int = 0

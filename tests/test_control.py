@@ -1,5 +1,6 @@
 """A client of the control socket gets one answer to everything, and bad input changes nothing."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -27,6 +28,8 @@ from stepscope.engine.commands import (
     Submit,
     Submitted,
 )
+from stepscope.engine.control import LONG_TEXT
+from stepscope.engine.intake import Intake, num_chars
 from stepscope.engine.wire import Aborted, KnobsChanged, Rejected, StepRecord, TelemetryMessage
 
 
@@ -226,6 +229,29 @@ def test_a_bad_prompt_is_refused_and_the_refusal_is_told(live_engine, client, co
     messages = published(live_engine, client)
     events = [e for m in messages for e in getattr(m, "events", [])]
     assert [e.reason for e in events if isinstance(e, Rejected)] == [refused.value.message]
+
+
+def test_a_prompt_that_takes_long_to_tokenise_holds_up_nobody(live_engine, client, monkeypatch):  # type: ignore[no-untyped-def]
+    go_on = threading.Event()
+    prepare = Intake.prepare
+
+    def slow(self: Intake, command: Submit) -> list[int]:
+        if num_chars(command) > LONG_TEXT:
+            go_on.wait(20)
+        return prepare(self, command)
+
+    monkeypatch.setattr(Intake, "prepare", slow)
+    refused = client.send(Submit(prompt="x" * (LONG_TEXT + 1)))
+    cut = client.send(Submit(prompt="y" * (LONG_TEXT + 1), max_prompt_tokens=20))
+    assert outputs(client, client.send(submit()))[-1].finish_reason == "length"
+    go_on.set()
+    answers = [client.receive(5.0) for _ in range(2)]
+    assert answers[0][0] == refused
+    assert isinstance(answers[0][1], Error)
+    assert answers[0][1].code == "prompt_too_long"
+    assert answers[1][0] == cut
+    assert isinstance(answers[1][1], Submitted)
+    assert answers[1][1].num_prompt_tokens == 20
 
 
 def test_resetting_the_prefix_cache_forgets_what_it_held(live_engine, client) -> None:  # type: ignore[no-untyped-def]

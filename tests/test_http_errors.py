@@ -317,7 +317,7 @@ def stub_client(engine: StubEngine) -> httpx.AsyncClient:
     exposition = Exposition(EngineMetrics(), "")
     api = Api(HttpSettings(), engine, exposition)  # type: ignore[arg-type]
     transport = httpx.ASGITransport(build_app(api))  # what the application raises is raised here
-    return httpx.AsyncClient(transport=transport, base_url="http://stub")
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
 
 async def test_a_bug_is_a_500_without_a_traceback_and_a_line_in_the_log(
@@ -331,6 +331,17 @@ async def test_a_bug_is_a_500_without_a_traceback_and_a_line_in_the_log(
     assert sum("POST /v1/completions failed" in each.message for each in caplog.records) == 1
 
 
+async def test_a_page_that_points_its_own_name_here_cannot_use_the_server() -> None:
+    body = {"prompt": "x"}
+    async with stub_client(StubEngine()) as client:
+        for host in ("evil.example", "evil.example:8000", "localhost.evil.example"):
+            answer = await client.post("/v1/completions", json=body, headers={"host": host})
+            assert error_of(answer, 403)["code"] == "wrong_host"
+        for host in ("localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000"):
+            answer = await client.post("/v1/completions", json=body, headers={"host": host})
+            assert error_of(answer, 400)["code"] == "bad_prompt"
+
+
 async def test_a_page_of_another_site_cannot_use_the_server() -> None:
     async with stub_client(StubEngine()) as client:
         headers = {"origin": "https://example.org"}
@@ -338,7 +349,7 @@ async def test_a_page_of_another_site_cannot_use_the_server() -> None:
             answer = await client.post(path, json={"prompt": "x"}, headers=headers)
             assert error_of(answer, 403)["code"] == "cross_origin"
         own = await client.post(
-            "/v1/completions", json={"prompt": "x"}, headers={"origin": "http://stub"}
+            "/v1/completions", json={"prompt": "x"}, headers={"origin": "http://localhost"}
         )
         assert error_of(own, 400)["code"] == "bad_prompt"
 

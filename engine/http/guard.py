@@ -3,9 +3,11 @@
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import logging
 import re
 import uuid
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -55,6 +57,7 @@ class Guard:
 
         try:
             self._check_key(scope)
+            self._check_host(scope)
             self._check_origin(scope)
             await self._app(scope, receive, send_named)
         except ApiError as error:
@@ -83,6 +86,23 @@ class Guard:
                 code="invalid_api_key",
             )
 
+    def _check_host(self, scope: Scope) -> None:
+        """Raises ApiError when a browser was led here by a name that is not this machine's.
+
+        Without a key the server is on the loopback address, and a page may point a name of its own
+        there (DNS rebinding): the request then looks like one from the same site.
+        """
+        if self._key_hash is not None:
+            return
+        host = urlsplit(f"//{Headers(scope=scope).get('host', '')}").hostname or ""
+        if host == "localhost" or host.endswith(".localhost") or _is_address(host) or not host:
+            return
+        raise ApiError(
+            403,
+            f"this server is reached as localhost or by its address, not as {host[:200]!r}",
+            code="wrong_host",
+        )
+
     def _check_origin(self, scope: Scope) -> None:
         """Raises ApiError when a page of another site makes a browser send this.
 
@@ -102,6 +122,14 @@ def _request_id(scope: Scope) -> str:
     """The client's own, if it is one."""
     given = Headers(scope=scope).get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _hash(key: bytes) -> bytes:
