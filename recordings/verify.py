@@ -239,7 +239,7 @@ class _Session:
             ledger.open_empty(message.kv)
         if not ledger.is_open:
             return
-        batch = message.batch if isinstance(message, StepRecord) else None
+        batch = message.batch if isinstance(message, StepRecord) else []
         problems = ledger.take(message.moves, batch, message.events)
         problems += ledger.check(message.kv)
         check.num_checked += isinstance(message, StepRecord)

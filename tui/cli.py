@@ -253,7 +253,9 @@ def repair(
     )
 )
 def export(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="a recording")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="a recording, or the name of a shipped sample")
+    ],
     target: Annotated[
         str,
         typer.Option(
@@ -285,7 +287,9 @@ def export(
 
 @app.command(epilog=_example("stepscope verify session.mcap", "stepscope verify f.mcap --json"))
 def verify(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="a recording")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="a recording, or the name of a shipped sample")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="as one JSON document")] = False,
 ) -> int:
     """Check a recording from its bytes to its KV accounting.

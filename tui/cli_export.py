@@ -10,6 +10,7 @@ from stepscope.recordings.reader import Recording
 from stepscope.tui.cli_errors import CommandFailed, WrongUsage, say
 from stepscope.tui.cli_progress import Progress
 from stepscope.tui.cli_record import size
+from stepscope.tui.cli_top import find_recording
 
 
 def export_file(
@@ -32,7 +33,7 @@ def export_file(
     path = Path(output)
     if path.is_dir():
         raise CommandFailed(f"{output} is a folder; name the file to write in it")
-    with Recording(file) as recording, Progress() as progress:
+    with Recording(find_recording(file)) as recording, Progress() as progress:
         try:
             done = export(
                 recording,

@@ -8,6 +8,7 @@ from stepscope.recordings.repair import Loss, RepairReport, default_output, repa
 from stepscope.tui.cli_errors import CommandFailed, say
 from stepscope.tui.cli_progress import Progress
 from stepscope.tui.cli_record import size
+from stepscope.tui.cli_top import find_recording
 
 
 def repair_file(file: str, output: str | None) -> None:
@@ -18,8 +19,7 @@ def repair_file(file: str, output: str | None) -> None:
     """
     path = Path(file)
     part = path.with_name(path.name + PART_SUFFIX)
-    if not path.exists() and part.exists():
-        path = part
+    path = part if part.exists() and not path.exists() else find_recording(file)
     if output is not None and Path(output).exists():
         raise CommandFailed(f"{output} is there already; remove it or choose another name")
     with Progress() as progress:

@@ -8,6 +8,7 @@ from typing import Any
 from stepscope.recordings import samples
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
+from stepscope.recordings.mcap_index import PART_SUFFIX
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.replay import MAX_SPEED, MIN_SPEED, ReplaySource
@@ -99,8 +100,8 @@ def _run_replay(source: ReplaySource, settings: DashboardSettings) -> None:
 def find_recording(file: str) -> Path:
     """The file of that name, or the sample that is shipped under it."""
     path = Path(file)
-    if path.exists():
-        return path
+    if path.exists() or path.with_name(path.name + PART_SUFFIX).exists():
+        return path  # `Recording` opens the unfinished file where there is no other
     folder = Path(samples.__file__).parent
     shipped = {each.stem: each for each in sorted(folder.glob("*.mcap"))}
     if (sample := shipped.get(file.removesuffix(".mcap"))) is not None:

@@ -1,6 +1,5 @@
 """`stepscope verify`: is a recording what it should be, from its bytes to its engine's books?"""
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,16 +8,19 @@ from stepscope.recordings.verify import Check, VerifyReport, verify
 from stepscope.tui.cli_errors import FAILED, say
 from stepscope.tui.cli_progress import Progress
 from stepscope.tui.cli_record import size
+from stepscope.tui.cli_top import find_recording
 
 
 def verify_file(file: str, as_json: bool) -> int:
     """Print what was found; returns the exit code, 1 when anything is wrong.
 
     Raises:
+        CommandFailed: there is no such file.
         RecordingError: nothing of it can be read.
     """
+    path = find_recording(file)
     with Progress() as progress:
-        report = verify(Path(file), lambda share: progress(f"verifying {Path(file).name}", share))
+        report = verify(path, lambda share: progress(f"verifying {path.name}", share))
     if as_json:
         say(msgspec.json.format(msgspec.json.encode(as_document(report)), indent=2).decode())
     else:

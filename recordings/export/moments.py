@@ -83,7 +83,12 @@ def _bounds(recording: Recording, steps: StepRange) -> tuple[int, int]:
     first = recording.first_step if steps.first is None else max(steps.first, recording.first_step)
     last = recording.last_step if steps.last is None else min(steps.last, recording.last_step)
     if first > last:
-        wanted = f"{steps.first if steps.first is not None else 'the first'} to {steps.last}"
+        if steps.last is None:
+            wanted = f"them from {steps.first:,} on"
+        elif steps.first is None:
+            wanted = f"them up to {steps.last:,}"
+        else:
+            wanted = f"{steps.first:,} to {steps.last:,}"
         raise RecordingError(
             f"{recording.path} holds steps {recording.first_step:,} to {recording.last_step:,}, "
             f"none of {wanted}"
