@@ -14,6 +14,8 @@ FIRST_TRIAL = 4  # steps of a size until the other way is tried; doubled each ti
 LAST_TRIAL = 128
 WEIGHT = 0.25  # of the newest time in the average of the way that is used
 TRIAL_WEIGHT = 0.5  # ... of the other, which is seldom seen
+# A larger step is worth all threads; to try it with one would be a stall of its own.
+LARGEST_TRIED = 256
 CLEARLY = 0.95  # a winner takes at most this share of the other's time
 
 
@@ -39,6 +41,8 @@ class ThreadChoice:
 
     def choose(self, num_tokens: int) -> int:
         """Threads for a step of so many tokens; `note` its time before the next one."""
+        if num_tokens > LARGEST_TRIED:
+            return self._num_threads
         size = self._size(num_tokens)
         size.until_trial -= 1
         if size.until_trial > 0:
@@ -48,6 +52,8 @@ class ThreadChoice:
 
     def note(self, num_tokens: int, threads: int, elapsed_ns: int) -> None:
         """What the step took that `choose` was asked about."""
+        if num_tokens > LARGEST_TRIED:
+            return
         size = self._size(num_tokens)
         is_trial = threads != size.best
         before = size.times_ns.get(threads, elapsed_ns)

@@ -45,9 +45,14 @@ def test_it_changes_over_soon_when_a_neighbour_takes_the_cores_away() -> None:
 def test_sizes_of_steps_are_judged_apart() -> None:
     choice = ThreadChoice(ALL)
     small = run(choice, 200, lambda threads: 50 * threads, num_tokens=1)
-    large = run(choice, 200, lambda threads: 5000 // threads, num_tokens=500)
+    large = run(choice, 200, lambda threads: 5000 // threads, num_tokens=200)
     assert small[-50:].count(1) >= 45
     assert large[-50:].count(ALL) >= 45
+
+
+def test_a_large_step_is_never_tried_with_one_thread() -> None:
+    chosen = run(ThreadChoice(ALL), 300, lambda threads: threads, num_tokens=4096)
+    assert set(chosen) == {ALL}
 
 
 def test_ways_that_take_the_same_are_not_changed_back_and_forth() -> None:

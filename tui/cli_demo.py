@@ -31,11 +31,11 @@ from stepscope.tui.settings import DashboardSettings
 KNOBS = Knobs(max_num_batched_tokens=128, max_num_seqs=12)
 KV_MEMORY = "64MB"
 WORKLOAD = WorkloadSpec(
-    rate=1.2,
+    rate=2.5,
     document_share=0.3,
     chat_tokens=96,
-    document_tokens=1280,
-    output_tokens=160,
+    document_tokens=2048,
+    output_tokens=640,
     max_concurrency=16,
 )
 # A chunk of the budget above beside the decodes keeps to these on two cores, a larger one does not.
