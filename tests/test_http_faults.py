@@ -52,7 +52,7 @@ def send_request(url: str, body: object, receive_buffer: int | None = None) -> s
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     connection.connect((where.hostname, where.port))
     connection.sendall(
-        b"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\ncontent-type: application/json\r\n"
         b"content-length: %d\r\n\r\n" % len(payload) + payload
     )
     return connection
