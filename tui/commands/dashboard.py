@@ -1,0 +1,76 @@
+"""Commands that open the dashboard."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stepscope.tui.cli_options import with_options
+from stepscope.tui.commands.shared import Endpoint, example
+
+commands = typer.Typer(rich_markup_mode=None)
+
+
+@commands.command(
+    epilog=example(
+        "stepscope demo",
+        "stepscope demo --headless --record out.mcap --screenshot out.svg",
+    )
+)
+@with_options("dashboard")
+def demo(
+    model: Annotated[
+        str, typer.Option(metavar="TEXT", help="what to serve, as in 'stepscope serve'")
+    ] = "demo",
+    headless: Annotated[
+        bool, typer.Option("--headless", help="without a terminal; prints a summary at the end")
+    ] = False,
+    seconds: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="how long, with --headless (20)")
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="record the session (MCAP)")
+    ] = None,
+    screenshot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="draw the last moment (SVG), with --headless"),
+    ] = None,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Watch a real engine at work; all of it ends with the dashboard."""
+    from stepscope.tui import cli_demo
+
+    cli_demo.demo(model, headless, seconds, record, screenshot, flags)
+
+
+@commands.command(epilog=example("stepscope top", "stepscope top tcp://127.0.0.1:5555 --readonly"))
+@with_options("dashboard")
+def top(endpoint: Endpoint = None, *, flags: dict[str, Any]) -> None:
+    """Watch and steer a running engine."""
+    from stepscope.tui import cli_top
+
+    cli_top.top(endpoint, flags)
+
+
+@commands.command(
+    epilog=example("stepscope replay session.mcap --speed 4", "stepscope replay chunked --at 120")
+)
+@with_options("dashboard")
+def replay(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="a recording, or the name of a shipped sample")
+    ],
+    speed: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="2 is twice as fast  [default: 1]")
+    ] = None,
+    at: Annotated[
+        int | None, typer.Option(metavar="STEP", help="stand at this step instead of playing")
+    ] = None,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Show a recording in the dashboard."""
+    from stepscope.tui import cli_top
+
+    cli_top.replay(file, speed, at, flags)
