@@ -8,12 +8,13 @@ changes while the engine runs. So steps are timed, like with like, and now and t
 tried.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 
 FIRST_TRIAL = 4  # steps of a size until the other way is tried; doubled each time it loses
 LAST_TRIAL = 128
-WEIGHT = 0.25  # of the newest time in the average of the way that is used
-TRIAL_WEIGHT = 0.5  # ... of the other, which is seldom seen
+REMEMBERED = 9  # times of the way that is used, the newest
+REMEMBERED_TRIALS = 3  # ... of the other: each may be long ago
 # A larger step is worth all threads; to try it with one would be a stall of its own.
 LARGEST_TRIED = 256
 CLEARLY = 0.95  # a winner takes at most this share of the other's time
@@ -23,7 +24,7 @@ CLEARLY = 0.95  # a winner takes at most this share of the other's time
 class _Size:
     """Steps of about the same number of tokens."""
 
-    times_ns: dict[int, float] = field(default_factory=dict)  # by threads, averaged
+    times_ns: dict[int, deque[int]] = field(default_factory=dict)  # by threads, the newest last
     best: int = 0
     until_trial: int = FIRST_TRIAL
     interval: int = FIRST_TRIAL
@@ -56,13 +57,14 @@ class ThreadChoice:
             return
         size = self._size(num_tokens)
         is_trial = threads != size.best
-        before = size.times_ns.get(threads, elapsed_ns)
-        weight = TRIAL_WEIGHT if is_trial else WEIGHT
-        size.times_ns[threads] = before + weight * (elapsed_ns - before)
+        times = size.times_ns.setdefault(threads, deque(maxlen=REMEMBERED))
+        times.append(elapsed_ns)
+        while is_trial and len(times) > REMEMBERED_TRIALS:
+            times.popleft()
         if len(size.times_ns) < 2:
             return
         other = self._other(size.best)
-        other_wins = size.times_ns[other] < CLEARLY * size.times_ns[size.best]
+        other_wins = _typical(size.times_ns[other]) < CLEARLY * _typical(size.times_ns[size.best])
         if not is_trial:
             if other_wins:  # it has not changed: this way has become slower
                 size.until_trial = 1
@@ -81,3 +83,8 @@ class ThreadChoice:
         if size is None:
             size = self._sizes[key] = _Size(best=self._num_threads)
         return size
+
+
+def _typical(times_ns: deque[int]) -> int:
+    """The median: one step that the machine held up says nothing of a way."""
+    return sorted(times_ns)[len(times_ns) // 2]
