@@ -4,7 +4,6 @@ The caller owns the source and the history: it starts the source before and stop
 the dashboard only reads, and asks a replay source to seek and play.
 """
 
-import asyncio
 import gc
 import logging
 import threading
@@ -32,7 +31,6 @@ from stepscope.tui.screens.main import MainScreen
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.session import Session
 from stepscope.tui.theme import Skin, ThemeName, colour_mode
-from stepscope.tui.view import Page
 
 if TYPE_CHECKING:
     from stepscope.recordings.recorder import Recorder
@@ -94,60 +92,6 @@ def run_dashboard(
         app.close()
         if on_exit is not None:
             on_exit()
-
-
-def screenshot(
-    source: Source,
-    history: History,
-    path: Path,
-    size: tuple[int, int] = (120, 40),
-    *,
-    theme: ThemeName = "dark",
-    ascii: bool = False,
-    step: int | None = None,
-    title: str = "stepscope",
-    readonly: bool = False,
-    control_endpoint: str | None = None,
-    page: Page = "live",
-    request_id: int | None = None,
-) -> None:
-    """Render the same dashboard without a terminal and write it to `path` as SVG.
-
-    Args:
-        size: columns and rows.
-        step: pause at this step instead of showing the newest.
-        page: the screen to show.
-        request_id: the request that is selected.
-
-    The other arguments are those of `run_dashboard`. No event loop may run in this thread.
-
-    Raises:
-        OSError: `path` cannot be written.
-    """
-    app = Dashboard(
-        source,
-        history,
-        control_endpoint=control_endpoint,
-        readonly=readonly,
-        fps=1.0,
-        ascii_only=ascii,
-        title=title,
-        theme=theme,
-        any_terminal=True,
-    )
-    app.main.view.page, app.main.view.selected = page, request_id
-    svg = asyncio.run(_picture(app, size, step, title))
-    path.write_text(svg, "utf-8")
-
-
-async def _picture(app: "Dashboard", size: tuple[int, int], step: int | None, title: str) -> str:
-    async with app.run_test(size=size) as pilot:
-        screen = app.main
-        if step is not None:
-            screen.navigator.go(step)
-        screen.draw()
-        await pilot.pause()
-        return app.export_screenshot(title=title, simplify=True)
 
 
 class ActionCommands(Provider):

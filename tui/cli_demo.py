@@ -178,9 +178,9 @@ def _finish(
         steps = f"{recorder.num_steps:,} steps, {size(recorder.num_bytes)}"
         say(f"recording  {recorder.path} ({steps})")
     if screenshot is not None:
-        from stepscope.tui import app
+        from stepscope.tui import picture
 
-        app.screenshot(
+        picture.screenshot(
             source,
             history,
             screenshot,

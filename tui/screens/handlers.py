@@ -186,9 +186,10 @@ def _record(screen: "MainScreen") -> None:
 
 
 def _screenshot(screen: "MainScreen") -> None:
-    path = screen.screenshot_path()
+    from stepscope.tui.picture import new_picture, svg
+
     try:
-        path.write_text(screen.app.export_screenshot(title=screen.session.title), "utf-8")
+        path = new_picture(svg(screen.app))
     except OSError as error:
         screen.notices.say(f"no screenshot: {error}", "breach")
     else:

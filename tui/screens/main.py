@@ -2,10 +2,8 @@
 
 import logging
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import astuple
-from pathlib import Path
 
 from textual import events
 from textual.app import ComposeResult
@@ -300,6 +298,11 @@ class MainScreen(Screen[None]):
             self.history is not session.history,
         )
 
+    @property
+    def is_busy(self) -> bool:
+        """Something is being worked out that the next picture may show."""
+        return self._builder.is_busy
+
     # Keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -329,9 +332,6 @@ class MainScreen(Screen[None]):
     def text_of(self, *names: str) -> list[str]:
         """What some of the views show."""
         return [line for name in names for line in self._widgets[name].plain_text()]
-
-    def screenshot_path(self) -> Path:
-        return Path.cwd() / time.strftime("stepscope-%Y%m%d-%H%M%S.svg")
 
     # Mouse
 

@@ -1,0 +1,176 @@
+"""Pictures of the dashboard, without a terminal: SVG, PNG or plain text, by the name of the file.
+
+A picture is drawn by the same `Dashboard` that draws on terminals, once everything on it is there.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+from rich.style import Style
+from textual.app import App
+
+from stepscope.recordings.history import History
+from stepscope.recordings.source import Source
+from stepscope.tui.app import Dashboard
+from stepscope.tui.theme import ThemeName
+from stepscope.tui.view import Page
+
+# One row of a screen: its runs of characters, and how each looks.
+Cells: TypeAlias = list[tuple[str, Style]]
+PictureFormat: TypeAlias = Literal["svg", "png", "txt"]
+PICTURE_FORMATS: tuple[PictureFormat, ...] = get_args(PictureFormat)
+
+_SETTLED_S = 60.0  # a report over millions of steps is there by then
+_LOOK_S = 0.02
+
+
+class UnknownRequest(Exception):  # noqa: N818 - reads as what it is
+    """Nothing is known at this step of the request that is asked for."""
+
+
+def screenshot(
+    source: Source,
+    history: History,
+    path: Path,
+    size: tuple[int, int] = (120, 40),
+    *,
+    theme: ThemeName = "dark",
+    ascii: bool = False,
+    step: int | None = None,
+    title: str = "stepscope",
+    readonly: bool = False,
+    control_endpoint: str | None = None,
+    page: Page = "live",
+    request_id: int | None = None,
+) -> None:
+    """Render the dashboard without a terminal and write (or replace) the file `path`.
+
+    Args:
+        path: ends in .svg, .png (needs Pillow and matplotlib) or .txt.
+        size: columns and rows.
+        step: pause at this step instead of showing the newest.
+        page: the screen to show.
+        request_id: the request that is selected.
+
+    The other arguments are those of `run_dashboard`. No event loop may run in this thread.
+
+    Raises:
+        MissingPackage: PNG, without a package for it.
+        UnknownRequest: no such request at this step.
+        OSError: `path` cannot be written.
+    """
+    app = Dashboard(
+        source,
+        history,
+        control_endpoint=control_endpoint,
+        readonly=readonly,
+        fps=1.0,
+        ascii_only=ascii,
+        title=title,
+        theme=theme,
+        any_terminal=True,
+    )
+    app.main.view.page, app.main.view.selected = page, request_id
+    encode = _ENCODERS[path.suffix.removeprefix(".").lower()]
+    content = asyncio.run(_picture(app, size, step, request_id, encode))
+    unfinished = path.with_name(path.name + ".part")
+    try:
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+async def _picture(
+    app: Dashboard,
+    size: tuple[int, int],
+    step: int | None,
+    request_id: int | None,
+    encode: Callable[[App[None]], bytes],
+) -> bytes:
+    try:
+        async with app.run_test(size=size) as pilot:
+            screen = app.main
+            if step is not None:
+                screen.navigator.go(step)
+            for _ in range(round(_SETTLED_S / _LOOK_S)):
+                screen.draw()
+                if not screen.is_busy:
+                    break
+                await asyncio.sleep(_LOOK_S)
+            frame = screen.new_frame()
+            if request_id is not None and request_id not in frame.state.requests:
+                known = sorted(frame.state.requests)
+                raise UnknownRequest(
+                    f"r{request_id} is not among the requests at this step"
+                    + (f": r{known[0]} to r{known[-1]}" if known else "")
+                )
+            await pilot.pause()
+            return encode(app)
+    finally:
+        app.close()
+
+
+def svg(app: App[None]) -> str:
+    """What an application shows now, as an SVG document with selectable text."""
+    document = app.export_screenshot(title=app.title, simplify=True)
+    # Many programs that are no browsers draw runs of blanks as one without being told.
+    return document.replace("<text ", '<text xml:space="preserve" ')
+
+
+def new_picture(document: str) -> Path:
+    """Write an SVG document to a new file of the current folder, named after the time of day.
+
+    Raises:
+        OSError: it cannot be written; nothing is left of it.
+    """
+    folder = Path.cwd()
+    name = time.strftime("stepscope-%Y%m%d-%H%M%S")
+    for number in count(1):
+        path = folder / (f"{name}.svg" if number == 1 else f"{name}-{number}.svg")
+        try:
+            stream = open(path, "x", encoding="utf-8")  # noqa: SIM115 - closed below
+        except FileExistsError:  # two in a second are two pictures
+            continue
+        try:
+            with stream:
+                stream.write(document)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        return path
+    raise AssertionError("numbers end")
+
+
+def cells(app: App[None]) -> list[Cells]:
+    """What an application shows now, row by row; an overlay is above what is below it."""
+    rows = app.screen._compositor.render_update(
+        full=True, screen_stack=app._background_screens, simplify=True
+    )
+    return [
+        [(segment.text, segment.style or Style()) for strip in row for segment in strip]
+        for row in rows.strips  # type: ignore[union-attr]
+    ]
+
+
+def text(app: App[None]) -> str:
+    """What an application shows now, as lines of characters."""
+    return "".join("".join(run for run, _ in row).rstrip() + "\n" for row in cells(app))
+
+
+def _png(app: App[None]) -> bytes:
+    from stepscope.tui.picture_png import png
+
+    return png(cells(app))
+
+
+_ENCODERS: Mapping[str, Callable[[App[None]], bytes]] = {
+    "svg": lambda app: svg(app).encode(),
+    "png": _png,
+    "txt": lambda app: text(app).encode(),
+}
