@@ -87,6 +87,7 @@ class Rates(NamedTuple):
     model_share: float | None  # of the wall time: model running
     schedule_share: float | None  # ... scheduling
     idle_share: float | None  # ... between steps
+    budget_share: float | None  # spent, padding included, of the token budgets of all steps
 
 
 class StepColumns:
@@ -182,7 +183,7 @@ class StepColumns:
         if first < last:
             seconds = (end_ns - max(start_ns, self.column("schedule_start_ns")[0])) / 1e9
         if seconds <= 0:
-            return Rates(0.0, last - first, *(None,) * 10)
+            return Rates(0.0, last - first, *(None,) * 11)
         queried = self._total("queried_tokens", first, last)
         hit = self._total("hit_tokens", first, last)
         prefill = self.column("num_prefill_tokens")[first:last]
@@ -204,7 +205,17 @@ class StepColumns:
                 self._spent("schedule_start_ns", "schedule_end_ns", first, last), seconds
             ),
             idle_share=None if busy_ns is None else max(0.0, 1.0 - busy_ns / 1e9 / seconds),
+            budget_share=self._budget_share(first, last),
         )
+
+    def _budget_share(self, first: int, last: int) -> float | None:
+        budget = self._total("token_budget", first, last)
+        if not budget:
+            return None
+        names = ("num_prefill_tokens", "num_decode_tokens", "num_padded_tokens")
+        # Padding that is not told is not known to be there.
+        spent = sum(max(0, value) for name in names for value in self.column(name)[first:last])
+        return spent / budget
 
     def _total(self, name: str, first: int, last: int) -> int | None:
         """Sum over a range of steps, None when it is unknown for one of them."""
