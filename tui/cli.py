@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from stepscope.tui.cli_errors import DONE, INTERRUPTED, WRONG_USAGE, report
-from stepscope.tui.commands import bench, dashboard, engines, recordings
+from stepscope.tui.commands import bench, dashboard, engines, pictures, recordings
 
 app = typer.Typer(
     name="stepscope",
@@ -16,7 +16,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for group in (dashboard, engines, recordings):
+for group in (dashboard, engines, recordings, pictures):
     app.add_typer(group.commands)
 app.add_typer(bench.commands)
 

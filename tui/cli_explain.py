@@ -43,7 +43,7 @@ def explain(
     slo_ttft_ms = None if slo_ttft is None else milliseconds("--slo-ttft", slo_ttft)
     if limit < 0:
         raise WrongUsage(f"--limit: expected 0 (all) or more, got {limit}")
-    wanted = None if request is None else _request_id(request)
+    wanted = None if request is None else request_number(request)
     with Recording(find_recording(file)) as recording:
         found = explain_recording(recording, slo_itl_ms, slo_ttft_ms)
         if recording.message is not None:
@@ -70,7 +70,7 @@ def milliseconds(option: str, text: str) -> float:
     return value
 
 
-def _request_id(text: str) -> int:
+def request_number(text: str) -> int:
     number = text.strip().removeprefix("r")
     if not number.isdigit():
         raise WrongUsage(f"--request: expected a request such as r12, got {text!r}")

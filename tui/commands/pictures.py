@@ -1,0 +1,76 @@
+"""Commands that draw pictures of recordings, to be kept, sent and printed."""
+
+from typing import Annotated
+
+import typer
+
+from stepscope.tui.commands.shared import example
+
+commands = typer.Typer(rich_markup_mode=None)
+
+_File = Annotated[
+    str, typer.Argument(metavar="FILE", help="a recording, or the name of a shipped sample")
+]
+_SloITL = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME", help="a longer gap between two tokens is a breach  [default: 50ms]"
+    ),
+]
+_SloTTFT = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="a later first token is a breach  [default: 500ms]"),
+]
+
+
+@commands.command(
+    epilog=example(
+        "stepscope screenshot session.mcap --at 1200 -o stall.svg",
+        "stepscope screenshot freeze --at 410 --page latency --size 160x48 -o latency.png",
+    )
+)
+def screenshot(
+    file: _File,
+    *,
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="the picture to write: .svg, .png or .txt"
+        ),
+    ],
+    at: Annotated[
+        int | None, typer.Option(metavar="STEP", help="the step to show  [default: the last]")
+    ] = None,
+    page: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SCREEN", help="main, step, request, kv, latency or knobs  [default: main]"
+        ),
+    ] = None,
+    request: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="select this request, such as r12, and show its screen"),
+    ] = None,
+    size: Annotated[
+        str, typer.Option(metavar="COLUMNSxROWS", help="of the terminal it looks like")
+    ] = "120x40",
+    theme: Annotated[
+        str | None, typer.Option(metavar="dark|light", help="colours  [default: dark]")
+    ] = None,
+    ascii: Annotated[
+        bool | None,
+        typer.Option("--ascii/--no-ascii", help="ASCII characters only", show_default=False),
+    ] = None,
+    slo_itl: _SloITL = None,
+    slo_ttft: _SloTTFT = None,
+) -> None:
+    """Draw the dashboard at one step of a recording, without a terminal.
+
+    SVG keeps its text selectable; PNG needs 'stepscope[export]'. A file that is there is replaced.
+    Theme, ASCII and service levels are those of [dashboard] in the config file where no option
+    says otherwise.
+    """
+    from stepscope.tui import cli_screenshot
+
+    flags = {"theme": theme, "ascii": ascii}
+    cli_screenshot.screenshot_file(file, at, output, page, size, request, slo_itl, slo_ttft, flags)
