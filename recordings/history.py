@@ -114,6 +114,12 @@ class History:
             self._keep_marks(old)
             self.version += 1
 
+    def keep(self, max_steps: int, max_bytes: int) -> None:
+        """Change what is kept at most; the oldest goes with the next message, if it has to."""
+        with self._lock:
+            self.max_steps = self._timeline.ring.max_steps = max_steps
+            self.max_bytes = self._timeline.ring.max_bytes = max_bytes
+
     def rewind(self, step: int) -> bool:
         """Forget what came after `step`, so that it is the newest one again.
 

@@ -77,6 +77,7 @@ class Subscriber:
         self._last_published: int | None = None  # the last one that came by itself
         self._pending: Snapshot | None = None  # until the messages before it have come
         self._last_heard_s = 0.0
+        self._next_probe_s = 0.0
         self._doubt = False  # it was silent: it may be another one now
 
     @property
@@ -131,12 +132,13 @@ class Subscriber:
                 self._join(client)
                 while not self._stopping.is_set():
                     ready = dict(poller.poll(_POLL_MS))
-                    if disconnected in ready:
+                    is_lost = disconnected in ready
+                    if is_lost:
                         disconnected.recv_multipart()
                         self._doubt = True
                     if socket in ready:
                         self._receive(socket, client)
-                    elif time.monotonic() - self._last_heard_s > self._stale_s:
+                    elif is_lost or self._is_probe_due():
                         self._probe()
         finally:
             socket.disable_monitor()
@@ -285,8 +287,12 @@ class Subscriber:
     def _send_on(self, snapshot: Snapshot) -> None:
         self.tap.send(_KEYFRAME, snapshot.sequence, wire.encode(snapshot))
 
+    def _is_probe_due(self) -> bool:
+        now_s = time.monotonic()
+        return now_s - self._last_heard_s > self._stale_s and now_s >= self._next_probe_s
+
     def _probe(self) -> None:
-        """Nothing has come for a while: is anybody there?"""
+        """Nothing has come for a while, or the connection is lost: is anybody there?"""
         self._doubt = True
         silent_s = time.monotonic() - self._last_heard_s
         try:
@@ -298,9 +304,11 @@ class Subscriber:
             self._status = "down"
             self._error = str(error)
         else:
+            if silent_s <= self._stale_s:
+                return  # only the connection was lost
             self._status = "stale"
             self._error = f"the engine answers, but nothing came from it for {silent_s:.0f} s"
-        self._stopping.wait(self._retry_s)
+        self._next_probe_s = time.monotonic() + self._retry_s
 
     def _heard(self) -> None:
         self._last_heard_s = time.monotonic()
