@@ -99,7 +99,6 @@ def _draw(
             dimensions,
             theme=settings.theme,
             ascii=settings.ascii,
-            step=step,
             page=page,
             request_id=request_id,
         )

@@ -16,6 +16,7 @@ from textual.app import App
 from stepscope.recordings.history import History
 from stepscope.recordings.source import Source
 from stepscope.tui.app import Dashboard
+from stepscope.tui.screens.main import DEFAULT_FPS
 from stepscope.tui.theme import ThemeName
 from stepscope.tui.view import Page
 
@@ -68,7 +69,7 @@ def screenshot(
         history,
         control_endpoint=control_endpoint,
         readonly=readonly,
-        fps=1.0,
+        fps=DEFAULT_FPS,
         ascii_only=ascii,
         title=title,
         theme=theme,

@@ -33,7 +33,9 @@ _STROKES = {
     "┬": (1, 1, 0, 1), "┴": (1, 1, 1, 0), "┼": (1, 1, 1, 1), "╭": (0, 1, 0, 1),
     "╮": (1, 0, 0, 1), "╰": (0, 1, 1, 0), "╯": (1, 0, 1, 0), "━": (2, 2, 0, 0),
 }  # fmt: skip
-_SHADES = {"░": 0.25, "▒": 0.5, "▓": 0.75, "█": 1.0}
+# Of four dots in a square, row by row, those that are set.
+_SHADES = {"░": (0,), "▒": (0, 3), "▓": (0, 1, 3)}
+_DOT = 2
 _QUADRANTS: dict[str, tuple[_Box, ...]] = {
     "▌": ((0.0, 0.0, 0.5, 1.0),),
     "▐": ((0.5, 0.0, 1.0, 1.0),),
@@ -72,7 +74,7 @@ def png(rows: "Sequence[Sequence[tuple[str, Style]]]") -> bytes:
             end = x + len(run) * _CELL_WIDTH
             draw.rectangle((x, y, end - 1, y + _CELL_HEIGHT - 1), paper)
             for character in run:
-                if character != " " and not _drawn(draw, character, x, y, ink, paper):
+                if character != " " and not _drawn(draw, character, x, y, ink):
                     font = bold if style.bold else plain
                     draw.text((x, y + _CELL_HEIGHT - 6), character, ink, font, anchor="ls")
                 x += _CELL_WIDTH
@@ -116,7 +118,7 @@ def _mixed(ink: _Colour, paper: _Colour, share: float) -> _Colour:
 def _drawn(draw: "ImageDraw", character: str, x: int, y: int, ink: _Colour, paper: _Colour) -> bool:
     """Draw a line, a block or a shade into its cell; False for a character of the font."""
 
-    def fill(box: _Box, colour: _Colour) -> None:
+    def fill(box: _Box) -> None:
         left, top, right, bottom = box
         draw.rectangle(
             (
@@ -125,16 +127,20 @@ def _drawn(draw: "ImageDraw", character: str, x: int, y: int, ink: _Colour, pape
                 x + round(right * _CELL_WIDTH) - 1,
                 y + round(bottom * _CELL_HEIGHT) - 1,
             ),
-            colour,
+            ink,
         )
 
     if character in _SHADES:
-        fill((0, 0, 1, 1), _mixed(ink, paper, _SHADES[character]))
+        for top in range(y, y + _CELL_HEIGHT, 2 * _DOT):
+            for left in range(x, x + _CELL_WIDTH, 2 * _DOT):
+                for place in _SHADES[character]:
+                    dot_x, dot_y = left + place % 2 * _DOT, top + place // 2 * _DOT
+                    draw.rectangle((dot_x, dot_y, dot_x + _DOT - 1, dot_y + _DOT - 1), ink)
     elif character in LEVELS:
-        fill((0, 1 - (LEVELS.index(character) + 1) / 8, 1, 1), ink)
+        fill((0, 1 - (LEVELS.index(character) + 1) / 8, 1, 1))
     elif character in _QUADRANTS:
         for box in _QUADRANTS[character]:
-            fill(box, ink)
+            fill(box)
     elif character in _STROKES:
         _strokes(draw, _STROKES[character], x, y, ink)
     elif character in "═╌┄":
