@@ -115,7 +115,7 @@ def _mixed(ink: _Colour, paper: _Colour, share: float) -> _Colour:
     return red, green, blue
 
 
-def _drawn(draw: "ImageDraw", character: str, x: int, y: int, ink: _Colour, paper: _Colour) -> bool:
+def _drawn(draw: "ImageDraw", character: str, x: int, y: int, ink: _Colour) -> bool:
     """Draw a line, a block or a shade into its cell; False for a character of the font."""
 
     def fill(box: _Box) -> None:
