@@ -6,10 +6,15 @@ first, the latest freed one first; then cached ones, the least recently used fir
 vLLM's free queue). No operation costs more in a larger pool.
 """
 
+import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import compress, islice
 
 from stepscope.engine.wire import CACHED, EMPTY, BlockMove, BlockRun
+
+_REF_BITS = 32
+_REF_MASK = (1 << _REF_BITS) - 1
 
 
 class KVCacheIntegrityError(AssertionError):
@@ -30,6 +35,9 @@ class BlockPool:
         self._by_digest: dict[bytes, int] = {}
         self._copies: dict[bytes, list[int]] = {}  # further blocks with the same content
         self._changed: dict[int, None] = {}
+        # State of each block as of the last drain, owner and references as one number: neighbours
+        # are compared a hundred thousand at a time.
+        self._told = [EMPTY << _REF_BITS] * num_blocks
 
     @property
     def num_free(self) -> int:
@@ -149,29 +157,28 @@ class BlockPool:
 
     def drain_moves(self) -> list[BlockMove]:
         """The last state of each block that changed since the last drain, by first change."""
-        ref_counts, owners, digests = self._ref_counts, self._owners, self._digests
-        moves = [
-            BlockMove(block, owners[block], ref_counts[block])
-            if ref_counts[block]
-            else BlockMove(block, EMPTY if digests[block] is None else CACHED, 0)
-            for block in self._changed
-        ]
+        told = self._told
+        moves = []
+        for block in self._changed:
+            owner, refs = self._state(block)
+            told[block] = owner << _REF_BITS | refs
+            moves.append(BlockMove(block, owner, refs))
         self._changed.clear()
         return moves
 
     def runs(self) -> list[BlockRun]:
         """All blocks in order of their ids, neighbours in the same state as one run."""
+        told = self._told
+        for block in self._changed:
+            owner, refs = self._state(block)
+            told[block] = owner << _REF_BITS | refs
+        ends = compress(range(1, self.num_blocks), map(operator.ne, told, islice(told, 1, None)))
         runs: list[BlockRun] = []
-        count, state = 0, (EMPTY, 0)
-        for block in range(self.num_blocks):
-            here = self._state(block)
-            if here != state and count:
-                runs.append(BlockRun(count, *state))
-                count = 0
-            state = here
-            count += 1
-        if count:
-            runs.append(BlockRun(count, *state))
+        begin = 0
+        for end in (*ends, self.num_blocks):
+            state = told[begin]
+            runs.append(BlockRun(end - begin, state >> _REF_BITS, state & _REF_MASK))
+            begin = end
         return runs
 
     def _state(self, block: int) -> tuple[int, int]:

@@ -93,6 +93,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     replay_steps: Annotated[
         int, Meta(ge=1, description="messages kept to heal gaps of slow subscribers")
     ] = 20_000
+    replay_memory: Annotated[
+        str, Meta(description="... and what they may take up: a size (256MB)")
+    ] = "256MB"
     seed: Annotated[int, Meta(description="seed of sampled requests that bring none")] = 0
 
     def hash(self) -> str:

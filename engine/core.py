@@ -17,6 +17,7 @@ from stepscope.engine.delivery import Delivery
 from stepscope.engine.inbox import Call, Client, Inbox, Refusal
 from stepscope.engine.request import Request
 from stepscope.engine.scheduler import Scheduler
+from stepscope.engine.snapshot_desk import SnapshotDesk
 from stepscope.engine.step import Runner, ScheduledRow, ScheduledStep, StepResult
 from stepscope.engine.stop_strings import StopText
 from stepscope.engine.wire import (
@@ -84,6 +85,7 @@ class EngineCore:
         self.draining = False
         self.stopping = False
         self.describe_workload: Callable[[], str | None] = lambda: None
+        self.snapshots = SnapshotDesk(self.snapshot, runner.clock)
         self._apply = apply
         self._request_ids = itertools.count()
         self._delivery = Delivery()
@@ -106,6 +108,7 @@ class EngineCore:
                 self.publish_signs_of_life(idle=False)
         for request_id in list(self.scheduler.requests):
             self.abort(request_id, "the engine was shut down")
+        self.snapshots.serve(at_once=True)
         self._publish_status("stopped")
 
     def step(self) -> bool:
@@ -147,8 +150,9 @@ class EngineCore:
             try:
                 call = self.inbox.get_nowait()
             except queue.Empty:
-                return
+                break
             self._take(call)
+        self.snapshots.serve()
 
     def _take(self, call: Call | Refusal) -> None:
         self._untold = True
@@ -159,7 +163,9 @@ class EngineCore:
 
     def _wait(self) -> None:
         """Until something is asked, or a sign of life is due."""
-        left_ns = self._next_status_ns - self.runner.clock()
+        due_ns = self.snapshots.due_ns
+        until_ns = self._next_status_ns if due_ns is None else min(due_ns, self._next_status_ns)
+        left_ns = until_ns - self.runner.clock()
         try:
             call = self.inbox.get(timeout=max(left_ns, 1_000_000) / 1e9)
         except queue.Empty:

@@ -124,7 +124,7 @@ def _reset_prefix_cache(core: EngineCore, call: Call, _: ResetPrefixCache) -> No
 
 
 def _get_snapshot(core: EngineCore, call: Call, _: GetSnapshot) -> None:
-    call.client.reply(core.snapshot())
+    core.snapshots.ask(call.client)
 
 
 def _drain(core: EngineCore, call: Call, _: Drain) -> None:

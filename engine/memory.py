@@ -51,19 +51,34 @@ def kv_memory_bytes(setting: str, free_bytes: int, *, cap_share: bool) -> int:
             raise ConfigError("kv_memory", f"kv_memory is above 0% and up to 100%, not {text}")
         wanted = int(free_bytes * percent / 100)
         return min(wanted, CPU_SHARE_CAP_BYTES) if cap_share else wanted
-    if size := _SIZE.fullmatch(text):
-        wanted = int(float(size[1]) * _UNITS[size[2].upper()])
-        if wanted > free_bytes:
+    if size_bytes := _size_bytes(text):
+        if size_bytes > free_bytes:
             raise ConfigError(
                 "kv_memory",
                 f"kv_memory={text} is more than the {_amount(free_bytes)} that are free: "
                 "ask for less, or give a share such as 20%",
             )
-        if wanted > 0:
-            return wanted
+        return size_bytes
     raise ConfigError(
         "kv_memory", f"kv_memory is a size (512MB, 1.5GiB) or a share (20%), not {setting!r}"
     )
+
+
+def replay_memory_bytes(setting: str) -> int:
+    """Bytes of a size ("256MB", "1.5GiB").
+
+    Raises:
+        ConfigError: not a size, or zero.
+    """
+    wanted = _size_bytes(setting.strip())
+    if not wanted:
+        raise ConfigError("replay_memory", f"replay_memory is a size (256MB), not {setting!r}")
+    return wanted
+
+
+def _size_bytes(text: str) -> int | None:
+    size = _SIZE.fullmatch(text)
+    return None if size is None else int(float(size[1]) * _UNITS[size[2].upper()])
 
 
 def num_kv_blocks(

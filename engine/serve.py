@@ -22,6 +22,7 @@ from stepscope.engine.environment import prepare_environment
 from stepscope.engine.inbox import Call, Refusal
 from stepscope.engine.intake import Intake
 from stepscope.engine.kv_cache import KVCacheManager
+from stepscope.engine.memory import replay_memory_bytes
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.telemetry import Publisher
 from stepscope.engine.wire import EngineInfo
@@ -95,6 +96,7 @@ def open_engine(
     name = config.name or (free_name() if not config.endpoint else "")
     endpoint = Endpoint.parse(config.endpoint or name)
     endpoint.check_private()
+    replay_bytes = replay_memory_bytes(config.replay_memory)
     prepare_environment(config)
     with EndpointLock(endpoint):
         # Only here: it imports torch, which reads the environment.
@@ -114,7 +116,7 @@ def open_engine(
         gc.freeze()
         scheduler = Scheduler(KVCacheManager(runner.num_blocks, config.block_size), knobs, limits)
         with _private_files():
-            publisher = Publisher(endpoint.telemetry, config.replay_steps)
+            publisher = Publisher(endpoint.telemetry, config.replay_steps, replay_bytes)
         core = EngineCore(
             _info(config, name or endpoint.name, endpoint, limits, runner, http_endpoint),
             runner,

@@ -13,7 +13,9 @@ from stepscope.engine.commands import Replayed, ReplayedFrame
 from stepscope.engine.wire import TOPICS, Telemetry
 
 SUBSCRIBER_QUEUE = 10_000  # messages per subscriber before it misses some
+RING_BYTES = 256 * 1024 * 1024
 MAX_REPLAY_BYTES = 4 * 1024 * 1024  # of one answer; the asker comes again for more
+_FIRST = zmq.NOBLOCK | zmq.SNDMORE
 
 
 class _Kept(NamedTuple):
@@ -27,14 +29,18 @@ class Publisher:
 
     Args:
         address: ZeroMQ address to bind, None to number and keep only.
-        ring_size: messages kept for `replay`.
+        ring_size: messages kept for `replay` at most, ...
+        ring_bytes: ... and bytes of them; the newest message is kept however large it is.
     """
 
-    def __init__(self, address: str | None, ring_size: int) -> None:
+    def __init__(self, address: str | None, ring_size: int, ring_bytes: int = RING_BYTES) -> None:
         self.next_sequence = 0
         self.num_dropped = 0  # messages that at least one subscriber missed
+        self.num_ring_bytes = 0
+        self._ring_bytes = ring_bytes
         # One writer; a reader checks the number it finds, so no lock is needed.
         self._ring: list[_Kept | None] = [None] * ring_size
+        self._oldest = 0  # the first that was not given up for want of bytes
         self._socket: zmq.Socket[bytes] | None = None
         if address is not None:
             socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUB)
@@ -44,35 +50,63 @@ class Publisher:
             socket.bind(address)
             self._socket = socket
 
+    @property
+    def oldest_sequence(self) -> int:
+        """The oldest message that can be replayed."""
+        return max(self._oldest, self.next_sequence - len(self._ring))
+
     def publish(self, message: Telemetry) -> None:
         """Number, keep and send one message."""
         sequence = self.next_sequence
-        kept = _Kept(sequence, TOPICS[type(message)], wire.encode(message))
-        self._ring[sequence % len(self._ring)] = kept
-        self.next_sequence = sequence + 1
-        if self._socket is None:
+        topic, payload = TOPICS[type(message)], wire.encode(message)
+        self._keep(_Kept(sequence, topic, payload))
+        socket = self._socket
+        if socket is None:
             return
-        frames = [kept.topic, wire.sequence_frame(sequence), kept.payload]
+        number = wire.sequence_frame(sequence)
         try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
+            socket.send(topic, _FIRST)
         except zmq.Again:
             # NODROP makes a full queue visible, so that it can be counted; the other subscribers
             # are not to miss the message for it.
             self.num_dropped += 1
-            self._socket.setsockopt(zmq.XPUB_NODROP, 0)
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
-            self._socket.setsockopt(zmq.XPUB_NODROP, 1)
+            socket.setsockopt(zmq.XPUB_NODROP, 0)
+            socket.send_multipart((topic, number, payload), zmq.NOBLOCK)
+            socket.setsockopt(zmq.XPUB_NODROP, 1)
+        else:
+            # A message that was begun has room for all of it.
+            socket.send(number, _FIRST)
+            socket.send(payload, zmq.NOBLOCK)
+
+    def _keep(self, kept: _Kept) -> None:
+        ring = self._ring
+        place = kept.sequence % len(ring)
+        before = ring[place]
+        if before is not None:
+            self.num_ring_bytes -= len(before.payload)
+        self.num_ring_bytes += len(kept.payload)
+        ring[place] = kept
+        self.next_sequence = kept.sequence + 1
+        while self.num_ring_bytes > self._ring_bytes:
+            oldest = self.oldest_sequence
+            if oldest == kept.sequence:
+                return
+            self._oldest = oldest + 1
+            given_up = ring[oldest % len(ring)]
+            if given_up is not None:
+                self.num_ring_bytes -= len(given_up.payload)
+                ring[oldest % len(ring)] = None
 
     def replay(self, sequence: int, limit: int) -> Replayed:
         """Up to `limit` messages from `sequence` on, oldest first, as far as they are kept."""
         end = self.next_sequence
-        oldest = max(0, end - len(self._ring))
+        oldest = self.oldest_sequence
         frames: list[ReplayedFrame] = []
         num_bytes = 0
         for number in range(max(sequence, oldest), min(end, max(sequence, oldest) + limit)):
             kept = self._ring[number % len(self._ring)]
             if kept is None or kept.sequence != number:
-                continue  # overwritten while we were reading
+                continue  # given up while we were reading
             num_bytes += len(kept.payload)
             if frames and num_bytes > MAX_REPLAY_BYTES:
                 break
