@@ -3,6 +3,7 @@
 from bisect import bisect_right
 
 from stepscope.engine.wire import EngineStatus, StepRecord, Telemetry
+from stepscope.recordings.outcome import Outcome
 from stepscope.recordings.session import SessionState
 
 _MAX_SPANS = 4096
@@ -79,3 +80,32 @@ class Pauses:
             self._ends.append(end_ns)
             if len(self._ends) > _MAX_SPANS:
                 del self._starts[: _MAX_SPANS // 2], self._ends[: _MAX_SPANS // 2]
+
+
+def leave_out_pauses(outcome: Outcome, pauses: Pauses, state: SessionState, now_ns: int) -> None:
+    """Take the operator's pauses out of the waits that ended in a step: they are no latencies.
+
+    Args:
+        state: right after the step.
+        now_ns: when its tokens were known.
+    """
+    longest_ns = max(outcome.max_gap_ns or 0, *(ns for _, ns in outcome.ttft_ns), 0)
+    if pauses.within(now_ns - longest_ns, now_ns):
+        gaps_ns, request_ids = outcome.gaps_ns, outcome.gap_request_ids
+        outcome.gaps_ns, outcome.gap_request_ids = {}, {}
+        for gap_ns, count in gaps_ns.items():
+            net_ns = gap_ns - pauses.within(now_ns - gap_ns, now_ns)
+            outcome.gaps_ns[net_ns] = outcome.gaps_ns.get(net_ns, 0) + count
+            outcome.gap_request_ids.setdefault(net_ns, request_ids[gap_ns])
+        outcome.ttft_ns = [
+            (request_id, ns - pauses.within(now_ns - ns, now_ns))
+            for request_id, ns in outcome.ttft_ns
+        ]
+    for index, (request_id, tpot_ns) in enumerate(outcome.tpot_ns):
+        view = state.requests[request_id]
+        first_ns, last_ns = view.first_token_ns, view.last_token_ns
+        if first_ns is not None and last_ns is not None:
+            paused_ns = pauses.within(first_ns, last_ns)
+            if paused_ns:
+                share_ns = round(paused_ns / (view.num_output_tokens - 1))
+                outcome.tpot_ns[index] = request_id, tpot_ns - share_ns

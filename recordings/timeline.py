@@ -16,7 +16,7 @@ from stepscope.recordings.columns import StepColumns, StepSummary
 from stepscope.recordings.events import EventLog, Gap, SessionEvent, knobs_event, request_event
 from stepscope.recordings.latency import SLO, Latencies
 from stepscope.recordings.outcome import Outcome
-from stepscope.recordings.pauses import Pauses
+from stepscope.recordings.pauses import Pauses, leave_out_pauses
 from stepscope.recordings.ring import StepRing, replayed
 from stepscope.recordings.session import SessionState, request_name
 
@@ -166,7 +166,7 @@ class Timeline:
                 break
             self.gaps[index] = self.gaps[index]._replace(before_step=step)
             self.gap_steps.add(step)
-        self._leave_out_pauses(outcome, now_ns)
+        leave_out_pauses(outcome, self.pauses, self.state, now_ns)
         self.columns.append(sequence, record, outcome)
         self.latencies.add(now_ns, now_ns - record.schedule_start_ns, outcome)
         if record.events:
@@ -191,30 +191,6 @@ class Timeline:
                 now_ns = message.schedule_start_ns
             text = f"the engine goes on after {(now_ns - before_ns) / 1e9:.1f} s of pause"
             self.log.add(SessionEvent(step, now_ns, "engine", text))
-
-    def _leave_out_pauses(self, outcome: Outcome, now_ns: int) -> None:
-        """A wait that the operator made by pausing the engine is no latency of the engine."""
-        pauses = self.pauses
-        longest_ns = max(outcome.max_gap_ns or 0, *(ns for _, ns in outcome.ttft_ns), 0)
-        if pauses.within(now_ns - longest_ns, now_ns):
-            gaps_ns, request_ids = outcome.gaps_ns, outcome.gap_request_ids
-            outcome.gaps_ns, outcome.gap_request_ids = {}, {}
-            for gap_ns, count in gaps_ns.items():
-                net_ns = gap_ns - pauses.within(now_ns - gap_ns, now_ns)
-                outcome.gaps_ns[net_ns] = outcome.gaps_ns.get(net_ns, 0) + count
-                outcome.gap_request_ids.setdefault(net_ns, request_ids[gap_ns])
-            outcome.ttft_ns = [
-                (request_id, ns - pauses.within(now_ns - ns, now_ns))
-                for request_id, ns in outcome.ttft_ns
-            ]
-        for index, (request_id, tpot_ns) in enumerate(outcome.tpot_ns):
-            view = self.state.requests[request_id]
-            first_ns, last_ns = view.first_token_ns, view.last_token_ns
-            if first_ns is not None and last_ns is not None:
-                paused_ns = pauses.within(first_ns, last_ns)
-                if paused_ns:
-                    share_ns = round(paused_ns / (view.num_output_tokens - 1))
-                    outcome.tpot_ns[index] = request_id, tpot_ns - share_ns
 
     def _add_breach(
         self, step: int, now_ns: int, kind: str, value_ns: int, request_id: int | None
