@@ -27,6 +27,7 @@ from stepscope.engine.wire import (
 from stepscope.recordings.causes import Late
 from stepscope.recordings.columns import Rates, StepSummary
 from stepscope.recordings.events import Gap, SessionEvent
+from stepscope.recordings.follower import Follower
 from stepscope.recordings.lane_keeper import LaneKeeper
 from stepscope.recordings.lanes import Lane
 from stepscope.recordings.latency import SLO, TREND_BUCKETS, LatencyReport
@@ -248,6 +249,17 @@ class History:
     def rates(self, end_ns: int | None = None, window_s: float | None = 10.0) -> Rates:
         """Throughput, hit rate and where the time went, over a window like that of `latency`."""
         return self.windows.rates(end_ns, window_s)
+
+    def follow(self, first: int | None = None) -> Follower:
+        """A reader of all messages kept, from a step on (None: the oldest), and of those to come.
+
+        It stays with the engine that there is now: one that starts anew is another session.
+        """
+        return Follower(self._lock, self._timeline, first)
+
+    def is_followed_by(self, follower: Follower) -> bool:
+        """Whether what comes now is what `follower` reads."""
+        return follower.is_of(self._timeline)
 
     # What happened
 

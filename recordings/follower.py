@@ -1,0 +1,72 @@
+"""`Follower`: reads what a timeline has kept, and goes on with what comes, at its own pace."""
+
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from stepscope.engine import wire
+from stepscope.engine.wire import StepRecord, Telemetry
+from stepscope.recordings.ring import replayed
+from stepscope.recordings.session import SessionState
+from stepscope.recordings.timeline import Timeline
+
+
+class Followed(NamedTuple):
+    """One message; `after_gap` says that some before it were lost or are forgotten."""
+
+    message: Telemetry
+    after_gap: bool
+
+
+class Follower:
+    """The messages of one timeline from a step on. Belongs to one thread.
+
+    Args:
+        lock: guards the timeline.
+        first: the first step wanted; None: the oldest kept.
+
+    Attributes:
+        state: right before the first message that `read` gives. Not changed afterwards.
+    """
+
+    def __init__(self, lock: "threading.RLock", timeline: Timeline, first: int | None) -> None:
+        self._lock = lock
+        self._timeline = timeline
+        with lock:
+            ring = timeline.ring
+            segment, payloads = ring.segments[0], list[bytes]()
+            found = None if first is None else ring.locate(first - 1)
+            if found is not None:
+                segment, place = found
+                payloads = segment.payloads[: place + 1]
+            self._number = segment.first_number + len(payloads)
+            keyframe = segment.keyframe
+        self.state: SessionState = replayed(keyframe, payloads)
+        self._is_behind = False
+
+    def read(self, limit: int) -> Iterator[Followed]:
+        """Up to `limit` more messages; none when it has caught up."""
+        with self._lock:
+            oldest = self._timeline.ring.segments[0].first_number
+            if self._number < oldest:
+                self._number, self._is_behind = oldest, True
+            payloads = self._timeline.ring.payloads_from(self._number, limit)
+            gap_steps = set(self._timeline.gap_steps)
+        for payload in payloads:
+            self._number += 1
+            message = wire.decode(payload)
+            after_gap = self._is_behind
+            if isinstance(message, StepRecord):
+                after_gap = after_gap or message.step in gap_steps
+            self._is_behind = False
+            yield Followed(message, after_gap)
+
+    @property
+    def num_ahead(self) -> int:
+        """Messages that are there to be read."""
+        with self._lock:
+            return max(0, self._timeline.ring.end_number - self._number)
+
+    def is_of(self, timeline: Timeline) -> bool:
+        """Whether it is this timeline that is followed."""
+        return self._timeline is timeline
