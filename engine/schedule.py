@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from stepscope.engine.commands import SamplingParams
-from stepscope.engine.config import ConfigError, Knobs, Limits
+from stepscope.engine.config import ConfigError, Knobs, Limits, knob_specs
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.request import Request
 from stepscope.engine.scheduler import Scheduler
@@ -116,6 +116,12 @@ def _converted(document: dict[str, Any]) -> ScheduleWorkload:
             f"unknown field {unknown[0]!r}; there are: {', '.join([*names, *knob_names])}",
         )
     knobs = {name: value for name, value in document.items() if name in knob_names}
+    for spec in knob_specs(Limits(max_num_batched_tokens=1, max_num_seqs=1, max_model_len=1)):
+        if spec.choices and knobs.get(spec.name, spec.default) not in spec.choices:
+            choices = ", ".join(spec.choices)
+            raise ConfigError(
+                "bad_workload", f"{spec.name} is one of {choices}, not {knobs[spec.name]!r}"
+            )
     rest = {name: value for name, value in document.items() if name in names}
     rest["knobs"] = msgspec.convert({"order": DEFAULT_ORDER, **knobs}, Knobs)
     return msgspec.convert(rest, ScheduleWorkload, str_keys=True)

@@ -162,6 +162,7 @@ def test_a_summary_of_nothing_has_no_samples(run: Run) -> None:
         (["-", "--num-blocks", "many"], b"{}", 2, "--num-blocks"),
         ([PREEMPTION, "--num-blocks", "4"], b"", 1, "request 0 can never finish"),
         ([PREEMPTION, "--num-blocks", "0"], b"", 1, "$.num_blocks"),
+        (["-"], b'{"order": "fifo"}', 1, "order is one of decode_first, arrival, not 'fifo'"),
     ],
 )
 def test_what_it_cannot_schedule_is_told_in_one_line(

@@ -63,7 +63,7 @@ def test_a_body_that_is_no_json_is_refused(client: httpx.Client, body: bytes) ->
     ("fields", "param"),
     [
         ("[]", None),
-        ("{}", None),
+        ("{}", "prompt"),
         ('{"prompt": 5}', "prompt"),
         ('{"prompt": {"a": 1}}', "prompt"),
         ('{"prompt": [1, "x"]}', "prompt"),
@@ -123,12 +123,33 @@ def test_a_wrong_completion_is_refused_by_the_name_of_its_field(
 
 
 @pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ('{"max_tokens": 5}', "prompt: this field is required"),
+        (
+            '{"prompt": "x", "max_tokens": "many"}',
+            "max_tokens: expected an integer, got a string",
+        ),
+        (
+            '{"prompt": "x", "temperature": [1]}',
+            "temperature: expected a number, got a list",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_words_of_json(
+    client: httpx.Client, fields: str, message: str
+) -> None:
+    error = error_of(client.post("/v1/completions", content=fields.encode()), 400)
+    assert error["message"] == message
+
+
+@pytest.mark.parametrize(
     ("changes", "param"),
     [
         ({"messages": []}, "messages"),
         ({"messages": None}, "messages"),
         ({"messages": "hello"}, "messages"),
-        ({"messages": [{"content": "x"}]}, "messages[0]"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
