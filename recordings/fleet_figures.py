@@ -1,0 +1,141 @@
+"""`EngineFigures`: one engine of several in a line of figures, at one moment.
+
+What an engine does not tell is None, never 0, and so is everything but the load so far of one that
+does not answer: what was true before it fell silent is not true now.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from stepscope.engine.wire import EngineInfo, EngineState, KnobValue
+from stepscope.recordings.columns import Rates
+from stepscope.recordings.history import History
+from stepscope.recordings.latency import LatencyReport
+from stepscope.recordings.session import SessionState
+from stepscope.recordings.source import Source, SourceStatus
+
+WINDOW_S = 60.0  # of latencies and preemptions
+RATE_WINDOW_S = 10.0  # of what changes quickly: budget, steps and tokens a second
+
+
+class EngineFigures(NamedTuple):
+    """What is known of one engine. Shares are 0..1, latencies in milliseconds."""
+
+    name: str
+    status: SourceStatus
+    error: str | None = None
+    state: EngineState | None = None
+    info: EngineInfo | None = None
+    knobs: Mapping[str, KnobValue] = {}
+    num_running: int | None = None
+    num_waiting: int | None = None
+    num_seats: int | None = None
+    kv_used: float | None = None
+    ttft_p95_ms: float | None = None
+    itl_p95_ms: float | None = None
+    step_p95_ms: float | None = None
+    budget_used: float | None = None
+    preemptions_per_min: float | None = None
+    num_lost: int | None = None
+    steps_per_s: float | None = None
+    output_tokens_per_s: float | None = None
+    prefix_hit_rate: float | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Its telemetry comes."""
+        return self.status not in ("connecting", "stale", "down")
+
+    @property
+    def load(self) -> int | None:
+        """Requests in it."""
+        if self.num_running is None or self.num_waiting is None:
+            return None
+        return self.num_running + self.num_waiting
+
+
+class Measured(NamedTuple):
+    """What takes a millisecond to work out: for once a second."""
+
+    latency: LatencyReport
+    long: Rates  # over WINDOW_S
+    short: Rates  # over RATE_WINDOW_S
+    tells_rows: bool  # who was in each step
+
+
+def measure(history: History) -> Measured:
+    """The figures over time of an engine, as of its last message."""
+    last = history.last_step
+    summary = None if last is None else history.summary(last)
+    return Measured(
+        history.latency(None, WINDOW_S, 1),
+        history.rates(None, WINDOW_S),
+        history.rates(None, RATE_WINDOW_S),
+        summary is not None and summary.num_rows is not None,
+    )
+
+
+def figures(name: str, source: Source, measured: Measured | None) -> EngineFigures:
+    """The line of an engine.
+
+    Args:
+        name: what to call it.
+        measured: its figures over time, None when there are none yet.
+    """
+    history, status, error = source.history, _status(source), source.error
+    if status in ("connecting", "down"):
+        return EngineFigures(name, status, error, info=history.info)
+    state = history.state
+    found = EngineFigures(
+        name=name,
+        status=status,
+        error=error,
+        state=state.state,
+        info=state.info,
+        knobs=state.knobs,
+        num_running=state.num_running,
+        num_waiting=state.num_waiting,
+        num_seats=_seats(state),
+        kv_used=_kv_used(state),
+        num_lost=history.num_lost,
+    )
+    if measured is None:
+        return found
+    long, short, tells_rows = measured.long, measured.short, measured.tells_rows
+    # That one which stands still runs no step is known.
+    none = 0.0 if state.state in ("idle", "paused", "stopped") else None
+    preemptions = long.preemptions_per_min
+    return found._replace(
+        ttft_p95_ms=measured.latency.ttft.p95_ms,
+        itl_p95_ms=measured.latency.itl.p95_ms,
+        step_p95_ms=measured.latency.step.p95_ms,
+        budget_used=short.budget_share,
+        # Without rows and without a single preemption nobody knows whether there was one.
+        preemptions_per_min=preemptions if tells_rows or preemptions else None,
+        steps_per_s=_or(short.steps_per_s, none),
+        output_tokens_per_s=_or(short.output_tokens_per_s, none) if tells_rows else None,
+        prefix_hit_rate=long.prefix_hit_rate,
+    )
+
+
+def _or(value: float | None, otherwise: float | None) -> float | None:
+    return otherwise if value is None else value
+
+
+def _status(source: Source) -> SourceStatus:
+    """One that has never answered, and cannot be reached, is down."""
+    is_missing = source.status == "connecting" and source.error is not None
+    return "down" if is_missing else source.status
+
+
+def _seats(state: SessionState) -> int | None:
+    seats = state.knobs.get("max_num_seqs")
+    if isinstance(seats, int) and not isinstance(seats, bool):
+        return seats
+    return None if state.info is None else state.info.max_num_seqs
+
+
+def _kv_used(state: SessionState) -> float | None:
+    kv = state.kv
+    total = 0 if kv is None else kv.used + kv.cached + kv.empty
+    return None if kv is None or not total else kv.used / total

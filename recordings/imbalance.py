@@ -1,0 +1,276 @@
+"""Which engine of several is out of step with the others, in which figure, by how much.
+
+The rule is the same for every figure: an engine stands out when it is beyond both a factor of and
+a distance from the median of the *other* engines, so that one bad engine among few cannot hide in
+an average that it makes itself. Bounds are wide enough that equal engines under random arrivals
+stay within them. A finding must hold for some seconds before it is named, and its lapses for as
+long do not end it: what an operator reads does not come and go with every step.
+
+Requests that wait are judged by their number, everything else by its value; an unknown value is
+neither high nor low.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Literal, NamedTuple, TypeAlias
+
+from stepscope.recordings.fleet_figures import EngineFigures
+
+HOLD_S = 3.0  # it is named after so long
+LAPSE_S = 5.0  # ... and for so long after it was seen last
+
+Figure: TypeAlias = Literal["waiting", "kv", "ttft", "itl", "preemptions", "hits", "room"]
+
+
+class Finding(NamedTuple):
+    """One figure of one engine that stands out now."""
+
+    engine: int  # place among the engines
+    figure: Figure
+    weight: float  # how many times its bound it is away from the others
+    text: str
+
+
+class Imbalance(NamedTuple):
+    """One engine that stands out, with all that is unusual about it, the worst first."""
+
+    engine: int
+    name: str
+    figures: tuple[Figure, ...]
+    texts: tuple[str, ...]
+    since_s: float  # of the clock given to `ImbalanceKeeper.update`
+    weight: float
+
+    @property
+    def has_room(self) -> bool:
+        """It has too little to do rather than too much."""
+        return "room" in self.figures
+
+
+class _Rule(NamedTuple):
+    """When a value is far above the others'."""
+
+    figure: Figure
+    value: Callable[[EngineFigures], float | None]
+    factor: float
+    distance: float
+    least: float  # a value below it is nobody's concern
+    text: Callable[[float, float, str], str]  # value, median of the others, the lowest of them
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f}%"
+
+
+def _time(ms: float) -> str:
+    return f"{ms / 1000:.1f} s" if ms >= 999.5 else f"{ms:.0f} ms"
+
+
+def _times(value: float, others: float, unit: Callable[[float], str]) -> str:
+    return f"{unit(value)}, {value / others:.1f}x the others" if others else unit(value)
+
+
+_RULES = (
+    _Rule("kv", lambda e: e.kv_used, 1.3, 0.25, 0.6,
+          lambda v, m, low: f"KV {_percent(v)}, {low}"),
+    _Rule("ttft", lambda e: e.ttft_p95_ms, 2.0, 100.0, 0.0,
+          lambda v, m, low: f"TTFT p95 {_times(v, m, _time)}"),
+    _Rule("itl", lambda e: e.itl_p95_ms, 1.5, 10.0, 0.0,
+          lambda v, m, low: f"ITL p95 {_times(v, m, _time)}"),
+    _Rule("preemptions", lambda e: e.preemptions_per_min, 3.0, 3.0, 0.0,
+          lambda v, m, low: f"{v:.0f} preemptions a minute, the others {m:.0f}"),
+)  # fmt: skip
+_WAITING_FACTOR, _WAITING_DISTANCE = 2.0, 4
+_HITS_DISTANCE = 0.3
+_ROOM_WAITING = 4  # so many wait elsewhere
+_ROOM_SHARE = 0.5  # of seats, and of KV blocks, at most in use
+
+
+def findings(engines: Sequence[EngineFigures]) -> list[Finding]:
+    """What stands out now among the engines that are up, the worst first."""
+    found: list[Finding] = []
+    for rule in _RULES:
+        found += _high(engines, rule)
+    found += _waiting(engines)
+    found += _few_hits(engines)
+    found += _room(engines)
+    return sorted(found, key=lambda each: -each.weight)
+
+
+def _known(
+    engines: Sequence[EngineFigures], value: Callable[[EngineFigures], float | None]
+) -> dict[int, float]:
+    return {
+        place: known
+        for place, engine in enumerate(engines)
+        if engine.is_up and (known := value(engine)) is not None
+    }
+
+
+def _high(engines: Sequence[EngineFigures], rule: _Rule) -> list[Finding]:
+    values = _known(engines, rule.value)
+    found = []
+    for place, value in values.items():
+        others = {other: values[other] for other in values if other != place}
+        if not others or value < rule.least:
+            continue
+        middle = median(others.values())
+        bound = max(middle * rule.factor, middle + rule.distance)
+        if value >= bound:
+            lowest = min(others, key=lambda other: others[other])
+            low = f"{engines[lowest].name} {_percent(others[lowest])}"
+            text = rule.text(value, middle, low)
+            found.append(Finding(place, rule.figure, value / bound, text))
+    return found
+
+
+def _waiting(engines: Sequence[EngineFigures]) -> list[Finding]:
+    """Its share of all that wait says most: it is what a router would have to send elsewhere."""
+    waiting = _known(engines, lambda e: e.num_waiting)
+    total = sum(waiting.values())
+    found = []
+    for place, number in waiting.items():
+        others = {other: waiting[other] for other in waiting if other != place}
+        if not others:
+            continue
+        middle = median(others.values())
+        bound = max(middle * _WAITING_FACTOR, middle + _WAITING_DISTANCE)
+        if number >= bound:
+            least = min(others, key=lambda other: others[other])
+            text = (
+                f"{_percent(number / total)} of all waiting requests ({number:.0f} of {total:.0f}),"
+                f" {engines[least].name} has {others[least]:.0f}"
+            )
+            found.append(Finding(place, "waiting", number / bound, text))
+    return found
+
+
+def _few_hits(engines: Sequence[EngineFigures]) -> list[Finding]:
+    """Requests that were sent to another engine than the one that has their beginning cached."""
+    rates = _known(engines, lambda e: e.prefix_hit_rate)
+    found = []
+    for place, rate in rates.items():
+        others = [rates[other] for other in rates if other != place]
+        if others and median(others) - rate >= _HITS_DISTANCE:
+            middle = median(others)
+            text = f"prefix hits {_percent(rate)}, the others {_percent(middle)}"
+            found.append(Finding(place, "hits", (middle - rate) / _HITS_DISTANCE, text))
+    return found
+
+
+def _room(engines: Sequence[EngineFigures]) -> list[Finding]:
+    """Where to send what waits elsewhere."""
+    waiting = _known(engines, lambda e: e.num_waiting)
+    found = []
+    for place, number in waiting.items():
+        engine = engines[place]
+        elsewhere = sum(waiting.values()) - number
+        running, seats = engine.num_running, engine.num_seats
+        if number or elsewhere < _ROOM_WAITING or running is None or not seats:
+            continue
+        kv = engine.kv_used
+        is_open = engine.state in ("running", "idle")
+        if is_open and running <= seats * _ROOM_SHARE and (kv is None or kv <= _ROOM_SHARE):
+            cache = "" if kv is None else f", KV {_percent(kv)}"
+            text = f"has room: {running} of {seats} seats{cache}, {elsewhere:.0f} wait elsewhere"
+            found.append(Finding(place, "room", 1 - running / seats, text))
+    return found
+
+
+class ImbalanceKeeper:
+    """Remembers since when what stands out does."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, Figure], tuple[float, float, Finding]] = {}
+
+    def update(self, engines: Sequence[EngineFigures], now_s: float) -> list[Imbalance]:
+        """The engines that stand out and have for a while; overloaded ones first, worst first."""
+        for finding in findings(engines):
+            key = finding.engine, finding.figure
+            first_s = self._seen[key][0] if key in self._seen else now_s
+            self._seen[key] = first_s, now_s, finding
+        self._seen = {
+            key: seen
+            for key, seen in self._seen.items()
+            if now_s - seen[1] <= LAPSE_S and engines[key[0]].is_up
+        }
+        held = [
+            (first_s, finding)
+            for first_s, last_s, finding in self._seen.values()
+            if now_s - first_s >= HOLD_S
+        ]
+        held.sort(key=lambda each: -each[1].weight)
+        found = []
+        for place in dict.fromkeys(finding.engine for _, finding in held):
+            mine = [each for each in held if each[1].engine == place]
+            found.append(
+                Imbalance(
+                    engine=place,
+                    name=engines[place].name,
+                    figures=tuple(finding.figure for _, finding in mine),
+                    texts=tuple(finding.text for _, finding in mine),
+                    since_s=min(first_s for first_s, _ in mine),
+                    weight=mine[0][1].weight,
+                )
+            )
+        return sorted(found, key=lambda each: (each.has_room, -each.weight))
+
+    def forget(self) -> None:
+        """The engines are others than before."""
+        self._seen.clear()
+
+
+def differences(engines: Sequence[EngineFigures]) -> list[str]:
+    """What is set up differently on the engines that are up: often why one stands out."""
+    up = [engine for engine in engines if engine.is_up and engine.info is not None]
+    found = [
+        f"{' and '.join(names)} are one and the same engine"
+        for names in _by_value(up, lambda e: None if e.info is None else e.info.engine_id).values()
+        if len(names) > 1
+    ]
+    for label, field in _SETTINGS:
+        text = _difference(label, _by_value(up, lambda e, field=field: getattr(e.info, field)))
+        found += [text] if text else []
+    for knob in sorted({knob for engine in up for knob in engine.knobs}):
+        text = _difference(knob, _by_value(up, lambda e, knob=knob: e.knobs.get(knob)))
+        found += [text] if text else []
+    return found
+
+
+_SETTINGS = (
+    ("model", "model"),
+    ("dtype", "dtype"),
+    ("device", "device"),
+    ("version", "software_version"),
+    ("KV blocks", "num_blocks"),
+    ("block size", "block_size"),
+    ("longest request", "max_model_len"),
+)
+
+
+def _by_value(
+    engines: Sequence[EngineFigures], value: Callable[[EngineFigures], object]
+) -> dict[object, list[str]]:
+    """Names of engines by a value of theirs, those that do not tell it left out."""
+    names: dict[object, list[str]] = {}
+    for engine in engines:
+        if (known := value(engine)) is not None:
+            names.setdefault(known, []).append(engine.name)
+    return names
+
+
+def _difference(label: str, names: dict[object, list[str]]) -> str | None:
+    """Who is different from most; all of them where no value is that of most."""
+    if len(names) < 2:
+        return None
+    usual, number = Counter({value: len(those) for value, those in names.items()}).most_common(1)[0]
+    is_majority = number * 2 > sum(len(those) for those in names.values())
+    parts = [
+        f"{', '.join(those)} {value}"
+        for value, those in names.items()
+        if not (is_majority and value == usual)
+    ]
+    if is_majority:
+        parts.append(f"the others {usual}")
+    return f"{label}: {'; '.join(parts)}"
