@@ -10,7 +10,6 @@ from stepscope.tui.actions import ACTIONS, BY_ID, GROUPS, Abilities, footer_entr
 from stepscope.tui.app import ActionCommands, Dashboard
 from stepscope.tui.screens.handlers import handlers
 from stepscope.tui.screens.help import help_lines
-from stepscope.tui.screens.main import MainScreen
 from stepscope.tui.widgets import footer
 
 EVERYTHING = Abilities(has=frozenset({"engine", "recorder", "live"}))
@@ -46,11 +45,13 @@ async def test_every_action_is_carried_out_by_something(
         assert set(handlers(app.main)) == set(BY_ID)
 
 
-def test_every_action_has_a_binding_that_can_be_remapped() -> None:
-    bindings = {binding.id: binding for binding in MainScreen.BINDINGS}
-    assert set(bindings) == set(BY_ID)
-    for action in ACTIONS:
-        assert bindings[action.id].key == ",".join(action.keys)
+async def test_every_action_has_a_binding(still_source: Callable[..., Any]) -> None:
+    app = dashboard(still_source())
+    async with app.run_test(size=(120, 40)):
+        bound: dict[str, set[str]] = {}
+        for key, binding in app.main._bindings:
+            bound.setdefault(binding.id or "", set()).add(key)
+        assert bound == {action.id: set(action.keys) for action in ACTIONS}
 
 
 def test_the_help_page_lists_every_action_and_no_other() -> None:

@@ -275,7 +275,7 @@ async def test_a_click_sets_the_cursor_and_the_scrub_bar_is_dragged(source: Any)
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.click("#chart", offset=(50, 3))
-        column = app.main.frame.columns[50 - 1 - app.main.label_width]
+        column = app.main.frame.columns[50 - 1 - app.main.canvas.label_width]
         assert app.main.view.cursor == column.last
         await pilot.click("#lanes", offset=(60, 2))
         assert app.main.view.selected == app.main.frame.lanes[1].request_id

@@ -102,7 +102,7 @@ async def test_every_screen_fills_every_size(
         assert "▐LIVE▌" in lines[0]
         assert "BUDGET" in lines[1]
         assert "drawing failed" not in "\n".join(lines)
-        place = app.main._places["page"]
+        place = app.main.canvas.places["page"]
         view = PAGE_VIEWS[page]
         body = view.draw(app.main.frame, place.width, place.height)
         assert len(body) == place.height

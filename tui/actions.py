@@ -4,10 +4,11 @@ Key bindings, footer, help page, command palette and the documentation are made 
 looks; upper case changes something or writes a file.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+from stepscope.tui.key_names import shown
 from stepscope.tui.view import PAGES, Page
 
 Group: TypeAlias = Literal["global", "screens", "time", "view", "act"]
@@ -18,6 +19,7 @@ GROUPS: dict[Group, str] = {
     "act": "Act",
     "global": "Everywhere",
 }
+NO_KEY = "no key"
 # What must be there for an action to make sense.
 Need: TypeAlias = Literal["engine", "recorder", "replay", "live"]
 
@@ -26,14 +28,13 @@ Need: TypeAlias = Literal["engine", "recorder", "replay", "live"]
 class Action:
     """One thing an operator can do.
 
-    `id` names the binding and the `action_<id>` method; `keys` are Textual's names of the keys,
-    `shown` is how the keys are written for people. `footer` is the place in the footer (1 first),
-    0 for none.
+    `id` names the binding and the line of the config file; `keys` are Textual's names of the keys.
+    In `help`, `{id}` stands for the first key of an action. `footer` is the place in the footer (1
+    first), 0 for none.
     """
 
     id: str
     keys: tuple[str, ...]
-    shown: str
     label: str
     help: str
     group: Group
@@ -42,135 +43,164 @@ class Action:
     changes_engine: bool = False
     pages: frozenset[Page] = frozenset(PAGES)  # the screens it does something on
 
+    @property
+    def shown(self) -> str:
+        """Its keys as they are written for people."""
+        return " ".join(shown(key) for key in self.keys) or NO_KEY
+
+    @property
+    def key(self) -> str:
+        """The first of them."""
+        return shown(self.keys[0]) if self.keys else NO_KEY
+
 
 _ENGINE: frozenset[Need] = frozenset({"engine"})
 _MAIN: frozenset[Page] = frozenset({"live"})
 _ORDERED: frozenset[Page] = frozenset({"live", "kv", "latency"})
 
-ACTIONS: tuple[Action, ...] = (
+_TABLE: tuple[Action, ...] = (
     # screens
-    Action("screen_live", ("1",), "1", "Screens",
+    Action("screen_live", ("1",), "Screens",
            "main screen; there: the newest step, and follow it", "screens", footer=6),
-    Action("screen_step", ("2",), "2", "Step", "everything about the step at the cursor",
+    Action("screen_step", ("2",), "Step", "everything about the step at the cursor",
            "screens"),
-    Action("screen_request", ("3",), "3", "Request",
+    Action("screen_request", ("3",), "Request",
            "one request: its life, its gaps, and why each late token was late", "screens"),
-    Action("screen_kv", ("4",), "4", "KV map", "every KV block, by state or by owner (o)",
+    Action("screen_kv", ("4",), "KV map", "every KV block, by state or by owner ({sort})",
            "screens"),
-    Action("screen_latency", ("5",), "5", "Latency",
+    Action("screen_latency", ("5",), "Latency",
            "latencies against the service levels, histogram, breaches and their causes",
            "screens"),
-    Action("screen_knobs", ("6",), "6", "Knobs screen",
+    Action("screen_knobs", ("6",), "Knobs screen",
            "knobs, who changed them, and the latencies before and after", "screens"),
     # time
     Action(
-        "pause", ("space",), "space", "Pause", "stop here, or go on (receiving never stops)",
+        "pause", ("space",), "Pause", "stop here, or go on (receiving never stops)",
         "time", footer=1,
     ),
-    Action("step_back", ("left", "h"), "← h", "Step", "one column back in time", "time", footer=2),
-    Action("step_forward", ("right", "l"), "→ l", "Step", "one column on in time", "time"),
-    Action("ten_back", ("shift+left",), "⇧←", "×10", "ten columns back", "time"),
-    Action("ten_forward", ("shift+right",), "⇧→", "×10", "ten columns on", "time"),
-    Action("screen_back", ("pageup",), "PgUp", "Screen", "a screen back", "time"),
-    Action("screen_forward", ("pagedown",), "PgDn", "Screen", "a screen on", "time"),
-    Action("oldest", ("home",), "Home", "Oldest", "the oldest step in memory", "time"),
-    Action("live", ("L", "end"), "L End", "Live", "the newest step, and follow it", "time",
+    Action("step_back", ("left", "h"), "Step", "one column back in time", "time", footer=2),
+    Action("step_forward", ("right", "l"), "Step", "one column on in time", "time"),
+    Action("ten_back", ("shift+left",), "×10", "ten columns back", "time"),
+    Action("ten_forward", ("shift+right",), "×10", "ten columns on", "time"),
+    Action("screen_back", ("pageup",), "Screen", "a screen back", "time"),
+    Action("screen_forward", ("pagedown",), "Screen", "a screen on", "time"),
+    Action("oldest", ("home",), "Oldest", "the oldest step in memory", "time"),
+    Action("live", ("L", "end"), "Live", "the newest step, and follow it", "time",
            footer=10),
-    Action("previous_event", ("left_square_bracket",), "[", "Find event", "previous event", "time",
+    Action("previous_event", ("left_square_bracket",), "Find event", "previous event", "time",
            footer=3),
-    Action("next_event", ("right_square_bracket",), "]", "Find event", "next event", "time"),
-    Action("previous_preemption", ("left_curly_bracket",), "{", "Preempt", "previous preemption",
+    Action("next_event", ("right_square_bracket",), "Find event", "next event", "time"),
+    Action("previous_preemption", ("left_curly_bracket",), "Preempt", "previous preemption",
            "time", footer=12),
-    Action("next_preemption", ("right_curly_bracket",), "}", "Preempt", "next preemption", "time"),
-    Action("previous_of_request", ("comma",), ",", "Request", "previous step of the lane's request",
+    Action("next_preemption", ("right_curly_bracket",), "Preempt", "next preemption", "time"),
+    Action("previous_of_request", ("comma",), "Request", "previous step of the lane's request",
            "time"),
-    Action("next_of_request", ("full_stop",), ".", "Request", "next step of the lane's request",
+    Action("next_of_request", ("full_stop",), "Request", "next step of the lane's request",
            "time"),
-    Action("previous_mark", ("apostrophe",), "'", "Mark", "previous mark (the last, from before "
+    Action("previous_mark", ("apostrophe",), "Mark", "previous mark (the last, from before "
            "the first)", "time"),
-    Action("goto", ("g",), "g", "Go to", "go to a step (1200), a time (12:41:58) or back (-30s)",
+    Action("goto", ("g",), "Go to", "go to a step (1200), a time (12:41:58) or back (-30s)",
            "time", footer=13),
-    Action("previous_session", ("p",), "p", "Before restart",
-           "the session before the engine started anew (again, or L: back)", "time",
+    Action("previous_session", ("p",), "Before restart",
+           "the session before the engine started anew (again, or {live}: back)", "time",
            needs=frozenset({"live"})),
-    Action("slower", ("less_than_sign",), "<", "Slower", "replay at half the speed", "time",
+    Action("slower", ("less_than_sign",), "Slower", "replay at half the speed", "time",
            footer=5, needs=frozenset({"replay"})),
-    Action("faster", ("greater_than_sign",), ">", "Faster", "replay at twice the speed", "time",
+    Action("faster", ("greater_than_sign",), "Faster", "replay at twice the speed", "time",
            footer=6, needs=frozenset({"replay"})),
     # view
-    Action("zoom_in", ("z",), "z", "Zoom", "fewer steps in a column", "view", footer=11,
+    Action("zoom_in", ("z",), "Zoom", "fewer steps in a column", "view", footer=11,
            pages=_MAIN),
-    Action("zoom_out", ("x",), "x", "Zoom",
+    Action("zoom_out", ("x",), "Zoom",
            "more steps in a column; it shows the worst state among them", "view", pages=_MAIN),
-    Action("axis", ("t",), "t", "Axis", "columns are steps, or equal stretches of time", "view",
+    Action("axis", ("t",), "Axis", "columns are steps, or equal stretches of time", "view",
            footer=14, pages=_MAIN),
-    Action("lane_up", ("up", "k"), "↑ k", "Lane", "select the request or line above", "view"),
-    Action("lane_down", ("down", "j"), "↓ j", "Lane", "select the request or line below", "view"),
-    Action("follow", ("f",), "f", "Follow", "keep the selected request in sight (again: let go)",
+    Action("lane_up", ("up", "k"), "Lane", "select the request or line above", "view"),
+    Action("lane_down", ("down", "j"), "Lane", "select the request or line below", "view"),
+    Action("follow", ("f",), "Follow", "keep the selected request in sight (again: let go)",
            "view", footer=23),
-    Action("sort", ("o",), "o", "Sort", "order of the lanes (arrival, state, blocks, latest "
+    Action("sort", ("o",), "Sort", "order of the lanes (arrival, state, blocks, latest "
            "first); blocks by state or owner; kind of latency", "view", footer=15,
            pages=_ORDERED),
-    Action("filter", ("slash",), "/", "Filter",
+    Action("filter", ("slash",), "Filter",
            "lanes to show: state:dec state:pre state:wait state:end id:12, text, !regex", "view",
            footer=7, pages=_MAIN),
-    Action("glyphs", ("v",), "v", "Glyphs", "block or ASCII characters", "view"),
-    Action("inspect", ("enter",), "Enter", "Inspect", "the selected request or line; with none "
+    Action("glyphs", ("v",), "Glyphs", "block or ASCII characters", "view"),
+    Action("inspect", ("enter",), "Inspect", "the selected request or line; with none "
            "selected the step at the cursor", "view", footer=5),
-    Action("copy", ("y",), "y", "Copy", "put what this screen says on the clipboard", "view"),
+    Action("copy", ("y",), "Copy", "put what this screen says on the clipboard", "view"),
     # act
-    Action("budget", ("B",), "B", "Budget",
+    Action("budget", ("B",), "Budget",
            "token budget of a step: ←/→ 5 %, ⇧←/→ 25 %, digits type it, Enter applies, Esc drops",
            "act", footer=4, needs=_ENGINE, changes_engine=True),
-    Action("knobs", ("K",), "K", "Knobs", "all knobs of the engine, with their bounds", "act",
+    Action("knobs", ("K",), "Knobs", "all knobs of the engine, with their bounds", "act",
            footer=8, needs=_ENGINE, changes_engine=True),
-    Action("undo", ("U",), "U", "Undo", "take the last knob change back (again: redo)", "act",
+    Action("undo", ("U",), "Undo", "take the last knob change back (again: redo)", "act",
            footer=18, needs=_ENGINE, changes_engine=True),
-    Action("pause_engine", ("P",), "P", "Pause engine", "pause the engine itself, or resume it",
+    Action("pause_engine", ("P",), "Pause engine", "pause the engine itself, or resume it",
            "act", footer=22, needs=_ENGINE, changes_engine=True),
-    Action("step_engine", ("N",), "N", "Run a step", "let the engine run one step, then pause",
+    Action("step_engine", ("N",), "Run a step", "let the engine run one step, then pause",
            "act", footer=16, needs=_ENGINE, changes_engine=True),
-    Action("record", ("R",), "R", "Record", "start or end a recording", "act", footer=6,
+    Action("record", ("R",), "Record", "start or end a recording", "act", footer=6,
            needs=frozenset({"recorder"})),
-    Action("screenshot", ("S",), "S", "Screenshot", "write this screen to an SVG file", "act",
+    Action("screenshot", ("S",), "Screenshot", "write this screen to an SVG file", "act",
            footer=19),
-    Action("mark", ("M",), "M", "Mark", "put a mark with a note at this step", "act", footer=17),
+    Action("mark", ("M",), "Mark", "put a mark with a note at this step", "act", footer=17),
     # global
-    Action("help", ("question_mark", "f1"), "? F1", "Help", "the keys and the legend", "global",
+    Action("help", ("question_mark", "f1"), "Help", "the keys and the legend", "global",
            footer=20),
-    Action("palette", ("ctrl+p",), "^p", "Palette", "find an action by name", "global", footer=21),
-    Action("theme", ("T",), "T", "Theme", "dark or light", "global"),
-    Action("more_frames", ("plus", "equals_sign"), "+", "Faster frames",
+    Action("palette", ("ctrl+p",), "Palette", "find an action by name", "global", footer=21),
+    Action("theme", ("T",), "Theme", "dark or light", "global"),
+    Action("more_frames", ("plus", "equals_sign"), "Faster frames",
            "one more frame a second", "global"),
-    Action("fewer_frames", ("minus",), "-", "Fewer frames", "one frame a second less", "global"),
-    Action("redraw", ("ctrl+l",), "^l", "Redraw", "draw the whole screen again", "global"),
-    Action("back", ("escape",), "Esc", "Back",
+    Action("fewer_frames", ("minus",), "Fewer frames", "one frame a second less", "global"),
+    Action("redraw", ("ctrl+l",), "Redraw", "draw the whole screen again", "global"),
+    Action("back", ("escape",), "Back",
            "the screen before; on the main screen let the lanes choose by themselves again",
            "global"),
-    Action("quit", ("q", "ctrl+c"), "q", "Quit",
-           "leave (the engine goes on, unless 'demo' started it)", "global"),
+    Action("suspend", ("ctrl+z",), "Suspend", "back to the shell; 'fg' there goes on", "global"),
+    Action("quit", ("q",), "Quit",
+           "leave, as ctrl+c always does (the engine goes on, unless 'demo' started it)", "global"),
 )  # fmt: skip
 
+
+def named(actions: Sequence[Action]) -> tuple[Action, ...]:
+    """The actions with the keys that their help speaks of."""
+    keys = {action.id: action.key for action in actions}
+    return tuple(replace(action, help=action.help.format_map(keys)) for action in actions)
+
+
+def with_keys(keys: Mapping[str, tuple[str, ...]]) -> tuple[Action, ...]:
+    """The table with other keys (Textual's names) for some of the actions."""
+    return named([replace(each, keys=keys.get(each.id, each.keys)) for each in _TABLE])
+
+
+ACTIONS = named(_TABLE)  # with the keys that nobody has changed
 BY_ID = {action.id: action for action in ACTIONS}
 
 # Shown once in the footer for the pair.
 _PAIRS = {
-    "step_back": "←/→",
-    "previous_event": "[ ]",
-    "previous_preemption": "{ }",
-    "zoom_in": "z/x",
-    "help": "?",
-    "live": "L",
-    "screen_live": "1-6",
+    "step_back": "step_forward",
+    "previous_event": "next_event",
+    "previous_preemption": "next_preemption",
+    "zoom_in": "zoom_out",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What this dashboard was started with."""
+    """What this dashboard was started with, and the keys that its actions have."""
 
     readonly: bool = False
     has: frozenset[Need] = frozenset()
+    actions: tuple[Action, ...] = ACTIONS
+
+    def action(self, action_id: str) -> Action:
+        return next(each for each in self.actions if each.id == action_id)
+
+    def key(self, action_id: str) -> str:
+        """The first key of an action, for a sentence."""
+        return self.action(action_id).key
 
     def allows(self, action: Action) -> bool:
         if action.changes_engine and self.readonly:
@@ -186,23 +216,34 @@ class Abilities:
         return f"{action.shown} needs a live engine: this is a recording"
 
     def available(self) -> Iterator[Action]:
-        return (action for action in ACTIONS if self.allows(action))
+        return (action for action in self.actions if self.allows(action))
 
 
 def footer_entries(abilities: Abilities, page: Page = "live") -> list[tuple[str, str, str]]:
     """(action id, keys, label), most useful first: a narrow footer shows as many as fit."""
     chosen = sorted(
-        (a for a in abilities.available() if a.footer and page in a.pages),
+        (a for a in abilities.available() if a.footer and a.keys and page in a.pages),
         key=lambda a: a.footer,
     )
-    return [(a.id, _PAIRS.get(a.id, a.shown), a.label) for a in chosen]
+    return [(a.id, _footer_keys(abilities, a), a.label) for a in chosen]
+
+
+def _footer_keys(abilities: Abilities, action: Action) -> str:
+    if action.id == "screen_live":
+        keys = [abilities.key(f"screen_{page}") for page in PAGES]
+        numbers = [str(number) for number in range(1, len(PAGES) + 1)]
+        return f"{keys[0]}-{keys[-1]}" if keys == numbers else " ".join(keys)
+    if action.id not in _PAIRS:
+        return action.key
+    first, second = action.key, abilities.key(_PAIRS[action.id])
+    return f"{first} {second}" if first in "[{(<" else f"{first}/{second}"
 
 
 def key_table(actions: Iterable[Action] = ACTIONS) -> str:
     """The keys as a Markdown table, for the documentation."""
-    rows = ["| keys | what it does |", "|---|---|"]
+    rows = ["| keys | what it does | in `[keys]` |", "|---|---|---|"]
     actions = list(actions)
     for group, name in GROUPS.items():
-        rows.append(f"| **{name}** | |")
-        rows += [f"| `{a.shown}` | {a.help} |" for a in actions if a.group == group]
+        rows.append(f"| **{name}** | | |")
+        rows += [f"| `{a.shown}` | {a.help} | `{a.id}` |" for a in actions if a.group == group]
     return "\n".join(rows)

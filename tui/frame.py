@@ -4,7 +4,7 @@ The views are pure functions of a frame, so that a test can make one and read th
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from stepscope.engine.wire import StepRecord
@@ -14,6 +14,7 @@ from stepscope.recordings.events import SessionEvent
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import LatencyReport
 from stepscope.recordings.session import SessionState
+from stepscope.tui.actions import BY_ID
 from stepscope.tui.chart_columns import ChartColumn, ChartColumns
 from stepscope.tui.lane_rows import LaneRow, lane_rows
 from stepscope.tui.latency_windows import LatencyWindows
@@ -48,6 +49,11 @@ class Frame:
     extent: tuple[int, int] | None = None  # all steps one can go to; of a replay, in the file
     is_replay: bool = False
     windows: dict[str, LatencyReport] = field(default_factory=dict)  # of the latency screen
+    keys: Mapping[str, str] = field(default_factory=dict)  # of actions, where they are not theirs
+
+    def key(self, action_id: str) -> str:
+        """The key of an action, for a sentence."""
+        return self.keys.get(action_id) or BY_ID[action_id].key
 
     @property
     def record(self) -> StepRecord | None:
@@ -65,6 +71,7 @@ class FrameBuilder:
     Args:
         recorded: first and last step of the file that is replayed.
         clock: seconds, for pacing only.
+        keys: first key of each action, as people write it, where it is not the usual one.
     """
 
     def __init__(
@@ -72,10 +79,12 @@ class FrameBuilder:
         history: History,
         recorded: tuple[int, int] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        keys: Mapping[str, str] | None = None,
     ) -> None:
         self._history = history
         self._recorded = recorded
         self._clock = clock
+        self._keys = keys or {}
         self._columns = ChartColumns(history)
         self._windows = LatencyWindows(history, clock)
         self._figures: tuple[LatencyReport, Rates, Late | None, int] | None = None
@@ -134,6 +143,7 @@ class FrameBuilder:
             or (None if first_step is None or last_step is None else (first_step, last_step)),
             is_replay=self._recorded is not None,
             windows=windows,
+            keys=self._keys,
         )
 
     # Figures that are read, not watched

@@ -6,7 +6,7 @@ file, and what is not in memory is sought in it.
 
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Protocol, cast
 
 from stepscope.engine.wire import Phase
@@ -60,10 +60,22 @@ def recorded_extent(source: Source) -> tuple[int, int] | None:
 
 
 class Navigator:
-    """Changes `view`; belongs to the UI thread. `frame` is the picture that is on the screen."""
+    """Changes `view`; belongs to the UI thread. `frame` is the picture that is on the screen.
 
-    def __init__(self, view: View, history: History, source: Source, notices: Notices) -> None:
+    Args:
+        key: the key of an action, for what is said.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        history: History,
+        source: Source,
+        notices: Notices,
+        key: Callable[[str], str],
+    ) -> None:
         self.view = view
+        self._key = key
         self.frame: Frame | None = None
         self._history = history
         self._replay = replay_of(source)
@@ -168,7 +180,7 @@ class Navigator:
         marks = self._history.marks
         at = self._at()
         if not marks or at is None:
-            self._notices.say("no mark yet; M sets one", "caution")
+            self._notices.say(f"no mark yet; {self._key('mark')} sets one", "caution")
             return
         before = [mark for mark in marks if mark.step < at] if not self.view.live else marks
         mark = (before or marks)[-1]
@@ -179,7 +191,7 @@ class Navigator:
         """To the next step in which the selected request has a row."""
         at, request_id = self._at(), self.view.selected
         if at is None or request_id is None:
-            self._notices.say("select a request first (up and down)", "caution")
+            self._notices.say(f"select a request first ({lane_keys(self._key)})", "caution")
             return
         first, last = self._history.first_step or 0, self._history.last_step or 0
         end = min(last, at + _MAX_SEARCH) if direction > 0 else max(first, at - _MAX_SEARCH)
@@ -264,6 +276,11 @@ class Navigator:
             if column is not None and column.first <= step <= column.last:
                 return column.last - column.first + 1
         return 1
+
+
+def lane_keys(key: Callable[[str], str]) -> str:
+    """What selects a request."""
+    return f"{key('lane_up')} and {key('lane_down')}"
 
 
 def _kind(kinds: Collection[str]) -> str:

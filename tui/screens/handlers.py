@@ -71,6 +71,7 @@ def handlers(screen: "MainScreen") -> Mapping[str, Callable[[], None]]:
         "more_frames": partial(_frames, screen, 1),
         "fewer_frames": partial(_frames, screen, -1),
         "redraw": partial(_redraw, screen),
+        "suspend": partial(_suspend, screen),
         "back": partial(_back, screen),
         "quit": partial(_quit, screen),
     }
@@ -84,7 +85,9 @@ def _previous_session(screen: "MainScreen") -> None:
         screen.notices.say("the engine has not started anew since this dashboard began", "caution")
     else:
         screen.look_at(current.previous)
-        screen.notices.say("the session before the restart; p or L goes back")
+        key = screen.session.abilities.key
+        back = f"{key('previous_session')} or {key('live')} goes back"
+        screen.notices.say(f"the session before the restart; {back}")
 
 
 def _goto(screen: "MainScreen") -> None:
@@ -116,18 +119,21 @@ def _filter(screen: "MainScreen") -> None:
 
 
 def _mark(screen: "MainScreen") -> None:
+    key = screen.session.abilities.key
     step = screen.frame.cursor if screen.frame is not None else None
     if step is None:
         screen.notices.say("there is no step to mark yet", "caution")
         return
     if screen.history is not screen.session.history:
-        screen.notices.say("marks are for the session that runs; L goes back to it", "caution")
+        text = f"marks are for the session that runs; {key('live')} goes back to it"
+        screen.notices.say(text, "caution")
         return
 
     def set_mark(text: str | None) -> None:
         if text is not None:
             add_mark(screen.session.source, text.strip() or "mark", screen.operator.who, step)
-            screen.notices.say(f"mark at step {step:,}; ' goes back to it", "good")
+            text = f"mark at step {step:,}; {key('previous_mark')} goes back to it"
+            screen.notices.say(text, "good")
             screen.draw()
 
     screen.app.push_screen(Prompt(screen.skin, f"mark at step {step:,}, note:"), set_mark)
@@ -238,6 +244,10 @@ def _frames(screen: "MainScreen", change: int) -> None:
 
 def _redraw(screen: "MainScreen") -> None:
     screen.refresh(layout=True)
+
+
+def _suspend(screen: "MainScreen") -> None:
+    screen.app.action_suspend_process()
 
 
 def _help(screen: "MainScreen") -> None:

@@ -43,7 +43,8 @@ def _blocks(abilities: Abilities, page: Page, width: int) -> list[list[Line]]:
     """Each with its heading: the screen, its keys, its glyphs."""
     view = PAGE_VIEWS.get(page)
     name = "main screen" if view is None else view.name
-    reading = _READING if view is None else view.reading
+    keys = {action.id: action.key for action in abilities.actions}
+    reading = (_READING if view is None else view.reading).format_map(keys)
     blocks: list[list[Line]] = [[_heading(f"This is the {name}"), *_text(reading, width)]]
     available = [action for action in abilities.available() if page in action.pages]
     for group, title in GROUPS.items():

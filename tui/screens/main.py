@@ -1,43 +1,30 @@
-"""The main screen: all views of one session, drawn at frame time from the history."""
+"""The main screen: turns keys and mouse into changes of the `View`, and draws at frame time."""
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import astuple
 
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding
-from textual.geometry import Region
+from textual.binding import Binding, BindingsMap
 from textual.screen import Screen
 from textual.timer import Timer
 
 from stepscope.recordings.history import History
-from stepscope.tui import layout
-from stepscope.tui.actions import ACTIONS, BY_ID
+from stepscope.tui.actions import BY_ID, Action
 from stepscope.tui.frame import Frame, FrameBuilder
 from stepscope.tui.navigator import Navigator, recorded_extent, replay_of
 from stepscope.tui.notices import Notices, Tone
 from stepscope.tui.operator import Operator
-from stepscope.tui.pages import PAGE_VIEWS, targets
+from stepscope.tui.pages import targets
 from stepscope.tui.screens import mouse
+from stepscope.tui.screens.canvas import Canvas
 from stepscope.tui.session import Session
 from stepscope.tui.theme import Skin
-from stepscope.tui.view import Page, View
-from stepscope.tui.widgets import (
-    budget_chart,
-    event_list,
-    footer,
-    header,
-    inspector,
-    key_figures,
-    knob_panel,
-    kv_map,
-    lanes,
-    latency_panel,
-    scrub_bar,
-)
-from stepscope.tui.widgets.lines import Line, Lines
+from stepscope.tui.view import View
+from stepscope.tui.widgets import header
 
 log = logging.getLogger("stepscope.tui")
 
@@ -45,22 +32,9 @@ DEFAULT_FPS, SSH_FPS = 10.0, 5.0
 MIN_FPS, MAX_FPS = 1.0, 60.0
 _SLOW_S = 0.6  # between two drawings of what is read rather than watched
 
-_VIEWS: Mapping[str, Callable[[Frame, int, int, int], list[Line]]] = {
-    "figures": key_figures.draw,
-    "chart": budget_chart.draw,
-    "lanes": lanes.draw,
-    "kv": kv_map.draw,
-    "latency": latency_panel.draw,
-    "latency_line": latency_panel.one_line,
-    "inspector": inspector.draw,
-    "events": event_list.draw,
-    "scrub": scrub_bar.draw,
-}
-_FAST_VIEWS = frozenset({"chart", "lanes"})  # the others are read rather than watched
-
 
 class MainScreen(Screen[None]):
-    """Composes the views, lets keys and mouse change the `View`, and draws frames.
+    """Changes the `View` as keys and mouse say, and draws what there is to see.
 
     Args:
         skin: looks, until the operator changes them.
@@ -69,10 +43,6 @@ class MainScreen(Screen[None]):
 
     DEFAULT_CSS = "MainScreen { layout: vertical; overflow: hidden; }"
     BLANK = True  # nothing of the screen itself is ever seen
-    BINDINGS = [  # noqa: RUF012 - Textual's way
-        Binding(",".join(action.keys), f"do('{action.id}')", action.label, show=False, id=action.id)
-        for action in ACTIONS
-    ]
 
     def __init__(self, session: Session, skin: Skin, fps: float | None) -> None:
         super().__init__()
@@ -83,20 +53,20 @@ class MainScreen(Screen[None]):
         self.notices = Notices(session.clock)
         self.frame: Frame | None = None
         self.history = session.history  # that is shown: this one, or the one before a restart
-        self.navigator = Navigator(self.view, session.history, session.source, self.notices)
-        self.operator = Operator(session.history, session.link, self.notices)
-        self._replay = replay_of(session.source)
-        self._clock = session.clock
-        self._builder = FrameBuilder(
-            session.history, recorded_extent(session.source), session.clock
+        self.navigator = Navigator(
+            self.view, session.history, session.source, self.notices, session.abilities.key
         )
-        self._widgets = {name: Lines(skin, id=name) for name in layout.VIEWS}
-        self._places: dict[str, Region] = {}
-        self._placed_for: Page = "live"
+        self.operator = Operator(session.history, session.link, self.notices)
+        self.canvas = Canvas(session, skin)
+        self._replay = replay_of(session.source)
+        self._builder = self._new_builder(session.history)
         self._timer: Timer | None = None
         self._drawn: object = None
         self._all_drawn_s = 0.0
         self._failure: str | None = None
+        self._bindings = BindingsMap(
+            [_binding(each) for each in session.abilities.actions if each.keys]
+        )
         from stepscope.tui.screens.handlers import handlers
 
         self._handlers = handlers(self)
@@ -104,7 +74,7 @@ class MainScreen(Screen[None]):
     # Life
 
     def compose(self) -> ComposeResult:
-        yield from self._widgets.values()
+        yield from self.canvas.widgets.values()
 
     def on_mount(self) -> None:
         self.set_fps(self.fps)
@@ -116,50 +86,29 @@ class MainScreen(Screen[None]):
         self._timer = self.set_interval(1 / self.fps, self.draw_if_changed)
 
     def on_resize(self, event: events.Resize) -> None:
-        self._place(event.size.width, event.size.height)
+        self.canvas.place(event.size, self.view.page)
         self.draw()
 
     def look_at(self, history: History) -> None:
         """Show another history of this source."""
         self.history = history
-        self._builder = FrameBuilder(history, recorded_extent(self.session.source), self._clock)
+        self._builder = self._new_builder(history)
         self.navigator.look_at(history)
         self.view.follow()
         self.view.selected = self.view.followed = None
         if history is not self.session.history:
             self.view.pause(history.last_step)
 
+    def _new_builder(self, history: History) -> FrameBuilder:
+        session = self.session
+        keys = {action.id: action.key for action in session.abilities.actions}
+        return FrameBuilder(history, recorded_extent(session.source), session.clock, keys)
+
     def set_skin(self, skin: Skin) -> None:
         self.skin = skin
-        for widget in self._widgets.values():
-            widget.skin = skin
+        self.canvas.set_skin(skin)
         self.styles.background = skin.background
         self.draw()
-
-    # Where things are
-
-    def _place(self, width: int, height: int) -> None:
-        self._placed_for = self.view.page
-        self._places = layout.plan(width, height, self.view.page)
-        for name, widget in self._widgets.items():
-            region = self._places.get(name)
-            widget.display = region is not None and region.area > 0
-            if region is None or not region.area:
-                continue
-            widget.styles.offset = (region.x, region.y)
-            widget.styles.width, widget.styles.height = region.width, region.height
-
-    @property
-    def label_width(self) -> int:
-        """Cells before the first column, the same in the chart and in the lanes."""
-        return 20 if self.size.width >= layout.WIDE_WIDTH else 14
-
-    @property
-    def num_columns(self) -> int:
-        place = self._places.get("chart") or self._places.get("lanes")
-        if place is None:
-            return 0
-        return max(0, place.width - 2 - self.label_width)
 
     # Drawing
 
@@ -173,6 +122,7 @@ class MainScreen(Screen[None]):
             astuple(self.view),
             session.source.status,
             session.source.error,
+            session.background_error,
             self.operator.pending,
             round(now_s) if switch is not None and switch.active else round(now_s / 4),
         )
@@ -190,20 +140,29 @@ class MainScreen(Screen[None]):
             if failed_before is None:
                 log.exception("drawing failed")
             self._failure = f"drawing failed, see the log: {error!r}"
-            self._show_notice()
+        self._show_notice()
+
+    def _draw(self, everything: bool) -> None:
+        canvas = self.canvas
+        if not canvas.places:
+            return
+        if canvas.page != self.view.page:
+            canvas.place(self.size, self.view.page)
+            everything = True
+        frame = self.new_frame()
+        if everything:
+            self._all_drawn_s = self.session.clock()
+        pending = self.operator.pending
+        canvas.draw(frame, self._connection(), pending, self.following, everything)
 
     def new_frame(self) -> Frame:
         """What there is to see now."""
         if self.view.live and self.history is not self.session.history:
             self.look_at(self.session.history)
-        places = self._places
-        lanes_place, events_place = places.get("lanes"), places.get("events")
-        frame = self._builder.build(
-            self.view,
-            self.num_columns,
-            0 if lanes_place is None else max(0, lanes_place.height - 2),
-            0 if events_place is None else max(8, events_place.height - 2),
-        )
+        canvas = self.canvas
+        num_events = max(8, canvas.height_of("events")) if "events" in canvas.places else 0
+        num_lanes = canvas.height_of("lanes")
+        frame = self._builder.build(self.view, canvas.num_columns, num_lanes, num_events)
         if self.view.page != "live":
             self._keep_row(frame)
         self.frame = self.navigator.frame = frame
@@ -217,55 +176,11 @@ class MainScreen(Screen[None]):
             view.row = next(mine, view.row)
         view.row = max(0, min(view.row, len(rows) - 1))
 
-    def _draw(self, everything: bool) -> None:
-        if not self._places:
-            return
-        if self._placed_for != self.view.page:
-            self._place(*self.size)
-            everything = True
-        frame = self.new_frame()
-        if everything:
-            self._all_drawn_s = self.session.clock()
-        page = self._places.get("page")
-        if page is not None and everything:
-            view = PAGE_VIEWS[self.view.page]
-            self._widgets["page"].show(view.draw(frame, page.width, page.height))
-        for name, draw in _VIEWS.items():
-            place = self._places.get(name)
-            if place is not None and (everything or name in _FAST_VIEWS):
-                lines = draw(frame, place.width, place.height, self.label_width)
-                self._widgets[name].show(lines)
-        self._show_rest(frame, everything)
-
-    def _show_rest(self, frame: Frame, everything: bool) -> None:
-        session, places = self.session, self._places
-        width = self.size.width
-        if "too_small" in places:
-            lines = [
-                *key_figures.draw(frame, width, 1, 0),
-                ((f"stepscope wants 80x20, has {width}x{self.size.height}", "caution"),),
-            ]
-            self._widgets["too_small"].show(lines[-self.size.height :])
-            return
-        self._widgets["header"].show(header.draw(frame, self._connection(), width))
-        if everything and "knobs" in places:
-            place = places["knobs"]
-            editable = session.abilities.allows(BY_ID["knobs"])
-            self._widgets["knobs"].show(
-                knob_panel.draw(frame, place.width, place.height, self.operator.pending, editable)
-            )
-        if everything:
-            self._widgets["footer"].show(
-                footer.draw(session.abilities, self.following, width, self.view.page)
-            )
-        self._show_notice()
-
     def _show_notice(self) -> None:
-        session = self.session
+        session, switch = self.session, self.session.record_switch
         standing: list[tuple[str, Tone]] = []
         if self.operator.pending:
             standing.append((f"asking: {self.operator.pending} …", "muted"))
-        switch = session.record_switch
         for error in (
             self._failure,
             session.background_error,
@@ -274,8 +189,7 @@ class MainScreen(Screen[None]):
         ):
             if error is not None:
                 standing.append((error, "caution"))
-        line = self.notices.line(standing, self.size.width)
-        self._widgets["notice"].show([line])
+        self.canvas.notice(self.notices.line(standing, self.size.width))
 
     @property
     def following(self) -> bool:
@@ -283,8 +197,7 @@ class MainScreen(Screen[None]):
         return self.view.live and (self._replay is None or self._replay.status == "playing")
 
     def _connection(self) -> header.Connection:
-        session = self.session
-        switch = session.record_switch
+        session, switch = self.session, self.session.record_switch
         recording = None
         if switch is not None and switch.active:
             recording = (switch.seconds, switch.num_bytes)
@@ -303,6 +216,10 @@ class MainScreen(Screen[None]):
         """Something is being worked out that the next picture may show."""
         return self._builder.is_busy
 
+    def text_of(self, *names: str) -> list[str]:
+        """What some of the views show."""
+        return self.canvas.text_of(names)
+
     # Keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -312,44 +229,58 @@ class MainScreen(Screen[None]):
 
     def action_do(self, action_id: str) -> None:
         """Carry out an action of the table and show what it did at once."""
-        action = BY_ID[action_id]
-        if not self.session.abilities.allows(action):
+        abilities = self.session.abilities
+        action = abilities.action(action_id)
+        if not abilities.allows(action):
             return
         if self.view.page in action.pages:
-            self._handlers[action_id]()
+            with self._failures_shown(action.label):
+                self._handlers[action_id]()
         else:
-            self.notices.say(f"{action.shown} does nothing here; 1 is the main screen", "caution")
+            main_key = abilities.key("screen_live")
+            text = f"{action.shown} does nothing here; {main_key} is the main screen"
+            self.notices.say(text, "caution")
         self.draw()
 
     def explain(self, key: str) -> None:
         """Say why a key of the table does nothing here; silent for any other key."""
         abilities = self.session.abilities
-        for action in ACTIONS:
+        for action in abilities.actions:
             if key in action.keys and not abilities.allows(action):
                 self.notices.say(abilities.why_not(action), "caution")
                 self.draw()
 
-    def text_of(self, *names: str) -> list[str]:
-        """What some of the views show."""
-        return [line for name in names for line in self._widgets[name].plain_text()]
+    @contextmanager
+    def _failures_shown(self, what: str) -> Iterator[None]:
+        """A bug in what a key or the mouse does is a line and a log entry, never the end."""
+        try:
+            yield
+        except Exception as error:
+            log.exception("%s failed", what)
+            self.notices.say(f"{what} failed, see the log: {error!r}", "breach")
 
     # Mouse
 
     def on_click(self, event: events.Click) -> None:
-        mouse.click(self, event)
+        with self._failures_shown("the click"):
+            mouse.click(self, event)
         self.draw()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        if event.button and event.widget is self._widgets["scrub"]:
-            mouse.scrub_to(self, event.x)
+        if event.button and event.widget is self.canvas.widgets["scrub"]:
+            with self._failures_shown("the scrub bar"):
+                mouse.scrub_to(self, event.x)
             self.draw()
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        mouse.scroll(self, -1, event.shift)
-        self.draw()
+        self._scroll(-1, event.shift)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        mouse.scroll(self, 1, event.shift)
+        self._scroll(1, event.shift)
+
+    def _scroll(self, direction: int, through_time: bool) -> None:
+        with self._failures_shown("the wheel"):
+            mouse.scroll(self, direction, through_time)
         self.draw()
 
     def scroll_lanes(self, rows: int) -> None:
@@ -360,3 +291,8 @@ class MainScreen(Screen[None]):
             self.view.first_lane = 0 if rows < 0 else total
         else:
             self.view.first_lane = max(0, first + rows)
+
+
+def _binding(action: Action) -> Binding:
+    do = f"do('{action.id}')"
+    return Binding(",".join(action.keys), do, action.label, show=False, id=action.id)

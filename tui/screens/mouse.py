@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING
 
 from textual import events
 
-from stepscope.tui.actions import BY_ID
 from stepscope.tui.widgets import footer, key_figures, scrub_bar
 
 if TYPE_CHECKING:
@@ -21,14 +20,14 @@ def click(screen: "MainScreen", event: events.Click) -> None:
     if name in ("chart", "lanes"):
         if name == "lanes" and 0 < event.y <= len(frame.lanes):
             screen.view.selected = frame.lanes[event.y - 1].request_id
-        screen.navigator.of_column(event.x - 1 - screen.label_width)
+        screen.navigator.of_column(event.x - 1 - screen.canvas.label_width)
         if event.chain == 2:
             screen.action_do("inspect")
     elif name == "scrub":
         scrub_to(screen, event.x)
     elif name == "figures":
         found = key_figures.action_at(frame, width, event.x, event.y)
-        if found is not None and abilities.allows(BY_ID[found]):
+        if found is not None and abilities.allows(abilities.action(found)):
             screen.action_do(found)
     elif name == "footer":
         found = footer.action_at(abilities, screen.following, width, event.x, screen.view.page)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from stepscope.tui.actions import BY_ID
+from stepscope.tui.navigator import lane_keys
 from stepscope.tui.pages import targets
 from stepscope.tui.view import Page
 from stepscope.tui.widgets.panels import Target
@@ -74,7 +74,8 @@ def _find_row(screen: "MainScreen", request_id: int | None) -> None:
 def _edit(screen: "MainScreen", name: str) -> None:
     from stepscope.tui.screens.handlers import edit_knob
 
-    abilities, action = screen.session.abilities, BY_ID["knobs"]
+    abilities = screen.session.abilities
+    action = abilities.action("knobs")
     if abilities.allows(action):
         edit_knob(screen, name)
     else:
@@ -83,17 +84,19 @@ def _edit(screen: "MainScreen", name: str) -> None:
 
 def follow(screen: "MainScreen") -> None:
     """Keep the selected request in sight, or let it go."""
-    view = screen.view
+    view, key = screen.view, screen.session.abilities.key
     if view.followed is not None and view.selected in (None, view.followed):
         screen.notices.say(f"r{view.followed} is not followed any more")
         view.followed = None
         return
     if view.selected is None:
-        screen.notices.say("select a request first (up and down)", "caution")
+        screen.notices.say(f"select a request first ({lane_keys(key)})", "caution")
         return
     view.followed = view.selected
     screen.notices.say(
-        f"r{view.followed} stays in sight; , and . go to its steps, f lets go", "good"
+        f"r{view.followed} stays in sight; {key('previous_of_request')} and "
+        f"{key('next_of_request')} go to its steps, {key('follow')} lets go",
+        "good",
     )
 
 

@@ -56,5 +56,8 @@ def draw(frame: Frame, width: int, height: int, pending: str, editable: bool) ->
         last = earlier[-1]
         when = fmt.clock(frame.history.wall_ns(last.time_ns))
         footer.append((f"  last: {when} by {clean(last.who, 12)}", "muted"))
-    title: Line = (("knobs", "title"), (" (K to edit)" if editable else "", "muted"))
+    title: Line = (
+        ("knobs", "title"),
+        (f" ({frame.key('knobs')} to edit)" if editable else "", "muted"),
+    )
     return framed([*body[: height - 3], tuple(footer)], width, height, title)

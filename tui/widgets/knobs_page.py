@@ -43,7 +43,8 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         ("knobs", "title"),
         (f"  version {frame.state.knobs_version}; ◆ not the default", "muted"),
     )
-    hint: Line = (("Enter changes one, U takes the last change back", "muted"),)
+    keys = frame.key("inspect"), frame.key("undo")
+    hint: Line = ((f"{keys[0]} changes one, {keys[1]} takes the last change back", "muted"),)
     chosen = row if row < len(names) else None
     body = table(
         _knob_columns(width),
@@ -75,7 +76,10 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         (f"changes ({len(changes)})", "title"),
         (f"  ms before→after, {EFFECT_S:g} s each, newest first", "muted"),
     )
-    return [*lines, *framed(log, width, rest, heading, (("Enter goes there", "muted"),))]
+    return [
+        *lines,
+        *framed(log, width, rest, heading, ((f"{frame.key('inspect')} goes there", "muted"),)),
+    ]
 
 
 def _names(frame: Frame) -> list[str]:

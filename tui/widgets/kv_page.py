@@ -43,7 +43,10 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     if info is not None and info.num_blocks is not None:
         size = f"  {info.num_blocks:,} blocks"
         size += "" if info.block_size is None else f" × {info.block_size} tok"
-    title: Line = ((f"KV map {what}", "title"), (f"{size}  (o: the other way)", "muted"))
+    title: Line = (
+        (f"KV map {what}", "title"),
+        (f"{size}  ({frame.key('sort')}: the other way)", "muted"),
+    )
     if width < NARROW:
         body = [*_map(frame, width - 4, height - 4), kv_map.key(frame), _figure_line(frame)]
         return framed([((" ", "text"), *line) for line in body], width, height, title)

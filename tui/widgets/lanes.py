@@ -40,7 +40,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 def _empty(frame: Frame) -> str:
     if frame.view.filter:
-        return f"no request matches {frame.view.filter!r}; / changes the filter"
+        return f"no request matches {frame.view.filter!r}; {frame.key('filter')} changes the filter"
     if frame.last_step is None:
         return "no step yet: the engine has not run one since this dashboard began to listen"
     return "no request in these steps"

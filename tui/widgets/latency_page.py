@@ -60,7 +60,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         body = [((" no token came later than the service levels", "good"),)]
     more = "" if len(breaches) < MAX_BREACHES else f", the last {MAX_BREACHES}"
     heading: Line = ((f"breaches ({len(breaches)}{more})", "title"), ("  newest first", "muted"))
-    lines += framed(body, width, rest, heading, (("Enter goes there", "muted"),))
+    lines += framed(body, width, rest, heading, ((f"{frame.key('inspect')} goes there", "muted"),))
     if chosen is not None and pieces_height:
         lines += wait_pieces.draw(chosen, width, pieces_height)
     return lines
@@ -139,7 +139,10 @@ def _charts(frame: Frame, width: int, height: int) -> list[Line]:
     left = framed(heat, heat_width, height, heat_title, latency_charts.DENSITY_KEY)
     if not spread_width:
         return left
-    title: Line = ((f"{name} spread", "title"), ("  samples (o: another kind)", "muted"))
+    title: Line = (
+        (f"{name} spread", "title"),
+        (f"  samples ({frame.key('sort')}: another kind)", "muted"),
+    )
     spread = latency_charts.spread(counted, spread_width - 2)
     return beside(left, framed(spread, spread_width, height, title))
 

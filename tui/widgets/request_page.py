@@ -66,7 +66,8 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     if request_id is None or view is None:
         text = " no request yet"
         if request_id is not None:
-            text = f" {request_name(request_id)} is not there at this step: ←/→ go to another, Esc"
+            keys = f"{frame.key('step_back')}/{frame.key('step_forward')}"
+            text = f" {request_name(request_id)} is not there at this step: {keys} go to another"
         return framed([((text, "muted"),)], width, height, (("request", "title"),))
     waits = _waits(frame, view)
     name = request_name(request_id)
@@ -97,7 +98,9 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         (f"late tokens ({len(rows)})", "title"),
         (f"  longer than {waits.bound_text}, newest first", "muted"),
     )
-    lines += framed(listed, width, rest, heading, (("Enter goes to the step", "muted"),))
+    lines += framed(
+        listed, width, rest, heading, ((f"{frame.key('inspect')} goes to the step", "muted"),)
+    )
     if chosen is not None and pieces_height:
         lines += wait_pieces.draw(chosen, width, pieces_height)
     return lines

@@ -69,7 +69,12 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         else [((" the engine does not tell who was in the step", "muted"),)]
     )
     what = (f"rows ({len(rows)})", "title")
-    hint = ("↑/↓ choose  Enter request  ←/→ other steps", "muted")
+    key = frame.key
+    hint = (
+        f"{key('lane_up')}/{key('lane_down')} choose  {key('inspect')} request  "
+        f"{key('step_back')}/{key('step_forward')} other steps",
+        "muted",
+    )
     return [*head, *framed(body, width, body_height, (what,), (hint,))]
 
 

@@ -1,0 +1,138 @@
+"""Names of keys: as people write them in the config file, as Textual has them, as they are shown.
+
+A key is a character (`p`, `P`, `[`), a name (`space`, `left`, `f5`), or either with `ctrl+`,
+`alt+` or `shift+` before it (`^l` is `ctrl+l`). What a terminal cannot tell apart is refused.
+"""
+
+import unicodedata
+from functools import cache
+
+RESERVED = "ctrl+c"  # always leaves, whatever the table says
+NAMED = (
+    "space", "enter", "tab", "escape", "backspace", "delete", "insert", "home", "end", "pageup",
+    "pagedown", "up", "down", "left", "right", *(f"f{number}" for number in range(1, 25)),
+)  # fmt: skip
+_ALIASES = {
+    "esc": "escape",
+    "return": "enter",
+    "del": "delete",
+    "ins": "insert",
+    "pgup": "pageup",
+    "pgdn": "pagedown",
+}
+# Where Textual does not call a character by its Unicode name.
+_RENAMED = {
+    "solidus": "slash",
+    "reverse_solidus": "backslash",
+    "commercial_at": "at",
+    "hyphen_minus": "minus",
+    "plus_sign": "plus",
+    "low_line": "underscore",
+}
+_MODIFIERS = ("alt", "ctrl", "shift")  # in the order in which Textual writes them
+_SAME_IN_A_TERMINAL = {
+    "ctrl+i": "tab",
+    "ctrl+m": "enter",
+    "ctrl+h": "backspace",
+    "ctrl+left_square_bracket": "escape",
+}
+_SHOWN = {
+    "left": "←",
+    "right": "→",
+    "up": "↑",
+    "down": "↓",
+    "pageup": "PgUp",
+    "pagedown": "PgDn",
+    "escape": "Esc",
+}
+_LOWER = frozenset({"space", "tab", "backspace", "delete", "insert"})
+
+
+class KeyNameError(ValueError):
+    """A text that names no key; the message says what would."""
+
+
+def parse(text: str) -> str:
+    """Textual's name of the key that `text` means: `[` is `left_square_bracket`.
+
+    Raises:
+        KeyNameError: it means none, or one that a terminal cannot send.
+    """
+    rest = text.strip() if len(text) > 1 else text
+    if len(rest) == 2 and rest[0] == "^":
+        rest = f"ctrl+{rest[1]}"
+    *before, name = [*rest[:-1].split("+"), "+"] if rest.endswith("+") else rest.split("+")
+    modifiers = {part.strip().lower() for part in before if part}
+    if not modifiers <= set(_MODIFIERS):
+        unknown = ", ".join(sorted(modifiers - set(_MODIFIERS)))
+        raise KeyNameError(f"{unknown!r} is no modifier; there are: {', '.join(_MODIFIERS)}")
+    key = _plain(name if len(name) == 1 else name.strip(), text)
+    if key not in NAMED and "shift" in modifiers and "ctrl" not in modifiers:
+        if not key.isalpha() or len(key) > 1:
+            raise KeyNameError(f"{text!r}: write the character that the keys make")
+        key = key.upper()
+        modifiers -= {"shift"}
+    elif len(key) == 1 and "ctrl" in modifiers:
+        key = key.lower()
+    full = "+".join([each for each in _MODIFIERS if each in modifiers] + [key])
+    if full == RESERVED:
+        raise KeyNameError("ctrl+c always leaves the dashboard, it can do nothing else")
+    if full in _SAME_IN_A_TERMINAL:
+        raise KeyNameError(f"a terminal sends {text!r} as {_SAME_IN_A_TERMINAL[full]}")
+    return full
+
+
+def _plain(name: str, text: str) -> str:
+    """A key without modifiers."""
+    if len(name) == 1 and name.isprintable():
+        return _of_character(name)
+    lower = _ALIASES.get(name.lower(), name.lower())
+    if lower in NAMED:
+        return lower
+    character = _character(lower)
+    if character is not None:
+        return _of_character(character)
+    raise KeyNameError(
+        f"{text!r} is no key; a key is a character (p, P, [), or one of {', '.join(NAMED[:15])}, "
+        "f1 to f24, and may have ctrl+, alt+ or shift+ before it"
+    )
+
+
+def _of_character(character: str) -> str:
+    if character.isalnum():
+        return character
+    if character == " ":
+        return "space"
+    name = unicodedata.name(character).lower().replace("-", "_").replace(" ", "_")
+    return _RENAMED.get(name, name)
+
+
+@cache
+def _ascii_names() -> dict[str, str]:
+    return {_of_character(chr(code)): chr(code) for code in range(33, 127)}
+
+
+def _character(name: str) -> str | None:
+    """The printable character that Textual calls so."""
+    if len(name) == 1:
+        return name
+    if name in _ascii_names():
+        return _ascii_names()[name]
+    try:
+        character = unicodedata.lookup(name.replace("_", " ").upper())
+    except KeyError:
+        return None
+    return character if character.isprintable() else None
+
+
+def shown(key: str) -> str:
+    """A key (Textual's name) in as few cells as tell it: `⇧←`, `^l`, `PgUp`, `[`."""
+    *modifiers, name = key.split("+")
+    mark = "".join({"ctrl": "^", "shift": "⇧", "alt": "alt+"}[each] for each in modifiers)
+    if name in _SHOWN:
+        return mark + _SHOWN[name]
+    if name in _LOWER:
+        return mark + name
+    if name in NAMED:
+        return mark + name.capitalize()
+    return mark + (_character(name) or name)

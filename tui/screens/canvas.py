@@ -1,0 +1,139 @@
+"""`Canvas`: the widgets of the main screen, where they stand, and what each of them shows."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from textual.geometry import Region, Size
+
+from stepscope.tui import layout
+from stepscope.tui.frame import Frame
+from stepscope.tui.pages import PAGE_VIEWS
+from stepscope.tui.session import Session
+from stepscope.tui.theme import Skin
+from stepscope.tui.view import Page
+from stepscope.tui.widgets import (
+    budget_chart,
+    event_list,
+    footer,
+    header,
+    inspector,
+    key_figures,
+    knob_panel,
+    kv_map,
+    lanes,
+    latency_panel,
+    scrub_bar,
+)
+from stepscope.tui.widgets.lines import Line, Lines
+
+_VIEWS: Mapping[str, Callable[[Frame, int, int, int], list[Line]]] = {
+    "figures": key_figures.draw,
+    "chart": budget_chart.draw,
+    "lanes": lanes.draw,
+    "kv": kv_map.draw,
+    "latency": latency_panel.draw,
+    "latency_line": latency_panel.one_line,
+    "inspector": inspector.draw,
+    "events": event_list.draw,
+    "scrub": scrub_bar.draw,
+}
+_FAST_VIEWS = frozenset({"chart", "lanes"})  # the others are read rather than watched
+
+
+class Canvas:
+    """Draws frames into widgets; knows nothing of keys, clocks or sources."""
+
+    def __init__(self, session: Session, skin: Skin) -> None:
+        self.widgets = {name: Lines(skin, id=name) for name in layout.VIEWS}
+        self.places: dict[str, Region] = {}
+        self.page: Page = "live"  # that the places are for
+        self.size = Size(0, 0)
+        self._session = session
+        self._small: list[Line] = []
+
+    def set_skin(self, skin: Skin) -> None:
+        for widget in self.widgets.values():
+            widget.skin = skin
+
+    def place(self, size: Size, page: Page) -> None:
+        """Put the widgets where they belong on a screen of this size."""
+        self.size, self.page = size, page
+        self.places = layout.plan(size.width, size.height, page)
+        for name, widget in self.widgets.items():
+            region = self.places.get(name)
+            widget.display = region is not None and region.area > 0
+            if region is None or not region.area:
+                continue
+            widget.styles.offset = (region.x, region.y)
+            widget.styles.width, widget.styles.height = region.width, region.height
+
+    def height_of(self, name: str) -> int:
+        """Rows of a view inside its frame, 0 where it is not shown."""
+        place = self.places.get(name)
+        return 0 if place is None else max(0, place.height - 2)
+
+    @property
+    def label_width(self) -> int:
+        """Cells before the first column, the same in the chart and in the lanes."""
+        return 20 if self.size.width >= layout.WIDE_WIDTH else 14
+
+    @property
+    def num_columns(self) -> int:
+        place = self.places.get("chart") or self.places.get("lanes")
+        if place is None:
+            return 0
+        return max(0, place.width - 2 - self.label_width)
+
+    def draw(
+        self,
+        frame: Frame,
+        connection: header.Connection,
+        pending: str,
+        following: bool,
+        everything: bool,
+    ) -> None:
+        """A frame; the views that need not move ten times a second only with `everything`.
+
+        Args:
+            pending: what the engine has been asked for and has not answered yet.
+            following: the picture moves by itself.
+        """
+        width = self.size.width
+        if "too_small" in self.places:
+            lines = [
+                *key_figures.draw(frame, width, 1, 0),
+                ((f"stepscope wants 80x20, has {width}x{self.size.height}", "caution"),),
+            ]
+            self._small = lines[-self.size.height :]
+            self.widgets["too_small"].show(self._small)
+            return
+        page = self.places.get("page")
+        if page is not None and everything:
+            view = PAGE_VIEWS[self.page]
+            self.widgets["page"].show(view.draw(frame, page.width, page.height))
+        for name, draw in _VIEWS.items():
+            place = self.places.get(name)
+            if place is not None and (everything or name in _FAST_VIEWS):
+                self.widgets[name].show(draw(frame, place.width, place.height, self.label_width))
+        self.widgets["header"].show(header.draw(frame, connection, width))
+        if everything:
+            self._draw_rest(frame, pending, following)
+
+    def _draw_rest(self, frame: Frame, pending: str, following: bool) -> None:
+        abilities = self._session.abilities
+        if (place := self.places.get("knobs")) is not None:
+            editable = abilities.allows(abilities.action("knobs"))
+            self.widgets["knobs"].show(
+                knob_panel.draw(frame, place.width, place.height, pending, editable)
+            )
+        self.widgets["footer"].show(footer.draw(abilities, following, self.size.width, self.page))
+
+    def notice(self, line: Line) -> None:
+        """What the operator is told; on a screen too small for anything else, too."""
+        if "too_small" in self.places:
+            self.widgets["too_small"].show([*self._small, line])
+        else:
+            self.widgets["notice"].show([line])
+
+    def text_of(self, names: Iterable[str]) -> list[str]:
+        """What some of the views show."""
+        return [line for name in names for line in self.widgets[name].plain_text()]
