@@ -42,7 +42,7 @@ PAGE_VIEWS: Mapping[Page, PageView] = {
         "KV map",
         kv_page.draw,
         kv_page.targets,
-        "Every block of the KV cache in the order of its id, by state, or by its holder ({sort}). A "
+        "Every block of the KV cache in the order of its id, by state or holder ({sort}). A "
         "is the request that holds most. Shared blocks hold equal prompt beginnings: one with 3 "
         "references saves 2. Fragmentation is the share of slots in held blocks without a token.",
     ),
