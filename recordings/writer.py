@@ -1,7 +1,8 @@
 """`RecordingWriter`: a session into one file or a series of them, on a thread of its own.
 
 Whoever receives hands frames over and goes on; compressing, writing and whatever goes wrong there
-happens here. What the files look like inside is the business of `RecordingFile`.
+happens here. Which messages a file holds is the business of `EngineLog`, what it looks like inside
+that of `RecordingFile`.
 """
 
 import logging
@@ -14,18 +15,10 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from stepscope.engine import wire
-from stepscope.engine.wire import (
-    EngineInfo,
-    EngineStatus,
-    KnobsChanged,
-    Mark,
-    Snapshot,
-    StepRecord,
-    Telemetry,
-)
+from stepscope.engine.wire import EngineInfo, Snapshot
+from stepscope.recordings.engine_log import EngineLog
 from stepscope.recordings.recording_file import RecordingFile
 from stepscope.recordings.rotation import FileSeries
-from stepscope.recordings.session import SessionState
 
 log = logging.getLogger("stepscope.recordings")
 
@@ -35,9 +28,7 @@ MAX_QUEUE_BYTES = 128 * 1024 * 1024  # waiting for the disk
 
 RecordingState: TypeAlias = Literal["recording", "finished", "failed"]
 
-_INFO = wire.TOPICS[EngineInfo]
 _KEYFRAME = wire.TOPICS[Snapshot]
-_MARK = wire.TOPICS[Mark]
 _Frame: TypeAlias = tuple[bytes, int, bytes]  # topic, sequence, payload
 
 
@@ -82,7 +73,7 @@ class RecordingWriter:
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         # The writing thread's:
         self._next_clean_s = 0.0
-        self._expect_engine()
+        self._log = self._new_log()
 
     @property
     def path(self) -> Path:
@@ -168,16 +159,9 @@ class RecordingWriter:
 
     def _look_after(self, series: FileSeries) -> None:
         """Go on in the next file when this one is full, and delete what is too old."""
-        if series.is_full(self._file) and self._anchor is not None and not self._needs_snapshot:
+        if series.is_full(self._file) and self._log.can_go_on:
             self._next_file(series)
-            self._begin_file()
-            info = self._session.info
-            snapshot = self._session.snapshot(self._last_sequence or 0)
-            assert info is not None
-            assert snapshot is not None
-            for topic, message in ((_INFO, info), (_KEYFRAME, snapshot)):
-                payload = wire.encode(message)
-                self._file.add(topic, snapshot.sequence, payload, self._last_log_ns)
+            self._log.go_on_in(self._file)
             self._next_clean_s = 0.0
         now_s = time.monotonic()
         if now_s >= self._next_clean_s:
@@ -190,19 +174,8 @@ class RecordingWriter:
         self._file = series.open_next()
         self.num_files += 1
 
-    def _expect_engine(self) -> None:
-        """Know nothing yet of the engine that is to be recorded."""
-        self._session = SessionState()
-        self._last_sequence: int | None = None
-        self._last_applied: int | None = None  # sequence the session is true after
-        self._needs_snapshot = False
-        self._engine_id = ""
-        self._anchor: EngineInfo | None = None  # pair of monotonic and wall time
-        self._info: EngineInfo | None = None
-        self._early: list[_Frame] = []  # before the engine is known, and ...
-        self._early_ns: int | None = None  # ... the first time in them
-        self._last_log_ns = 0
-        self.first_step = self.last_step = None
+    def _new_log(self) -> EngineLog:
+        return EngineLog(self._file, {} if self._series is None else self._series.metadata)
 
     def _write(self, topic: bytes, sequence: int, payload: bytes) -> None:
         try:
@@ -210,106 +183,17 @@ class RecordingWriter:
         except msgspec.DecodeError:
             return  # the source has counted it already
         info = message.info if isinstance(message, Snapshot) else message
-        if isinstance(info, EngineInfo) and self._engine_id not in ("", info.engine_id):
+        if isinstance(info, EngineInfo) and self._log.engine_id not in ("", info.engine_id):
             if self._series is None:
                 at = f"the recording ends at step {self.last_step}"
                 self.note = f"the engine started anew: {at}"
                 return
             self._next_file(self._series)
-            self._expect_engine()
-        if self._anchor is None and not self._introduce(message, (topic, sequence, payload)):
-            return
-        if not self._is_next(topic, sequence):
-            return
-        self._file.end_chunk_if_full()
-        is_first = self._session.info is None
-        if self._file.wants_keyframe and not isinstance(message, Snapshot):
-            self._add_keyframe()
-        log_ns = self._log_ns(message)
-        self._file.add(topic, sequence, payload, log_ns)
-        self._session.apply(message)
-        if topic != _MARK:
-            self._last_applied = sequence
-        if isinstance(message, StepRecord):
-            self.num_steps += 1
-            self.last_step = message.step
-            if self.first_step is None:
-                self.first_step = message.step
-        if isinstance(message, Snapshot) and not is_first:
-            # One that came after a loss does not know what had finished by then; ours does.
-            self._add_keyframe()
-
-    def _add_keyframe(self) -> None:
-        """Write what is known after the last message, unless something is missing in it."""
-        if self._needs_snapshot or self._last_applied is None:
-            return
-        if (snapshot := self._session.snapshot(self._last_applied)) is not None:
-            payload = wire.encode(snapshot)
-            self._file.add(_KEYFRAME, self._last_applied, payload, self._last_log_ns)
-
-    def _is_next(self, topic: bytes, sequence: int) -> bool:
-        """Whether a message belongs in the file: not one twice, no keyframe that tells nothing."""
-        if topic == _MARK:
-            return True
-        last = self._last_sequence
-        if topic == _KEYFRAME:
-            if last is not None and sequence <= last and not self._needs_snapshot:
-                return False
-            self._needs_snapshot = False
-        elif last is not None:
-            if sequence <= last:
-                return False
-            if sequence > last + 1:
-                self._needs_snapshot = True
-        self._last_sequence = sequence if last is None else max(last, sequence)
-        return True
-
-    def _introduce(self, message: Telemetry, frame: _Frame) -> bool:
-        """Write who the engine is and what came before it was known.
-
-        A snapshot tells all that is needed. Without one the file begins when the engine has said
-        who it is and what time it has, with an empty keyframe.
-
-        Returns:
-            Whether `message` is still to be written.
-        """
-        if isinstance(message, Snapshot):
-            self._early.clear()  # it contains them
-            self._begin(message.info, message.time_ns)
-            return True
-        self._early.append(frame)
-        if isinstance(message, EngineInfo):
-            self._info = message
-        if self._early_ns is None:
-            self._early_ns = _time_ns(message)
-        if self._info is None or self._early_ns is None:
-            return False
-        self._begin(self._info, self._early_ns)
-        nothing = SessionState(info=self._info).snapshot(self._early[0][1] - 1)
-        assert nothing is not None
-        self._write(_KEYFRAME, nothing.sequence, wire.encode(nothing))
-        early, self._early = self._early, []
-        for each in early:
-            self._write(*each)
-        return False
-
-    def _begin(self, info: EngineInfo, time_ns: int) -> None:
-        self._engine_id = info.engine_id
-        self._anchor = info
-        self._last_log_ns = info.wall_ns + time_ns - info.monotonic_ns
-        self._begin_file()
-
-    def _begin_file(self) -> None:
-        assert self._anchor is not None
-        self._file.begin(self._anchor, {} if self._series is None else self._series.metadata)
-
-    def _log_ns(self, message: Telemetry) -> int:
-        """Wall time of a message; never before that of the message ahead of it."""
-        time_ns = _time_ns(message)
-        if time_ns is not None and self._anchor is not None:
-            wall_ns = self._anchor.wall_ns + time_ns - self._anchor.monotonic_ns
-            self._last_log_ns = max(self._last_log_ns, wall_ns)
-        return self._last_log_ns
+            self._log = self._new_log()
+        num_steps_before = self._log.num_steps
+        self._log.take(message, (topic, sequence, payload))
+        self.num_steps += self._log.num_steps - num_steps_before
+        self.first_step, self.last_step = self._log.first_step, self._log.last_step
 
     def _fail(self, reason: str) -> None:
         if self.state != "recording":
@@ -318,10 +202,3 @@ class RecordingWriter:
         if self.last_step is not None:
             self.error += f" (steps {self.first_step:,} to about {self.last_step:,} are in it)"
         self.state = "failed"
-
-
-def _time_ns(message: Telemetry) -> int | None:
-    """When a message was true, None for those that hold at any time."""
-    if isinstance(message, StepRecord):
-        return message.tokens_ns
-    return message.time_ns if isinstance(message, EngineStatus | KnobsChanged | Snapshot) else None
