@@ -26,6 +26,8 @@ COMMANDS = (
     "schedule",
     "snapshot",
     "doctor",
+    "screenshot",
+    "plot",
 )
 
 

@@ -185,7 +185,7 @@ def _finish(
             history,
             screenshot,
             theme=settings.theme,
-            ascii=settings.ascii,
+            ascii=bool(settings.ascii),
         )
         say(f"screenshot {screenshot}")
     if history.num_steps == 0:

@@ -98,7 +98,7 @@ def _draw(
             path,
             dimensions,
             theme=settings.theme,
-            ascii=settings.ascii,
+            ascii=bool(settings.ascii),
             page=page,
             request_id=request_id,
         )

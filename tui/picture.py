@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias, get_args
 from rich.style import Style
 from textual.app import App
 
+from stepscope.recordings.export.output import writing
 from stepscope.recordings.history import History
 from stepscope.recordings.source import Source
 from stepscope.tui.app import Dashboard
@@ -62,7 +63,7 @@ def screenshot(
     Raises:
         MissingPackage: PNG, without a package for it.
         UnknownRequest: no such request at this step.
-        OSError: `path` cannot be written.
+        RecordingError: `path` cannot be written.
     """
     app = Dashboard(
         source,
@@ -78,13 +79,8 @@ def screenshot(
     app.main.view.page, app.main.view.selected = page, request_id
     encode = _ENCODERS[path.suffix.removeprefix(".").lower()]
     content = asyncio.run(_picture(app, size, step, request_id, encode))
-    unfinished = path.with_name(path.name + ".part")
-    try:
-        unfinished.write_bytes(content)
-        unfinished.replace(path)
-    except OSError:
-        unfinished.unlink(missing_ok=True)
-        raise
+    with writing(path, replace=True) as stream:
+        stream.write(content)
 
 
 async def _picture(

@@ -15,13 +15,16 @@ class MissingPackage(Exception):  # noqa: N818 - reads as what it is
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[IO[bytes]]:
+def writing(path: Path, *, replace: bool = False) -> Iterator[IO[bytes]]:
     """A stream whose content gets the name `path` when the block ends well.
+
+    Args:
+        replace: instead of a file that is there already.
 
     Raises:
         RecordingError: it is there already, or cannot be written.
     """
-    if path.exists():
+    if path.exists() and not replace:
         raise RecordingError(f"{path} is there already; remove it or choose another name")
     unfinished = path.with_name(path.name + UNFINISHED_SUFFIX)
     try:

@@ -74,3 +74,45 @@ def screenshot(
 
     flags = {"theme": theme, "ascii": ascii}
     cli_screenshot.screenshot_file(file, at, output, page, size, request, slo_itl, slo_ttft, flags)
+
+
+@commands.command(
+    epilog=example(
+        "stepscope plot session.mcap -o session.svg --slo-itl 50ms",
+        "stepscope plot freeze --from 300 --until 400 --title 'One document' -o freeze.png",
+    )
+)
+def plot(
+    file: _File,
+    *,
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="the figure to write: .svg, .png or .pdf"
+        ),
+    ],
+    first: Annotated[
+        int | None, typer.Option("--from", metavar="STEP", help="the first step of it")
+    ] = None,
+    last: Annotated[
+        int | None, typer.Option("--until", metavar="STEP", help="the last step of it")
+    ] = None,
+    slo_itl: _SloITL = None,
+    slo_ttft: _SloTTFT = None,
+    size: Annotated[str, typer.Option(metavar="WIDTHxHEIGHT", help="in inches")] = "9x9",
+    theme: Annotated[str, typer.Option(metavar="light|dark", help="for paper, or for slides")] = (
+        "light"
+    ),
+    title: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="heading  [default: the recording's name]")
+    ] = None,
+) -> None:
+    """Draw a figure of a recording for a report: budget, latencies, queue and KV cache.
+
+    Each column of pixels shows the worst that happened in it, so no stall is averaged away. Knob
+    changes and marks are lines with labels. Needs 'stepscope[export]'; a file that is there is
+    replaced.
+    """
+    from stepscope.tui import cli_plot
+
+    cli_plot.plot_file(file, output, first, last, slo_itl, slo_ttft, size, theme, title)

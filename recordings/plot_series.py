@@ -1,0 +1,229 @@
+"""`PlotSeries`: what a figure of a recording shows, a column of pixels at a time.
+
+The recording is read once, message by message, and what is kept does not grow with it: a column of
+the figure stands for an equal stretch of time and holds the worst that happened in it. A step that
+takes longer than a column is in each column that it covers.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from stepscope.engine import wire
+from stepscope.engine.wire import KnobsChanged, Mark, StepRecord
+from stepscope.recordings.distribution import Distribution
+from stepscope.recordings.events import knobs_event
+from stepscope.recordings.export.moments import Moment, Progress, StepRange, moments
+from stepscope.recordings.latency import SLO
+from stepscope.recordings.outcome import Outcome
+from stepscope.recordings.pauses import Pauses
+from stepscope.recordings.reader import Recording
+
+MAX_EVENTS = 1000  # knob changes and marks that are kept, of each
+_COLUMN_VALUES, _COLUMN_BITS = 64, 7  # of the inter-token latencies in a column
+
+
+@dataclass(slots=True)
+class Column:
+    """One stretch of time. Maxima over the steps in it; None where nothing is known."""
+
+    num_steps: int = 0
+    first_step: int | None = None
+    # Sums over the steps, for means.
+    num_decode_tokens: int = 0
+    num_prefill_tokens: int = 0
+    num_padded_tokens: int = 0
+    num_cached_tokens: int = 0
+    max_spent_tokens: int = 0
+    max_cached_tokens: int = 0
+    token_budget: int | None = None  # the smallest
+    max_step_ns: int = 0
+    itl: Distribution | None = None
+    max_ttft_ns: int | None = None
+    max_running: int | None = None
+    max_waiting: int | None = None
+    max_kv_used: float | None = None  # shares of all blocks
+    kv_cached: float | None = None  # when most were used
+    num_preempted: int = 0
+    is_lost: bool = False  # messages before a step in it never came
+
+
+@dataclass(slots=True)
+class Event:
+    """A line across the figure, at a time in nanoseconds since its beginning."""
+
+    time_ns: int
+    text: str
+
+
+@dataclass(slots=True)
+class Measured:
+    """One kind of latency over the whole range, in nanoseconds."""
+
+    samples: Distribution = field(default_factory=Distribution)
+    num_within: int = 0  # the service level
+
+    @property
+    def within_slo(self) -> float | None:
+        return self.num_within / self.samples.count if self.samples.count else None
+
+
+class PlotSeries:
+    """Takes the messages of a range in order.
+
+    Args:
+        start_ns, end_ns: the range in time of the engine.
+        num_columns: into which it is cut.
+    """
+
+    def __init__(self, start_ns: int, end_ns: int, num_columns: int, slo: SLO) -> None:
+        self.start_ns = start_ns
+        self.end_ns = max(end_ns, start_ns + 1)
+        self.slo = slo
+        self.columns = [Column() for _ in range(num_columns)]
+        self.itl, self.ttft, self.step = Measured(), Measured(), Measured()
+        self.knob_changes: list[Event] = []
+        self.marks: list[Event] = []
+        self.num_left_out = 0  # of these
+        self.pauses: list[tuple[int, int]] = []  # of the operator, since the beginning
+        self.first_step: int | None = None
+        self.last_step: int | None = None
+        self.num_steps = 0
+        self.num_output_tokens = 0
+        self.num_preempted = 0
+        self._paused = Pauses()
+        self._last_ns = start_ns  # end of the step before
+        self._itl_bound_ns = slo.itl_ms * 1e6
+        self._ttft_bound_ns = slo.ttft_ms * 1e6
+
+    @property
+    def duration_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+    def take(self, moment: Moment) -> None:
+        """The next message."""
+        message = moment.message
+        self._paused.take(message)
+        if isinstance(message, StepRecord):
+            assert moment.outcome is not None
+            self._take_step(message, moment)
+        elif isinstance(message, KnobsChanged):
+            line = knobs_event(message)
+            if line is not None:
+                self._keep(self.knob_changes, line.time_ns, line.text)
+        elif isinstance(message, Mark):
+            self._keep(self.marks, message.time_ns, message.text)
+
+    def _keep(self, events: list[Event], time_ns: int, text: str) -> None:
+        if not self.start_ns <= time_ns <= self.end_ns:
+            return  # a mark may be set at any step, also at one before the range
+        if len(events) < MAX_EVENTS:
+            events.append(Event(time_ns - self.start_ns, text))
+        else:
+            self.num_left_out += 1
+
+    def _column_at(self, time_ns: int) -> int:
+        place = (time_ns - self.start_ns) * len(self.columns) // self.duration_ns
+        return min(max(place, 0), len(self.columns) - 1)
+
+    def _take_step(self, record: StepRecord, moment: Moment) -> None:
+        outcome = moment.outcome
+        assert outcome is not None
+        self.num_steps += 1
+        self.first_step = record.step if self.first_step is None else self.first_step
+        self.last_step = record.step
+        self.num_output_tokens += outcome.num_output_tokens
+        self.num_preempted += outcome.num_preempted
+        for start_ns, end_ns in self._paused.spans(self._last_ns, record.schedule_start_ns):
+            self.pauses.append((start_ns - self.start_ns, end_ns - self.start_ns))
+        self._last_ns = record.tokens_ns
+        step_ns = record.tokens_ns - record.schedule_start_ns
+        self.step.samples.add(step_ns)
+        last = self._column_at(record.tokens_ns)
+        first = min(self._column_at(record.schedule_start_ns), last)
+        for place in range(first, last + 1):
+            _add_step(self.columns[place], record, outcome, step_ns)
+        column = self.columns[last]
+        column.num_preempted += outcome.num_preempted
+        column.is_lost = column.is_lost or moment.after_gap
+        self._take_latencies(column, record.tokens_ns, outcome)
+
+    def _take_latencies(self, column: Column, now_ns: int, outcome: Outcome) -> None:
+        """A wait that the operator made by pausing the engine is no latency of the engine."""
+        paused = self._paused
+        for gap_ns, weight in outcome.gaps_ns.items():
+            gap_ns -= paused.within(now_ns - gap_ns, now_ns)
+            self.itl.samples.add(gap_ns, weight)
+            if gap_ns <= self._itl_bound_ns:
+                self.itl.num_within += weight
+            if column.itl is None:
+                column.itl = Distribution(_COLUMN_VALUES, _COLUMN_BITS)
+            column.itl.add(gap_ns, weight)
+        for _, ttft_ns in outcome.ttft_ns:
+            ttft_ns -= paused.within(now_ns - ttft_ns, now_ns)
+            self.ttft.samples.add(ttft_ns)
+            if ttft_ns <= self._ttft_bound_ns:
+                self.ttft.num_within += 1
+            column.max_ttft_ns = max(column.max_ttft_ns or 0, ttft_ns)
+
+
+def read_series(
+    recording: Recording, steps: StepRange, slo: SLO, num_columns: int, progress: Progress
+) -> PlotSeries:
+    """Read a range of a recording.
+
+    Raises:
+        RecordingError: the range holds no step.
+    """
+    series: PlotSeries | None = None
+    for moment in _from_first_step(moments(recording, steps, progress)):
+        if series is None:
+            assert isinstance(moment.message, StepRecord)
+            start_ns = moment.message.schedule_start_ns
+            end_ns = _end_of(recording, steps.last) or moment.message.tokens_ns
+            series = PlotSeries(start_ns, end_ns, num_columns, slo)
+        series.take(moment)
+    assert series is not None, "moments() has raised where there is no step"
+    return series
+
+
+def _from_first_step(source: Iterable[Moment]) -> Iterable[Moment]:
+    begun = False
+    for moment in source:
+        begun = begun or isinstance(moment.message, StepRecord)
+        if begun:
+            yield moment
+
+
+def _end_of(recording: Recording, step: int | None) -> int | None:
+    """When a step had ended, or the last one before it."""
+    last = recording.last_step or 0
+    position = recording.find_step(last if step is None else min(step, last))
+    frame = None if position is None else recording.frame_before(position)
+    message = None if frame is None else wire.decode(frame.payload)
+    return message.tokens_ns if isinstance(message, StepRecord) else None
+
+
+def _add_step(column: Column, record: StepRecord, outcome: Outcome, step_ns: int) -> None:
+    column.num_steps += 1
+    if column.first_step is None:
+        column.first_step = record.step
+    padded = record.num_padded_tokens or 0
+    column.num_decode_tokens += record.num_decode_tokens
+    column.num_prefill_tokens += record.num_prefill_tokens
+    column.num_padded_tokens += padded
+    column.num_cached_tokens += outcome.num_cached_tokens
+    spent = record.num_decode_tokens + record.num_prefill_tokens + padded
+    column.max_spent_tokens = max(column.max_spent_tokens, spent)
+    column.max_cached_tokens = max(column.max_cached_tokens, outcome.num_cached_tokens)
+    budget = record.token_budget
+    if budget is not None:
+        column.token_budget = min(column.token_budget or budget, budget)
+    column.max_step_ns = max(column.max_step_ns, step_ns)
+    column.max_running = max(column.max_running or 0, record.num_running)
+    column.max_waiting = max(column.max_waiting or 0, record.num_waiting)
+    kv = record.kv
+    total = 0 if kv is None else kv.used + kv.cached + kv.empty
+    if kv is not None and total:
+        share = kv.used / total
+        if column.max_kv_used is None or share > column.max_kv_used:
+            column.max_kv_used, column.kv_cached = share, kv.cached / total

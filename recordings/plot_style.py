@@ -1,0 +1,83 @@
+"""Colours and sizes of figures: for paper and screens, and for eyes that see fewer colours.
+
+The colours are those of Okabe and Ito ("Color Universal Design", 2008), which stay apart for
+protanopia, deuteranopia and tritanopia; what touches also differs in lightness or has a hatch, so
+that a copy in grey can be read.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+FigureTheme: TypeAlias = Literal["light", "dark"]
+
+
+@dataclass(frozen=True, slots=True)
+class FigureColours:
+    """What is drawn in which colour."""
+
+    paper: str
+    ink: str
+    muted: str
+    grid: str
+    prefill: str = "#e69f00"
+    decode: str = "#0072b2"
+    cached: str = "#56b4e9"
+    padded: str = "#999999"
+    breach: str = "#d55e00"
+    knob: str = "#aa4499"
+    running: str = "#0072b2"
+    waiting: str = "#e69f00"
+    held: str = "#009e73"
+
+
+COLOURS: dict[FigureTheme, FigureColours] = {
+    "light": FigureColours(paper="#ffffff", ink="#1a1a1a", muted="#555555", grid="#dddddd"),
+    "dark": FigureColours(
+        paper="#0e1116",
+        ink="#e6e9ee",
+        muted="#9aa4b2",
+        grid="#2b323d",
+        decode="#4fb3ff",
+        running="#4fb3ff",
+        cached="#8ecdf3",
+        breach="#ff7a3d",
+        knob="#d78bd0",
+        held="#35c29a",
+    ),
+}
+
+
+def settings(colours: FigureColours) -> dict[str, Any]:
+    """matplotlib's rcParams, so that a figure looks the same whatever is set on a machine."""
+    return {
+        "font.family": "DejaVu Sans",  # comes with matplotlib
+        "font.size": 8.0,
+        "axes.titlesize": 8.5,
+        "axes.labelsize": 8.0,
+        "xtick.labelsize": 7.5,
+        "ytick.labelsize": 7.5,
+        "legend.fontsize": 7.5,
+        "legend.frameon": False,
+        "axes.linewidth": 0.7,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.facecolor": colours.paper,
+        "figure.facecolor": colours.paper,
+        "savefig.facecolor": colours.paper,
+        "text.color": colours.ink,
+        "axes.labelcolor": colours.ink,
+        "axes.edgecolor": colours.muted,
+        "axes.titlecolor": colours.ink,
+        "xtick.color": colours.muted,
+        "ytick.color": colours.muted,
+        "xtick.labelcolor": colours.ink,
+        "ytick.labelcolor": colours.ink,
+        "grid.color": colours.grid,
+        "grid.linewidth": 0.6,
+        "hatch.linewidth": 0.5,
+        "axes.grid": True,
+        "axes.grid.axis": "y",
+        "axes.axisbelow": True,
+        "pdf.fonttype": 42,
+        "svg.hashsalt": "stepscope",  # the same recording makes the same file
+    }
