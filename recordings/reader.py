@@ -5,33 +5,26 @@ was cut short is read as far as its chunks are whole, and says what is missing.
 """
 
 import os
-import sys
-import threading
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
 from stepscope.engine.wire import EngineInfo, Snapshot
+from stepscope.recordings.chunk_cache import ChunkCache
 from stepscope.recordings.compatibility import check_info, check_metadata, decode_keyframe
-from stepscope.recordings.loaded_chunk import KEYFRAME, STEP, Frame, LoadedChunk, step_of
-from stepscope.recordings.mcap_chunk import first_messages, read_chunk
+from stepscope.recordings.loaded_chunk import KEYFRAME, Frame, LoadedChunk, step_of
 from stepscope.recordings.mcap_index import (
-    PACKED_STEP,
     PART_SUFFIX,
     PROFILE,
-    TOPICS,
     McapIndex,
     RecordingError,
     read_index,
 )
+from stepscope.recordings.step_index import StepIndex
 
 REPAIR_HINT = "; 'stepscope repair' makes a whole file of it"
-MAX_CHUNKS = 16  # kept decompressed
-
-_STEP_TOPICS = (STEP, KEYFRAME, PACKED_STEP.encode())
 
 
 class Position(NamedTuple):
@@ -72,17 +65,14 @@ class Recording:
                 )
             self.metadata = index.metadata.get(PROFILE, {})
             check_metadata(self.metadata, self.path)
-            self._chunks = index.chunks
-            self._lock = threading.Lock()
-            self._loaded: OrderedDict[int, LoadedChunk] = OrderedDict()
-            self._damaged: set[int] = set()
-            self._first_steps: dict[int, int | None] = {}
+            self._chunks = ChunkCache(self._stream, index.chunks)
             self._index = index
             if not index.is_complete:
                 self._mend_times()
             self.info = self._find_info()
             self.first_step = self._find_end_step(first=True)
             self.last_step = self._find_end_step(first=False)
+            self._steps = StepIndex(self._chunks, self.first_step, self.last_step)
             self.start_ns, self.end_ns = self._find_times()
         except RecordingError:
             self._stream.close()
@@ -108,7 +98,7 @@ class Recording:
 
     @property
     def truncated(self) -> bool:
-        return not self._index.is_complete or bool(self._damaged)
+        return not self._index.is_complete or bool(self._chunks.damaged)
 
     @property
     def message(self) -> str | None:
@@ -122,8 +112,8 @@ class Recording:
             if self._index.num_lost_bytes:
                 what += f" ({self._index.num_lost_bytes:,} bytes unreadable)"
             parts.append(what + REPAIR_HINT)
-        if self._damaged:
-            parts.append(f"{len(self._damaged)} of {len(self._chunks)} chunks are damaged")
+        if self._chunks.damaged:
+            parts.append(f"{len(self._chunks.damaged)} of {len(self._chunks)} chunks are damaged")
         return f"{self.path.name}: {'; '.join(parts)}" if parts else None
 
     @property
@@ -142,26 +132,26 @@ class Recording:
 
     def chunk_frames(self, number: int) -> list[Frame]:
         """What can be read of a chunk; steps as they lie in the file, maybe packed."""
-        return self._load(number).frames
+        return self._chunks.load(number).frames
 
     def steps_in(self, number: int) -> tuple[int, int] | None:
         """The first and last step that can be read in a chunk."""
-        chunk = self._load(number)
+        chunk = self._chunks.load(number)
         if not chunk.step_places:
             return None
         return _step_at(chunk, chunk.step_places[0]), _step_at(chunk, chunk.step_places[-1])
 
     def check_chunk(self, number: int) -> bool:
         """Read a chunk; whether it is as it was written."""
-        self._load(number)
-        return number not in self._damaged and not self._chunks[number].is_cut
+        self._chunks.load(number)
+        return number not in self._chunks.damaged and not self._chunks.places[number].is_cut
 
     # Finding
 
     def find_step(self, step: int) -> Position | None:
         """Just after the record of `step`, or of the last one before it; None before the first."""
-        for number in range(self._num_chunks_up_to(step) - 1, -1, -1):
-            chunk = self._load(number)
+        for number in range(self._steps.num_chunks_up_to(step) - 1, -1, -1):
+            chunk = self._chunks.load(number)
             count = bisect_right(
                 chunk.step_places,
                 step,
@@ -173,16 +163,16 @@ class Recording:
 
     def find_time(self, log_ns: int) -> Position:
         """Before the first message that is not earlier than `log_ns` (wall time)."""
-        number = bisect_left(self._chunks, log_ns, key=lambda place: place.end_ns)
+        number = bisect_left(self._chunks.places, log_ns, key=lambda place: place.end_ns)
         if number == len(self._chunks):
             return Position(number, 0)
-        frames = self._load(number).frames
+        frames = self._chunks.load(number).frames
         return Position(number, bisect_left(frames, log_ns, key=lambda frame: frame.log_ns))
 
     def frame_before(self, position: Position) -> Frame | None:
         """The message just before a position."""
         for number in range(min(position.chunk, len(self._chunks) - 1), -1, -1):
-            chunk = self._load(number)
+            chunk = self._chunks.load(number)
             end = min(position.message, len(chunk)) if number == position.chunk else len(chunk)
             if end:
                 return chunk.frame(end - 1)
@@ -195,7 +185,7 @@ class Recording:
             RecordingError: no keyframe can be read.
         """
         for number in range(min(position.chunk, len(self._chunks) - 1), -1, -1):
-            frames = self._load(number).frames
+            frames = self._chunks.load(number).frames
             end = min(position.message, len(frames)) if number == position.chunk else len(frames)
             for place in range(end - 1, -1, -1):
                 if frames[place].topic == KEYFRAME:
@@ -214,11 +204,11 @@ class Recording:
         """
         first, skipped = position or Position(0, 0)
         for number in range(first, len(self._chunks)):
-            chunk = self._load(number)
+            chunk = self._chunks.load(number)
             for place in range(skipped if number == first else 0, len(chunk)):
                 frame = chunk.frame(place)
                 if frame is None:
-                    self._damaged.add(number)
+                    self._chunks.damaged.add(number)
                     continue
                 ahead = (frame.sequence - sequence) & 0xFFFF_FFFF
                 sequence += ahead if ahead < 1 << 31 else ahead - (1 << 32)
@@ -239,7 +229,7 @@ class Recording:
 
     def _first_keyframe(self) -> tuple[Snapshot, Position] | None:
         for number in range(len(self._chunks)):
-            for place, frame in enumerate(self._load(number).frames):
+            for place, frame in enumerate(self._chunks.load(number).frames):
                 if frame.topic == KEYFRAME:
                     return self._snapshot(frame), Position(number, place + 1)
         return None
@@ -250,9 +240,9 @@ class Recording:
     def _mend_times(self) -> None:
         """Heads of chunks have no checksum: where they contradict each other, look inside."""
         last_ns = 0
-        for number, place in enumerate(self._chunks):
+        for number, place in enumerate(self._chunks.places):
             if place.is_cut or not last_ns <= place.start_ns <= place.end_ns:
-                frames = self._load(number).frames
+                frames = self._chunks.load(number).frames
                 place.start_ns = frames[0].log_ns if frames else last_ns
                 place.end_ns = frames[-1].log_ns if frames else last_ns
             last_ns = place.end_ns
@@ -260,7 +250,7 @@ class Recording:
     def _find_end_step(self, *, first: bool) -> int | None:
         numbers = range(len(self._chunks))
         for number in numbers if first else reversed(numbers):
-            chunk = self._load(number)
+            chunk = self._chunks.load(number)
             for place in chunk.step_places if first else reversed(chunk.step_places):
                 if (step := step_of(chunk.frames[place].payload)) is not None:
                     return step
@@ -268,61 +258,11 @@ class Recording:
 
     def _find_times(self) -> tuple[int, int]:
         """Of the first and the last message: what the heads of chunks say has no checksum."""
-        first, last = self._load(0).frames, self._load(len(self._chunks) - 1).frames
+        first, last = self._chunks.load(0).frames, self._chunks.load(len(self._chunks) - 1).frames
         return (
-            first[0].log_ns if first else self._chunks[0].start_ns,
-            last[-1].log_ns if last else self._chunks[-1].end_ns,
+            first[0].log_ns if first else self._chunks.places[0].start_ns,
+            last[-1].log_ns if last else self._chunks.places[-1].end_ns,
         )
-
-    def _num_chunks_up_to(self, step: int) -> int:
-        """How many chunks begin at or before a step. Looks into few: steps are spread evenly."""
-        num_chunks = len(self._chunks)
-        first, last = self.first_step or 0, self.last_step or 0
-        share = (step - first) / max(1, last - first)
-        low = high = min(max(0, round(share * num_chunks)), num_chunks)
-        width = 1
-        while low > 0 and self._first_step_from(low - 1) > step:
-            high = low
-            low = max(0, low - width)
-            width *= 2
-        while high < num_chunks and self._first_step_from(high) <= step:
-            low = high
-            high = min(num_chunks, high + width)
-            width *= 2
-        return bisect_right(range(num_chunks), step, low, high, key=self._first_step_from)
-
-    def _first_step_from(self, number: int) -> int:
-        """Where steps begin in a chunk (or in those after it): none of it is earlier."""
-        for chunk in range(number, len(self._chunks)):
-            if chunk not in self._first_steps:
-                self._first_steps[chunk] = self._peek(chunk)
-            if (step := self._first_steps[chunk]) is not None:
-                return step
-        return sys.maxsize
-
-    def _peek(self, number: int) -> int | None:
-        """The first step of a chunk; a keyframe at its beginning tells without going further."""
-        with self._lock:
-            for message in first_messages(self._stream, self._chunks[number]):
-                topic = TOPICS[message.channel_id - 1] if message.channel_id <= len(TOPICS) else ""
-                if topic.encode() in _STEP_TOPICS:
-                    step = step_of(message.payload)
-                    return step if step is None or topic.encode() != KEYFRAME else step + 1
-        return None
-
-    def _load(self, number: int) -> LoadedChunk:
-        with self._lock:
-            if number in self._loaded:
-                self._loaded.move_to_end(number)
-                return self._loaded[number]
-            place = self._chunks[number]
-            records, is_damaged = read_chunk(self._stream, place)
-            if is_damaged and not place.is_cut:
-                self._damaged.add(number)
-            chunk = self._loaded[number] = LoadedChunk(records)
-            if len(self._loaded) > MAX_CHUNKS:
-                self._loaded.popitem(last=False)
-            return chunk
 
 
 def _step_at(chunk: LoadedChunk, place: int) -> int:

@@ -193,8 +193,8 @@ def test_seeking_does_not_read_the_file_from_the_beginning(
     with Recording(recorded) as recording:
         num_chunks = len(recording._chunks)
         assert num_chunks > 3
-        load = recording._load
-        monkeypatch.setattr(recording, "_load", lambda n: (loaded.append(n), load(n))[1])
+        load = recording._chunks.load
+        monkeypatch.setattr(recording._chunks, "load", lambda n: (loaded.append(n), load(n))[1])
         recording.find_step(NUM_STEPS // 2)
     assert len(set(loaded)) == 1
 

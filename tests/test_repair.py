@@ -428,6 +428,6 @@ def test_frames_come_out_as_they_went_in_wherever_one_begins(large: Written) -> 
         for _ in range(300):
             place = rng.randrange(len(expected))
             number = max(n for n in numbers if starts[n] <= place)
-            frame = recording._load(number).frame(place - starts[number])
+            frame = recording._chunks.load(number).frame(place - starts[number])
             assert frame is not None
             assert frame.payload == expected[place].payload

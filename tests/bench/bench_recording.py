@@ -163,7 +163,7 @@ def measure(path: Path) -> None:
         total: Counter[str] = Counter()
         count = steps = 0
         for number in range(recording.num_chunks):
-            for frame in recording._load(number).frames:
+            for frame in recording._chunks.load(number).frames:
                 total[frame.topic.decode()] += len(frame.payload) + 31
                 steps += frame.topic == b"step"
                 count += 1
