@@ -1,9 +1,10 @@
 """`stepscope top` and `stepscope replay`: the dashboard, of an engine or of a file."""
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from stepscope.recordings import samples
 from stepscope.recordings.history import History
@@ -16,7 +17,14 @@ from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui.cli_connect import choose, connect
 from stepscope.tui.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.cli_options import resolve
-from stepscope.tui.settings import DashboardSettings
+from stepscope.tui.preferences import Preferences
+from stepscope.tui.settings import DashboardSettings, config_path, load_actions
+from stepscope.tui.terminal import cannot_be_drawn_on
+from stepscope.tui.view import Axis, Sort
+
+if TYPE_CHECKING:
+    from stepscope.tui.actions import Action
+    from stepscope.tui.theme import ThemeName
 
 
 def top(endpoint: str | None, flags: Mapping[str, Any]) -> None:
@@ -42,6 +50,8 @@ def need_terminal(otherwise: str) -> None:
     # Textual reads from the first of these and draws on the last.
     if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
         raise WrongUsage(f"the dashboard needs a terminal to draw on; {otherwise}")
+    if (why_not := cannot_be_drawn_on(os.environ)) is not None:
+        raise WrongUsage(f"{why_not}; {otherwise}")
 
 
 def run_live(
@@ -55,11 +65,45 @@ def run_live(
         source,
         source.history,
         control_endpoint=source.endpoint.control,
+        recorder=recorder,
+        **dashboard_options(settings),
+    )
+
+
+class DashboardOptions(TypedDict):
+    """What `run_dashboard` takes from the settings."""
+
+    readonly: bool
+    fps: float | None
+    ascii: bool | None
+    theme: "ThemeName"
+    sort: Sort
+    axis: Axis
+    actions: "tuple[Action, ...]"
+    preferences: Preferences
+    log_file: Path | None
+
+
+def dashboard_options(settings: DashboardSettings) -> DashboardOptions:
+    """The settings and the keys of the config file, for `run_dashboard`."""
+    path, why_not = None, "--readonly"
+    if not settings.keep:
+        why_not = "--no-keep"
+    elif config_path() == Path(os.devnull):
+        why_not = "STEPSCOPE_CONFIG=none"
+    elif not settings.readonly:
+        path = config_path()
+    began = {name: getattr(settings, name) for name in ("theme", "ascii", "fps", "sort", "axis")}
+    return DashboardOptions(
         readonly=settings.readonly,
         fps=settings.fps,
         ascii=settings.ascii,
-        recorder=recorder,
         theme=settings.theme,
+        sort=settings.sort,
+        axis=settings.axis,
+        actions=load_actions(),
+        preferences=Preferences(path, began, why_not),
+        log_file=None if settings.log is None else Path(settings.log).expanduser(),
     )
 
 
@@ -88,13 +132,7 @@ def replay(file: str, speed: float | None, at: int | None, flags: Mapping[str, A
 def _run_replay(source: ReplaySource, settings: DashboardSettings) -> None:
     from stepscope.tui.app import run_dashboard
 
-    run_dashboard(
-        source,
-        source.history,
-        fps=settings.fps,
-        ascii=settings.ascii,
-        theme=settings.theme,
-    )
+    run_dashboard(source, source.history, **dashboard_options(settings))
 
 
 def find_recording(file: str) -> Path:

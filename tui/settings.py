@@ -2,12 +2,14 @@
 
 One file with a few sections; a key of a section is an option of the commands it belongs to, with
 underscores. What wins is always: flag, then environment (`STEPSCOPE_<SECTION>_<KEY>`), then file.
+`[keys]` has no options: it gives actions of the dashboard other keys.
 """
 
 import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import platformdirs
@@ -18,7 +20,12 @@ from stepscope.engine.config import EngineConfig, Knobs
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.tui.cli_errors import WrongUsage
 
+if TYPE_CHECKING:
+    from stepscope.tui.actions import Action
+
 Section: TypeAlias = Literal["serve", "knobs", "http", "dashboard", "load"]
+KEYS = "keys"
+NO_FILE = "none"  # as the name of the config file: read none, write none
 
 
 class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,7 +39,19 @@ class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         | None
     ) = None
     theme: Annotated[Literal["dark", "light"], Meta(description="colours to begin with")] = "dark"
-    ascii: Annotated[bool, Meta(description="draw with ASCII characters only")] = False
+    ascii: (
+        Annotated[
+            bool,
+            Meta(description="draw with ASCII characters only (default: as the terminal can)"),
+        ]
+        | None
+    ) = None
+    sort: Annotated[
+        Literal["arrival", "state", "blocks", "latest"], Meta(description="order of the lanes")
+    ] = "arrival"
+    axis: Annotated[Literal["step", "time"], Meta(description="what a column of the charts is")] = (
+        "step"
+    )
     readonly: Annotated[
         bool, Meta(description="hide and disable everything that changes the engine")
     ] = False
@@ -42,6 +61,15 @@ class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     slo_itl_ms: Annotated[
         float, Meta(gt=0, description="a longer gap between two tokens is a breach, in ms")
     ] = 50.0
+    keep: Annotated[
+        bool, Meta(description="write what is changed in the dashboard to the config file")
+    ] = True
+    log: (
+        Annotated[
+            str, Meta(description="file for errors (default: dashboard.log in the state folder)")
+        ]
+        | None
+    ) = None
 
 
 SECTIONS: dict[Section, type[Struct]] = {
@@ -54,11 +82,14 @@ SECTIONS: dict[Section, type[Struct]] = {
 
 
 def config_path() -> Path:
-    """Where the file is looked for; it need not exist."""
+    """Where the file is looked for; it need not exist. `STEPSCOPE_CONFIG` names another one."""
+    named = os.environ.get("STEPSCOPE_CONFIG")
+    if named:
+        return Path(os.devnull) if named == NO_FILE else Path(named).expanduser()
     return platformdirs.user_config_path("stepscope") / "config.toml"
 
 
-def load_settings(path: Path | None = None) -> dict[Section, dict[str, Any]]:
+def load_settings(path: Path | None = None) -> dict[str, dict[str, Any]]:
     """The sections of the file, every key known and every value checked.
 
     Raises:
@@ -71,14 +102,27 @@ def load_settings(path: Path | None = None) -> dict[Section, dict[str, Any]]:
         document = {}
     except (OSError, ValueError) as error:
         raise WrongUsage(f"{path}: {error}") from error
+    names: dict[str, Section] = {name: name for name in SECTIONS}
     for section, values in document.items():
-        if section not in SECTIONS:
-            known = ", ".join(f"[{name}]" for name in SECTIONS)
+        if section not in names and section != KEYS:
+            known = ", ".join(f"[{name}]" for name in (*SECTIONS, KEYS))
             raise WrongUsage(f"{path}: unknown key {section!r}; the sections are {known}")
         if not isinstance(values, dict):
             raise WrongUsage(f"{path}: {section} is a section: write [{section}]")
-        _check(path, section, values)
-    return {section: document.get(section, {}) for section in SECTIONS}
+        if section == KEYS:
+            _actions(path, values)
+        else:
+            _check(path, names[section], values)
+    return {section: document.get(section, {}) for section in (*SECTIONS, KEYS)}
+
+
+def load_actions() -> "tuple[Action, ...]":
+    """The action table of the dashboard, with the keys of the file.
+
+    Raises:
+        WrongUsage: as `load_settings`.
+    """
+    return _actions(config_path(), load_settings()[KEYS])
 
 
 def from_environment(section: Section, key: str) -> str | None:
@@ -88,6 +132,15 @@ def from_environment(section: Section, key: str) -> str | None:
 
 def environment_name(section: Section, key: str) -> str:
     return f"STEPSCOPE_{section}_{key}".upper()
+
+
+def _actions(path: Path, lines: Mapping[str, object]) -> "tuple[Action, ...]":
+    from stepscope.tui.keymap import KeyMapError, remapped  # most commands have no keys
+
+    try:
+        return remapped(lines)
+    except KeyMapError as error:
+        raise WrongUsage(f"{path}: {error}") from error
 
 
 def _check(path: Path, section: Section, values: dict[str, Any]) -> None:

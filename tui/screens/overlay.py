@@ -1,6 +1,8 @@
 """What opens above the main screen: one widget of lines, and every key for itself."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from textual import events
@@ -10,6 +12,8 @@ from textual.screen import ModalScreen
 
 from stepscope.tui.theme import Skin
 from stepscope.tui.widgets.lines import Line, Lines
+
+log = logging.getLogger("stepscope.tui")
 
 _Result = TypeVar("_Result")
 
@@ -42,6 +46,9 @@ class Overlay(ModalScreen[_Result], Generic[_Result]):
         """A key other than Escape."""
         raise NotImplementedError
 
+    def clicked(self, x: int, y: int) -> None:
+        """A click on the box, at a cell of it; one beside it closes."""
+
     def redraw(self) -> None:
         region = self.place(*self.size)
         styles = self._box.styles
@@ -64,6 +71,35 @@ class Overlay(ModalScreen[_Result], Generic[_Result]):
         if event.key == "escape":
             self.dismiss(None)
             return
-        self.pressed(event.key, event.character if event.is_printable else None)
-        if self.is_current:
-            self.redraw()
+        with self._failures_logged():
+            self.pressed(event.key, event.character if event.is_printable else None)
+
+    def on_click(self, event: events.Click) -> None:
+        event.stop()
+        if event.widget is not self._box:
+            self.dismiss(None)
+            return
+        with self._failures_logged():
+            self.clicked(event.x, event.y)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self._scroll(event, "up")
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self._scroll(event, "down")
+
+    def _scroll(self, event: events.MouseEvent, key: str) -> None:
+        event.stop()
+        with self._failures_logged():
+            self.pressed(key, None)
+
+    @contextmanager
+    def _failures_logged(self) -> Iterator[None]:
+        """A bug here closes the overlay; the dashboard below goes on."""
+        try:
+            yield
+            if self.is_current:
+                self.redraw()
+        except Exception:
+            log.exception("%s failed", type(self).__name__)
+            self.dismiss(None)
