@@ -1,0 +1,119 @@
+"""`Comparison`: two runs side by side, in figures. Made from two `Side`s, holds nothing of them.
+
+A is what one starts from, B what is held against it: a ratio is B / A, a change is B - A.
+"""
+
+from typing import Literal, NamedTuple
+
+from stepscope.recordings.causes import Cause
+from stepscope.recordings.comparison_figures import Figure, latency_figures, total_figures
+from stepscope.recordings.comparison_requests import Matched, matched
+from stepscope.recordings.comparison_settings import Setting, differing_settings
+from stepscope.recordings.comparison_side import Kind, Side
+from stepscope.recordings.latency import SLO
+
+
+class CauseShare(NamedTuple):
+    """What late waits were made of on each side."""
+
+    kind: Kind
+    cause: Cause
+    a_ns: int
+    b_ns: int
+    num_a: int  # late tokens with it as their largest cause
+    num_b: int
+
+
+class Work(NamedTuple):
+    """What a side had to do: two runs are only comparable if that was the same."""
+
+    num_steps: int
+    seconds: float
+    num_requests: int
+    num_finished: int
+    num_in_tokens: int
+    num_out_tokens: int
+
+
+class Comparison(NamedTuple):
+    """All figures of two sides as they stood at one moment.
+
+    Attributes:
+        causes: of waits beyond the service level, what took most time first.
+        resolution_ns: latencies are exact to this.
+    """
+
+    names: tuple[str, str]
+    slo: SLO
+    figures: list[Figure]
+    settings: list[Setting]
+    causes: list[CauseShare]
+    works: tuple[Work, Work]
+    requests: Matched
+    resolution_ns: int
+    num_unlisted: int
+
+    def figure(self, key: str) -> Figure:
+        return next(figure for figure in self.figures if figure.key == key)
+
+    def better(self, side: Literal["a", "b"]) -> list[Figure]:
+        """In what a side is better, as they stand in `figures`."""
+        return [figure for figure in self.figures if figure.verdict == side]
+
+    @property
+    def different_work(self) -> str | None:
+        """How the work of both differs, in a few words; None when it was about the same."""
+        a, b = self.works
+        parts = []
+        for label, left, right in (
+            ("requests", a.num_requests, b.num_requests),
+            ("prompt tokens", a.num_in_tokens, b.num_in_tokens),
+            ("output tokens", a.num_out_tokens, b.num_out_tokens),
+        ):
+            if abs(left - right) > 0.1 * max(left, right):
+                parts.append(f"{left:,} and {right:,} {label}")
+        return ", ".join(parts) or None
+
+
+def compare(a: Side, b: Side) -> Comparison:
+    """Both sides as they stand. To be called by the thread that feeds them."""
+    figures = [*latency_figures(a, b), *total_figures(a, b)]
+    return Comparison(
+        (a.name, b.name),
+        a.slo,
+        figures,
+        differing_settings(a, b),
+        _causes(a, b),
+        (_work(a), _work(b)),
+        matched(a.requests, b.requests),
+        max(counts.resolution_ns for side in (a, b) for counts in side.waits.values()),
+        a.num_unlisted + b.num_unlisted,
+    )
+
+
+def _causes(a: Side, b: Side) -> list[CauseShare]:
+    keys = {**a.cause_ns, **b.cause_ns}
+    shares = [
+        CauseShare(
+            kind,
+            cause,
+            a.cause_ns.get((kind, cause), 0),
+            b.cause_ns.get((kind, cause), 0),
+            a.num_late.get((kind, cause), 0),
+            b.num_late.get((kind, cause), 0),
+        )
+        for kind, cause in keys
+    ]
+    return sorted(shares, key=lambda share: -max(share.a_ns, share.b_ns))
+
+
+def _work(side: Side) -> Work:
+    totals = side.totals
+    return Work(
+        totals.num_steps,
+        side.seconds,
+        len(side.requests) + side.num_unlisted,
+        totals.num_finished,
+        totals.num_in_tokens,
+        totals.num_out_tokens,
+    )

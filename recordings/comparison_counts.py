@@ -1,0 +1,97 @@
+"""`WaitCounts`: how often each latency was measured, in bounded memory.
+
+Exact to the nanosecond up to `MAX_DISTINCT` different values; from then on values are rounded down
+to ever larger powers of two, which `resolution_ns` tells.
+"""
+
+from stepscope.recordings.latency import percentiles
+
+MAX_DISTINCT = 1 << 17
+RANKS = (50, 95, 99)
+
+
+class WaitCounts:
+    """One kind of latency of one side. One writer.
+
+    Requests that decode side by side have the same wait, so a thousand waits may be fifty facts:
+    `num_groups` counts the steps (or requests) they came from. What can be concluded from the
+    samples depends on that number, not on theirs.
+
+    Args:
+        bound_ns: the service level; a longer wait is a breach.
+    """
+
+    def __init__(self, bound_ns: float | None = None) -> None:
+        self.bound_ns = bound_ns
+        self.num_samples = 0
+        self.num_groups = 0
+        self.num_within = 0
+        self.max_ns: int | None = None
+        self._counts: dict[int, int] = {}
+        self._shift = 0
+
+    @property
+    def resolution_ns(self) -> int:
+        """1 while every value is kept as it is."""
+        return 1 << self._shift
+
+    @property
+    def within_slo(self) -> float | None:
+        """Share of the samples; None without a service level or a sample."""
+        if self.bound_ns is None or not self.num_samples:
+            return None
+        return self.num_within / self.num_samples
+
+    def add(self, value_ns: int, weight: int = 1, *, is_new_group: bool = True) -> None:
+        self.num_samples += weight
+        self.num_groups += is_new_group
+        if self.bound_ns is not None and value_ns <= self.bound_ns:
+            self.num_within += weight
+        if self.max_ns is None or value_ns > self.max_ns:
+            self.max_ns = value_ns
+        key = value_ns >> self._shift
+        self._counts[key] = self._counts.get(key, 0) + weight
+        if len(self._counts) > MAX_DISTINCT:
+            self._fold()
+
+    def ordered(self) -> list[tuple[int, int]]:
+        """(value, weight), by value."""
+        return sorted((key << self._shift, weight) for key, weight in self._counts.items())
+
+    def _fold(self) -> None:
+        while len(self._counts) > MAX_DISTINCT // 2:
+            self._shift += 1
+            folded: dict[int, int] = {}
+            for key, weight in self._counts.items():
+                folded[key >> 1] = folded.get(key >> 1, 0) + weight
+            self._counts = folded
+
+
+class Spread:
+    """Percentiles of counts, sorted once."""
+
+    def __init__(self, counts: WaitCounts) -> None:
+        self.num_samples = counts.num_samples
+        self.num_groups = counts.num_groups
+        self.within_slo = counts.within_slo
+        self._ordered = counts.ordered()
+        self._at: dict[int, int | None] = dict.fromkeys((*RANKS, 100))
+        if self._ordered:
+            values = percentiles(self._ordered, self.num_samples, RANKS)
+            self._at |= dict(zip(RANKS, values, strict=True))
+            self._at[100] = counts.max_ns
+
+    def at(self, rank: int) -> int | None:
+        """Nearest rank, in nanoseconds; None without a sample. 100 is the longest."""
+        return self._at[rank]
+
+    def share_above(self, value_ns: float) -> float:
+        """Of the samples; 0 without any."""
+        if not self.num_samples:
+            return 0.0
+        above = 0
+        for value, weight in reversed(self._ordered):
+            if value <= value_ns:
+                break
+            above += weight
+        return above / self.num_samples

@@ -1,0 +1,110 @@
+"""The requests of two runs, and which of one is which of the other."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+MAX_REQUESTS = 100_000  # kept of a run, the first to arrive
+
+
+@dataclass(slots=True)
+class RequestRun:
+    """What became of one request, by the engine's clock; None is not known (yet)."""
+
+    request_id: int
+    client_id: str
+    num_prompt_tokens: int
+    arrival_ns: int
+    ttft_ns: int | None = None
+    worst_itl_ns: int | None = None
+    worst_step: int | None = None  # in which that wait ended
+    first_token_step: int | None = None
+    end_ns: int | None = None
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+
+
+class Pair(NamedTuple):
+    """One request in both runs."""
+
+    a: RequestRun
+    b: RequestRun
+
+    @property
+    def name(self) -> str:
+        return self.a.client_id or self.b.client_id or f"r{self.a.request_id}"
+
+    @property
+    def ttft_change_ns(self) -> int | None:
+        """B - A."""
+        return _change(self.a.ttft_ns, self.b.ttft_ns)
+
+    @property
+    def worst_change_ns(self) -> int | None:
+        """B - A."""
+        return _change(self.a.worst_itl_ns, self.b.worst_itl_ns)
+
+    @property
+    def difference_ns(self) -> int:
+        """The larger of both, either way."""
+        return max(abs(self.ttft_change_ns or 0), abs(self.worst_change_ns or 0))
+
+    @property
+    def has_same_prompt(self) -> bool:
+        """As far as lengths tell."""
+        return self.a.num_prompt_tokens == self.b.num_prompt_tokens
+
+
+class Matched(NamedTuple):
+    """Largest differences first.
+
+    Attributes:
+        by: what was matched: the names that clients gave, or the order of arrival.
+        only_a, only_b: requests without a partner.
+    """
+
+    pairs: list[Pair]
+    by: str
+    only_a: int
+    only_b: int
+
+
+BY_NAME, BY_ORDER = "client id", "order of arrival"
+
+
+def matched(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> Matched:
+    """Pairs by the clients' own ids if at least half of the smaller run has them in common.
+
+    An id that came several times is the same request the same time it came. Without such ids the
+    n-th to arrive in one run is the n-th in the other.
+    """
+    runs_a, runs_b = _in_order(a.values()), _in_order(b.values())
+    names_a, names_b = _named(runs_a), _named(runs_b)
+    common = [key for key in names_a if key in names_b]
+    smaller = min(len(runs_a), len(runs_b))
+    if smaller and len(common) * 2 >= smaller:
+        pairs, by = [Pair(names_a[key], names_b[key]) for key in common], BY_NAME
+    else:
+        pairs, by = [Pair(*both) for both in zip(runs_a, runs_b, strict=False)], BY_ORDER
+    pairs.sort(key=lambda pair: -pair.difference_ns)
+    return Matched(pairs, by, len(runs_a) - len(pairs), len(runs_b) - len(pairs))
+
+
+def _in_order(runs: Iterable[RequestRun]) -> list[RequestRun]:
+    return sorted(runs, key=lambda run: (run.arrival_ns, run.request_id))
+
+
+def _named(runs: Sequence[RequestRun]) -> dict[tuple[str, int], RequestRun]:
+    """By name and how many of that name came before."""
+    found: dict[tuple[str, int], RequestRun] = {}
+    times: dict[str, int] = {}
+    for run in runs:
+        if run.client_id:
+            number = times.get(run.client_id, 0)
+            times[run.client_id] = number + 1
+            found[run.client_id, number] = run
+    return found
+
+
+def _change(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else b - a

@@ -1,0 +1,269 @@
+"""`Side`: one of two runs that are compared, reduced message by message. It reads no clock or file.
+
+Whatever it keeps is bounded: a run may have any number of steps.
+"""
+
+import threading
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+from stepscope.engine.wire import (
+    Arrived,
+    BatchRow,
+    EngineInfo,
+    EngineStatus,
+    KnobsChanged,
+    KnobValue,
+    Mark,
+    Phase,
+    RequestView,
+    RowFlag,
+    StepRecord,
+    Telemetry,
+)
+from stepscope.recordings.causes import Cause
+from stepscope.recordings.comparison_counts import WaitCounts
+from stepscope.recordings.comparison_points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoints
+from stepscope.recordings.comparison_requests import MAX_REQUESTS, RequestRun
+from stepscope.recordings.comparison_totals import Totals
+from stepscope.recordings.explain import Explainer
+from stepscope.recordings.latency import SLO, LatencyKind
+from stepscope.recordings.outcome import Outcome
+from stepscope.recordings.pauses import Pauses, leave_out_pauses
+from stepscope.recordings.session import SessionState
+
+Kind: TypeAlias = Literal["TTFT", "ITL"]
+
+_DECODE = int(Phase.DECODE)
+_LAST_CHUNK = int(RowFlag.LAST_CHUNK)
+MAX_VALUES = 8  # of a knob that was changed again and again, the last ones
+
+
+class Side:
+    """A run from a state on.
+
+    Args:
+        name: what people call it.
+        slo: bounds of both sides.
+        state: right before the first message; it is changed from here on.
+
+    Attributes:
+        lock: held while a message is taken; who reads columns or tables holds it too.
+        version: grows with every message.
+        origin_ns: engine time at which the run began; None before the first step.
+        knob_values: of each knob all values it had, in order.
+        cause_ns: what the late waits of a kind were made of; `num_late` have it as their largest.
+    """
+
+    def __init__(self, name: str, slo: SLO, state: SessionState) -> None:
+        self.name = name
+        self.slo = slo
+        self.lock = threading.Lock()
+        self.version = 0
+        self.origin_ns: int | None = None
+        self.points = StepPoints()
+        self.totals = Totals()
+        self.waits: dict[LatencyKind, WaitCounts] = {
+            "ttft": WaitCounts(slo.ttft_ms * 1e6),
+            "itl": WaitCounts(slo.itl_ms * 1e6),
+            "tpot": WaitCounts(),
+            "step": WaitCounts(),
+        }
+        self.requests: dict[int, RequestRun] = {}
+        self.num_unlisted = 0  # requests beyond those that are kept
+        self.knob_values: dict[str, list[KnobValue]] = {}
+        self.cause_ns: dict[tuple[Kind, Cause], int] = {}
+        self.num_late: dict[tuple[Kind, Cause], int] = {}
+        self._pauses = Pauses(state)
+        self._explainer = Explainer(slo.itl_ms * 1e6, slo.ttft_ms * 1e6, state=state)
+        self._state = state.copy()
+        self._state.blocks = None  # which block moved where is nobody's business here
+        # Of requests with a token: position and time of the last one.
+        self._tokens: dict[int, tuple[int, int]] = {
+            view.request_id: (_end(view), view.last_token_ns)
+            for view in state.requests.values()
+            if view.last_token_ns is not None and view.status != "finished"
+        }
+        self._knob_steps: set[int] = set()
+        self._note_knobs(state.knobs)
+        for view in state.requests.values():
+            if view.status != "finished" and not view.is_partial:
+                self._list(view)
+
+    @property
+    def info(self) -> EngineInfo | None:
+        return self._state.info
+
+    @property
+    def workload(self) -> str | None:
+        return self._state.workload
+
+    @property
+    def seconds(self) -> float:
+        """From the first step to the end of the last."""
+        return self.points.end_ns / 1e9
+
+    def take(self, message: Telemetry, after_gap: bool = False) -> None:
+        """The next message of the run; `after_gap`: some before it are missing."""
+        with self.lock:
+            self.version += 1
+            self._take(message, after_gap)
+
+    def _take(self, message: Telemetry, after_gap: bool) -> None:
+        if isinstance(message, Mark):
+            self.points.flag(message.step, MARKED)
+            return
+        knobs_before = self._state.knobs
+        outcome = self._state.apply(message)
+        self._state.blocks = None
+        self._pauses.take(message)
+        self._explainer.take(message, after_gap)
+        self._count_causes()
+        if isinstance(message, KnobsChanged):
+            self._knob_steps.add(message.effective_step)
+        if self._state.knobs is not knobs_before:
+            self._note_knobs(self._state.knobs)
+        if isinstance(message, StepRecord) and outcome is not None:
+            self._take_step(message, outcome, after_gap)
+        elif isinstance(message, EngineStatus):
+            self._take_events(message, message.time_ns)
+
+    # Steps
+
+    def _take_step(self, record: StepRecord, outcome: Outcome, after_gap: bool) -> None:
+        now_ns = record.tokens_ns
+        if self.origin_ns is None:
+            self.origin_ns = record.schedule_start_ns
+        if self.points.last_step is not None and record.step <= self.points.last_step:
+            return  # of a publisher that repeats steps under new numbers
+        leave_out_pauses(outcome, self._pauses, self._state, now_ns)
+        self._take_waits(record, outcome)
+        self._take_rows(record.batch or (), record.step, now_ns)
+        self._take_events(record, now_ns)
+        for request_id, ttft_ns in outcome.ttft_ns:
+            run = self.requests.get(request_id)
+            if run is not None:
+                run.ttft_ns, run.first_token_step = ttft_ns, record.step
+        flags = self._flags(record, outcome, after_gap)
+        start_ns, end_ns = self._since(record.schedule_start_ns), self._since(now_ns)
+        self.totals.add(record, outcome, end_ns)
+        self.points.append(
+            record.step,
+            start_ns,
+            max(start_ns, end_ns),
+            record.num_prefill_tokens,
+            record.num_decode_tokens,
+            record.token_budget,
+            None if record.batch is None else len(record.batch),
+            record.num_waiting,
+            outcome.max_gap_ns,
+            flags,
+        )
+
+    def _since(self, time_ns: int) -> int:
+        """Times that run backwards are told of by `verify`; here they stand still."""
+        return max(time_ns - (self.origin_ns or 0), self.points.end_ns)
+
+    def _take_waits(self, record: StepRecord, outcome: Outcome) -> None:
+        waits = self.waits
+        waits["step"].add(record.tokens_ns - record.schedule_start_ns)
+        is_first = True
+        for gap_ns, weight in outcome.gaps_ns.items():
+            waits["itl"].add(gap_ns, weight, is_new_group=is_first)
+            is_first = False
+        for _, ttft_ns in outcome.ttft_ns:
+            waits["ttft"].add(ttft_ns)
+        for _, tpot_ns in outcome.tpot_ns:
+            waits["tpot"].add(tpot_ns)
+
+    def _flags(self, record: StepRecord, outcome: Outcome, after_gap: bool) -> int:
+        slo = self.slo
+        late = (outcome.max_gap_ns or 0) > slo.itl_ms * 1e6 or any(
+            ns > slo.ttft_ms * 1e6 for _, ns in outcome.ttft_ns
+        )
+        flags = (PREEMPTED if outcome.num_preempted else 0) | (LATE if late else 0)
+        if record.step in self._knob_steps:
+            flags |= KNOB
+            self._knob_steps.discard(record.step)
+        return flags | (LOST if after_gap else 0)
+
+    # Requests
+
+    def _take_rows(self, batch: "list[BatchRow] | tuple[()]", step: int, now_ns: int) -> None:
+        """Keep the longest wait of each request for a token."""
+        tokens, requests = self._tokens, self.requests
+        for row in batch:
+            if row.phase != _DECODE and not row.flags & _LAST_CHUNK:
+                continue
+            end = row.start + row.num_tokens
+            before = tokens.get(row.request_id)
+            tokens[row.request_id] = (end, now_ns)
+            run = requests.get(row.request_id)
+            if run is None:
+                continue
+            run.num_output_tokens += 1
+            if before is None or before[0] + 1 != end:
+                continue
+            gap_ns = now_ns - before[1]
+            if gap_ns > (run.worst_itl_ns or -1):
+                gap_ns -= self._pauses.within(before[1], now_ns)
+                if gap_ns > (run.worst_itl_ns or -1):
+                    run.worst_itl_ns, run.worst_step = gap_ns, step
+
+    def _take_events(self, message: StepRecord | EngineStatus, time_ns: int) -> None:
+        views = self._state.requests
+        for event in message.events:
+            view = views.get(event.request_id)
+            if view is None:
+                continue
+            if isinstance(event, Arrived):
+                self._list(view)
+            run = self.requests.get(event.request_id)
+            if run is None:
+                continue
+            run.num_preemptions = view.num_preemptions
+            if view.status == "finished":
+                run.end_ns = time_ns
+                run.num_output_tokens = view.num_output_tokens
+                self._tokens.pop(event.request_id, None)
+
+    def _list(self, view: RequestView) -> None:
+        if view.request_id in self.requests:
+            return
+        if len(self.requests) >= MAX_REQUESTS:
+            self.num_unlisted += 1
+            return
+        self.requests[view.request_id] = RequestRun(
+            view.request_id,
+            view.client_id,
+            view.num_prompt_tokens,
+            view.arrival_ns,
+            num_output_tokens=view.num_output_tokens,
+            num_preemptions=view.num_preemptions,
+        )
+
+    # Rest
+
+    def _note_knobs(self, knobs: Mapping[str, KnobValue]) -> None:
+        for name, value in knobs.items():
+            values = self.knob_values.setdefault(name, [])
+            if not values or values[-1] != value:
+                values.append(value)
+                del values[:-MAX_VALUES]
+
+    def _count_causes(self) -> None:
+        late = self._explainer.late
+        for each in late:
+            if each.is_excused:
+                continue
+            key = each.kind, each.cause
+            self.num_late[key] = self.num_late.get(key, 0) + 1
+            for piece in each.pieces:
+                key = each.kind, piece.cause
+                self.cause_ns[key] = self.cause_ns.get(key, 0) + piece.ns
+        late.clear()
+
+
+def _end(view: RequestView) -> int:
+    """Position after the last token computed for it."""
+    return view.num_prompt_tokens + view.num_output_tokens - 1

@@ -1,0 +1,79 @@
+"""Whether a difference between two runs says anything, or may be chance. Pure functions.
+
+Each answers: were both runs draws from the same source, would a difference as large as this one be
+rarer than 1 in 20? A "no" does not make the two equal, it says that there is too little data.
+"""
+
+import math
+from collections.abc import Sequence
+
+LEVEL = 0.05
+MIN_SLICES = 5
+_MAX_TERMS = 2000  # of an exact sum; above it the normal distribution is as good
+# Two-sided 5 % points of Student's t for fewer degrees of freedom than the key; never too small.
+_T_POINTS = {5: 2.78, 7: 2.58, 9: 2.37, 12: 2.27, 16: 2.18, 24: 2.12, 40: 2.07, 120: 2.03}
+
+
+def shares_differ(a: float, num_a: int, b: float, num_b: int) -> bool:
+    """Whether two shares, of so many independent observations each, differ.
+
+    Fisher's exact test (The Design of Experiments, 1935), the normal approximation for many.
+    """
+    if not num_a or not num_b:
+        return False
+    count_a, count_b = round(a * num_a), round(b * num_b)
+    hits = count_a + count_b
+    if min(hits, num_a + num_b - hits) > _MAX_TERMS:
+        pooled = hits / (num_a + num_b)
+        deviation = math.sqrt(pooled * (1 - pooled) * (1 / num_a + 1 / num_b))
+        return abs(count_a / num_a - count_b / num_b) > 1.96 * deviation
+    low, high = max(0, hits - num_b), min(hits, num_a)
+    whole = _log_choose(num_a + num_b, hits)
+    seen = _log_choose(num_a, count_a) + _log_choose(num_b, count_b) - whole
+    chance = 0.0
+    for count in range(low, high + 1):
+        log = _log_choose(num_a, count) + _log_choose(num_b, hits - count) - whole
+        if log <= seen + 1e-7:
+            chance += math.exp(log)
+    return chance < LEVEL
+
+
+def rates_differ(count_a: int, time_a: float, count_b: int, time_b: float) -> bool:
+    """Whether events that are counted over two times come at different rates.
+
+    Given their sum, each count is binomial if the rates are the same (Przyborowski and Wilenski,
+    Biometrika 1940).
+    """
+    total = count_a + count_b
+    if not total or time_a <= 0 or time_b <= 0:
+        return False
+    share = time_a / (time_a + time_b)
+    if total > _MAX_TERMS:
+        return abs(count_a - total * share) > 1.96 * math.sqrt(total * share * (1 - share))
+    logs = [
+        _log_choose(total, count) + count * math.log(share) + (total - count) * math.log1p(-share)
+        for count in range(total + 1)
+    ]
+    return sum(math.exp(log) for log in logs if log <= logs[count_a] + 1e-7) < LEVEL
+
+
+def means_differ(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Whether the means of two runs differ, each given as means of its equal slices of time.
+
+    Welch's t-test (Biometrika 1947) over batch means: neighbouring steps are alike, slices hardly.
+    """
+    if min(len(a), len(b)) < MIN_SLICES:
+        return False
+    mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
+    part_a = sum((x - mean_a) ** 2 for x in a) / (len(a) - 1) / len(a)
+    part_b = sum((x - mean_b) ** 2 for x in b) / (len(b) - 1) / len(b)
+    error = part_a + part_b
+    if error == 0:
+        return mean_a != mean_b
+    freedom = error**2 / (part_a**2 / (len(a) - 1) + part_b**2 / (len(b) - 1))
+    point = next((t for below, t in _T_POINTS.items() if freedom < below), 1.98)
+    return abs(mean_a - mean_b) / math.sqrt(error) > point
+
+
+def _log_choose(n: int, k: int) -> float:
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
