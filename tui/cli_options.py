@@ -6,7 +6,7 @@ config file and the names in the environment.
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import msgspec
 import typer
@@ -101,22 +101,51 @@ def resolve(
     Raises:
         WrongUsage: a value that the field does not take; the message says where it came from.
     """
+    chosen = settled(kind, section, flags, defaults)
+    return kind(**{name: each.value for name, each in chosen.items() if each.origin})
+
+
+class Setting(NamedTuple):
+    """The value of a field, and who said so: empty where nobody did."""
+
+    value: Any
+    origin: str
+
+
+def settled(
+    kind: type[Struct],
+    section: Section,
+    flags: Mapping[str, Any],
+    defaults: Mapping[str, Any] | None = None,
+) -> dict[str, Setting]:
+    """Every field of a section with where its value comes from; arguments and errors of `resolve`.
+
+    The origin is an option, a name in the environment, `config.toml` or `the default`.
+    """
     from_file = load_settings()[section]
-    values: dict[str, Any] = {}
+    found: dict[str, Setting] = {}
     for field in msgspec.structs.fields(kind):
         name = field.name
         if name in flags:
-            value, source = flags[name], _flag(name)
+            value, origin = flags[name], _flag(name)
         elif (value := from_environment(section, name)) is not None:
-            source = environment_name(section, name)
+            origin = environment_name(section, name)
         elif name in from_file:
-            value, source = from_file[name], f"{config_path()}: [{section}] {name}"
+            # It has been checked when the file was read, with the name of the file.
+            value, origin = from_file[name], config_path().name
         elif defaults and name in defaults:
-            value, source = defaults[name], "the default"
+            value, origin = defaults[name], "the default"
         else:
+            found[name] = Setting(_default(field), "")
             continue
-        values[name] = _converted(field, value, source)
-    return kind(**values)
+        found[name] = Setting(_converted(field, value, origin), origin)
+    return found
+
+
+def _default(field: FieldInfo) -> Any:
+    if field.default is not msgspec.NODEFAULT:
+        return field.default
+    return None if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 def convert_flags(kind: type[Struct], flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +169,7 @@ def _converted(field: FieldInfo, value: Any, source: str) -> Any:
 
 
 def _parameter(field: FieldInfo, default: Any, flag: str) -> inspect.Parameter:
-    base, meta = _base_and_meta(field)
+    base, meta = base_and_meta(field)
     names = [flag]
     if base is bool:
         names = [f"{names[0]}/{_flag('no_' + field.name)}"]
@@ -163,18 +192,19 @@ def _parameter(field: FieldInfo, default: Any, flag: str) -> inspect.Parameter:
     )
 
 
-def _base_and_meta(field: FieldInfo) -> tuple[Any, msgspec.Meta]:
+def base_and_meta(field: FieldInfo) -> tuple[Any, msgspec.Meta]:
+    """The plain type of a field, and its bounds and description."""
     kind = next((each for each in get_args(field.type) if get_origin(each) is Annotated), None)
     base, meta = get_args(kind if kind is not None else field.type)
     return base, meta
 
 
 def _is_table(field: FieldInfo) -> bool:
-    return get_origin(_base_and_meta(field)[0]) is dict
+    return get_origin(base_and_meta(field)[0]) is dict
 
 
 def _expected(field: FieldInfo) -> str:
-    base, meta = _base_and_meta(field)
+    base, meta = base_and_meta(field)
     if get_origin(base) is Literal:
         return "one of " + ", ".join(get_args(base))
     bounds = []

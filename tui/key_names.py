@@ -125,6 +125,12 @@ def _character(name: str) -> str | None:
     return character if character.isprintable() else None
 
 
+def written(key: str) -> str:
+    """A key (Textual's name) as it is written in the config file; the inverse of `parse`."""
+    *modifiers, name = key.split("+")
+    return "+".join([*modifiers, name if name in NAMED else _character(name) or name])
+
+
 def shown(key: str) -> str:
     """A key (Textual's name) in as few cells as tell it: `⇧←`, `^l`, `PgUp`, `[`."""
     *modifiers, name = key.split("+")

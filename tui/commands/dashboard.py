@@ -54,6 +54,26 @@ def top(endpoint: Endpoint = None, *, flags: dict[str, Any]) -> None:
 
 
 @commands.command(
+    epilog=example("stepscope config", "stepscope config dashboard", "stepscope config --path")
+)
+@with_options("dashboard")
+def config(
+    section: Annotated[
+        str | None, typer.Argument(metavar="SECTION", help="show this one only (default: all)")
+    ] = None,
+    path: Annotated[
+        bool, typer.Option("--path", help="print where the config file is, and nothing else")
+    ] = False,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Show the settings, and where each of them comes from."""
+    from stepscope.tui import cli_config
+
+    cli_config.config(section, path, flags)
+
+
+@commands.command(
     epilog=example("stepscope replay session.mcap --speed 4", "stepscope replay chunked --at 120")
 )
 @with_options("dashboard")
