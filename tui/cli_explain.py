@@ -7,26 +7,14 @@ from typing import Any
 
 import msgspec
 
-from stepscope.recordings.causes import Cause, Late, Piece
+from stepscope.recordings.causes import Late, Piece
 from stepscope.recordings.explained import Bound, Explanation, explain_recording
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.session import request_name
+from stepscope.tui.cause_names import CAUSE_NAMES
 from stepscope.tui.cli_errors import WrongUsage, say, writing_output
 from stepscope.tui.cli_top import find_recording
 
-CAUSE_NAMES: dict[Cause, str] = {
-    "queued": "waited in the queue",
-    "prompt": "its own prompt",
-    "prefill": "shared a step with a prefill",
-    "budget": "left out, budget spent",
-    "left_out": "left out of a step",
-    "preempted": "preempted, out",
-    "recompute": "preempted, recomputed",
-    "paused": "engine paused by the operator",
-    "idle": "engine idle",
-    "step": "steps of decodes alone",
-    "unknown": "unknown, records missing",
-}
 _UNITS = {"us": 0.001, "ms": 1.0, "s": 1000.0, "": 1.0}
 
 

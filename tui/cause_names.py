@@ -1,0 +1,17 @@
+"""What the causes of late tokens are called where there is room for a few words."""
+
+from stepscope.recordings.causes import Cause
+
+CAUSE_NAMES: dict[Cause, str] = {
+    "queued": "waited in the queue",
+    "prompt": "its own prompt",
+    "prefill": "shared a step with a prefill",
+    "budget": "left out, budget spent",
+    "left_out": "left out of a step",
+    "preempted": "preempted, out",
+    "recompute": "preempted, recomputed",
+    "paused": "engine paused by the operator",
+    "idle": "engine idle",
+    "step": "steps of decodes alone",
+    "unknown": "unknown, records missing",
+}
