@@ -1,8 +1,14 @@
 """The small operations between the matrix products of a decoder layer, each as one call.
 
-In C++ for contiguous float32 and bfloat16 tensors on a CPU where the library is there, in plain
-torch (`torch_*`, the oracles) for all else; the dtype of the result is that of the input.
+In C++ for contiguous float32 and bfloat16 tensors on a CPU where the library is there, in Triton for
+contiguous tensors on a GPU, in plain torch (`torch_*`, the oracles) for all else; the dtype of the
+result is that of the input.
 """
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -16,7 +22,41 @@ from stepscope.kernels.cpu_library import (
 )
 from stepscope.kernels.paged_attention import store_kv
 
+log = logging.getLogger("stepscope.kernels")
+
 _IS_BF16 = {torch.float32: 0, torch.bfloat16: 1}
+
+
+class _DeviceKernels(NamedTuple):
+    """The operations below for tensors on a GPU; they take contiguous tensors of one dtype."""
+
+    add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    norm_rope_store: Callable[..., torch.Tensor]
+    silu_mul: Callable[[torch.Tensor], torch.Tensor]
+
+
+@functools.cache
+def _device_kernels() -> _DeviceKernels | None:
+    """Triton's, tried once a process; None where it is missing or cannot build kernels."""
+    try:
+        from stepscope.kernels.triton_add_rms_norm import add_rms_norm
+        from stepscope.kernels.triton_norm_rope_store import norm_rope_store
+        from stepscope.kernels.triton_silu_mul import silu_mul
+
+        silu_mul(torch.zeros(1, 64, device="cuda"))
+    except Exception as error:  # noqa: BLE001 - whatever a compiler or a driver runs into
+        log.warning("Triton's kernels cannot be used, plain torch takes their place: %s", error)
+        return None
+    return _DeviceKernels(add_rms_norm, norm_rope_store, silu_mul)
+
+
+def _on_device(x: torch.Tensor, *others: torch.Tensor | None) -> _DeviceKernels | None:
+    """The kernels, if `x` is on a GPU and it and `others` are contiguous and of one dtype."""
+    if not x.is_cuda or not x.is_contiguous():
+        return None
+    if any(t is not None and not (t.dtype is x.dtype and t.is_contiguous()) for t in others):
+        return None
+    return _device_kernels()
 
 
 def add_rms_norm(
@@ -37,6 +77,8 @@ def add_rms_norm(
         or not (weight.dtype is dtype and weight.is_contiguous())
         or not (residual is None or (residual.dtype is dtype and residual.is_contiguous()))
     ):
+        if (kernels := _on_device(x, residual, weight)) is not None:
+            return kernels.add_rms_norm(x, residual, weight, eps)
         return torch_add_rms_norm(x, residual, weight, eps)
     output = torch.empty_like(x)
     num_rows, size = x.shape
@@ -91,7 +133,7 @@ def norm_rope_store(
     caches that `slot_mapping` (`[N]`) names.
 
     Raises:
-        IndexError: a position or a slot that is not there.
+        IndexError: a position or a slot that is not there (on a GPU, nobody checks).
     """
     library = default_library()
     dtype = qkv.dtype
@@ -107,7 +149,9 @@ def norm_rope_store(
         or not (q_norm is None or (q_norm.dtype is dtype and q_norm.is_contiguous()))
         or not (k_norm is None or (k_norm.dtype is dtype and k_norm.is_contiguous()))
     ):
-        return torch_norm_rope_store(
+        kernels = _on_device(qkv, q_norm, k_norm)
+        operation = torch_norm_rope_store if kernels is None else kernels.norm_rope_store
+        return operation(
             qkv,
             rope,
             positions,
@@ -194,6 +238,8 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     library = default_library()
     dtype = gate_up.dtype
     if library is None or dtype not in _IS_BF16 or not (gate_up.is_cpu and gate_up.is_contiguous()):
+        if (kernels := _on_device(gate_up)) is not None:
+            return kernels.silu_mul(gate_up)
         return torch_silu_mul(gate_up)
     num_rows, width = gate_up.shape
     output = gate_up.new_empty(num_rows, width // 2)

@@ -7,6 +7,7 @@ Layout of a cache: `[num_blocks, block_size, num_kv_heads, head_dim]`, one tenso
 for values in each layer. Slot `s` of a cache is block `s // block_size`, offset `s % block_size`.
 """
 
+import functools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -16,6 +17,18 @@ import numpy.typing as npt
 import torch
 
 IntArray = npt.NDArray[np.int64]
+
+
+class BatchTensors(NamedTuple):
+    """The arrays of a `PagedBatch` on the device, for kernels that read them there (int32).
+
+    They may have been filled for a larger step: a request behind the last has one query, and a
+    context of no tokens.
+    """
+
+    query_starts: torch.Tensor  # [R + 1]
+    context_lens: torch.Tensor  # [R]
+    block_tables: torch.Tensor  # [R, blocks], rows contiguous
 
 
 @dataclass(slots=True, eq=False)
@@ -37,10 +50,25 @@ class PagedBatch:
     block_size: int
     device: torch.device
     plans: dict[Hashable, object] = field(default_factory=dict)  # of the backend, for this step
+    # [R], 1 where the one query of a request is a decode; None: wherever there is one query. A
+    # prompt's chunk of one token told from a decode can be computed like any other chunk.
+    decodes: IntArray | None = None
+    tensors: BatchTensors | None = None  # by who made the batch, or by `on_device`
 
     @property
     def num_requests(self) -> int:
         return len(self.context_lens)
+
+    def on_device(self) -> BatchTensors:
+        """The arrays on the device; copied there the first time, unless they were given."""
+        if self.tensors is None:
+            self.tensors = BatchTensors(
+                *(
+                    torch.from_numpy(array.astype(np.int32)).to(self.device, non_blocking=True)
+                    for array in (self.query_starts, self.context_lens, self.block_tables)
+                )
+            )
+        return self.tensors
 
 
 class AttentionBackend(Protocol):
@@ -108,6 +136,55 @@ class _Candidate:
     create: Callable[[], AttentionBackend]
 
 
+def _create_triton() -> AttentionBackend:
+    from stepscope.kernels.triton_attention import TritonAttention
+    from stepscope.kernels.triton_plan import Device
+
+    return TritonAttention(Device.of(torch.device("cuda")))
+
+
+def _create_flash_attn() -> AttentionBackend:
+    from stepscope.kernels.flash_attention import GatheredAttention, load_flash_attn
+
+    return GatheredAttention("flash-attn", load_flash_attn(), _create_triton())
+
+
+def _create_torch_varlen() -> AttentionBackend:
+    from stepscope.kernels.flash_attention import GatheredAttention, load_torch_varlen
+
+    return GatheredAttention("torch-varlen", load_torch_varlen(), _create_triton())
+
+
+_GPU_DTYPES = {
+    "triton": (torch.float32, torch.float16, torch.bfloat16),
+    "flash-attn": (torch.float16, torch.bfloat16),
+    "torch-varlen": (torch.float16, torch.bfloat16),
+}
+
+
+@functools.cache
+def _probe_gpu(name: str, dtype: torch.dtype, what: str) -> tuple[bool, str]:
+    """Whether a backend for GPUs runs on the current one, by a trial of a few tokens."""
+    from stepscope.kernels import trial
+
+    if not torch.cuda.is_available():
+        return False, "torch sees no GPU"
+    if dtype not in _GPU_DTYPES[name]:
+        names = " and ".join(str(each).removeprefix("torch.") for each in _GPU_DTYPES[name])
+        return False, f"has {names}, not {str(dtype).removeprefix('torch.')}"
+    create = next(c.create for c in _CANDIDATES if c.name == name)
+    try:
+        backend = create()
+    except ImportError as error:
+        missing = {"triton": "triton", "flash_attn": "flash-attn"}.get(error.name or "")
+        if missing is not None:
+            return False, f"{missing} is not installed: pip install {missing}"
+        return False, f"does not load: {error}"
+    device = torch.device("cuda")
+    problem = trial.failure(backend, device, dtype)
+    return problem is None, problem or f"{what}, on {torch.cuda.get_device_name(device)}"
+
+
 def _probe_cpu(device: str, dtype: torch.dtype) -> tuple[bool, str]:
     from stepscope.kernels import cpu_attention, cpu_library
 
@@ -140,6 +217,30 @@ def _create_reference() -> AttentionBackend:
 
 # Fastest first: 'auto' takes the first that is usable.
 _CANDIDATES = (
+    _Candidate(
+        "flash-attn",
+        "cuda",
+        lambda device, dtype: _probe_gpu(
+            "flash-attn", dtype, "prefill by flash-attn, decode by our Triton kernel"
+        ),
+        _create_flash_attn,
+    ),
+    _Candidate(
+        "triton",
+        "cuda",
+        lambda device, dtype: _probe_gpu(
+            "triton", dtype, "prefill and decode by our Triton kernel"
+        ),
+        _create_triton,
+    ),
+    _Candidate(
+        "torch-varlen",
+        "cuda",
+        lambda device, dtype: _probe_gpu(
+            "torch-varlen", dtype, "prefill by torch, decode by our Triton kernel"
+        ),
+        _create_torch_varlen,
+    ),
     _Candidate("cpu", "cpu", _probe_cpu, _create_cpu),
     _Candidate(
         "torch",

@@ -1,0 +1,162 @@
+"""The norms of queries and keys, RoPE and the KV store in one Triton kernel.
+
+What `fused.norm_rope_store` computes, for a GPU: one pass over the product's output instead of five
+kernels. Norms of single heads are those of Qwen3; the rotation is RoPE (Su et al., 2021) in the
+layout of Llama, halves of a head against each other.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+# Elements of half heads for one warp, 16 bytes of bf16 a thread: few, so that a decode of one
+# request has many programs.
+WARP_ELEMENTS = 256
+
+
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
+def _norm_rope_store(  # type: ignore[no-untyped-def]
+    qkv: tl.tensor,
+    rope: tl.tensor,
+    positions: tl.tensor,
+    slots: tl.tensor,
+    q_norm: tl.tensor,
+    k_norm: tl.tensor,
+    query: tl.tensor,
+    key_cache: tl.tensor,
+    value_cache: tl.tensor,
+    eps: tl.tensor,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+    HAS_Q_NORM: tl.constexpr,
+    HAS_K_NORM: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """One program: up to `HEADS` heads of a token, all of them queries, or keys, or values."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    WIDTH: tl.constexpr = (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM
+    Q_PROGRAMS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
+    KV_PROGRAMS: tl.constexpr = (NUM_KV_HEADS + HEADS - 1) // HEADS
+    part = tl.program_id(0)
+    token = tl.program_id(1).to(tl.int64)
+    dims = tl.arange(0, HALF_PAD)[None, :]
+    heads = tl.arange(0, HEADS)[:, None]
+    slot = tl.load(slots + token)
+    row = qkv + token * WIDTH
+    if part < Q_PROGRAMS:
+        heads += part * HEADS
+        mask = (heads < NUM_HEADS) & (dims < HALF)
+        first, second = _rotated(
+            row + heads * HEAD_DIM,
+            mask,
+            dims,
+            rope + tl.load(positions + token) * HEAD_DIM,
+            q_norm,
+            eps,
+            HEAD_DIM,
+            HAS_Q_NORM,
+        )
+        target = query + (token * NUM_HEADS + heads) * HEAD_DIM + dims
+        tl.store(target, first.to(query.dtype.element_ty), mask=mask)
+        tl.store(target + HALF, second.to(query.dtype.element_ty), mask=mask)
+    elif part < Q_PROGRAMS + KV_PROGRAMS:
+        heads += (part - Q_PROGRAMS) * HEADS
+        mask = (heads < NUM_KV_HEADS) & (dims < HALF)
+        first, second = _rotated(
+            row + (NUM_HEADS + heads) * HEAD_DIM,
+            mask,
+            dims,
+            rope + tl.load(positions + token) * HEAD_DIM,
+            k_norm,
+            eps,
+            HEAD_DIM,
+            HAS_K_NORM,
+        )
+        target = key_cache + (slot * NUM_KV_HEADS + heads) * HEAD_DIM + dims
+        tl.store(target, first.to(key_cache.dtype.element_ty), mask=mask)
+        tl.store(target + HALF, second.to(key_cache.dtype.element_ty), mask=mask)
+    else:
+        heads += (part - Q_PROGRAMS - KV_PROGRAMS) * HEADS
+        mask = (heads < NUM_KV_HEADS) & (dims < HALF)
+        source = row + (NUM_HEADS + NUM_KV_HEADS + heads) * HEAD_DIM + dims
+        target = value_cache + (slot * NUM_KV_HEADS + heads) * HEAD_DIM + dims
+        for half in tl.static_range(2):
+            value = tl.load(source + half * HALF, mask=mask, other=0.0)
+            tl.store(target + half * HALF, value.to(value_cache.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _rotated(  # type: ignore[no-untyped-def]
+    source: tl.tensor,  # of each head
+    mask: tl.tensor,
+    dims: tl.tensor,
+    rope: tl.tensor,  # of this position: cosines, then sines
+    norm: tl.tensor,
+    eps: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):
+    """Both halves of each head, normalised where asked for and rotated, in fp32."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    first = tl.load(source + dims, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(source + dims + HALF, mask=mask, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
+        scale = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
+        is_dim = dims < HALF
+        first = first * scale * tl.load(norm + dims, mask=is_dim, other=0.0).to(tl.float32)
+        second = second * scale * tl.load(norm + HALF + dims, mask=is_dim, other=0.0).to(tl.float32)
+    cos = tl.load(rope + dims, mask=dims < HALF, other=0.0)
+    sin = tl.load(rope + HALF + dims, mask=dims < HALF, other=0.0)
+    return first * cos - second * sin, second * cos + first * sin
+
+
+def norm_rope_store(
+    qkv: torch.Tensor,
+    rope: torch.Tensor,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+) -> torch.Tensor:
+    """As `fused.norm_rope_store`; all tensors are contiguous.
+
+    Positions and slots are not checked: a device cannot raise.
+    """
+    head_dim = rope.shape[1]
+    num_tokens = len(qkv)
+    query = qkv.new_empty(num_tokens, num_heads, head_dim)
+    if num_tokens == 0:
+        return query
+    half_pad = triton.next_power_of_2(head_dim // 2)
+    at_once = max(1, WARP_ELEMENTS // half_pad)
+    num_programs = triton.cdiv(num_heads, at_once) + 2 * triton.cdiv(num_kv_heads, at_once)
+    _norm_rope_store[(num_programs, num_tokens)](
+        qkv,
+        rope,
+        positions,
+        slot_mapping,
+        qkv if q_norm is None else q_norm,
+        qkv if k_norm is None else k_norm,
+        query,
+        key_cache,
+        value_cache,
+        eps,
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        HALF_PAD=half_pad,
+        HAS_Q_NORM=q_norm is not None,
+        HAS_K_NORM=k_norm is not None,
+        HEADS=at_once,
+        num_warps=1,
+        enable_fp_fusion=True,
+    )
+    return query
