@@ -59,6 +59,7 @@ class FleetPicture(NamedTuple):
     imbalances: tuple[Imbalance, ...] = ()
     differences: tuple[str, ...] = ()
     events: tuple[FleetEvent, ...] = ()  # oldest first
+    num_looks: int = 0  # so far
     now_s: float = 0.0  # of the clock that `Imbalance.since_s` is of
     wall_s: float = 0.0
 
@@ -107,7 +108,6 @@ class Fleet:
         self._keeper = ImbalanceKeeper()
         self._events: deque[FleetEvent] = deque(maxlen=_NUM_EVENTS)
         self._look_due_s = 0.0
-        self._differences: tuple[str, ...] = ()
         self.picture = FleetPicture()
         self.version = 0  # grows with every look
         for source in sources:
@@ -180,15 +180,16 @@ class Fleet:
             self._look_at(member, now_s)
         lines = tuple(self._line(member, now_s) for member in self._members)
         engines = [line.figures for line in lines]
+        self.version += 1
         self.picture = FleetPicture(
             lines,
             tuple(self._keeper.update(engines, now_s)),
             tuple(differences(engines)),
             tuple(self._events),
+            self.version,
             now_s,
             self._wall_clock(),
         )
-        self.version += 1
         return self.picture
 
     def _look_at(self, member: _Member, now_s: float) -> None:

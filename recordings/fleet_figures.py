@@ -95,7 +95,7 @@ def figures(name: str, source: Source, measured: Measured | None) -> EngineFigur
         knobs=state.knobs,
         num_running=state.num_running,
         num_waiting=state.num_waiting,
-        num_seats=_seats(state),
+        num_seats=_seats(history, state),
         kv_used=_kv_used(state),
         num_lost=history.num_lost,
     )
@@ -128,8 +128,10 @@ def _status(source: Source) -> SourceStatus:
     return "down" if is_missing else source.status
 
 
-def _seats(state: SessionState) -> int | None:
-    seats = state.knobs.get("max_num_seqs")
+def _seats(history: History, state: SessionState) -> int | None:
+    last = history.last_step
+    summary = None if last is None else history.summary(last)
+    seats = state.knobs.get("max_num_seqs") if summary is None else summary.max_num_seqs
     if isinstance(seats, int) and not isinstance(seats, bool):
         return seats
     return None if state.info is None else state.info.max_num_seqs

@@ -11,16 +11,17 @@ neither high nor low.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from stepscope.recordings.fleet_figures import EngineFigures
 
 HOLD_S = 3.0  # it is named after so long
 LAPSE_S = 5.0  # ... and for so long after it was seen last
 
-Figure: TypeAlias = Literal["waiting", "kv", "ttft", "itl", "preemptions", "hits", "room"]
+# In the order in which they are named: what a router can change first, what follows from it then.
+Figure: TypeAlias = Literal["waiting", "kv", "preemptions", "ttft", "itl", "hits", "room"]
 
 
 class Finding(NamedTuple):
@@ -33,7 +34,7 @@ class Finding(NamedTuple):
 
 
 class Imbalance(NamedTuple):
-    """One engine that stands out, with all that is unusual about it, the worst first."""
+    """One engine that stands out, with all that is unusual about it."""
 
     engine: int
     name: str
@@ -200,10 +201,10 @@ class ImbalanceKeeper:
             for first_s, last_s, finding in self._seen.values()
             if now_s - first_s >= HOLD_S
         ]
-        held.sort(key=lambda each: -each[1].weight)
         found = []
         for place in dict.fromkeys(finding.engine for _, finding in held):
             mine = [each for each in held if each[1].engine == place]
+            mine.sort(key=lambda each: get_args(Figure).index(each[1].figure))
             found.append(
                 Imbalance(
                     engine=place,
@@ -211,7 +212,7 @@ class ImbalanceKeeper:
                     figures=tuple(finding.figure for _, finding in mine),
                     texts=tuple(finding.text for _, finding in mine),
                     since_s=min(first_s for first_s, _ in mine),
-                    weight=mine[0][1].weight,
+                    weight=max(finding.weight for _, finding in mine),
                 )
             )
         return sorted(found, key=lambda each: (each.has_room, -each.weight))
@@ -226,14 +227,16 @@ def differences(engines: Sequence[EngineFigures]) -> list[str]:
     up = [engine for engine in engines if engine.is_up and engine.info is not None]
     found = [
         f"{' and '.join(names)} are one and the same engine"
-        for names in _by_value(up, lambda e: None if e.info is None else e.info.engine_id).values()
+        for _, names in _by_value(up, [getattr(each.info, "engine_id", None) for each in up])
         if len(names) > 1
     ]
-    for label, field in _SETTINGS:
-        text = _difference(label, _by_value(up, lambda e, field=field: getattr(e.info, field)))
-        found += [text] if text else []
+    compared = {
+        label: [getattr(engine.info, name, None) for engine in up] for label, name in _SETTINGS
+    }
     for knob in sorted({knob for engine in up for knob in engine.knobs}):
-        text = _difference(knob, _by_value(up, lambda e, knob=knob: e.knobs.get(knob)))
+        compared[knob] = [engine.knobs.get(knob) for engine in up]
+    for label, values in compared.items():
+        text = _difference(label, dict(_by_value(up, values)))
         found += [text] if text else []
     return found
 
@@ -250,17 +253,17 @@ _SETTINGS = (
 
 
 def _by_value(
-    engines: Sequence[EngineFigures], value: Callable[[EngineFigures], object]
-) -> dict[object, list[str]]:
+    engines: Sequence[EngineFigures], values: Sequence[object]
+) -> list[tuple[object, list[str]]]:
     """Names of engines by a value of theirs, those that do not tell it left out."""
     names: dict[object, list[str]] = {}
-    for engine in engines:
-        if (known := value(engine)) is not None:
-            names.setdefault(known, []).append(engine.name)
-    return names
+    for engine, value in zip(engines, values, strict=True):
+        if value is not None:
+            names.setdefault(value, []).append(engine.name)
+    return list(names.items())
 
 
-def _difference(label: str, names: dict[object, list[str]]) -> str | None:
+def _difference(label: str, names: Mapping[object, list[str]]) -> str | None:
     """Who is different from most; all of them where no value is that of most."""
     if len(names) < 2:
         return None

@@ -56,7 +56,8 @@ class Action:
 
 _ENGINE: frozenset[Need] = frozenset({"engine"})
 _MAIN: frozenset[Page] = frozenset({"live"})
-_ORDERED: frozenset[Page] = frozenset({"live", "kv", "latency"})
+_FLEET: frozenset[Page] = frozenset({"fleet"})
+_ORDERED: frozenset[Page] = frozenset({"live", "kv", "latency", "fleet"})
 
 _TABLE: tuple[Action, ...] = (
     # screens
@@ -73,13 +74,17 @@ _TABLE: tuple[Action, ...] = (
            "screens"),
     Action("screen_knobs", ("6",), "Knobs screen",
            "knobs, who changed them, and the latencies before and after", "screens"),
+    Action("screen_fleet", ("8",), "Fleet", "several engines: a line each, and which of them "
+           "stands out", "screens"),
     # time
     Action(
         "pause", ("space",), "Pause", "stop here, or go on (receiving never stops)",
         "time", footer=1,
     ),
-    Action("step_back", ("left", "h"), "Step", "one column back in time", "time", footer=2),
-    Action("step_forward", ("right", "l"), "Step", "one column on in time", "time"),
+    Action("step_back", ("left", "h"), "Step", "one column back in time; several engines: order "
+           "them by the column before", "time", footer=2),
+    Action("step_forward", ("right", "l"), "Step", "one column on in time; several engines: order "
+           "them by the next column", "time"),
     Action("ten_back", ("shift+left",), "×10", "ten columns back", "time"),
     Action("ten_forward", ("shift+right",), "×10", "ten columns on", "time"),
     Action("screen_back", ("pageup",), "Screen", "a screen back", "time"),
@@ -120,8 +125,10 @@ _TABLE: tuple[Action, ...] = (
     Action("follow", ("f",), "Follow", "keep the selected request in sight (again: let go)",
            "view", footer=23),
     Action("sort", ("o",), "Sort", "order of the lanes (arrival, state, blocks, latest "
-           "first); blocks by state or owner; kind of latency", "view", footer=15,
-           pages=_ORDERED),
+           "first); blocks by state or owner; kind of latency; column that orders engines", "view",
+           footer=15, pages=_ORDERED),
+    Action("reverse", ("i",), "Turn round", "the other way round (several engines)", "view",
+           footer=16, pages=_FLEET),
     Action("filter", ("slash",), "Filter",
            "lanes to show: state:dec state:pre state:wait state:end id:12, text, !regex", "view",
            footer=7, pages=_MAIN),
@@ -156,12 +163,22 @@ _TABLE: tuple[Action, ...] = (
     Action("fewer_frames", ("minus",), "Fewer frames", "one frame a second less", "global"),
     Action("redraw", ("ctrl+l",), "Redraw", "draw the whole screen again", "global"),
     Action("back", ("escape",), "Back",
-           "the screen before; on the main screen let the lanes choose by themselves again",
+           "the screen before; on the main screen let the lanes choose by themselves again, then "
+           "back to several engines",
            "global"),
     Action("suspend", ("ctrl+z",), "Suspend", "back to the shell; 'fg' there goes on", "global"),
     Action("quit", ("q",), "Quit",
            "leave, as ctrl+c always does (the engine goes on, unless 'demo' started it)", "global"),
 )  # fmt: skip
+
+# Where several engines are shown, nothing is done to one of them, nor to its time.
+_ON_FLEET = frozenset({"step_back", "step_forward", "screenshot"})
+_TABLE = tuple(
+    replace(each, pages=each.pages - _FLEET)
+    if (each.group in ("time", "act") and each.id not in _ON_FLEET) or each.id == "follow"
+    else each
+    for each in _TABLE
+)
 
 
 def named(actions: Sequence[Action]) -> tuple[Action, ...]:

@@ -4,10 +4,12 @@ The caller owns the source and the history: it starts the source before and stop
 the dashboard only reads, and asks a replay source to seek and play.
 """
 
+import asyncio
 import gc
 import logging
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,21 +18,26 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import events
 from textual.app import App
 from textual.binding import Binding, BindingType
-from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.types import CSSPathType
 
 from stepscope.engine.client import ControlClient
+from stepscope.recordings.fleet import LOOK_S, Fleet
 from stepscope.recordings.history import History
 from stepscope.recordings.source import Source
-from stepscope.tui.actions import Abilities, Need
+from stepscope.recordings.subscriber import Subscriber
+from stepscope.tui.actions import ACTIONS, Abilities, Action, Need
 from stepscope.tui.engine_link import EngineLink
+from stepscope.tui.fleet_desk import FleetDesk
 from stepscope.tui.key_order import KeyOrder
 from stepscope.tui.log_file import log_path, logged_to_file
+from stepscope.tui.preferences import Preferences
 from stepscope.tui.record_switch import RecordSwitch
 from stepscope.tui.screens.main import MainScreen
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.session import Session
+from stepscope.tui.terminal import only_ascii, said_environment
 from stepscope.tui.theme import Skin, ThemeName, colour_mode
+from stepscope.tui.view import Axis, Page, Sort
 
 if TYPE_CHECKING:
     from stepscope.recordings.recorder import Recorder
@@ -45,11 +52,17 @@ def run_dashboard(
     control_endpoint: str | None = None,
     readonly: bool = False,
     fps: float | None = None,
-    ascii: bool = False,
+    ascii: bool | None = None,
     recorder: "Recorder | None" = None,
     on_exit: Callable[[], None] | None = None,
     title: str = "stepscope",
     theme: ThemeName = "dark",
+    sort: Sort = "arrival",
+    axis: Axis = "step",
+    actions: tuple[Action, ...] = ACTIONS,
+    preferences: Preferences | None = None,
+    log_file: Path | None = None,
+    fleet: Fleet | None = None,
 ) -> None:
     """Run the dashboard in this terminal until the operator quits. Blocks.
 
@@ -60,31 +73,48 @@ def run_dashboard(
             there is none (a replay): actions that change the engine are hidden then.
         readonly: hide and disable everything that changes the engine.
         fps: frames a second; None: 10, or 5 over SSH. `+` and `-` change it.
-        ascii: draw with ASCII characters only.
+        ascii: draw with ASCII characters only; None: where the terminal can show no others.
         recorder: a recording of `source` that is under way already; it ends with `R` or with the
             dashboard. Without one `R` starts a new file in the current folder.
         on_exit: called once after the terminal is restored, also after an error.
         title: shown first in the header line, and the title of screenshots.
         theme: "dark" or "light"; `T` changes it. 16 colours and NO_COLOR are found out from the
             terminal.
+        sort, axis: how the lanes and the charts begin.
+        actions: the action table, with the keys that the operator wants.
+        preferences: takes what the operator changes; by default it is forgotten.
+        log_file: where errors are written; by default a file in the state folder of the platform.
+        fleet: several engines, `source` among them, started and stopped by the caller; they are
+            shown side by side to begin with.
 
     Raises:
         SystemExit: the application itself broke, and has printed how. A failing source, recorder
             or engine is a visible line instead.
     """
+    why_ascii = only_ascii(said_environment()) if ascii is None else None
     app = Dashboard(
         source,
         history,
         control_endpoint=control_endpoint,
         readonly=readonly,
         fps=fps,
-        ascii_only=ascii,
+        ascii_only=ascii or why_ascii is not None,
         recorder=recorder,
         title=title,
         theme=theme,
+        sort=sort,
+        axis=axis,
+        actions=actions,
+        preferences=preferences,
+        log_file=log_file,
+        fleet=fleet,
     )
+    if why_ascii is not None:
+        key = app.session.abilities.key("glyphs")
+        text = f"ASCII characters only: {why_ascii}; {key} draws all the same, --no-ascii always"
+        app.main.notices.say(text, "caution")
     try:
-        with logged_to_file(log_path()), shown_thread_errors(app), _calm_collector():
+        with logged_to_file(app.session.log_file), shown_thread_errors(app), _calm_collector():
             app.run()
         if app.return_code:
             raise SystemExit(app.return_code)
@@ -94,31 +124,8 @@ def run_dashboard(
             on_exit()
 
 
-class ActionCommands(Provider):
-    """The action table in the command palette."""
-
-    async def discover(self) -> Hits:
-        for name, help_text, run in self._entries():
-            yield DiscoveryHit(name, run, help=help_text)
-
-    async def search(self, query: str) -> Hits:
-        matcher = self.matcher(query)
-        for name, help_text, run in self._entries():
-            score = max(matcher.match(name), matcher.match(help_text))
-            if score > 0:
-                yield Hit(score, matcher.highlight(name), run, help=help_text)
-
-    def _entries(self) -> Iterator[tuple[str, str, Callable[[], None]]]:
-        screen = self.screen
-        if isinstance(screen, MainScreen):
-            for action in screen.session.abilities.available():
-                if action.id != "palette" and screen.view.page in action.pages:
-                    name = f"{action.label} ({action.shown})"
-                    yield name, action.help, partial(screen.action_do, action.id)
-
-
-class Dashboard(App[None]):
-    """One main screen over one session.
+class Dashboard(App[None], inherit_bindings=False):
+    """A main screen over a session for each engine that was looked at, one of them shown.
 
     Args:
         any_terminal: do not ask what the terminal can show; for pictures.
@@ -127,8 +134,7 @@ class Dashboard(App[None]):
     """
 
     CSS_PATH: ClassVar[CSSPathType | None] = "app.tcss"
-    COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {ActionCommands}
-    COMMAND_PALETTE_BINDING = "ctrl+p"
+    ENABLE_COMMAND_PALETTE = False  # ours is drawn like everything else, in ASCII too
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
     ]
@@ -145,15 +151,42 @@ class Dashboard(App[None]):
         recorder: "Recorder | None" = None,
         title: str = "stepscope",
         theme: ThemeName = "dark",
+        sort: Sort = "arrival",
+        axis: Axis = "step",
+        actions: tuple[Action, ...] = ACTIONS,
+        preferences: Preferences | None = None,
+        log_file: Path | None = None,
         any_terminal: bool = False,
         clock: Callable[[], float] | None = None,
+        fleet: Fleet | None = None,
     ) -> None:
         super().__init__()
         self.title = title
+        self._clock = clock or time.monotonic
+        self._desk = FleetDesk(fleet or Fleet([source], self._clock), open=self._open_engine)
+        self._options = (readonly, actions, preferences or Preferences(), log_file or log_path())
         mode = (
             theme if any_terminal else colour_mode(theme, self.console.color_system, self.no_color)
         )
         self.theme = {"light": "textual-light", "dark": "textual-dark"}.get(mode, "ansi-dark")
+        session = self._new_session(source, history, control_endpoint, recorder)
+        self.session = session
+        self.main = MainScreen(session, Skin(mode, ascii_only), fps)
+        self.main.view.sort, self.main.view.axis = sort, axis
+        self.key_order = KeyOrder(self, self.main)
+        if fleet is not None and len(fleet) > 1:
+            self.main.view.page = "fleet"
+            fleet.open(source)
+        self._screens = {self._desk.name_of(source): self.main}  # by the name of the engine
+
+    def _new_session(
+        self,
+        source: Source,
+        history: History,
+        control_endpoint: str | None,
+        recorder: "Recorder | None" = None,
+    ) -> Session:
+        readonly, actions, preferences, log_file = self._options
         needs: set[Need] = {"live" if source.is_live else "replay"}
         if control_endpoint is not None:
             needs.add("engine")
@@ -162,25 +195,69 @@ class Dashboard(App[None]):
             switch = RecordSwitch(source, Path.cwd(), recorder)
             needs.add("recorder")
         link = None
-        if control_endpoint is not None:
+        if control_endpoint is not None and not readonly:
             link = EngineLink(partial(ControlClient, control_endpoint))
-        session = Session(
+        return Session(
             source,
             history,
             link,
             switch,
-            Abilities(readonly, frozenset(needs)),
-            title,
+            Abilities(readonly, frozenset(needs), actions),
+            self.title,
             shown_endpoint(control_endpoint) or source.name,
+            self._desk,
+            preferences=preferences,
+            log_file=log_file,
+            clock=self._clock,
         )
-        if clock is not None:
-            session.clock = clock
-        self.session = session
-        self.main = MainScreen(session, Skin(mode, ascii_only), fps)
-        self.key_order = KeyOrder(self, self.main)
+
+    # Several engines
+
+    def _open_engine(self, name: str, page: Page) -> None:
+        """Show a screen of this engine; its own view of it is as it was left."""
+        before, screen = self.main, self._screens.get(name)
+        if screen is None:
+            fleet = self._desk.fleet
+            source = fleet.sources[fleet.names.index(name)]
+            control = source.endpoint.control if isinstance(source, Subscriber) else None
+            session = self._new_session(source, source.history, control)
+            screen = self._screens[name] = MainScreen(session, before.skin, before.fps)
+            screen.view.sort, screen.view.axis = before.view.sort, before.view.axis
+            self.install_screen(screen, name)
+        if screen is not before:
+            before.view.page, before.view.trail = "live", ()
+            before.is_shown, screen.is_shown = False, True
+            self.session, self.main, self.key_order.main = screen.session, screen, screen
+            self._desk.fleet.open(screen.session.source)
+            if screen.is_mounted:
+                screen.set_skin(before.skin)
+                screen.set_fps(before.fps)
+            self.switch_screen(screen)
+        screen.view.page, screen.view.row = page, 0
+        screen.view.trail = ("fleet",) if page != "live" else ()
+        if screen.is_mounted:
+            screen.draw()
 
     def get_default_screen(self) -> MainScreen:
         return self.main
+
+    def on_mount(self) -> None:
+        for name, screen in self._screens.items():
+            self.install_screen(screen, name)
+        if len(self._desk.fleet) > 1:
+            # Also while one of them fills the screen: since when an engine stands out does not
+            # depend on who looks when.
+            self.set_interval(LOOK_S, self._desk.fleet.look)
+        asyncio.get_running_loop().set_exception_handler(self._note_loop_error)
+
+    def _note_loop_error(
+        self, loop: asyncio.AbstractEventLoop, context: Mapping[str, object]
+    ) -> None:
+        """An exception that nobody waits for becomes a line on the screen."""
+        error = context.get("exception")
+        what = str(context.get("message", "a task failed"))
+        log.error("%s", what, exc_info=error if isinstance(error, BaseException) else None)
+        self.session.background_error = f"{what}, see the log: {error!r}"
 
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Key) and not self.key_order.admits(event):
@@ -201,12 +278,14 @@ class Dashboard(App[None]):
             self.main.explain(event.key)
 
     def close(self) -> None:
-        """End the thread of the engine link, and a recording that is under way."""
-        if self.session.link is not None:
-            self.session.link.close()
-        switch = self.session.record_switch
-        if switch is not None:
-            switch.stop()
+        """End the thread of the engine link and a recording that is under way, keep preferences."""
+        self.session.preferences.flush()
+        for screen in self._screens.values():
+            session = screen.session
+            if session.link is not None:
+                session.link.close()
+            if session.record_switch is not None:
+                session.record_switch.stop()
 
 
 def shown_endpoint(control: str | None) -> str | None:

@@ -16,6 +16,7 @@ from stepscope.recordings.latency import LatencyReport
 from stepscope.recordings.session import SessionState
 from stepscope.tui.actions import BY_ID
 from stepscope.tui.chart_columns import ChartColumn, ChartColumns
+from stepscope.tui.fleet_desk import FleetPage
 from stepscope.tui.lane_rows import LaneRow, lane_rows
 from stepscope.tui.latency_windows import LatencyWindows
 from stepscope.tui.view import View
@@ -49,6 +50,7 @@ class Frame:
     extent: tuple[int, int] | None = None  # all steps one can go to; of a replay, in the file
     is_replay: bool = False
     windows: dict[str, LatencyReport] = field(default_factory=dict)  # of the latency screen
+    fleet: FleetPage | None = None  # on the fleet screen
     keys: Mapping[str, str] = field(default_factory=dict)  # of actions, where they are not theirs
 
     def key(self, action_id: str) -> str:

@@ -23,7 +23,7 @@ class KeyOrder:
     def __init__(self, app: App[None], main: Screen[None]) -> None:
         self.num_under_way = 0  # with the main screen
         self._app = app
-        self._main = main
+        self.main = main
         self._held: list[events.Key] = []
 
     def admits(self, event: events.Key) -> bool:
@@ -36,7 +36,7 @@ class KeyOrder:
                 self._app.set_timer(_HELD_S, self._release)
             self._held.append(event)
             return False
-        elif screen is self._main:
+        elif screen is self.main:
             self.num_under_way += 1
         return True
 

@@ -31,10 +31,18 @@ VIEWS = (
 def plan(width: int, height: int, page: Page = "live") -> dict[str, Region]:
     """View -> region, for the views that are shown at this size. Regions never overlap.
 
-    Every screen but the main one is a single view between the key figures and the scrub bar.
+    Every screen but the main one is a single view between the key figures and the scrub bar; that
+    of several engines has neither of these.
     """
     if width < MIN_WIDTH or height < MIN_HEIGHT:
         return {"too_small": Region(0, 0, width, height)}
+    if page == "fleet":  # nothing on it is of one engine, or of one moment
+        return {
+            "header": Region(0, 0, width, 1),
+            "page": Region(0, 1, width, height - 3),
+            "notice": Region(0, height - 2, width, 1),
+            "footer": Region(0, height - 1, width, 1),
+        }
     top = 3 if width < NORMAL_WIDTH else 2
     places = {
         "header": Region(0, 0, width, 1),

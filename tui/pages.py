@@ -5,7 +5,14 @@ from typing import NamedTuple
 
 from stepscope.tui.frame import Frame
 from stepscope.tui.view import Page
-from stepscope.tui.widgets import knobs_page, kv_page, latency_page, request_page, step_page
+from stepscope.tui.widgets import (
+    fleet_page,
+    knobs_page,
+    kv_page,
+    latency_page,
+    request_page,
+    step_page,
+)
 from stepscope.tui.widgets.lines import Line
 from stepscope.tui.widgets.panels import Target
 
@@ -62,6 +69,16 @@ PAGE_VIEWS: Mapping[Page, PageView] = {
         "What may be changed while the engine runs; ◆ is not the default. Each change is listed "
         "with who made it, the first step it held for, and the latencies in the ten seconds (or "
         "up to the next change) before it and after it.",
+    ),
+    "fleet": PageView(
+        "fleet screen",
+        fleet_page.draw,
+        fleet_page.targets,
+        "A line per engine; a dash is what an engine does not tell. Latencies and preemptions are "
+        "over a minute, budget and rates over ten seconds; ! is later than the service level. ▲ "
+        "marks a figure that stands out: far above the median of the other engines, for seconds. "
+        "The load of all engines is drawn on one scale. An engine that is not open keeps two "
+        "minutes in memory, the one opened last as much as ever.",
     ),
 }
 

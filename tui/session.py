@@ -2,12 +2,16 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from stepscope.recordings.history import History
 from stepscope.recordings.source import Source
 from stepscope.tui.actions import Abilities
 from stepscope.tui.engine_link import EngineLink
+from stepscope.tui.fleet_desk import FleetDesk
+from stepscope.tui.log_file import log_path
+from stepscope.tui.preferences import Preferences
 from stepscope.tui.record_switch import RecordSwitch
 
 
@@ -22,5 +26,8 @@ class Session:
     abilities: Abilities
     title: str
     endpoint: str
+    desk: FleetDesk  # all engines of this dashboard, this one among them
+    preferences: Preferences = field(default_factory=Preferences)
+    log_file: Path = field(default_factory=log_path)
     clock: Callable[[], float] = time.monotonic
     background_error: str | None = None  # of a thread that died, in one line

@@ -13,6 +13,7 @@ from stepscope.tui.view import Page
 from stepscope.tui.widgets import (
     budget_chart,
     event_list,
+    fleet_page,
     footer,
     header,
     inspector,
@@ -99,8 +100,14 @@ class Canvas:
         """
         width = self.size.width
         if "too_small" in self.places:
+            is_fleet = self.page == "fleet"
+            room = max(1, self.size.height - 2)
             lines = [
-                *key_figures.draw(frame, width, 1, 0),
+                *(
+                    fleet_page.small(frame, width, room)
+                    if is_fleet
+                    else key_figures.draw(frame, width, 1, 0)
+                ),
                 ((f"stepscope wants 80x20, has {width}x{self.size.height}", "caution"),),
             ]
             self._small = lines[-self.size.height :]
@@ -114,7 +121,11 @@ class Canvas:
             place = self.places.get(name)
             if place is not None and (everything or name in _FAST_VIEWS):
                 self.widgets[name].show(draw(frame, place.width, place.height, self.label_width))
-        self.widgets["header"].show(header.draw(frame, connection, width))
+        if self.page == "fleet":
+            lines = fleet_page.header(frame, connection.title, connection.fps, width)
+        else:
+            lines = header.draw(frame, connection, width)
+        self.widgets["header"].show(lines)
         if everything:
             self._draw_rest(frame, pending, following)
 

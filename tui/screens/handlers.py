@@ -10,9 +10,10 @@ from stepscope.tui.operator import BUDGET
 from stepscope.tui.screens import page_handlers as pages
 from stepscope.tui.screens.help import HelpPage
 from stepscope.tui.screens.knob_editor import KnobChange, KnobEditor
+from stepscope.tui.screens.palette import Palette
 from stepscope.tui.screens.prompt import Prompt
 from stepscope.tui.screens.stepper import Stepper
-from stepscope.tui.theme import Skin
+from stepscope.tui.theme import Skin, ThemeName
 from stepscope.tui.view import PAGES
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ def handlers(screen: "MainScreen") -> Mapping[str, Callable[[], None]]:
     return {
         **{f"screen_{page}": partial(pages.show, screen, page) for page in PAGES},
         "pause": navigator.pause,
-        "step_back": partial(navigator.move, -1),
-        "step_forward": partial(navigator.move, 1),
+        "step_back": partial(_column, screen, -1),
+        "step_forward": partial(_column, screen, 1),
         "ten_back": partial(navigator.move, -10),
         "ten_forward": partial(navigator.move, 10),
         "screen_back": partial(navigator.move_screen, -1),
@@ -48,10 +49,11 @@ def handlers(screen: "MainScreen") -> Mapping[str, Callable[[], None]]:
         "faster": partial(navigator.change_speed, 2.0),
         "zoom_in": partial(view.change_zoom, -1),
         "zoom_out": partial(view.change_zoom, 1),
-        "axis": view.next_axis,
+        "axis": partial(_axis, screen),
         "lane_up": partial(_select_lane, screen, -1),
         "lane_down": partial(_select_lane, screen, 1),
-        "sort": view.next_order,
+        "sort": partial(_sort, screen),
+        "reverse": screen.session.desk.reverse,
         "follow": partial(pages.follow, screen),
         "copy": partial(pages.copy, screen),
         "filter": partial(_filter, screen),
@@ -75,6 +77,27 @@ def handlers(screen: "MainScreen") -> Mapping[str, Callable[[], None]]:
         "back": partial(_back, screen),
         "quit": partial(_quit, screen),
     }
+
+
+def _column(screen: "MainScreen", direction: int) -> None:
+    """One column on in time, or to the next one that engines are ordered by."""
+    if screen.view.page == "fleet":
+        screen.session.desk.move_sort(direction)
+    else:
+        screen.navigator.move(direction)
+
+
+def _sort(screen: "MainScreen") -> None:
+    if screen.view.page == "fleet":
+        screen.session.desk.move_sort(1)
+    else:
+        screen.view.next_order()
+        screen.session.preferences.set("sort", screen.view.sort)
+
+
+def _axis(screen: "MainScreen") -> None:
+    screen.view.next_axis()
+    screen.session.preferences.set("axis", screen.view.axis)
 
 
 def _previous_session(screen: "MainScreen") -> None:
@@ -226,6 +249,7 @@ def _select_lane(screen: "MainScreen", direction: int) -> None:
 
 def _glyphs(screen: "MainScreen") -> None:
     screen.set_skin(Skin(screen.skin.mode, not screen.skin.ascii_only))
+    screen.session.preferences.set("ascii", screen.skin.ascii_only)
 
 
 def _theme(screen: "MainScreen") -> None:
@@ -235,11 +259,14 @@ def _theme(screen: "MainScreen") -> None:
             "this terminal's own colours are used; there is no other theme", "caution"
         )
         return
-    screen.set_skin(Skin("light" if mode == "dark" else "dark", screen.skin.ascii_only))
+    other: ThemeName = "light" if mode == "dark" else "dark"
+    screen.set_skin(Skin(other, screen.skin.ascii_only))
+    screen.session.preferences.set("theme", other)
 
 
 def _frames(screen: "MainScreen", change: int) -> None:
     screen.set_fps(screen.fps + change)
+    screen.session.preferences.set("fps", screen.fps)
 
 
 def _redraw(screen: "MainScreen") -> None:
@@ -251,17 +278,33 @@ def _suspend(screen: "MainScreen") -> None:
 
 
 def _help(screen: "MainScreen") -> None:
-    screen.app.push_screen(HelpPage(screen.skin, screen.session.abilities, screen.view.page))
+    session = screen.session
+    page = HelpPage(screen.skin, session.abilities, screen.view.page, session.log_file)
+    screen.app.push_screen(page)
 
 
 def _palette(screen: "MainScreen") -> None:
-    screen.app.action_command_palette()
+    def run(action_id: str | None) -> None:
+        if action_id is not None:
+            screen.action_do(action_id)
+
+    available = [
+        action
+        for action in screen.session.abilities.available()
+        if action.id != "palette" and screen.view.page in action.pages
+    ]
+    screen.app.push_screen(Palette(screen.skin, available), run)
 
 
 def _back(screen: "MainScreen") -> None:
     screen.notices.dismiss()
+    screen.session.background_error = None
     if screen.view.page != "live":
         screen.view.leave()
+        return
+    if screen.view.selected is None and screen.view.first_lane is None:
+        if len(screen.session.desk.fleet) > 1:
+            pages.show(screen, "fleet")
         return
     screen.view.selected = None
     screen.view.first_lane = None

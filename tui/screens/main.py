@@ -12,6 +12,7 @@ from textual.binding import Binding, BindingsMap
 from textual.screen import Screen
 from textual.timer import Timer
 
+from stepscope.recordings.fleet import LOOK_S
 from stepscope.recordings.history import History
 from stepscope.tui.actions import BY_ID, Action
 from stepscope.tui.frame import Frame, FrameBuilder
@@ -24,7 +25,7 @@ from stepscope.tui.screens.canvas import Canvas
 from stepscope.tui.session import Session
 from stepscope.tui.theme import Skin
 from stepscope.tui.view import View
-from stepscope.tui.widgets import header
+from stepscope.tui.widgets import fleet_page, header
 
 log = logging.getLogger("stepscope.tui")
 
@@ -62,6 +63,7 @@ class MainScreen(Screen[None]):
         self._builder = self._new_builder(session.history)
         self._timer: Timer | None = None
         self._drawn: object = None
+        self.is_shown = True  # not that of another engine
         self._all_drawn_s = 0.0
         self._failure: str | None = None
         self._bindings = BindingsMap(
@@ -114,11 +116,14 @@ class MainScreen(Screen[None]):
 
     def draw_if_changed(self) -> None:
         """A frame, unless it would be the same picture."""
+        if not self.is_shown:
+            return
         session = self.session
         now_s = session.clock()
         switch = session.record_switch
+        is_fleet = self.view.page == "fleet"
         current = (
-            session.history.version,
+            round(now_s / LOOK_S) if is_fleet else session.history.version,
             astuple(self.view),
             session.source.status,
             session.source.error,
@@ -127,9 +132,12 @@ class MainScreen(Screen[None]):
             round(now_s) if switch is not None and switch.active else round(now_s / 4),
         )
         self.operator.take_answers()
+        if (news := session.preferences.news()) is not None:
+            self.notices.say(*news)
+            self._show_notice()
         if current != self._drawn or self.operator.pending or self._builder.is_busy:
             self._drawn = current
-            self.draw(everything=now_s - self._all_drawn_s >= _SLOW_S)
+            self.draw(everything=is_fleet or now_s - self._all_drawn_s >= _SLOW_S)
 
     def draw(self, everything: bool = True) -> None:
         """A frame, now; the views that need not move ten times a second only with `everything`."""
@@ -163,6 +171,10 @@ class MainScreen(Screen[None]):
         num_events = max(8, canvas.height_of("events")) if "events" in canvas.places else 0
         num_lanes = canvas.height_of("lanes")
         frame = self._builder.build(self.view, canvas.num_columns, num_lanes, num_events)
+        if self.view.page == "fleet":
+            desk = self.session.desk
+            desk.shown = fleet_page.columns(self.size.width)
+            frame.fleet = desk.page(desk.name_of(self.session.source), self.history.slo)
         if self.view.page != "live":
             self._keep_row(frame)
         self.frame = self.navigator.frame = frame
@@ -171,6 +183,8 @@ class MainScreen(Screen[None]):
     def _keep_row(self, frame: Frame) -> None:
         """The row of a request stays with it from step to step."""
         view, rows = self.view, targets(frame)
+        if frame.fleet is not None:
+            view.row = frame.fleet.selected or 0
         if view.page == "step" and view.selected is not None:
             mine = (n for n, target in enumerate(rows) if target.request_id == view.selected)
             view.row = next(mine, view.row)
@@ -184,7 +198,7 @@ class MainScreen(Screen[None]):
         for error in (
             self._failure,
             session.background_error,
-            session.source.error,
+            None if self.view.page == "fleet" else session.source.error,
             None if switch is None else switch.error,
         ):
             if error is not None:

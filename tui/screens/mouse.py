@@ -1,10 +1,11 @@
 """What the mouse does: the cursor, lanes, the scrub bar, key figures and footer."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from textual import events
 
-from stepscope.tui.widgets import footer, key_figures, scrub_bar
+from stepscope.tui.fleet_desk import ColumnKey
+from stepscope.tui.widgets import fleet_page, footer, key_figures, scrub_bar
 
 if TYPE_CHECKING:
     from stepscope.tui.screens.main import MainScreen
@@ -29,10 +30,25 @@ def click(screen: "MainScreen", event: events.Click) -> None:
         found = key_figures.action_at(frame, width, event.x, event.y)
         if found is not None and abilities.allows(abilities.action(found)):
             screen.action_do(found)
+    elif name == "page" and frame.fleet is not None:
+        _click_fleet(screen, event)
     elif name == "footer":
         found = footer.action_at(abilities, screen.following, width, event.x, screen.view.page)
         if found is not None:
             screen.action_do(found)
+
+
+def _click_fleet(screen: "MainScreen", event: events.Click) -> None:
+    """An engine, or the heading of a column to order by."""
+    place, desk = screen.canvas.places["page"], screen.session.desk
+    assert screen.frame is not None
+    found = fleet_page.hit(screen.frame, place.width, place.height, event.x, event.y)
+    if found in desk.fleet.names:
+        desk.selected = found
+        if event.chain == 2:
+            screen.action_do("inspect")
+    elif found is not None:
+        desk.sort_by(cast(ColumnKey, found))
 
 
 def scrub_to(screen: "MainScreen", x: int) -> None:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 def show(screen: "MainScreen", page: Page) -> None:
     """Go to a screen; on the main one already, to the newest step."""
     view = screen.view
+    if view.page == "fleet" and page != "fleet":
+        open_engine(screen, page)
+        return
     if page == "live" and view.page == "live":
         screen.navigator.live()
     if page == "request" and view.selected is None and screen.frame is not None:
@@ -23,11 +26,20 @@ def show(screen: "MainScreen", page: Page) -> None:
     view.show(page)
 
 
+def open_engine(screen: "MainScreen", page: Page) -> None:
+    """From several engines to a screen of the chosen one."""
+    chosen_engine = screen.session.desk.selected
+    if chosen_engine is not None:
+        screen.session.desk.open(chosen_engine, page)
+
+
 def select(screen: "MainScreen", direction: int) -> None:
     """Another row of the screen."""
     view = screen.view
     rows = targets(screen.frame) if screen.frame is not None else []
     view.row = max(0, min(view.row + direction, len(rows) - 1))
+    if view.page == "fleet" and rows:
+        screen.session.desk.selected = rows[view.row].engine
     if view.page == "step" and rows:
         view.selected = rows[view.row].request_id
 
@@ -41,6 +53,9 @@ def chosen(screen: "MainScreen") -> Target | None:
 def inspect(screen: "MainScreen") -> None:
     """Enter: from the main screen to a request or step, elsewhere where the row leads."""
     view, frame = screen.view, screen.frame
+    if view.page == "fleet":
+        open_engine(screen, "live")
+        return
     if frame is None or frame.cursor is None:
         return
     if view.page == "live":

@@ -3,15 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from stepscope.recordings.fleet import EngineLine
+from stepscope.recordings.fleet import NUM_LOADS, EngineLine
 from stepscope.recordings.imbalance import Figure
 from stepscope.tui import format as fmt
 from stepscope.tui.fleet_desk import ColumnKey, FleetPage
 from stepscope.tui.theme import LEVELS
-from stepscope.tui.widgets.lines import Line, Run, clean, length_of
+from stepscope.tui.widgets.lines import Line, Run, clean
 
 UNKNOWN = "-"
-SPARK_SLOTS = 240
 
 
 class Column(NamedTuple):
@@ -139,7 +138,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("out", "", "tok/s", 0, 7, lambda line, _: _rate(line.figures.output_tokens_per_s)),
     Column("hit", "", "hit", 0, 5, lambda line, _: _share(line.figures.prefix_hit_rate), "hits"),
     Column("model", "", "model", 0, 18, _model, is_right=False),
-    Column("load", "load", "load: requests in it, last 2 min", 0, 0, _no_text, is_right=False),
+    Column("load", "load", "load: requests in it", 0, 0, _no_text, is_right=False),
 )  # fmt: skip
 _LEAST_SPARK = 5
 _WIDE_ONLY: tuple[ColumnKey, ...] = ("model", "hit", "out", "steps")  # the first to go first
@@ -184,24 +183,45 @@ def _sum(columns: Sequence[Column], is_wide: bool) -> int:
     return 1 + sum((column.wide if is_wide else column.narrow) + 1 for column in columns)
 
 
-def spark(load: Sequence[int | None], width: int, top: int) -> str:
-    """The most requests in each stretch, the newest at the right edge; on one scale for all.
+def shortened(name: str, width: int) -> str:
+    """The end of a name that is too long: there engines of one kind differ."""
+    name = clean(name, max(len(name), 1))
+    return name if len(name) <= width else "…" + name[len(name) - width + 1 :]
 
-    Where nothing was known there is nothing drawn; no request at all is a point.
+
+def looks_of_cell(width: int) -> int:
+    """How many samples of the load one of so many cells stands for."""
+    return max(1, round(NUM_LOADS / max(1, width)))
+
+
+def spark_values(load: Sequence[int | None], num_looks: int, width: int) -> list[int | None]:
+    """The most requests in each stretch of the last two minutes or so, the newest last.
+
+    Stretches begin at multiples of their length, so that the picture stands still while time goes
+    on. None where nothing was known.
     """
-    per_cell = max(1, -(-SPARK_SLOTS // max(1, width)))
-    cells = []
-    for cell in range(width):
-        end = len(load) - (width - 1 - cell) * per_cell
-        known = [each for each in load[max(0, end - per_cell) : max(0, end)] if each is not None]
-        cells.append(_level(max(known), top) if known else " ")
-    return "".join(cells)
+    per_cell = looks_of_cell(width)
+    end = len(load)
+    size = num_looks % per_cell or per_cell  # of the newest stretch
+    values: list[int | None] = []
+    while len(values) < width:
+        known = [each for each in load[max(0, end - size) : max(0, end)] if each is not None]
+        values.append(max(known) if known else None)
+        end, size = end - size, per_cell
+    return values[::-1]
+
+
+def spark(load: Sequence[int | None], num_looks: int, width: int, top: int) -> str:
+    """The load of an engine in one line, `top` its full height; a point is no request at all."""
+    values = spark_values(load, num_looks, width)
+    return "".join(" " if value is None else _level(value, top) for value in values)
 
 
 def _level(value: int, top: int) -> str:
     if value <= 0:
         return "·"
-    return LEVELS[min(len(LEVELS) - 1, round(value / max(1, top) * len(LEVELS)) - 1)]
+    eighths = round(value / max(1, top) * len(LEVELS))
+    return LEVELS[max(1, min(len(LEVELS), eighths)) - 1]
 
 
 def heading(places: Sequence[Placed], page: FleetPage) -> Line:
@@ -229,18 +249,21 @@ def row(places: Sequence[Placed], line: EngineLine, page: FleetPage, is_selected
     for place in places:
         column = place.column
         if column.key == "load":
-            runs.append((spark(line.load, place.width, top), f"decode{mark}"))
+            runs.append(
+                (spark(line.load, page.picture.num_looks, place.width, top), f"decode{mark}")
+            )
             break
         text, style = column.draw(line, page)
         if line.figures.status == "stale" and style in ("text", "good"):
             style = "muted"  # of before it fell silent
-        text = clean(text, place.width)
+        is_name = column.key == "engine"
+        text = shortened(text, place.width) if is_name else clean(text, place.width)
         if column.figure is not None and column.figure in figures:
             style = style if style == "breach" else "caution"
             if len(text) < place.width:
                 text = f"▲{text}" if column.figure != "hits" else f"▼{text}"
-        text = text.rjust(place.width) if column.is_right else text.ljust(place.width)
-        runs.append((text, f"{style}{mark}"))
-        runs.append((" ", f"text{mark}"))
-    assert length_of(runs) > 0
+        before = place.width - len(text) if column.is_right else 0
+        after = place.width - len(text) - before + 1
+        plain = f"text{mark}"  # a badge is as long as its text
+        runs += [(" " * before, plain), (text, f"{style}{mark}"), (" " * after, plain)]
     return tuple(runs)

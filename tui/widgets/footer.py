@@ -29,7 +29,7 @@ def _placed(
     abilities: Abilities, live: bool, width: int, page: Page
 ) -> list[tuple[str, tuple[Run, Run]]]:
     entries = [
-        (action_id, ((f" {keys} ", "key"), (f"{_label(action_id, label, live)} ", "muted")))
+        (action_id, ((f" {keys} ", "key"), (f"{_label(action_id, label, live, page)} ", "muted")))
         for action_id, keys, label in footer_entries(abilities, page)
     ]
     always = [entry for entry in entries if entry[0] in _ALWAYS]
@@ -45,7 +45,9 @@ def _placed(
     return [*shown, *always]
 
 
-def _label(action_id: str, label: str, live: bool) -> str:
+def _label(action_id: str, label: str, live: bool, page: Page) -> str:
+    if page == "fleet":
+        label = {"step_back": "Order by", "inspect": "Open"}.get(action_id, label)
     return "Go on" if action_id == "pause" and not live else label
 
 

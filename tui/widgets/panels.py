@@ -18,6 +18,7 @@ class Target(NamedTuple):
     step: int | None = None
     request_id: int | None = None
     knob: str | None = None
+    engine: str | None = None
 
 
 class Column(NamedTuple):
