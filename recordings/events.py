@@ -131,15 +131,20 @@ def request_event(
 
 def knobs_event(change: KnobsChanged) -> SessionEvent | None:
     """The line for a change of knobs, None when nothing changed (as at the start)."""
-    parts = [
+    changed = changed_knobs(change)
+    if not changed:
+        return None
+    text = f"{changed} by {change.who}, from step {change.effective_step:,}"
+    return SessionEvent(change.effective_step, change.time_ns, "knobs", text)
+
+
+def changed_knobs(change: KnobsChanged) -> str:
+    """Old and new values of what has changed; empty when nothing has."""
+    return ", ".join(
         f"{name} {_value(change.old[name])}→{_value(value)}"
         for name, value in change.new.items()
         if name in change.old and change.old[name] != value
-    ]
-    if not parts:
-        return None
-    text = f"{', '.join(parts)} by {change.who}, from step {change.effective_step:,}"
-    return SessionEvent(change.effective_step, change.time_ns, "knobs", text)
+    )
 
 
 def _value(value: KnobValue) -> str:

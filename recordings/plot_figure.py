@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 COLUMNS_PER_INCH = 200  # of the figure's width; its pixels, too
 _LOG_FROM = 25  # a largest value of so many medians is shown on a logarithmic axis
-_LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 1.35, 0.62, 0.5  # margins in inches
+_MAX_HOLE = 6  # columns without a sample that a line goes across
+_LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 1.35, 0.58, 0.62  # margins in inches
+_STEP_AXIS = 0.3  # below that of the time
 _STRIP = 0.16  # height of a row of labels
 _PANELS = (("budget", 2.6), ("step", 1.4), ("itl", 1.7), ("ttft", 1.2), ("queue", 1.0), ("kv", 1.0))
 
@@ -101,7 +103,7 @@ class _Painter:
         panels = list(axes.values())
         for panel in panels[:-1]:
             panel.tick_params(labelbottom=False)
-        panels[-1].set_xlabel(f"time since step {self._series.first_step:,} ({self._unit})")
+        self._step_numbers(panels[-1])
 
     def _axes(self) -> dict[str, "Axes"]:
         """The panels under each other, the labels of events above them."""
@@ -115,7 +117,7 @@ class _Painter:
             (_LEFT / width, inner),
             (1 - (_TOP - 0.1) / height, _BOTTOM / height, _STRIP / height),
         )
-        top = 1 - (_TOP + 0.2 + num_rows * _STRIP) / height
+        top = 1 - (_TOP + 0.12 + num_rows * _STRIP) / height
         bottom = _BOTTOM / height
         gap = 0.3 / height
         free = top - bottom - gap * (len(shown) - 1)
@@ -132,6 +134,40 @@ class _Painter:
     def _has_kv(self) -> bool:
         return any(column.max_kv_used is not None for column in self._series.columns)
 
+    def _step_numbers(self, panel: "Axes") -> None:
+        """A second axis below that of the time, to find in a replay what is seen here."""
+        from matplotlib.ticker import FixedLocator, MaxNLocator
+
+        found = [
+            (column.first_step, x)
+            for column, x in zip(self._series.columns, self._middles, strict=True)
+            if column.first_step is not None
+        ]
+        steps = [step for step, _ in found]
+        numbers = [
+            number
+            for number in MaxNLocator(9, integer=True).tick_values(steps[0], steps[-1])
+            if steps[0] <= number <= steps[-1]
+        ]
+        height = panel.get_position().height * self._size[1]
+        axis = panel.secondary_xaxis(-_STEP_AXIS / height)
+        places = self._np.interp(numbers, steps, [x for _, x in found])
+        axis.xaxis.set_major_locator(FixedLocator(list(places)))
+        axis.set_xticklabels([f"{number:,.0f}" for number in numbers])
+        for below, name in (
+            (0.0, f"{self._unit} since step {self._series.first_step:,}"),
+            (_STEP_AXIS, "step"),
+        ):
+            panel.annotate(
+                name,
+                (1.0, -below / height),
+                xycoords="axes fraction",
+                xytext=(6, -3.5),
+                textcoords="offset points",
+                va="top",
+                fontsize=7.5,
+            )
+
     # Panels
 
     def _budget(self, panel: "Axes") -> None:
@@ -141,7 +177,7 @@ class _Painter:
             ("num_decode_tokens", colours.decode, None, "decode"),
             ("num_prefill_tokens", colours.prefill, None, "prefill"),
             ("num_padded_tokens", colours.padded, "....", "padding"),
-            ("num_cached_tokens", colours.cached, "//////", "cached (skipped, not spent)"),
+            ("num_cached_tokens", colours.cached, "//////", "cached, not spent"),
         ]
         for name, colour, hatch, label in parts:
             if not any(getattr(column, name) for column in columns) and name in (
@@ -156,7 +192,7 @@ class _Painter:
                 self._stairs(top),
                 step="post",
                 linewidth=0,
-                facecolor="none" if hatch else colour,
+                facecolor=(colour, 0.3) if hatch else colour,
                 edgecolor=colour,
                 hatch=hatch,
                 label=label,
@@ -184,8 +220,7 @@ class _Painter:
             label="budget",
         )
         panel.set_ylim(0, None)
-        self._title(panel, "Tokens of a step", "tokens")
-        spent = sum(c.num_decode_tokens + c.num_prefill_tokens for c in columns)
+        self._title(panel, "Tokens", "tokens a step")
         budgets = [c.token_budget for c in columns if c.token_budget is not None]
         lines = [f"{self._series.num_steps:,} steps"]
         if budgets:
@@ -193,8 +228,6 @@ class _Painter:
             lines.append(f"budget {low:,}" if low == high else f"budget {low:,} to {high:,}")
         seconds = self._series.duration_ns / 1e9
         lines.append(f"out {self._series.num_output_tokens / seconds:,.0f} tok/s")
-        if spent and self._series.num_preempted:
-            lines.append(f"{self._series.num_preempted:,} preemptions")
         self._margin(panel, lines)
 
     def _step(self, panel: "Axes") -> None:
@@ -245,8 +278,8 @@ class _Painter:
                 self._middles, middle, worst, color=colours.decode, linewidth=0.5, alpha=0.45
             )
             panel.plot(
-                self._middles[~np.isnan(middle)],
-                middle[~np.isnan(middle)],
+                self._middles,
+                self._bridged(middle),
                 color=colours.decode,
                 linewidth=1.1,
                 label="median",
@@ -269,19 +302,15 @@ class _Painter:
             markersize=3.6,
             markeredgewidth=0,
             color=colours.breach,
-            label="beyond the service level",
+            label="beyond",
         )
         self._scale(panel, measured, slo_ms)
-        panel.axhline(slo_ms, color=colours.breach, linewidth=0.9, linestyle=(0, (4, 2)))
-        panel.annotate(
-            f"SLO {slo_ms:g} ms",
-            (1.0, slo_ms),
-            xycoords=("axes fraction", "data"),
-            xytext=(-2, 2),
-            textcoords="offset points",
-            ha="right",
-            fontsize=7,
+        panel.axhline(
+            slo_ms,
             color=colours.breach,
+            linewidth=0.9,
+            linestyle=(0, (4, 2)),
+            label=f"SLO {slo_ms:,g} ms",
         )
         self._margin(panel, _figures(measured, slo_ms))
 
@@ -309,7 +338,7 @@ class _Painter:
         )
         panel.set_ylim(0, None)
         panel.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
-        self._title(panel, "Requests", "requests")
+        self._title(panel, "Requests", "count")
         most = [
             max((getattr(column, name) or 0 for column in self._series.columns), default=0)
             for name in ("max_running", "max_waiting")
@@ -334,7 +363,7 @@ class _Painter:
             self._stairs(used + cached),
             step="post",
             linewidth=0,
-            facecolor="none",
+            facecolor=(self._colours.cached, 0.2),
             edgecolor=self._colours.cached,
             hatch="//////",
             label="cached, free",
@@ -343,22 +372,22 @@ class _Painter:
         if preempted.any():
             panel.plot(
                 self._middles[preempted],
-                self._np.full(int(preempted.sum()), 104.0),
+                self._np.full(int(preempted.sum()), 108.0),
                 linestyle="none",
                 marker="x",
                 markersize=3.5,
                 markeredgewidth=1.0,
                 color=self._colours.breach,
-                clip_on=False,
                 label="preemption",
             )
-        panel.set_ylim(0, 100)
+        panel.set_ylim(0, 116)
         panel.set_yticks((0, 50, 100))
-        self._title(panel, "KV cache", "% of blocks")
+        self._title(panel, "KV cache", "% blocks")
         known = used[~self._np.isnan(used)]
         lines = [f"held max {known.max():.0f}%"] if len(known) else []
         if self._series.num_preempted:
-            lines.append(f"{self._series.num_preempted:,} preemptions")
+            word = "preemption" if self._series.num_preempted == 1 else "preemptions"
+            lines.append(f"{self._series.num_preempted:,} {word}")
         self._margin(panel, lines)
 
     # What panels share
@@ -388,6 +417,18 @@ class _Painter:
                 last = value
         return filled
 
+    def _bridged(self, values: Any) -> Any:
+        """With straight lines over short holes; a long one is none to draw a line across."""
+        np = self._np
+        known = np.flatnonzero(~np.isnan(values))
+        if not len(known):
+            return values
+        places = np.arange(len(values))
+        after = np.searchsorted(known, places).clip(0, len(known) - 1)
+        before = (np.searchsorted(known, places, side="right") - 1).clip(0)
+        is_short = known[after] - known[before] <= _MAX_HOLE
+        return np.where(is_short, np.interp(places, known, values[known]), values)
+
     def _scale(self, panel: "Axes", measured: Measured, slo_ms: float | None = None) -> None:
         """From zero, or logarithmic where the largest would press all others to the floor."""
         samples = measured.samples
@@ -398,7 +439,6 @@ class _Painter:
         if middle > 0 and largest > _LOG_FROM * middle:
             panel.set_yscale("log")
             panel.set_ylim(middle / 3, max(largest, slo_ms or 0.0) * 1.6)
-            panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
             panel.yaxis.set_minor_formatter(lambda value, _: "")
         else:
             panel.set_ylim(0, max(largest, 1.1 * (slo_ms or 0.0)) * 1.08)
@@ -407,6 +447,7 @@ class _Painter:
         is_log = panel.get_yscale() == "log"
         panel.set_title(title, loc="left", fontweight="bold", pad=3)
         panel.set_ylabel(f"{unit}, log" if is_log else unit)
+        panel.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         handles, labels = panel.get_legend_handles_labels()
         if handles:
             panel.legend(
@@ -422,6 +463,7 @@ class _Painter:
             )
 
     def _margin(self, panel: "Axes", lines: list[str]) -> None:
+        room = panel.get_position().height * self._size[1] * 72  # in points
         panel.annotate(
             "\n".join(lines),
             (1.0, 1.0),
@@ -429,13 +471,13 @@ class _Painter:
             xytext=(6, 0),
             textcoords="offset points",
             va="top",
-            fontsize=7.5,
-            linespacing=1.45,
+            fontsize=max(5.0, min(7.5, room / max(1, len(lines)) / 1.5)),
+            linespacing=1.4,
             color=self._colours.ink,
         )
 
     def _mark_spans(self, panel: "Axes") -> None:
-        """Pauses of the operator, and what was lost on the way here."""
+        """Pauses of the operator."""
         for start_ns, end_ns in self._series.pauses:
             panel.axvspan(
                 start_ns / self._unit_ns,
@@ -444,11 +486,6 @@ class _Painter:
                 alpha=0.18,
                 linewidth=0,
             )
-        for place, column in enumerate(self._series.columns):
-            if column.is_lost:
-                panel.axvline(
-                    self._middles[place], color=self._colours.breach, linewidth=0.8, linestyle=":"
-                )
 
 
 def _figures(measured: Measured, slo_ms: float | None) -> list[str]:

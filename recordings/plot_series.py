@@ -5,20 +5,24 @@ the figure stands for an equal stretch of time and holds the worst that happened
 takes longer than a column is in each column that it covers.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from stepscope.engine import wire
 from stepscope.engine.wire import KnobsChanged, Mark, StepRecord
 from stepscope.recordings.distribution import Distribution
-from stepscope.recordings.events import knobs_event
+from stepscope.recordings.events import changed_knobs
 from stepscope.recordings.export.moments import Moment, Progress, StepRange, moments
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.outcome import Outcome
 from stepscope.recordings.pauses import Pauses
 from stepscope.recordings.reader import Recording
 
-MAX_EVENTS = 1000  # knob changes and marks that are kept, of each
+EventKind: TypeAlias = Literal["knobs", "mark", "pause", "lost"]
+
+MAX_EVENTS = 200  # that are kept, of each kind
 _COLUMN_VALUES, _COLUMN_BITS = 64, 7  # of the inter-token latencies in a column
 
 
@@ -44,13 +48,13 @@ class Column:
     max_kv_used: float | None = None  # shares of all blocks
     kv_cached: float | None = None  # when most were used
     num_preempted: int = 0
-    is_lost: bool = False  # messages before a step in it never came
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Event:
     """A line across the figure, at a time in nanoseconds since its beginning."""
 
+    kind: EventKind
     time_ns: int
     text: str
 
@@ -81,8 +85,7 @@ class PlotSeries:
         self.slo = slo
         self.columns = [Column() for _ in range(num_columns)]
         self.itl, self.ttft, self.step = Measured(), Measured(), Measured()
-        self.knob_changes: list[Event] = []
-        self.marks: list[Event] = []
+        self.events: list[Event] = []
         self.num_left_out = 0  # of these
         self.pauses: list[tuple[int, int]] = []  # of the operator, since the beginning
         self.first_step: int | None = None
@@ -91,6 +94,7 @@ class PlotSeries:
         self.num_output_tokens = 0
         self.num_preempted = 0
         self._paused = Pauses()
+        self._num_kept: Counter[EventKind] = Counter()
         self._last_ns = start_ns  # end of the step before
         self._itl_bound_ns = slo.itl_ms * 1e6
         self._ttft_bound_ns = slo.ttft_ms * 1e6
@@ -107,17 +111,17 @@ class PlotSeries:
             assert moment.outcome is not None
             self._take_step(message, moment)
         elif isinstance(message, KnobsChanged):
-            line = knobs_event(message)
-            if line is not None:
-                self._keep(self.knob_changes, line.time_ns, line.text)
+            if text := changed_knobs(message):
+                self._keep("knobs", message.time_ns, text)
         elif isinstance(message, Mark):
-            self._keep(self.marks, message.time_ns, message.text)
+            self._keep("mark", message.time_ns, message.text)
 
-    def _keep(self, events: list[Event], time_ns: int, text: str) -> None:
+    def _keep(self, kind: EventKind, time_ns: int, text: str) -> None:
         if not self.start_ns <= time_ns <= self.end_ns:
             return  # a mark may be set at any step, also at one before the range
-        if len(events) < MAX_EVENTS:
-            events.append(Event(time_ns - self.start_ns, text))
+        if self._num_kept[kind] < MAX_EVENTS:
+            self._num_kept[kind] += 1
+            self.events.append(Event(kind, time_ns - self.start_ns, text))
         else:
             self.num_left_out += 1
 
@@ -135,6 +139,11 @@ class PlotSeries:
         self.num_preempted += outcome.num_preempted
         for start_ns, end_ns in self._paused.spans(self._last_ns, record.schedule_start_ns):
             self.pauses.append((start_ns - self.start_ns, end_ns - self.start_ns))
+            self._keep("pause", start_ns, f"engine paused for {(end_ns - start_ns) / 1e9:,.1f} s")
+        if moment.after_gap and self.num_steps > 1:
+            self._keep(
+                "lost", record.schedule_start_ns, f"records lost before step {record.step:,}"
+            )
         self._last_ns = record.tokens_ns
         step_ns = record.tokens_ns - record.schedule_start_ns
         self.step.samples.add(step_ns)
@@ -144,7 +153,6 @@ class PlotSeries:
             _add_step(self.columns[place], record, outcome, step_ns)
         column = self.columns[last]
         column.num_preempted += outcome.num_preempted
-        column.is_lost = column.is_lost or moment.after_gap
         self._take_latencies(column, record.tokens_ns, outcome)
 
     def _take_latencies(self, column: Column, now_ns: int, outcome: Outcome) -> None:

@@ -26,7 +26,7 @@ class FigureColours:
     breach: str = "#d55e00"
     knob: str = "#aa4499"
     running: str = "#0072b2"
-    waiting: str = "#e69f00"
+    waiting: str = "#b0b0b0"
     held: str = "#009e73"
 
 
@@ -43,6 +43,7 @@ COLOURS: dict[FigureTheme, FigureColours] = {
         breach="#ff7a3d",
         knob="#d78bd0",
         held="#35c29a",
+        waiting="#6b7480",
     ),
 }
 
@@ -57,7 +58,10 @@ def settings(colours: FigureColours) -> dict[str, Any]:
         "xtick.labelsize": 7.5,
         "ytick.labelsize": 7.5,
         "legend.fontsize": 7.5,
-        "legend.frameon": False,
+        "legend.frameon": True,  # so that no line of an event goes through its text
+        "legend.framealpha": 1.0,
+        "legend.facecolor": colours.paper,
+        "legend.edgecolor": colours.paper,
         "axes.linewidth": 0.7,
         "axes.spines.top": False,
         "axes.spines.right": False,

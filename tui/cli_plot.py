@@ -16,7 +16,7 @@ from stepscope.tui.cli_record import size
 from stepscope.tui.cli_screenshot import dashboard_settings, picture_path
 from stepscope.tui.cli_top import find_recording
 
-_MIN_INCHES, _MAX_INCHES = 3.0, 60.0
+_MIN_INCHES, _MAX_INCHES = 7.0, 60.0
 
 
 def plot_file(
