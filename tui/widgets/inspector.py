@@ -38,7 +38,7 @@ def body(frame: Frame, num_rows: int) -> list[Line]:
         return [((" this step was lost on the way here", "muted"),)] if frame.cursor else []
     head: list[Line] = [_spent(record), _decodes(record)]
     tail: list[Line] = [_cached(record), *_idle(record), *waiting_lines(record), _blocks(record)]
-    tail.append(_times(record))
+    tail.append(times_line(record))
     prefills = [row for row in record.batch or () if row.phase != Phase.DECODE]
     prefills.sort(key=lambda row: -row.num_tokens)
     room = max(1, num_rows - len(head) - len(tail))
@@ -122,7 +122,9 @@ def _blocks(record: StepRecord) -> Line:
     )
 
 
-def _times(record: StepRecord) -> Line:
+def times_line(record: StepRecord) -> Line:
+    """What its time went to, in milliseconds."""
+
     def between(start_ns: int | None, end_ns: int | None) -> str:
         if start_ns is None or end_ns is None:
             return "—"
@@ -131,11 +133,11 @@ def _times(record: StepRecord) -> Line:
     device_ms = None if record.device_ns is None else record.device_ns / 1e6
     return (
         (" ms: schedule ", "muted"),
-        (between(record.schedule_start_ns, record.schedule_end_ns), "text"),
+        (between(record.schedule_start_ns, record.schedule_end_ns), "cached"),
         ("  launch ", "muted"),
         (between(record.schedule_end_ns, record.launch_ns), "text"),
         ("  model ", "muted"),
-        (between(record.launch_ns, record.tokens_ns), "text"),
+        (between(record.launch_ns, record.tokens_ns), "decode"),
         ("  device ", "muted"),
         (fmt.milliseconds(device_ms), "text"),
     )

@@ -134,7 +134,7 @@ def _costs(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -
     bar_width = max(4, min(24, width - 44))
     lines: list[Line] = [
         _timing(record, width),
-        _times(record),
+        inspector.times_line(record),
         (
             (" budget  ", "muted"),
             (f"{spent + padded:>7,} of {fmt.count(budget):<7}", "strong"),
@@ -207,26 +207,6 @@ def _timing(record: StepRecord, width: int) -> Line:
         runs.append((glyph * cells, style))
         left -= cells
     return (*runs, (parts[2][0] * max(0, left), parts[2][1]))
-
-
-def _times(record: StepRecord) -> Line:
-    def between(start_ns: int | None, end_ns: int | None) -> str:
-        if start_ns is None or end_ns is None:
-            return "—"
-        return fmt.milliseconds((end_ns - start_ns) / 1e6)
-
-    device_ms = None if record.device_ns is None else record.device_ns / 1e6
-    return (
-        ("   schedule ", "muted"),
-        (between(record.schedule_start_ns, record.schedule_end_ns), "cached"),
-        ("  launch ", "muted"),
-        (between(record.schedule_end_ns, record.launch_ns), "text"),
-        ("  model ", "muted"),
-        (between(record.launch_ns, record.tokens_ns), "decode"),
-        ("  device ", "muted"),
-        (fmt.milliseconds(device_ms), "text"),
-        ("  ms", "muted"),
-    )
 
 
 def _kv(record: StepRecord, bar_width: int) -> Line:
