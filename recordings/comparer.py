@@ -90,13 +90,6 @@ class Comparer:
 
     # Reading
 
-    def read_all(self) -> Comparison:
-        """Read both sides to their ends, in this thread; for recordings."""
-        for feed in self.feeds:
-            while not feed.is_done:
-                feed.read(float("inf"))
-        return self._renew()
-
     def read_some(self) -> bool:
         """A slice of each side; whether there was anything."""
         taken = False
@@ -104,7 +97,8 @@ class Comparer:
             taken = feed.read(time.monotonic() + _SLICE_S) or taken
         return taken
 
-    def _renew(self) -> Comparison:
+    def renew(self) -> Comparison:
+        """Compare what has been read by now; only for who reads."""
         assert self.sides is not None
         self.comparison = compare(*self.sides)
         self.version += 1
@@ -127,7 +121,7 @@ class Comparer:
             at_end = not taken and all(feed.is_done for feed in self.feeds)
             now_s = time.monotonic()
             if is_new and self.sides is not None and (now_s >= due_s or not taken):
-                self._renew()
+                self.renew()
                 is_new = False
                 took_s = time.monotonic() - now_s
                 due_s = now_s + max(_RENEW_S, _SHARE * took_s)
@@ -135,4 +129,4 @@ class Comparer:
                 return
             self._is_stopped.wait(_REST_S if taken else _FOLLOW_S)
         if is_new and self.sides is not None:
-            self._renew()
+            self.renew()

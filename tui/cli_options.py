@@ -38,7 +38,10 @@ _NOTES = {
 }
 
 # Where a field goes by another name on the command line.
-_OWN_FLAGS: dict[str, Mapping[str, str]] = {"serve": {"bind": "--http"}}
+_OWN_FLAGS: dict[str, Mapping[str, str]] = {
+    "serve": {"bind": "--http"},
+    "compare": {"slo_ttft_ms": "--slo-ttft", "slo_itl_ms": "--slo-itl"},  # as 'explain' has them
+}
 
 _S = TypeVar("_S", bound=Struct)
 _KINDS: dict[object, tuple[str, str]] = {

@@ -94,3 +94,54 @@ def replay(
     from stepscope.tui import cli_top
 
     cli_top.replay(file, speed, at, flags)
+
+
+@commands.command(
+    epilog=example(
+        "stepscope compare freeze chunked",
+        "stepscope compare freeze chunked --align request --table",
+        "stepscope compare session.mcap --mark 'new budget' --json | jq .figures.itl_p99_ms",
+    )
+)
+@with_options("dashboard")
+def compare(
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="a recording, a shipped sample, or a live engine")
+    ],
+    b: Annotated[
+        str | None, typer.Argument(metavar="B", help="a recording or sample to hold against it")
+    ] = None,
+    mark: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MARK",
+            help="instead of B: A before and after a mark, a knob change, or a step",
+        ),
+    ] = None,
+    align: Annotated[
+        str | None,
+        typer.Option(
+            metavar="time|step|request",
+            help="what stands side by side; in a table also what both did there",
+        ),
+    ] = None,
+    as_table: Annotated[
+        bool, typer.Option("--table", help="print, even where there is a terminal to draw on")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="everything as one JSON document")
+    ] = False,
+    limit: Annotated[
+        int, typer.Option(metavar="INT", help="so many requests in the table, 0 for all")
+    ] = 20,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Say which of two runs is better, in what, and where it comes from.
+
+    On a terminal it opens the dashboard, elsewhere it prints. A ratio is B against A. A difference
+    that may be chance is called 'too few to say'.
+    """
+    from stepscope.tui import cli_compare
+
+    cli_compare.compare(a, b, mark, align, limit, as_table, as_json, flags)

@@ -1,0 +1,59 @@
+"""Marks and knob changes of a recording, found without decoding its steps."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from stepscope.engine import wire
+from stepscope.engine.wire import KnobsChanged, KnobValue, Mark
+from stepscope.recordings.reader import Recording
+
+_TOPICS = (wire.TOPICS[Mark], wire.TOPICS[KnobsChanged])
+
+
+class Landmark(NamedTuple):
+    """A step at which something became different; `step` is the first one after it."""
+
+    step: int
+    text: str
+    kind: Literal["mark", "knobs", "step"]
+
+
+def landmarks(recording: Recording) -> Iterator[Landmark]:
+    """In order of the file."""
+    for number in range(recording.num_chunks):
+        for frame in recording.chunk_frames(number):
+            if frame.topic not in _TOPICS:
+                continue
+            try:
+                message = wire.decode(frame.payload)
+            except msgspec.DecodeError:
+                continue  # 'stepscope verify' tells of it
+            if (found := landmark_of(message)) is not None:
+                yield found
+
+
+def landmark_of(message: object) -> Landmark | None:
+    """What a message means for those who divide a session."""
+    if isinstance(message, Mark):
+        return Landmark(message.step, message.text, "mark")
+    if isinstance(message, KnobsChanged) and message.new:
+        text = ", ".join(f"{name}={_text(value)}" for name, value in message.new.items())
+        return Landmark(message.effective_step, text, "knobs")
+    return None
+
+
+def find_landmark(found: Sequence[Landmark], text: str) -> Landmark | None:
+    """The last one of that name; else the last one whose name has it in it."""
+    for matches in (
+        [each for each in found if each.text == text],
+        [each for each in found if text.lower() in each.text.lower()],
+    ):
+        if matches:
+            return matches[-1]
+    return None
+
+
+def _text(value: KnobValue) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
