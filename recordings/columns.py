@@ -72,6 +72,21 @@ class StepSummary(NamedTuple):
 NUM_COLUMNS = len(StepSummary._fields) - 3  # the flags are looked up
 
 
+class Span(NamedTuple):
+    """The worst of some steps in a row; figures of the last of them that has any."""
+
+    start_ns: int  # the first of them was scheduled
+    max_prefill_tokens: int
+    max_decode_tokens: int
+    max_padded_tokens: int
+    token_budget: int | None
+    max_num_seqs: int | None
+    has_preemption: bool
+    max_itl_ns: int | None
+    has_knob_change: bool = False
+    has_mark: bool = False
+
+
 class Rates(NamedTuple):
     """How things went over a window of engine time; None is unknown or nothing to divide by."""
 
@@ -88,6 +103,16 @@ class Rates(NamedTuple):
     schedule_share: float | None  # ... scheduling
     idle_share: float | None  # ... between steps
     budget_share: float | None  # spent, padding included, of the token budgets of all steps
+
+
+_SCHEDULE_START_NS = StepSummary._fields.index("schedule_start_ns")
+_PREFILL_TOKENS = StepSummary._fields.index("num_prefill_tokens")
+_DECODE_TOKENS = StepSummary._fields.index("num_decode_tokens")
+_PADDED_TOKENS = StepSummary._fields.index("num_padded_tokens")
+_TOKEN_BUDGET = StepSummary._fields.index("token_budget")
+_MAX_NUM_SEQS = StepSummary._fields.index("max_num_seqs")
+_PREEMPTED = StepSummary._fields.index("num_preempted")
+_MAX_ITL_NS = StepSummary._fields.index("max_itl_ns")
 
 
 class StepColumns:
@@ -174,6 +199,28 @@ class StepColumns:
         values = [column[index] for column in self._columns]
         return StepSummary(*(None if value == _UNKNOWN else value for value in values))  # type: ignore[arg-type]
 
+    def span(self, first_step: int, last_step: int) -> Span | None:
+        """The steps `first_step` to `last_step`; None when there is none of them."""
+        begin = bisect_left(self.steps, first_step)
+        end = bisect_right(self.steps, last_step, begin)
+        if begin == end:
+            return None
+        columns = self._columns
+
+        def worst(column: int) -> int:
+            return max(columns[column][begin:end])
+
+        return Span(
+            columns[_SCHEDULE_START_NS][begin],
+            worst(_PREFILL_TOKENS),
+            worst(_DECODE_TOKENS),
+            max(0, worst(_PADDED_TOKENS)),
+            _last_known(columns[_TOKEN_BUDGET], begin, end),
+            _last_known(columns[_MAX_NUM_SEQS], begin, end),
+            worst(_PREEMPTED) > 0,
+            _none_if_unknown(worst(_MAX_ITL_NS)),
+        )
+
     def rates(self, start_ns: int, end_ns: int) -> Rates:
         """Over the steps that ended in (start_ns, end_ns]."""
         first = bisect_right(self.tokens_ns, start_ns)
@@ -226,6 +273,17 @@ class StepColumns:
         begin_ns = self._total(begin, first, last)
         end_ns = self._total(end, first, last)
         return None if begin_ns is None or end_ns is None else end_ns - begin_ns
+
+
+def _none_if_unknown(value: int) -> int | None:
+    return None if value == _UNKNOWN else value
+
+
+def _last_known(column: "array[int]", begin: int, end: int) -> int | None:
+    for index in range(end - 1, begin - 1, -1):
+        if column[index] != _UNKNOWN:
+            return column[index]
+    return None
 
 
 def _known(value: int | None) -> int:

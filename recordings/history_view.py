@@ -9,10 +9,9 @@ from bisect import bisect_left, bisect_right
 
 from stepscope.engine.wire import EngineInfo, KnobsChanged, Mark, RequestView, Snapshot, StepRecord
 from stepscope.recordings.causes import Late
-from stepscope.recordings.columns import Rates, StepSummary
+from stepscope.recordings.columns import Rates, Span, StepSummary
 from stepscope.recordings.events import Gap, SessionEvent
 from stepscope.recordings.follower import Follower
-from stepscope.recordings.lane_keeper import LaneKeeper
 from stepscope.recordings.lanes import Lane
 from stepscope.recordings.latency import SLO, TREND_BUCKETS, LatencyReport
 from stepscope.recordings.lives import Life, LifeKeeper
@@ -48,7 +47,6 @@ class HistoryView:
     def _drop_caches(self) -> None:
         self._newest = None
         self._cache = StepCache(self._lock, self._timeline)
-        self._lanes = LaneKeeper(self._lock, self._timeline)
         self._lives = LifeKeeper(self._lock, self._timeline, self._cache)
         self.windows = Windows(self._lock, self._timeline)
 
@@ -128,6 +126,11 @@ class HistoryView:
         with self._lock:
             return [self._timeline.summary(step) for step in range(first, last + 1)]
 
+    def span(self, first: int, last: int) -> Span | None:
+        """The steps `first` to `last` as one, the worst of them; None when none is in memory."""
+        with self._lock:
+            return self._timeline.span(first, last)
+
     def record(self, step: int) -> StepRecord | None:
         """The whole record; None when it is lost, forgotten or still to come."""
         return self._cache.record(step)
@@ -145,7 +148,8 @@ class HistoryView:
 
         Steps that have not come yet or are forgotten are `Cell.ABSENT`, lost ones `Cell.UNKNOWN`.
         """
-        return self._lanes.view(first, last)
+        with self._lock:
+            return self._timeline.lanes.view(first, last)
 
     # Windows of time
 
@@ -223,10 +227,7 @@ class HistoryView:
     def last_stall(self, step: int | None = None) -> Late | None:
         """The last stall above the ITL bound, up to a step (None: the newest)."""
         with self._lock:
-            timeline = self._timeline
-            found = timeline.last_stall_step
-            if found is not None and step is not None and found > step:
-                found = timeline.newest_breach(step)
+            found = self._timeline.last_stall_step(step)
         return None if found is None else self.stall(found)
 
     @property

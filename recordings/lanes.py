@@ -1,7 +1,8 @@
 """Lanes: what each request did in each step, one byte a step, ready to be translated to glyphs.
 
-A `LaneBoard` follows the messages of a stretch of steps and is asked for ranges of it. It belongs
-to the reading side; `History` keeps one and extends it as steps come in.
+A `LaneBoard` follows the messages of a session and is asked for ranges of its steps. A timeline has
+one, extended as messages come in: to decode a range of them again takes far longer than to keep one
+byte a step and request.
 """
 
 from enum import IntEnum
@@ -16,12 +17,14 @@ from stepscope.engine.wire import (
     Phase,
     Preempted,
     RequestEvent,
+    RequestView,
     Snapshot,
     StepRecord,
     Telemetry,
 )
 from stepscope.recordings.session import SessionState
 
+_PAGE_STEPS = 1024
 _DECODE_PHASE = int(Phase.DECODE)
 _RECOMPUTE_PHASE = int(Phase.RECOMPUTE)
 
@@ -48,6 +51,7 @@ class Cell(IntEnum):
 _ABSENT, _UNKNOWN, _WAITING, _IDLE = (
     bytes((cell,)) for cell in (Cell.ABSENT, Cell.UNKNOWN, Cell.WAITING, Cell.IDLE)
 )
+_DECODE = int(Cell.DECODE)
 
 
 class Lane(NamedTuple):
@@ -61,14 +65,13 @@ class Lane(NamedTuple):
 class _Track:
     """A lane as it grows. `cells[0]` is at step `start`; steps not written yet are `filler`."""
 
-    __slots__ = ("cells", "client_id", "filler", "is_open", "start")
+    __slots__ = ("cells", "client_id", "filler", "start")
 
     def __init__(self, client_id: str, start: int, filler: bytes) -> None:
         self.client_id = client_id
         self.start = start
         self.cells = bytearray()
         self.filler = filler
-        self.is_open = True
 
     def fill_to(self, step: int, filler: bytes) -> None:
         """Write the steps before `step` that are still open."""
@@ -84,25 +87,34 @@ class _Track:
         elif 0 <= position < len(self.cells):
             self.cells[position] = cell
 
+    def forget_before(self, step: int) -> None:
+        num_old = step - self.start
+        if num_old > 0:
+            self.fill_to(step, self.filler)
+            del self.cells[:num_old]
+            self.start = step
+
 
 class LaneBoard:
-    """Lanes of the steps [first, end).
+    """Lanes of the steps [first, end). One writer; the holder of the lock reads.
 
     Args:
         state: as it was just before step `first`.
         first: the first step that will be fed.
-        next_number: kept for who feeds it: which message is next.
     """
 
-    def __init__(self, state: SessionState, first: int, next_number: int) -> None:
-        self.next_number = next_number
+    def __init__(self, state: SessionState, first: int) -> None:
         self.first = first
         self.end = first
         self._tracks: dict[int, _Track] = {}
+        self._open: dict[int, _Track] = {}
+        # Tracks by the stretches of steps that they may show something in, so that a range of
+        # steps is drawn without looking at all requests there ever were.
+        self._pages: dict[int, dict[int, _Track]] = {}
+        self._last_page = first // _PAGE_STEPS
         for request_id, view in state.requests.items():
             if view.status != "finished":
-                filler = _IDLE if view.status == "running" else _WAITING
-                self._tracks[request_id] = _Track(view.client_id, first, filler)
+                self._add(request_id, _Track(view.client_id, first, _filler(view)))
 
     def extend(self, message: Telemetry) -> None:
         """Take the next message of the session."""
@@ -115,80 +127,133 @@ class LaneBoard:
                 self._take(event, max(self.end - 1, self.first), self.end)
         elif isinstance(message, Snapshot):
             live = {v.request_id for v in message.requests if v.status != "finished"}
-            for request_id, track in self._tracks.items():
-                if request_id not in live:
-                    track.is_open = False
+            for request_id in [each for each in self._open if each not in live]:
+                del self._open[request_id]
 
     def view(self, first: int, last: int) -> list[Lane]:
         """Lanes of the steps [first, last] that show anything there, by request id."""
+        shown: dict[int, _Track] = {}
+        for page in range(max(first, self.first) // _PAGE_STEPS, last // _PAGE_STEPS + 1):
+            shown |= self._pages.get(page, {})
         lanes = []
-        for request_id in sorted(self._tracks):
-            track = self._tracks[request_id]
-            if track.is_open:
+        width = last + 1 - first
+        for request_id in sorted(shown):
+            track = shown[request_id]
+            if request_id in self._open:
                 track.fill_to(min(last + 1, self.end), track.filler)
-            begin = first - track.start
-            cells = _ABSENT * min(-begin, last + 1 - first) if begin < 0 else b""
-            cells += bytes(track.cells[max(begin, 0) : max(last + 1 - track.start, 0)])
-            cells = cells.ljust(last + 1 - first, _ABSENT)
-            if cells.count(0) != len(cells):
-                lanes.append(Lane(request_id, track.client_id, cells))
+            start = max(track.start, self.first)
+            cells = track.cells[max(first, start) - track.start : max(last + 1 - track.start, 0)]
+            if any(cells):
+                padding = _ABSENT * (start - first)
+                lanes.append(
+                    Lane(request_id, track.client_id, (padding + cells).ljust(width, _ABSENT))
+                )
         return lanes
 
     def forget_before(self, step: int) -> None:
         """Let go of the steps before `step`."""
-        self.first = step
-        gone = []
-        for request_id, track in self._tracks.items():
-            if track.is_open:
-                track.fill_to(self.end, track.filler)
-            num_old = step - track.start
-            if num_old > 0:
-                del track.cells[:num_old]
-                track.start = step
-            if not track.is_open and not track.cells:
-                gone.append(request_id)
-        for request_id in gone:
-            del self._tracks[request_id]
+        self.first = max(self.first, step)
+        page = self.first // _PAGE_STEPS
+        for old in [number for number in self._pages if number < page]:
+            kept = self._pages.get(old + 1, {})
+            for request_id, track in self._pages.pop(old).items():
+                if request_id in kept or request_id in self._open:
+                    track.forget_before((old + 1) * _PAGE_STEPS)
+                elif self._tracks.get(request_id) is track:
+                    del self._tracks[request_id]
+
+    def forget_after(self, state: SessionState) -> None:
+        """Let go of what came after a state."""
+        step = state.step
+        page = max(step, self.first) // _PAGE_STEPS
+        touched = dict(self._open)
+        for number in [each for each in self._pages if each >= page]:
+            touched |= self._pages[number] if number == page else self._pages.pop(number)
+        self.end = max(step + 1, self.first)
+        self._last_page = page
+        self._open.clear()
+        for request_id, track in touched.items():
+            view = state.requests.get(request_id)
+            if view is None and track.start > step:
+                del self._tracks[request_id]
+                self._pages.get(page, {}).pop(request_id, None)
+                continue
+            del track.cells[max(0, step + 1 - track.start) :]
+            if view is not None and view.status != "finished":
+                self._open[request_id] = track
+                track.filler = _filler(view)
+
+    def _add(self, request_id: int, track: _Track) -> None:
+        self._tracks[request_id] = self._open[request_id] = track
+        for page in range(track.start // _PAGE_STEPS, self._last_page + 1):
+            self._pages.setdefault(page, {})[request_id] = track
+
+    def _turn_pages(self, page: int) -> None:
+        """Those that are still open go on in the pages up to this one."""
+        for number in range(self._last_page + 1, page + 1):
+            self._pages.setdefault(number, {}).update(self._open)
+        self._last_page = page
 
     def _extend_step(self, record: StepRecord) -> None:
         step = record.step
         if step > self.end:
-            for track in self._tracks.values():
-                if track.is_open:
-                    track.fill_to(self.end, track.filler)
-                    track.fill_to(step, _UNKNOWN)
+            for track in self._open.values():
+                track.fill_to(self.end, track.filler)
+                track.fill_to(step, _UNKNOWN)
         self.end = step + 1
+        if step // _PAGE_STEPS > self._last_page:
+            self._turn_pages(step // _PAGE_STEPS)
         ends = []
         for event in record.events:
             if isinstance(event, Finished):
                 ends.append(event)
             else:
                 self._take(event, step, step)
-        tracks = self._tracks
+        seated = self._open
         for row in record.batch or ():
-            seated = tracks.get(row.request_id)
-            if seated is None:
-                seated = tracks[row.request_id] = _Track("", step, _IDLE)
-            seated.is_open = True
-            seated.put(step, _cell(row, step))
-            seated.filler = _IDLE  # only now: what was open before this step was a wait
+            track = seated.get(row.request_id)
+            if track is None:
+                track = self._seat(row.request_id, step)
+            cells = track.cells
+            if len(cells) == step - track.start:  # as nearly always
+                decodes = row.phase == _DECODE_PHASE and row.num_tokens == 1
+                cells.append(_DECODE if decodes else _cell(row, step))
+            else:
+                track.put(step, _cell(row, step))
+            track.filler = _IDLE  # only now: what was open before this step was a wait
         for event in ends:
             self._take(event, step, step)
 
+    def _seat(self, request_id: int, step: int) -> _Track:
+        """The track of a request that nothing announced, or that was thought to have ended."""
+        track = self._tracks.get(request_id)
+        if track is None:
+            track = _Track("", step, _IDLE)
+            self._add(request_id, track)
+        else:
+            self._open[request_id] = track
+            for page in range(track.start // _PAGE_STEPS, self._last_page + 1):
+                self._pages.setdefault(page, {})[request_id] = track
+        return track
+
     def _take(self, event: RequestEvent, step: int, arrival_step: int) -> None:
-        track = self._tracks.get(event.request_id)
         if isinstance(event, Arrived):
-            if track is None:
-                self._tracks[event.request_id] = _Track(event.client_id, arrival_step, _WAITING)
+            if event.request_id not in self._tracks:
+                self._add(event.request_id, _Track(event.client_id, arrival_step, _WAITING))
             return
-        if track is None or not track.is_open:
+        track = self._open.get(event.request_id)
+        if track is None:
             return
         if isinstance(event, Preempted):
             track.put(step, Cell.PREEMPTED)
             track.filler = _WAITING
         elif isinstance(event, Finished | Aborted):
             track.put(step, Cell.ABORTED if isinstance(event, Aborted) else Cell.FINISHED)
-            track.is_open = False
+            del self._open[event.request_id]
+
+
+def _filler(view: RequestView) -> bytes:
+    return _IDLE if view.status == "running" else _WAITING
 
 
 def _cell(row: BatchRow, step: int) -> int:

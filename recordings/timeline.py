@@ -4,6 +4,9 @@ It turns each message into the newest state, a summary, latency samples and even
 oldest of all of them together when the ring gives up a segment.
 """
 
+from array import array
+from bisect import bisect_left, bisect_right
+
 from stepscope.engine.wire import (
     EngineStatus,
     KnobsChanged,
@@ -12,8 +15,9 @@ from stepscope.engine.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.recordings.columns import StepColumns, StepSummary
+from stepscope.recordings.columns import Span, StepColumns, StepSummary
 from stepscope.recordings.events import EventLog, Gap, SessionEvent, knobs_event, request_event
+from stepscope.recordings.lanes import LaneBoard
 from stepscope.recordings.latency import SLO, Latencies
 from stepscope.recordings.outcome import Outcome
 from stepscope.recordings.pauses import Pauses, leave_out_pauses
@@ -46,12 +50,13 @@ class Timeline:
         self.anchor = state.info  # the first pair of monotonic and wall time
         self.ring = StepRing(state, max_steps, max_bytes)
         self.columns = StepColumns()
+        self.lanes = LaneBoard(state, state.step + 1)
         self.latencies = Latencies(slo)
         self.log = EventLog()
         self.gaps: list[Gap] = []
         self.marks: list[Mark] = []
         self.knob_changes: list[KnobsChanged] = []
-        self.last_stall_step: int | None = None
+        self._stall_steps = array("q")  # in which a gap above the ITL bound ended
         self._knob_steps: set[int] = set()
         self.gap_steps: set[int] = set()  # the first steps after lost messages
         self.pauses = Pauses(state)
@@ -81,6 +86,9 @@ class Timeline:
             return  # of a publisher that repeats steps under new numbers
         if self.ring.append(payload, step, state):
             self._forget_old()
+        if step is not None and not self.columns.steps:
+            self.lanes = LaneBoard(state, step)
+        self.lanes.extend(message)
         outcome = state.apply(message)
         self._note_pause(message)
         if isinstance(message, StepRecord):
@@ -103,6 +111,7 @@ class Timeline:
         self.state = replayed(segment.keyframe, segment.payloads[: place + 1])
         self.last_sequence = self.columns.column("sequence")[index]
         self.ring.forget_after(segment, place)
+        self.lanes.forget_after(self.state)
         self.columns.forget_after(step)
         self.latencies.forget_after(self.columns.tokens_ns[-1])
         self.pauses.forget_after(self.columns.tokens_ns[-1])
@@ -111,7 +120,7 @@ class Timeline:
         self.gap_steps = {gap_step for gap_step in self.gap_steps if gap_step <= step}
         self.knob_changes = [c for c in self.knob_changes if c.effective_step <= step]
         self._knob_steps = {change.effective_step for change in self.knob_changes}
-        self.last_stall_step = self.newest_breach(step)
+        del self._stall_steps[bisect_right(self._stall_steps, step) :]
         self._next_slo_event_ns = 0
         return True
 
@@ -136,15 +145,21 @@ class Timeline:
             )
         return summary
 
-    def newest_breach(self, step: int) -> int | None:
-        """The last step up to `step` in which a gap above the ITL bound ended."""
-        bound_ns = self.slo.itl_ms * 1e6
-        gaps_ns = self.columns.column("max_itl_ns")
-        steps = self.columns.steps
-        for index in range(len(steps) - 1, -1, -1):
-            if gaps_ns[index] > bound_ns and steps[index] <= step:
-                return steps[index]
-        return None
+    def span(self, first: int, last: int) -> Span | None:
+        """The steps `first` to `last` as one; None when none of them is kept."""
+        span = self.columns.span(first, last)
+        if span is None or not (self._knob_steps or self._mark_steps):
+            return span
+        return span._replace(
+            has_knob_change=any(first <= step <= last for step in self._knob_steps),
+            has_mark=any(first <= step <= last for step in self._mark_steps),
+        )
+
+    def last_stall_step(self, step: int | None = None) -> int | None:
+        """The last step (up to `step`) in which a gap above the ITL bound ended."""
+        stalls = self._stall_steps
+        end = len(stalls) if step is None else bisect_right(stalls, step)
+        return stalls[end - 1] if end else None
 
     @property
     def num_lost(self) -> int:
@@ -173,7 +188,7 @@ class Timeline:
             self._add_events(record, step, now_ns)
         worst_ns = outcome.max_gap_ns
         if worst_ns is not None and worst_ns > self.slo.itl_ms * 1e6:
-            self.last_stall_step = step
+            self._stall_steps.append(step)
             self._add_breach(step, now_ns, "ITL", worst_ns, outcome.max_gap_request_id)
         for request_id, ttft_ns in outcome.ttft_ns:
             if ttft_ns > self.slo.ttft_ms * 1e6:
@@ -221,6 +236,8 @@ class Timeline:
         if step is None or not self.columns.steps:
             return
         self.columns.forget_before(step)
+        self.lanes.forget_before(step)
+        del self._stall_steps[: bisect_left(self._stall_steps, step)]
         if self.columns.steps:
             self.latencies.forget_before(self.columns.tokens_ns[0])
         self.log.forget_before(step)

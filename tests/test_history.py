@@ -162,6 +162,22 @@ def test_summaries_and_records_agree(history: History) -> None:
     assert history.summaries(1199, 1200)[1] is None
 
 
+def test_a_span_of_steps_shows_the_worst_of_them_and_hides_no_preemption(history: History) -> None:
+    for first, last in ((0, 0), (3, 51), (290, 310), (600, 1199), (1190, 1500)):
+        span = history.span(first, last)
+        steps = [s for s in history.summaries(first, last) if s is not None]
+        assert span is not None
+        assert span.start_ns == steps[0].schedule_start_ns
+        assert span.max_prefill_tokens == max(s.num_prefill_tokens for s in steps)
+        assert span.max_decode_tokens == max(s.num_decode_tokens for s in steps)
+        assert span.token_budget == steps[-1].token_budget
+        assert span.has_preemption == any(s.num_preempted for s in steps)
+        assert span.has_knob_change == any(s.has_knob_change for s in steps)
+        assert (span.max_itl_ns or 0) == max(s.max_itl_ns or 0 for s in steps)
+    assert any(history.span(s, s + 9).has_preemption for s in range(0, 1200, 10))  # type: ignore[union-attr]
+    assert history.span(1200, 1300) is None
+
+
 def test_the_newest_state_is_one_object_until_something_new_comes() -> None:
     history = fed(MESSAGES[:50])
     state = history.state
@@ -190,6 +206,7 @@ def test_the_oldest_steps_are_forgotten_by_number_and_by_bytes(
         assert all(event.step >= first for event in history.events(limit=10_000))
         assert history.latency(window_s=None).step.num_samples == history.num_steps
         assert not any(Cell.UNKNOWN in lane.cells for lane in history.lanes(first - 50, 1199))
+        assert history.lanes(first, 1199) == fed(MESSAGES).lanes(first, 1199)
 
 
 def test_going_back_leaves_what_there_would_be_if_the_rest_had_never_come() -> None:
@@ -209,6 +226,7 @@ def test_going_back_leaves_what_there_would_be_if_the_rest_had_never_come() -> N
     whole = fed(MESSAGES)
     assert history.state == whole.state
     assert history.summaries(0, 1199) == whole.summaries(0, 1199)
+    assert history.lanes(0, 1199) == whole.lanes(0, 1199)
     assert not history.rewind(5000)
 
 

@@ -109,27 +109,25 @@ class ChartColumns:
         return merged
 
     def _merge_now(self, first: int, last: int) -> ChartColumn:
-        summaries = [s for s in self._history.summaries(first, last) if s is not None]
-        if not summaries:
+        span = self._history.span(first, last)
+        if span is None:
             return ChartColumn(
                 first, last, None, 0, 0, None, None, False, False, False, False, is_lost=True
             )
-        budgets = [s.token_budget for s in summaries if s.token_budget is not None]
-        seats = [s.max_num_seqs for s in summaries if s.max_num_seqs is not None]
         return ChartColumn(
             first,
             last,
-            summaries[0].schedule_start_ns,
-            max(s.num_prefill_tokens for s in summaries),
-            max(s.num_decode_tokens for s in summaries),
-            budgets[-1] if budgets else None,
-            seats[-1] if seats else None,
-            any(s.num_preempted for s in summaries),
-            any(s.has_knob_change for s in summaries),
-            any(s.has_mark for s in summaries),
-            any((s.max_itl_ns or 0) > self._history.slo.itl_ms * 1e6 for s in summaries),
+            span.start_ns,
+            span.max_prefill_tokens,
+            span.max_decode_tokens,
+            span.token_budget,
+            span.max_num_seqs,
+            span.has_preemption,
+            span.has_knob_change,
+            span.has_mark,
+            (span.max_itl_ns or 0) > self._history.slo.itl_ms * 1e6,
             is_lost=False,
-            num_padded_tokens=max(s.num_padded_tokens or 0 for s in summaries),
+            num_padded_tokens=span.max_padded_tokens,
         )
 
     def _forget_outdated(self) -> None:
