@@ -211,9 +211,7 @@ class LaneBoard:
                 self._take(event, step, step)
         seated = self._open
         for row in record.batch or ():
-            track = seated.get(row.request_id)
-            if track is None:
-                track = self._seat(row.request_id, step)
+            track = seated.get(row.request_id) or self._seat(row.request_id, step)
             cells = track.cells
             if len(cells) == step - track.start:  # as nearly always
                 decodes = row.phase == _DECODE_PHASE and row.num_tokens == 1
