@@ -62,7 +62,7 @@ _ORDERED: frozenset[Page] = frozenset({"live", "kv", "latency", "fleet"})
 _TABLE: tuple[Action, ...] = (
     # screens
     Action("screen_live", ("1",), "Screens",
-           "main screen; there: the newest step, and follow it", "screens", footer=6),
+           "main screen; there already: follow the newest step", "screens", footer=6),
     Action("screen_step", ("2",), "Step", "everything about the step at the cursor",
            "screens"),
     Action("screen_request", ("3",), "Request",
