@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from stepscope.engine.request import Request
 from stepscope.engine.step import ScheduledRow
+from stepscope.engine.wire import Phase
 
 IntArray = npt.NDArray[np.int64]
 
@@ -24,6 +25,7 @@ class InputBatch(NamedTuple):
     query_starts: IntArray  # [R + 1]
     context_lens: IntArray  # [R], tokens of the request after this step
     block_tables: IntArray  # [R, blocks of the longest]; past a request's end: any valid block
+    decodes: IntArray  # [R], 1 for a decode, 0 for a chunk, be it of one token
     sampling_rows: list[int]  # the rows that are followed by a new token
     logits_of: IntArray  # the last token of each of these
 
@@ -115,6 +117,7 @@ def build(rows: Sequence[ScheduledRow], tables: BlockTables, block_size: int) ->
         query_starts=query_starts,
         context_lens=starts + counts,
         block_tables=block_tables,
+        decodes=np.fromiter((row.phase is Phase.DECODE for row in rows), np.int64, num_rows),
         sampling_rows=sampling_rows,
         logits_of=query_starts[1:][sampling_rows] - 1,
     )

@@ -175,6 +175,7 @@ class ModelRunner:
                     slot_mapping=self._tensor(batch.slot_mapping),
                     block_size=self._block_size,
                     device=self._device,
+                    decodes=batch.decodes,
                 ),
                 self._key_caches,
                 self._value_caches,

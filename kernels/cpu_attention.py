@@ -25,7 +25,8 @@ class _Plan(NamedTuple):
 class CpuAttention:
     """See the module; `AttentionBackend` says what is computed.
 
-    A result depends on neither the rest of the batch nor the number of threads, which is torch's.
+    A result depends neither on the rest of the batch, nor on how a prompt was cut into chunks, nor
+    on the number of threads, which is torch's.
     """
 
     name = "cpu"
@@ -86,16 +87,18 @@ def _make_plan(
         )
     if not key_cache.is_contiguous():
         raise ValueError("the KV cache of a layer must be contiguous")
+    decodes = np.diff(batch.query_starts) == 1 if batch.decodes is None else batch.decodes
     arrays = tuple(
         np.ascontiguousarray(array, dtype=np.int64)
-        for array in (batch.query_starts, batch.context_lens, batch.block_tables)
+        for array in (batch.query_starts, batch.context_lens, batch.block_tables, decodes)
     )
-    query_starts, context_lens, block_tables = arrays
+    query_starts, context_lens, block_tables, decodes = arrays
     num_blocks, block_size, num_kv_heads, head_dim = key_cache.shape
     packed = STEP.pack(
         query_starts.ctypes.data,
         context_lens.ctypes.data,
         block_tables.ctypes.data,
+        decodes.ctypes.data,
         block_tables.shape[1],
         batch.num_requests,
         num_blocks,

@@ -17,7 +17,7 @@ import torch  # noqa: F401  (first, for its OpenMP runtime)
 
 # In the order of `stepscope_cpu_level`. The names are those of the built files, `_cpu_<level>`.
 LEVELS = ("baseline", "avx2", "avx512_bf16")
-INTERFACE = 2  # of `stepscope_interface`: that of the structures below
+INTERFACE = 3  # of `stepscope_interface`: that of the structures below
 TURNED_OFF_BY = "STEPSCOPE_NO_NATIVE"  # for debugging
 # Without the options pip would take what it has built before.
 AGAIN = "install stepscope again with pip's --force-reinstall --no-deps --no-cache-dir"
@@ -25,7 +25,7 @@ AGAIN = "install stepscope again with pip's --force-reinstall --no-deps --no-cac
 # The structures that the functions take, as `Struct.pack` makes them: fields in the order of
 # kernels/cpu/*.cpp, addresses and counts of 64 bits each (0 for none). One structure costs a call
 # a third of what ctypes takes to convert as many arguments.
-STEP = Struct("12q2d")
+STEP = Struct("13q2d")
 ATTENTION = Struct("7q")
 ADD_RMS_NORM = Struct("8qd")
 NORM_ROPE_STORE = Struct("17qd")

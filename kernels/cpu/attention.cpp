@@ -31,7 +31,7 @@ int attend(Call& call, int num_threads) {
     const int64_t queries_each = queries_of_item(call);
     for (int64_t r = 0; r < call.num_requests; r++) {
         const int64_t n = call.num_queries(r);
-        if (n == 1) {
+        if (call.decodes[r]) {
             num_items += num_partitions(call, r);
             if (num_partitions(call, r) > 1) num_partials += num_partitions(call, r);
         } else {
@@ -54,8 +54,8 @@ int attend(Call& call, int num_threads) {
     // Chunks first and their last queries first: the large items, so that small ones fill up.
     int64_t at = 0, first_partial = 0;
     for (int64_t r = 0; r < call.num_requests; r++) {
+        if (call.decodes[r]) continue;
         const int64_t n = call.num_queries(r);
-        if (n == 1) continue;
         for (int64_t end = n; end > 0;) {
             const int64_t begin = (end - 1) / queries_each * queries_each;
             for (int64_t h = 0; h < call.num_kv_heads; h++) {
@@ -65,7 +65,7 @@ int attend(Call& call, int num_threads) {
         }
     }
     for (int64_t r = 0; r < call.num_requests; r++) {
-        if (call.num_queries(r) != 1) continue;
+        if (!call.decodes[r]) continue;
         const int64_t first = first_partition(call, r), count = num_partitions(call, r);
         call.splits[r] = {count, first_partial, (int32_t)count};
         if (count > 1) first_partial += count * call.num_heads;

@@ -15,6 +15,7 @@ struct Step {
     const int64_t* query_starts;
     const int64_t* context_lens;
     const int64_t* block_tables;
+    const int64_t* decodes;  // [num_requests], 1: its one query is a decode
     int64_t table_stride;
     int64_t num_requests;
     int64_t num_blocks;

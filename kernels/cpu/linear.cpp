@@ -70,42 +70,25 @@ INLINE void finish(const Output& out, int64_t row, int64_t panel, vf first, vf s
     if (left > VL) store(to + panel * WIDTH + VL, second, left - VL);
 }
 
-// `N` rows of x from `row` on, by one panel.
+// `N` rows of x from `row` on, by one panel. Every sum is of pair after pair, the first one first,
+// whatever N is: so a row's result does not depend on the rows beside it.
 template <int N>
 void tile(const bf16* x, int64_t row, const char* weights, int64_t panel, int64_t size,
           const Output& out) {
-    // A single row waits for its own sums: twice as many of them, added up in the end.
-    constexpr int CHAINS = N == 1 ? 2 : 1;
-    vf first[N * CHAINS] = {}, second[N * CHAINS] = {};
+    vf first[N] = {}, second[N] = {};
     const bf16* from = x + row * size;
-    const int64_t num_pairs = size / 2;
-    int64_t pair = 0;
-    for (; pair + CHAINS <= num_pairs; pair += CHAINS) {
-        for (int c = 0; c < CHAINS; c++, weights += 128) {
-            prefetch<N == 1>(weights);
-            prefetch<N == 1>(weights + 64);
-            const pairs w0 = load_pairs(weights), w1 = load_pairs(weights + 64);
+    for (int64_t pair = 0; pair < size / 2; pair++, weights += 128) {
+        prefetch<N == 1>(weights);
+        prefetch<N == 1>(weights + 64);
+        const pairs w0 = load_pairs(weights), w1 = load_pairs(weights + 64);
 #pragma GCC unroll 12
-            for (int n = 0; n < N; n++) {
-                const pairs v = same_pair(from + n * size + 2 * (pair + c));
-                first[n * CHAINS + c] = add_products(first[n * CHAINS + c], w0, v);
-                second[n * CHAINS + c] = add_products(second[n * CHAINS + c], w1, v);
-            }
+        for (int n = 0; n < N; n++) {
+            const pairs v = same_pair(from + n * size + 2 * pair);
+            first[n] = add_products(first[n], w0, v);
+            second[n] = add_products(second[n], w1, v);
         }
     }
-    if (pair < num_pairs) {
-        const pairs v = same_pair(from + 2 * pair);
-        first[0] = add_products(first[0], load_pairs(weights), v);
-        second[0] = add_products(second[0], load_pairs(weights + 64), v);
-    }
-    for (int n = 0; n < N; n++) {
-        vf a = first[n * CHAINS], b = second[n * CHAINS];
-        for (int c = 1; c < CHAINS; c++) {
-            a += first[n * CHAINS + c];
-            b += second[n * CHAINS + c];
-        }
-        finish(out, row + n, panel, a, b);
-    }
+    for (int n = 0; n < N; n++) finish(out, row + n, panel, first[n], second[n]);
 }
 
 typedef void (*Tile)(const bf16*, int64_t, const char*, int64_t, int64_t, const Output&);

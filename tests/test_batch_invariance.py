@@ -1,0 +1,144 @@
+"""In bf16 a request's logits are the same to the bit, whoever shares its steps and however its
+prompt is cut: so the same seed gives the same text on a busy engine as on an idle one."""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from stepscope.engine.commands import SamplingParams
+from stepscope.engine.config import EngineConfig
+from stepscope.engine.request import Request
+from stepscope.engine.runner import ModelRunner
+from stepscope.engine.step import ScheduledRow, ScheduledStep
+from stepscope.engine.wire import Phase
+from stepscope.kernels.cpu_linear import is_usable
+
+BLOCK_SIZE = 16
+NUM_OUTPUT = 6
+# Around the edges of tiles and blocks; the 129 leave one token to the last of chunks of 64.
+PROMPT_LENGTHS = (1, 5, 16, 33, 64, 129, 190)
+MAX_MODEL_LEN = 256
+
+Cut = Callable[[Request], int]  # the most tokens of its next step
+
+
+class Steps:
+    """A runner, and requests that are put through it by hand; output tokens are forced."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        config = EngineConfig(
+            model=str(folder),
+            dtype="bfloat16",
+            device="cpu",
+            threads=threads,
+            kv_memory="4MB",
+            max_model_len=MAX_MODEL_LEN,
+            block_size=BLOCK_SIZE,
+            seq_capacity=16,
+        )
+        self.runner = ModelRunner.load(config, lambda what, share: None)
+        self.logits = torch.empty(0)
+        forward = self.runner._model.forward
+
+        def seen(*arguments: torch.Tensor) -> torch.Tensor:
+            self.logits = forward(*arguments).clone()
+            return self.logits
+
+        self.runner._model.forward = seen  # type: ignore[method-assign, assignment]
+        rng = random.Random(3)
+        self.prompts = [[rng.randrange(256) for _ in range(n)] for n in PROMPT_LENGTHS]
+        self.outputs = [[rng.randrange(256) for _ in range(NUM_OUTPUT)] for _ in self.prompts]
+
+    def logits_of(self, numbers: list[int], cut: Cut) -> dict[int, list[torch.Tensor]]:
+        """Of each of these requests, all in the same steps: the logits before each output token."""
+        free = list(range(self.runner.num_blocks))
+        random.Random(len(numbers)).shuffle(free)
+        requests = [self._request(number, free) for number in numbers]
+        logits: dict[int, list[torch.Tensor]] = {number: [] for number in numbers}
+        while rows := [_row(r, cut(r)) for r in requests if r.num_output_tokens < NUM_OUTPUT]:
+            self.runner.execute(ScheduledStep(0, rows))
+            seen = iter(self.logits)
+            for row in rows:
+                request = row.request
+                request.num_computed_tokens += row.num_tokens
+                if row.samples:
+                    logits[request.request_id].append(next(seen))
+                    token = self.outputs[request.request_id][request.num_output_tokens]
+                    request.token_ids.append(token)
+        return logits
+
+    def _request(self, number: int, free: list[int]) -> Request:
+        prompt = self.prompts[number]
+        sampling = SamplingParams(max_tokens=NUM_OUTPUT, ignore_eos=True)
+        request = Request(number, list(prompt), sampling, arrival_ns=0)
+        num_blocks = -(-(len(prompt) + NUM_OUTPUT) // BLOCK_SIZE)
+        request.block_table = [free.pop() for _ in range(num_blocks)]
+        return request
+
+
+def _row(request: Request, most: int) -> ScheduledRow:
+    start = request.num_computed_tokens
+    num_tokens = min(most, request.num_tokens - start)
+    phase = Phase.DECODE if start >= request.num_prompt_tokens else Phase.PREFILL
+    return ScheduledRow(request, phase, start, num_tokens, start + num_tokens == request.num_tokens)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _needs_bf16_products() -> None:
+    if not is_usable(torch.zeros(2, 2, dtype=torch.bfloat16)):
+        pytest.skip("only our own product of bf16 pairs promises it, and this CPU has none")
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def steps(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]) -> Iterator[Steps]:
+    threads = torch.get_num_threads()
+    yield Steps(tiny_checkpoint(request.param), threads=1)
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def alone(steps: Steps) -> dict[int, list[torch.Tensor]]:
+    """Each request by itself, its prompt in one piece."""
+    found = {}
+    for number in range(len(steps.prompts)):
+        found |= steps.logits_of([number], lambda request: MAX_MODEL_LEN)
+    return found
+
+
+def assert_same(found: dict[int, list[torch.Tensor]], alone: dict[int, list[torch.Tensor]]) -> None:
+    assert len(found) == len(PROMPT_LENGTHS)
+    for number, logits in found.items():
+        assert len(logits) == NUM_OUTPUT
+        for at, (actual, expected) in enumerate(zip(logits, alone[number], strict=True)):
+            assert torch.equal(actual, expected), f"request {number}, output token {at}"
+
+
+@pytest.mark.parametrize("chunk", [MAX_MODEL_LEN, 64, 7, 1])
+def test_company_and_chunks_change_no_bit_of_a_request(
+    steps: Steps, alone: dict[int, list[torch.Tensor]], chunk: int
+) -> None:
+    everyone = list(range(len(steps.prompts)))
+    assert_same(steps.logits_of(everyone, lambda request: chunk), alone)
+
+
+def test_chunks_of_any_mixture_change_no_bit_of_a_request(
+    steps: Steps, alone: dict[int, list[torch.Tensor]]
+) -> None:
+    everyone = list(range(len(steps.prompts)))
+    rng = random.Random(8)
+    for _ in range(5):
+        assert_same(steps.logits_of(everyone, lambda request: rng.randrange(1, 80)), alone)
+
+
+def test_another_number_of_threads_changes_no_bit_of_a_request(
+    steps: Steps, alone: dict[int, list[torch.Tensor]]
+) -> None:
+    torch.set_num_threads(2)
+    try:
+        found = steps.logits_of(list(range(len(steps.prompts))), lambda request: 50)
+    finally:
+        torch.set_num_threads(1)
+    assert_same(found, alone)
