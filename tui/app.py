@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -20,21 +19,18 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.types import CSSPathType
 
-from stepscope.engine.client import ControlClient
 from stepscope.recordings.fleet import LOOK_S, Fleet
 from stepscope.recordings.history import History
 from stepscope.recordings.source import Source
 from stepscope.recordings.subscriber import Subscriber
-from stepscope.tui.actions import ACTIONS, Abilities, Action, Need
-from stepscope.tui.engine_link import EngineLink
+from stepscope.tui.actions import ACTIONS, Action
 from stepscope.tui.fleet_desk import FleetDesk
 from stepscope.tui.key_order import KeyOrder
 from stepscope.tui.log_file import log_path, logged_to_file
+from stepscope.tui.new_session import SessionMaker
 from stepscope.tui.preferences import Preferences
-from stepscope.tui.record_switch import RecordSwitch
 from stepscope.tui.screens.main import MainScreen
 from stepscope.tui.screens.overlay import Overlay
-from stepscope.tui.session import Session
 from stepscope.tui.terminal import only_ascii, said_environment
 from stepscope.tui.theme import Skin, ThemeName, colour_mode
 from stepscope.tui.view import Axis, Page, Sort
@@ -162,14 +158,22 @@ class Dashboard(App[None], inherit_bindings=False):
     ) -> None:
         super().__init__()
         self.title = title
-        self._clock = clock or time.monotonic
-        self._desk = FleetDesk(fleet or Fleet([source], self._clock), open=self._open_engine)
-        self._options = (readonly, actions, preferences or Preferences(), log_file or log_path())
+        clock = clock or time.monotonic
+        self._desk = FleetDesk(fleet or Fleet([source], clock), open=self._open_engine)
+        self._sessions = SessionMaker(
+            self._desk,
+            title,
+            readonly,
+            actions,
+            preferences or Preferences(),
+            log_file or log_path(),
+            clock,
+        )
         mode = (
             theme if any_terminal else colour_mode(theme, self.console.color_system, self.no_color)
         )
         self.theme = {"light": "textual-light", "dark": "textual-dark"}.get(mode, "ansi-dark")
-        session = self._new_session(source, history, control_endpoint, recorder)
+        session = self._sessions.make(source, history, control_endpoint, recorder)
         self.session = session
         self.main = MainScreen(session, Skin(mode, ascii_only), fps)
         self.main.view.sort, self.main.view.axis = sort, axis
@@ -178,38 +182,6 @@ class Dashboard(App[None], inherit_bindings=False):
             self.main.view.page = "fleet"
             fleet.open(source)
         self._screens = {self._desk.name_of(source): self.main}  # by the name of the engine
-
-    def _new_session(
-        self,
-        source: Source,
-        history: History,
-        control_endpoint: str | None,
-        recorder: "Recorder | None" = None,
-    ) -> Session:
-        readonly, actions, preferences, log_file = self._options
-        needs: set[Need] = {"live" if source.is_live else "replay"}
-        if control_endpoint is not None:
-            needs.add("engine")
-        switch = None
-        if source.is_live:
-            switch = RecordSwitch(source, Path.cwd(), recorder)
-            needs.add("recorder")
-        link = None
-        if control_endpoint is not None and not readonly:
-            link = EngineLink(partial(ControlClient, control_endpoint))
-        return Session(
-            source,
-            history,
-            link,
-            switch,
-            Abilities(readonly, frozenset(needs), actions),
-            self.title,
-            shown_endpoint(control_endpoint) or source.name,
-            self._desk,
-            preferences=preferences,
-            log_file=log_file,
-            clock=self._clock,
-        )
 
     # Several engines
 
@@ -220,7 +192,7 @@ class Dashboard(App[None], inherit_bindings=False):
             fleet = self._desk.fleet
             source = fleet.sources[fleet.names.index(name)]
             control = source.endpoint.control if isinstance(source, Subscriber) else None
-            session = self._new_session(source, source.history, control)
+            session = self._sessions.make(source, source.history, control)
             screen = self._screens[name] = MainScreen(session, before.skin, before.fps)
             screen.view.sort, screen.view.axis = before.view.sort, before.view.axis
             self.install_screen(screen, name)
@@ -286,13 +258,6 @@ class Dashboard(App[None], inherit_bindings=False):
                 session.link.close()
             if session.record_switch is not None:
                 session.record_switch.stop()
-
-
-def shown_endpoint(control: str | None) -> str | None:
-    """An address as people read it: without the folder that holds the sockets."""
-    if control is None or not control.startswith("ipc://"):
-        return control
-    return f"ipc://{Path(control.removeprefix('ipc://')).name}"
 
 
 @contextmanager

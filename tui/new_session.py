@@ -1,0 +1,74 @@
+"""`SessionMaker`: what a dashboard needs for each engine or recording that it shows."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepscope.engine.client import ControlClient
+from stepscope.recordings.history import History
+from stepscope.recordings.source import Source
+from stepscope.tui.actions import ACTIONS, Abilities, Action, Need
+from stepscope.tui.engine_link import EngineLink
+from stepscope.tui.fleet_desk import FleetDesk
+from stepscope.tui.log_file import log_path
+from stepscope.tui.preferences import Preferences
+from stepscope.tui.record_switch import RecordSwitch
+from stepscope.tui.session import Session
+
+if TYPE_CHECKING:
+    from stepscope.recordings.recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class SessionMaker:
+    """What is the same for all sessions of a dashboard; see `run_dashboard`."""
+
+    desk: FleetDesk
+    title: str
+    readonly: bool = False
+    actions: tuple[Action, ...] = ACTIONS
+    preferences: Preferences = field(default_factory=Preferences)
+    log_file: Path = field(default_factory=log_path)
+    clock: Callable[[], float] = time.monotonic
+
+    def make(
+        self,
+        source: Source,
+        history: History,
+        control_endpoint: str | None,
+        recorder: "Recorder | None" = None,
+    ) -> Session:
+        """A session over one source; the arguments are those of `run_dashboard`."""
+        needs: set[Need] = {"live" if source.is_live else "replay"}
+        if control_endpoint is not None:
+            needs.add("engine")
+        switch = None
+        if source.is_live:
+            switch = RecordSwitch(source, Path.cwd(), recorder)
+            needs.add("recorder")
+        link = None
+        if control_endpoint is not None and not self.readonly:
+            link = EngineLink(partial(ControlClient, control_endpoint))
+        return Session(
+            source,
+            history,
+            link,
+            switch,
+            Abilities(self.readonly, frozenset(needs), self.actions),
+            self.title,
+            shown_endpoint(control_endpoint) or source.name,
+            self.desk,
+            preferences=self.preferences,
+            log_file=self.log_file,
+            clock=self.clock,
+        )
+
+
+def shown_endpoint(control: str | None) -> str | None:
+    """An address as people read it: without the folder that holds the sockets."""
+    if control is None or not control.startswith("ipc://"):
+        return control
+    return f"ipc://{Path(control.removeprefix('ipc://')).name}"
