@@ -28,18 +28,18 @@ class StepSummary(NamedTuple):
     token_budget: int | None
     max_num_seqs: int | None
     num_prefill_tokens: int  # recomputed tokens included
-    num_recomputed_tokens: int
+    num_recomputed_tokens: int | None
     num_decode_tokens: int
     num_padded_tokens: int | None
-    num_cached_tokens: int  # skipped by prefix hits, not spent
-    num_output_tokens: int
+    num_cached_tokens: int | None  # skipped by prefix hits, not spent
+    num_output_tokens: int | None
     num_rows: int | None  # seats in use
     num_decode_rows: int | None
     num_running: int
     num_waiting: int
-    num_arrived: int
-    num_finished: int
-    num_preempted: int
+    num_arrived: int | None
+    num_finished: int | None
+    num_preempted: int | None
     kv_used: int | None
     kv_cached: int | None
     kv_empty: int | None
@@ -134,6 +134,8 @@ class StepColumns:
         kv = record.kv
         rows = record.batch
         ttft = outcome.max_ttft
+        # Who tells no rows does not tell what was in them, nor that nothing happened to requests.
+        has_events = rows is not None or bool(record.events)
         values = (
             record.step,
             sequence,
@@ -146,18 +148,18 @@ class StepColumns:
             _known(record.token_budget),
             _known(record.max_num_seqs),
             record.num_prefill_tokens,
-            outcome.num_recomputed_tokens,
+            _UNKNOWN if rows is None else outcome.num_recomputed_tokens,
             record.num_decode_tokens,
             _known(record.num_padded_tokens),
-            outcome.num_cached_tokens,
-            outcome.num_output_tokens,
+            _UNKNOWN if rows is None else outcome.num_cached_tokens,
+            _UNKNOWN if rows is None else outcome.num_output_tokens,
             _UNKNOWN if rows is None else len(rows),
             _UNKNOWN if rows is None else outcome.num_decode_rows,
             record.num_running,
             record.num_waiting,
-            outcome.num_arrived,
-            outcome.num_finished,
-            outcome.num_preempted,
+            outcome.num_arrived if has_events else _UNKNOWN,
+            outcome.num_finished if has_events else _UNKNOWN,
+            outcome.num_preempted if has_events else _UNKNOWN,
             _UNKNOWN if kv is None else kv.used,
             _UNKNOWN if kv is None else kv.cached,
             _UNKNOWN if kv is None else kv.empty,

@@ -28,6 +28,7 @@ COMMANDS = (
     "doctor",
     "screenshot",
     "plot",
+    "config",
 )
 
 

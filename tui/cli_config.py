@@ -78,7 +78,7 @@ def _toml(value: Any) -> str:
         table = tomlkit.inline_table()
         table.update(plain)
         return table.as_string()
-    return tomlkit.item(plain).as_string()
+    return str(tomlkit.item(plain).as_string())
 
 
 def _told_default(field: msgspec.structs.FieldInfo) -> str:

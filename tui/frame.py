@@ -53,6 +53,11 @@ class Frame:
     fleet: FleetPage | None = None  # on the fleet screen
     keys: Mapping[str, str] = field(default_factory=dict)  # of actions, where they are not theirs
 
+    @property
+    def tells_requests(self) -> bool:
+        """The engine says who was in the step; false makes no figure of requests a zero."""
+        return self.summary is None or self.summary.num_rows is not None
+
     def key(self, action_id: str) -> str:
         """The key of an action, for a sentence."""
         return self.keys.get(action_id) or BY_ID[action_id].key

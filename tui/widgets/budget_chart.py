@@ -30,6 +30,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     num_rows = height - 4  # frame, seats, axis
     columns = frame.columns
     scale = max((c.token_budget or 0 for c in columns if c is not None), default=0)
+    top_label = f"budget {fmt.count(scale)}" if scale else ""
     scale = scale or max((c.num_prefill_tokens for c in columns if c is not None), default=0) or 1
     bars = []
     before: int | None = None
@@ -44,7 +45,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         before = budget
     body: list[Line] = []
     for row, cells in enumerate(zip(*bars, strict=True) if bars else ()):
-        label = _label(row, num_rows, scale)
+        label = _label(row, num_rows, scale) if row else top_label or f"most {fmt.count(scale)}"
         body.append((*_gutter(label, gutter), *_runs("".join(cells), frame, _RUNS)))
     seats = "".join([" " if c is None or not c.num_decode_rows else "━" for c in columns])
     summary = frame.summary
@@ -83,8 +84,6 @@ def _gutter(label: str, width: int, edge: str = "│") -> tuple[Run, Run]:
 
 
 def _label(row: int, num_rows: int, scale: int) -> str:
-    if row == 0:
-        return f"budget {fmt.count(scale)}"
     if row == num_rows // 2 and num_rows >= 4:
         return fmt.count(scale * (num_rows - row) / num_rows)
     return "prefill tok" if row == num_rows - 1 else ""

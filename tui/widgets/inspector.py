@@ -44,6 +44,8 @@ def body(frame: Frame, num_rows: int) -> list[Line]:
     room = max(1, num_rows - len(head) - len(tail))
     shown = prefills if len(prefills) <= room else prefills[: room - 1]
     rows = [_prefill(row, frame) for row in shown]
+    if record.batch is None and record.num_prefill_tokens:
+        rows = [_equals("prefill (whose it does not tell)", record.num_prefill_tokens, "prefill")]
     if len(shown) < len(prefills):
         rest = prefills[len(shown) :]
         tokens = sum(row.num_tokens for row in rest)
@@ -52,8 +54,8 @@ def body(frame: Frame, num_rows: int) -> list[Line]:
     return [*lines, *_events(record, num_rows - len(lines))]
 
 
-def _equals(text: str, value: int, style: str = "text") -> Line:
-    return ((f" {text:<37}", style), ("= ", "muted"), (f"{value:>6,}", "text"))
+def _equals(text: str, value: int | None, style: str = "text") -> Line:
+    return ((f" {text:<37}", style), ("= ", "muted"), (f"{fmt.count(value):>6}", "text"))
 
 
 def _spent(record: StepRecord) -> Line:
@@ -72,6 +74,8 @@ def _spent(record: StepRecord) -> Line:
 def _decodes(record: StepRecord) -> Line:
     rows = [row for row in record.batch or () if row.phase == Phase.DECODE]
     text = f"decode {fmt.plural(len(rows), 'request')} × 1 token"
+    if record.batch is None:
+        text = "decode (whose it does not tell)"
     return _equals(text, record.num_decode_tokens, "decode")
 
 
@@ -87,7 +91,9 @@ def _prefill(row: BatchRow, frame: Frame) -> Line:
 
 
 def _cached(record: StepRecord) -> Line:
-    cached = sum(row.num_cached_tokens for row in record.batch or ())
+    cached = None
+    if record.batch is not None:
+        cached = sum(row.num_cached_tokens for row in record.batch)
     return _equals("cached (skipped, not spent)", cached, "cached")
 
 
@@ -109,16 +115,19 @@ def waiting_lines(record: StepRecord) -> list[Line]:
 
 
 def _blocks(record: StepRecord) -> Line:
-    taken = sum(move.owner >= 0 for move in record.moves)
-    freed = sum(move.owner in (CACHED, EMPTY) for move in record.moves)
-    preempted = sum(isinstance(event, Preempted) for event in record.events)
+    taken = freed = preempted = None
+    if record.moves or record.kv is not None:
+        taken = sum(move.owner >= 0 for move in record.moves)
+        freed = sum(move.owner in (CACHED, EMPTY) for move in record.moves)
+    if record.events or record.batch is not None:
+        preempted = sum(isinstance(event, Preempted) for event in record.events)
     return (
         (" blocks taken ", "muted"),
-        (f"{taken}", "text"),
+        (fmt.count(taken), "text"),
         ("  freed ", "muted"),
-        (f"{freed}", "text"),
+        (fmt.count(freed), "text"),
         ("  preempted ", "muted"),
-        (f"{preempted}", "breach" if preempted else "text"),
+        (fmt.count(preempted), "breach" if preempted else "text"),
     )
 
 

@@ -80,7 +80,10 @@ def _groups(frame: Frame, bar_width: int) -> list[Line]:
         _bounded("ITL p95 ", latency.itl.p95_ms, slo.itl_ms),
         (
             ("PREEMPT ", "muted"),
-            (f"{fmt.short(preemptions)}/m", "breach" if preemptions else "text"),
+            (
+                "—  " if preemptions is None else f"{fmt.short(preemptions)}/m",
+                "breach" if preemptions else "text",
+            ),
         ),
         (
             ("out ", "muted"),

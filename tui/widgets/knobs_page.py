@@ -41,7 +41,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     body_height = max(5, min(len(names) + 4, height - log_height))
     title: Line = (
         ("knobs", "title"),
-        (f"  version {frame.state.knobs_version}; ◆ not the default", "muted"),
+        (f"  version {frame.state.knobs_version}; ◆ not the default" if names else "", "muted"),
     )
     keys = frame.key("inspect"), frame.key("undo")
     hint: Line = ((f"{keys[0]} changes one, {keys[1]} takes the last change back", "muted"),)
@@ -71,9 +71,12 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         selected,
     )
     if not changes:
-        log = [((" no knob has been changed since the oldest step in memory", "muted"),)]
+        text = " no knob has been changed since the oldest step in memory"
+        if not names:
+            text = " nor whether any has been changed"
+        log = [((text, "muted"),)]
     heading: Line = (
-        (f"changes ({len(changes)})", "title"),
+        (f"changes ({len(changes)})" if changes or names else "changes", "title"),
         (f"  ms before→after, {EFFECT_S:g} s each, newest first", "muted"),
     )
     return [

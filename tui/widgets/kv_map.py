@@ -122,6 +122,8 @@ def _owners(frame: Frame, rows: int) -> list[Line]:
         (view for view in state.requests.values() if view.num_blocks),
         key=lambda view: -view.num_blocks,
     )
+    if not holders and state.kv is None:
+        return [()] * rows
     lines: list[Line] = [(("holds most", "muted"),)]
     for view in holders[: max(0, rows - 2)]:
         name = clean(request_name(view.request_id), 10)

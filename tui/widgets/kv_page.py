@@ -71,9 +71,12 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     listed = table(_COLUMNS, rows, _SIDE_WIDTH - 2, rest - 2, frame.view.row if rows else None) or [
         ((" nobody holds a block", "muted"),)
     ]
+    if not rows and frame.state.kv is None:
+        listed = [((" the engine does not tell who holds blocks", "muted"),)]
+    heading = f"holders ({len(rows)})" if rows or frame.state.kv is not None else "holders"
     right = [
         *framed(figures, _SIDE_WIDTH, figures_height, (("blocks", "title"),)),
-        *framed(listed, _SIDE_WIDTH, rest, ((f"holders ({len(rows)})", "title"),)),
+        *framed(listed, _SIDE_WIDTH, rest, ((heading, "title"),)),
     ]
     return beside(left, right)
 
@@ -251,6 +254,9 @@ def _trend(frame: Frame, width: int, height: int) -> list[Line]:
         and s.kv_cached is not None
         and s.kv_empty is not None
     ]
+    if not any(value is not None for value in values):
+        text = " the engine does not tell its blocks"
+        return framed([((text, "muted"),)], width, height, title)
     top = max(sizes, default=1)
     kept: list[float | None] = [None] * (room - len(summaries))
     kept += [

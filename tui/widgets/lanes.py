@@ -43,6 +43,8 @@ def _empty(frame: Frame) -> str:
         return f"no request matches {frame.view.filter!r}; {frame.key('filter')} changes the filter"
     if frame.last_step is None:
         return "no step yet: the engine has not run one since this dashboard began to listen"
+    if not frame.tells_requests:
+        return "the engine does not tell who is in its steps"
     return "no request in these steps"
 
 

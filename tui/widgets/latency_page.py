@@ -58,8 +58,11 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     body = table(_COLUMNS, shown, width - 2, rest - 2, frame.view.row if breaches else None)
     if not breaches:
         body = [((" no token came later than the service levels", "good"),)]
+        if not frame.tells_requests:
+            body = [((" the engine does not tell when whose tokens came", "muted"),)]
     more = "" if len(breaches) < MAX_BREACHES else f", the last {MAX_BREACHES}"
-    heading: Line = ((f"breaches ({len(breaches)}{more})", "title"), ("  newest first", "muted"))
+    counted = f" ({len(breaches)}{more})" if breaches or frame.tells_requests else ""
+    heading: Line = ((f"breaches{counted}", "title"), ("  newest first", "muted"))
     lines += framed(body, width, rest, heading, ((f"{frame.key('inspect')} goes there", "muted"),))
     if chosen is not None and pieces_height:
         lines += wait_pieces.draw(chosen, width, pieces_height)
@@ -93,7 +96,8 @@ def _figures(frame: Frame, width: int) -> list[Line]:
         ]
         for name in names:
             report = reports.get(name)
-            line += _block(None if report is None else _series(report, kind), bound)
+            is_told = kind == "step" or frame.tells_requests
+            line += _block(None if report is None else _series(report, kind), bound, is_told)
         lines.append(tuple(line))
     return lines
 
@@ -103,10 +107,11 @@ def _series(report: LatencyReport, kind: LatencyKind) -> Series:
     return series
 
 
-def _block(series: Series | None, bound: float | None) -> Line:
+def _block(series: Series | None, bound: float | None, is_told: bool) -> Line:
     if series is None:
         return (("│", "frame"), (" " * (_BLOCK - 1), "text"))
-    line: list[Run] = [("│", "frame"), (f"{fmt.short(series.num_samples):>14}", "muted")]
+    number = fmt.short(series.num_samples) if series.num_samples or is_told else "—"
+    line: list[Run] = [("│", "frame"), (f"{number:>14}", "muted")]
     for value in (series.p50_ms, series.p95_ms, series.p99_ms, series.max_ms):
         late = value is not None and bound is not None and value > bound
         text = fmt.milliseconds(value) + ("!" if late else " ")

@@ -85,8 +85,10 @@ def _cell(text: str, width: int, is_right: bool) -> str:
 
 
 def bar(share: float | None, width: int, style: str) -> Line:
-    """A horizontal bar, full at 1."""
-    full = 0 if share is None else round(max(0.0, min(1.0, share)) * width)
+    """A horizontal bar, full at 1; blank where the share is not known."""
+    if share is None:
+        return ((" " * width, "text"),)
+    full = round(max(0.0, min(1.0, share)) * width)
     return (("█" * full, style), ("·" * (width - full), "idle"))
 
 

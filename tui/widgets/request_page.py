@@ -65,6 +65,8 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     view = _view(frame)
     if request_id is None or view is None:
         text = " no request yet"
+        if not frame.tells_requests:
+            text = " the engine does not tell of single requests"
         if request_id is not None:
             keys = f"{frame.key('step_back')}/{frame.key('step_forward')}"
             text = f" {request_name(request_id)} is not there at this step: {keys} go to another"

@@ -68,7 +68,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         if record.batch is not None
         else [((" the engine does not tell who was in the step", "muted"),)]
     )
-    what = (f"rows ({len(rows)})", "title")
+    what = ("rows" if record.batch is None else f"rows ({len(rows)})", "title")
     key = frame.key
     hint = (
         f"{key('lane_up')}/{key('lane_down')} choose  {key('inspect')} request  "
@@ -146,7 +146,7 @@ def _costs(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -
             ("  prefill ", "muted"),
             (f"{record.num_prefill_tokens:,}", "prefill"),
             ("  cached, not spent ", "muted"),
-            (f"{summary.num_cached_tokens:,}", "cached"),
+            (fmt.count(summary.num_cached_tokens), "cached"),
             *((("  padding ", "muted"), (f"{padded:,}", "caution")) if padded else ()),
         ),
         (
