@@ -3,10 +3,15 @@
 import getpass
 import os
 import socket
+from typing import TYPE_CHECKING
 
 from stepscope.engine.client import ControlClient
 from stepscope.engine.endpoints import Endpoint, find_local
 from stepscope.tui.cli_errors import CommandFailed, WrongUsage
+
+if TYPE_CHECKING:
+    from stepscope.recordings.history import History
+    from stepscope.recordings.subscriber import Subscriber
 
 _HELLO_S = 2.0  # an engine that lives says who it is at once, whatever it is computing
 _ANSWER_S = 60.0  # other answers come between two steps, and a step may be long
@@ -54,6 +59,13 @@ def connect(endpoint: Endpoint) -> ControlClient:
         raise
     client.timeout_s = _ANSWER_S
     return client
+
+
+def receive(endpoint: Endpoint, history: "History") -> "Subscriber":
+    """The source of a live engine, not started yet; whatever watches engines gets them here."""
+    from stepscope.recordings.subscriber import Subscriber  # not every command receives anything
+
+    return Subscriber(endpoint, history)
 
 
 def who() -> str:

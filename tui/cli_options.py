@@ -165,6 +165,8 @@ def convert_flags(kind: type[Struct], flags: Mapping[str, Any]) -> dict[str, Any
 
 
 def _converted(field: FieldInfo, value: Any, source: str) -> Any:
+    if isinstance(value, str) and _is_list(field):
+        value = value.replace(",", " ").split()
     try:
         return msgspec.convert(value, field.type, strict=False)
     except msgspec.ValidationError:
@@ -206,8 +208,14 @@ def _is_table(field: FieldInfo) -> bool:
     return get_origin(base_and_meta(field)[0]) is dict
 
 
+def _is_list(field: FieldInfo) -> bool:
+    return get_origin(base_and_meta(field)[0]) is tuple
+
+
 def _expected(field: FieldInfo) -> str:
     base, meta = base_and_meta(field)
+    if _is_list(field):
+        return "texts with commas between them"
     if get_origin(base) is Literal:
         return "one of " + ", ".join(get_args(base))
     bounds = []

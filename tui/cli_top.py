@@ -2,23 +2,28 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from stepscope.engine.client import CommandRefused, EngineUnreachable
+from stepscope.engine.endpoints import Endpoint, find_local
 from stepscope.recordings import samples
-from stepscope.recordings.history import History
+from stepscope.recordings.fleet import FLEET_STEPS, Fleet, shared_bytes
+from stepscope.recordings.history import MAX_BYTES, MAX_STEPS, History
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.mcap_index import PART_SUFFIX
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.replay import MAX_SPEED, MIN_SPEED, ReplaySource
 from stepscope.recordings.subscriber import Subscriber
-from stepscope.tui.cli_connect import choose, connect
+from stepscope.tui.cli_connect import choose, connect, receive
 from stepscope.tui.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.cli_options import resolve
 from stepscope.tui.preferences import Preferences
-from stepscope.tui.settings import DashboardSettings, config_path, load_actions
+from stepscope.tui.settings import DashboardSettings, FleetSettings, config_path, load_actions
 from stepscope.tui.terminal import cannot_be_drawn_on
 from stepscope.tui.view import Axis, Sort
 
@@ -27,22 +32,87 @@ if TYPE_CHECKING:
     from stepscope.tui.theme import ThemeName
 
 
-def top(endpoint: str | None, flags: Mapping[str, Any]) -> None:
-    """Raises EngineUnreachable when nobody listens at the endpoint."""
+def top(endpoints: Sequence[str], flags: Mapping[str, Any]) -> None:
+    """One engine, or several side by side.
+
+    Raises:
+        EngineUnreachable: nobody listens at the endpoint.
+        CommandFailed: ... at any of several.
+    """
     settings = resolve(DashboardSettings, "dashboard", flags)
-    chosen = choose(endpoint, "stepscope top {}")
-    connect(chosen).close()
+    chosen = engines_to_show(endpoints)
+    check_any(chosen)
     need_terminal("'stepscope record' and 'stepscope snapshot' work without one")
-    source = Subscriber(chosen, new_history(settings))
-    source.start()
+    show_engines(chosen, settings)
+
+
+def engines_to_show(named: Sequence[str]) -> list[Endpoint]:
+    """Those named, else those of the environment or the config file, else all of this machine.
+
+    Raises:
+        ConfigError: one of them is no endpoint.
+        CommandFailed: there is none at all.
+    """
+    names = list(named) or list(resolve(FleetSettings, "fleet", {}).engines)
+    if names:
+        return list(dict.fromkeys(Endpoint.parse(name) for name in names))
+    found = find_local()
+    return found if len(found) > 1 else [choose(None, "stepscope top {}")]
+
+
+def check_any(endpoints: Sequence[Endpoint]) -> None:
+    """That there is anything to see; of several engines some may be down.
+
+    Raises:
+        EngineUnreachable: the only one does not answer.
+        CommandFailed: none of several does.
+    """
+    if len(endpoints) == 1:
+        connect(endpoints[0]).close()
+        return
+    answers: SimpleQueue[str | None] = SimpleQueue()
+
+    def ask(endpoint: Endpoint) -> None:
+        try:
+            connect(endpoint).close()
+        except (EngineUnreachable, CommandRefused) as error:
+            answers.put(f"{endpoint.name}: {error}")
+        else:
+            answers.put(None)
+
+    for endpoint in endpoints:
+        Thread(target=ask, args=(endpoint,), name="hello", daemon=True).start()
+    errors: list[str] = []
+    while len(errors) < len(endpoints):
+        error = answers.get()
+        if error is None:
+            return
+        errors.append(error)
+    raise CommandFailed(f"none of {len(errors)} engines answers; {'; '.join(sorted(errors))}")
+
+
+def show_engines(endpoints: Sequence[Endpoint], settings: DashboardSettings) -> None:
+    """The dashboard of these engines, until the operator leaves it."""
+    if len(endpoints) == 1:
+        sources = [receive(endpoints[0], new_history(settings))]
+    else:
+        share = shared_bytes(len(endpoints))
+        sources = [
+            receive(endpoint, new_history(settings, FLEET_STEPS, share)) for endpoint in endpoints
+        ]
+    fleet = Fleet(sources)
+    fleet.start()
     try:
-        run_live(source, settings)
+        run_live(sources[0], settings, fleet=fleet)
     finally:
-        source.stop()
+        fleet.stop()
 
 
-def new_history(settings: DashboardSettings) -> History:
-    return History(SLO(ttft_ms=settings.slo_ttft_ms, itl_ms=settings.slo_itl_ms))
+def new_history(
+    settings: DashboardSettings, max_steps: int = MAX_STEPS, max_bytes: int = MAX_BYTES
+) -> History:
+    slo = SLO(ttft_ms=settings.slo_ttft_ms, itl_ms=settings.slo_itl_ms)
+    return History(slo, max_steps, max_bytes)
 
 
 def need_terminal(otherwise: str) -> None:
@@ -55,7 +125,10 @@ def need_terminal(otherwise: str) -> None:
 
 
 def run_live(
-    source: Subscriber, settings: DashboardSettings, recorder: Recorder | None = None
+    source: Subscriber,
+    settings: DashboardSettings,
+    recorder: Recorder | None = None,
+    fleet: Fleet | None = None,
 ) -> None:
     """The dashboard of a source that has been started, until the operator leaves it."""
     # Textual is imported here so that an endpoint that is wrong is told of at once.
@@ -66,6 +139,7 @@ def run_live(
         source.history,
         control_endpoint=source.endpoint.control,
         recorder=recorder,
+        fleet=fleet,
         **dashboard_options(settings),
     )
 

@@ -23,7 +23,7 @@ from stepscope.tui.cli_errors import WrongUsage
 if TYPE_CHECKING:
     from stepscope.tui.actions import Action
 
-Section: TypeAlias = Literal["serve", "knobs", "http", "dashboard", "load"]
+Section: TypeAlias = Literal["serve", "knobs", "http", "dashboard", "fleet", "load"]
 KEYS = "keys"
 NO_FILE = "none"  # as the name of the config file: read none, write none
 
@@ -72,11 +72,21 @@ class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ) = None
 
 
+class FleetSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The engines of `stepscope top`, when it is given none."""
+
+    engines: Annotated[
+        tuple[str, ...],
+        Meta(description="endpoints to show side by side (default: those of this machine)"),
+    ] = ()
+
+
 SECTIONS: dict[Section, type[Struct]] = {
     "serve": EngineConfig,
     "knobs": Knobs,
     "http": HttpSettings,
     "dashboard": DashboardSettings,
+    "fleet": FleetSettings,
     "load": WorkloadSpec,
 }
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from stepscope.tui.cli_options import with_options
-from stepscope.tui.commands.shared import Endpoint, example
+from stepscope.tui.commands.shared import example
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -44,13 +44,31 @@ def demo(
     cli_demo.demo(model, headless, seconds, record, screenshot, flags)
 
 
-@commands.command(epilog=example("stepscope top", "stepscope top tcp://127.0.0.1:5555 --readonly"))
+@commands.command(
+    epilog=example(
+        "stepscope top",
+        "stepscope top tcp://127.0.0.1:5555 --readonly",
+        "stepscope top engine-0 engine-1 tcp://127.0.0.1:5555",
+    )
+)
 @with_options("dashboard")
-def top(endpoint: Endpoint = None, *, flags: dict[str, Any]) -> None:
-    """Watch and steer a running engine."""
+def top(
+    endpoints: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ENDPOINT",
+            help="names of local engines, ipc://PATH or tcp://HOST:PORT; several are shown side by "
+            "side (default: [fleet] engines of the config file, else those of this machine)",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Watch and steer running engines."""
     from stepscope.tui import cli_top
 
-    cli_top.top(endpoint, flags)
+    cli_top.top(endpoints or (), flags)
 
 
 @commands.command(
