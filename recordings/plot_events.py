@@ -70,6 +70,7 @@ def draw_events(
             x - shift if label.is_left else x + shift,
             top - label.row * row_height,
             _text(label.event),
+            parse_math=False,
             fontsize=_FONT_SIZE,
             ha="right" if label.is_left else "left",
             va="top",

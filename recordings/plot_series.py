@@ -23,7 +23,7 @@ from stepscope.recordings.reader import Recording
 EventKind: TypeAlias = Literal["knobs", "mark", "pause", "lost"]
 
 MAX_EVENTS = 200  # that are kept, of each kind
-_COLUMN_VALUES, _COLUMN_BITS = 64, 7  # of the inter-token latencies in a column
+_COLUMN_VALUES, _COLUMN_BITS = 64, 7  # of the samples in a column
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Column:
     max_spent_tokens: int = 0
     max_cached_tokens: int = 0
     token_budget: int | None = None  # the smallest
-    max_step_ns: int = 0
+    step: Distribution | None = None
     itl: Distribution | None = None
     max_ttft_ns: int | None = None
     max_running: int | None = None
@@ -65,10 +65,6 @@ class Measured:
 
     samples: Distribution = field(default_factory=Distribution)
     num_within: int = 0  # the service level
-
-    @property
-    def within_slo(self) -> float | None:
-        return self.num_within / self.samples.count if self.samples.count else None
 
 
 class PlotSeries:
@@ -226,7 +222,9 @@ def _add_step(column: Column, record: StepRecord, outcome: Outcome, step_ns: int
     budget = record.token_budget
     if budget is not None:
         column.token_budget = min(column.token_budget or budget, budget)
-    column.max_step_ns = max(column.max_step_ns, step_ns)
+    if column.step is None:
+        column.step = Distribution(_COLUMN_VALUES, _COLUMN_BITS)
+    column.step.add(step_ns)
     column.max_running = max(column.max_running or 0, record.num_running)
     column.max_waiting = max(column.max_waiting or 0, record.num_waiting)
     kv = record.kv

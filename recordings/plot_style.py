@@ -8,6 +8,8 @@ that a copy in grey can be read.
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+DPI = 200
+
 FigureTheme: TypeAlias = Literal["light", "dark"]
 
 
