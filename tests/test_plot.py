@@ -1,0 +1,345 @@
+"""Figures of recordings: what the columns of pixels hold, and the file that comes of them."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.engine import wire
+from stepscope.engine.config import Knobs
+from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.wire import EngineStatus, Mark, StepRecord
+from stepscope.recordings.distribution import Distribution
+from stepscope.recordings.export.moments import StepRange
+from stepscope.recordings.history import History
+from stepscope.recordings.latency import SLO
+from stepscope.recordings.plot_events import placed
+from stepscope.recordings.plot_series import MAX_EVENTS, Event, PlotSeries, read_series
+from stepscope.recordings.reader import Recording
+from stepscope.recordings.recorder import Recorder
+from stepscope.recordings.source import FrameTap, SourceStatus
+from stepscope.tui.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.cli_plot import plot_file
+
+BOUNDS = SLO(ttft_ms=500.0, itl_ms=30.0)
+NUM_STEPS = 500
+MARK_AT = 100
+PAUSE_AT, PAUSE_NS = 200, 3_000_000_000
+LOST = range(300, 310)
+
+
+class Received:
+    """A live source that is handed its messages."""
+
+    is_live = True
+    name = "engine"
+    num_bad = 0
+    status: SourceStatus = "live"
+    error = None
+
+    def __init__(self) -> None:
+        self.history = History(BOUNDS)
+        self.tap = FrameTap()
+
+    def start(self) -> None:
+        return
+
+    def stop(self) -> None:
+        return
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[History, Path]:
+    """A busy session and its recording: a knob change, a mark, a pause, lost messages."""
+    path = tmp_path_factory.mktemp("plot") / "busy.mcap"
+    source = Received()
+    recorder = Recorder(source, path)
+    sequence = later_ns = 0
+
+    def send(message: wire.Telemetry) -> None:
+        payload = wire.encode(message)
+        source.history.append(sequence, payload)
+        source.tap.send(wire.TOPICS[type(message)], sequence, payload)
+
+    for message in messages():
+        sequence += 1
+        if isinstance(message, StepRecord) and message.step == PAUSE_AT:
+            later_ns = PAUSE_NS
+            state = source.history.state
+            send(
+                EngineStatus(
+                    state="paused",
+                    step=state.step,
+                    time_ns=state.time_ns,
+                    num_running=state.num_running,
+                    num_waiting=state.num_waiting,
+                )
+            )
+            sequence += 1
+        if later_ns:
+            message = later(message, later_ns)
+        if not isinstance(message, StepRecord) or message.step not in LOST:
+            send(message)
+        if isinstance(message, StepRecord) and message.step == MARK_AT:
+            sequence += 1
+            send(Mark(step=MARK_AT, time_ns=message.tokens_ns, text="of $x$ _y_", who="ops"))
+    recorder.stop()
+    assert recorder.error is None, recorder.error
+    return source.history, path
+
+
+def messages() -> Iterator[wire.Telemetry]:
+    for _, message in simulate(
+        seed=3,
+        num_steps=NUM_STEPS,
+        knobs=Knobs(max_num_batched_tokens=1024, max_num_seqs=32),
+        changes={400: {"max_num_batched_tokens": 512}},
+        workload=SimulatedWorkload(
+            rate=9.0, document_share=0.12, document_tokens=2600, output_tokens=140
+        ),
+        cost=CostModel(floor_ms=12.0, token_us=25.0, context_ns=4.0),
+        num_blocks=512,
+    ):
+        yield message
+
+
+def later(message: wire.Telemetry, later_ns: int) -> wire.Telemetry:
+    """The same, moved in time."""
+    times = {
+        name: value + later_ns
+        for name in message.__struct_fields__
+        if name in ("schedule_start_ns", "schedule_end_ns", "launch_ns", "tokens_ns", "time_ns")
+        and (value := getattr(message, name)) is not None
+    }
+    return msgspec.structs.replace(message, **times)
+
+
+def read(path: Path, num_columns: int, first: int | None = None, last: int | None = None) -> Any:
+    with Recording(path) as recording:
+        return read_series(
+            recording, StepRange(first, last), BOUNDS, num_columns, lambda share: None
+        )
+
+
+@pytest.mark.parametrize("num_columns", [1, 40, 1400])
+def test_percentiles_of_a_figure_are_those_of_the_dashboard(
+    session: tuple[History, Path], num_columns: int
+) -> None:
+    history, path = session
+    report = history.latency(window_s=None)
+    series = read(path, num_columns)
+    assert series.num_steps == history.num_steps == NUM_STEPS - len(LOST)
+    for measured, expected in (
+        (series.itl, report.itl),
+        (series.ttft, report.ttft),
+        (series.step, report.step),
+    ):
+        samples = measured.samples
+        assert samples.count == expected.num_samples > 0
+        found = [value / 1e6 for value in (*samples.percentiles(50, 95, 99), samples.largest)]
+        assert found == [expected.p50_ms, expected.p95_ms, expected.p99_ms, expected.max_ms]
+        if expected.within_slo is not None:
+            assert measured.num_within / samples.count == expected.within_slo
+    # The operator's pause is nobody's latency, and is shown as what it is.
+    assert series.itl.samples.largest < PAUSE_NS
+    assert [round((end - start) / 1e9) for start, end in series.pauses] == [3]
+
+
+@pytest.mark.parametrize("num_columns", [1, 7, 40, 1400])
+def test_no_column_hides_the_worst_of_its_steps(
+    session: tuple[History, Path], num_columns: int
+) -> None:
+    history, path = session
+    series = read(path, num_columns)
+    assert len(series.columns) == num_columns
+    steps = range(history.first_step or 0, (history.last_step or 0) + 1)
+    summaries = [summary for step in steps if (summary := history.summary(step)) is not None]
+    width_ns = series.duration_ns / num_columns
+    for summary in summaries:
+        place = min(int((summary.tokens_ns - series.start_ns) / width_ns), num_columns - 1)
+        column = series.columns[place]
+        assert column.step.largest >= summary.duration_ns
+        assert column.max_spent_tokens >= summary.num_spent_tokens
+        assert column.max_waiting >= summary.num_waiting
+        assert column.token_budget <= summary.token_budget
+        if summary.max_itl_ns is not None:
+            assert column.itl.largest >= summary.max_itl_ns
+        if summary.max_ttft_ns is not None:
+            assert column.max_ttft_ns >= summary.max_ttft_ns
+    # ... and invents nothing.
+    columns = series.columns
+    assert max(c.max_spent_tokens for c in columns) == max(s.num_spent_tokens for s in summaries)
+    assert sum(c.num_preempted for c in columns) == sum(s.num_preempted for s in summaries) > 0
+    # A step fills every column that it covers, so that a stall is as wide as it took.
+    longest = max(summaries, key=lambda summary: summary.duration_ns)
+    covered = [c for c in columns if c.step is not None and c.step.largest == longest.duration_ns]
+    assert len(covered) >= int(longest.duration_ns / width_ns) - 1
+
+
+def test_what_happened_is_told_in_order_and_only_from_the_range(
+    session: tuple[History, Path],
+) -> None:
+    _, path = session
+    series = read(path, 100)
+    assert [(event.kind, event.text) for event in sorted(series.events, key=when)] == [
+        ("mark", "of $x$ _y_"),
+        ("pause", "engine paused for 3.0 s"),
+        ("lost", "records lost before step 310"),
+        ("knobs", "max_num_batched_tokens 1024→512"),
+    ]
+    part = read(path, 100, 150, 250)
+    assert (part.first_step, part.last_step, part.num_steps) == (150, 250, 101)
+    assert [event.kind for event in part.events] == ["pause"]
+
+
+def when(event: Event) -> int:
+    return event.time_ns
+
+
+def test_a_figure_holds_what_it_shows_and_is_the_same_every_time(
+    session: tuple[History, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, path = session
+    files = [tmp_path / name for name in ("a.svg", "b.svg", "c.png", "d.pdf")]
+    for file in files:
+        theme = "dark" if file.suffix == ".png" else "light"
+        plot_file(str(path), str(file), None, None, "30ms", "0.5s", "7x7", theme, "a $ sign")
+    first, second, third, fourth = (file.read_bytes() for file in files)
+    assert first == second
+    assert third.startswith(b"\x89PNG")
+    assert fourth.startswith(b"%PDF")
+    # Text is drawn as shapes, with what it says in a comment.
+    said = re.findall(r"<!-- (.*?) -->", first.decode())
+    for text in (
+        "a $ sign",
+        "Tokens",
+        "budget",
+        "Step time",
+        "Inter-token latency (ITL)",
+        "SLO 30 ms",
+        "Time to first token (TTFT)",
+        "Requests",
+        "KV cache",
+        "preemption",
+        "s since step 0",
+        "step",
+        "▼ of $x$ _y_",
+        "◆ max_num_batched_tokens 1024→512",
+        "‖ engine paused for 3.0 s",
+    ):
+        assert text in said, text
+    assert "7x7 inches" in capsys.readouterr().out
+    # One that is there is replaced, in full or not at all.
+    plot_file(str(path), str(files[0]), 10, 20, None, None, "7x7", "light", None)
+    assert files[0].read_bytes() != first
+    assert sorted(tmp_path.iterdir()) == sorted(files)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"output": "figure.gif"}, "ends in .svg, .png or .pdf"),
+        ({"output": "no/such/folder/f.svg"}, "is no folder"),
+        ({"dimensions": "9"}, "expected inches such as 10x9"),
+        ({"dimensions": "1x1"}, "expected 7 to 60 inches"),
+        ({"theme": "sepia"}, "expected light or dark"),
+        ({"slo_itl": "soon"}, "expected a duration"),
+        ({"first": 9, "last": 3}, "--from 9 is after --until 3"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_no_file(
+    session: tuple[History, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, Any],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments: dict[str, Any] = {
+        "file": str(session[1]),
+        "output": "f.svg",
+        "first": None,
+        "last": None,
+        "slo_itl": None,
+        "slo_ttft": None,
+        "dimensions": "9x9",
+        "theme": "light",
+        "title": None,
+    }
+    with pytest.raises((WrongUsage, CommandFailed), match=re.escape(words)):
+        plot_file(**{**arguments, **change})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_matplotlib_it_names_the_extra(
+    session: tuple[History, Path], tmp_path: Path
+) -> None:
+    code = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from stepscope.tui.cli import main\n"
+        "sys.argv = ['stepscope', *sys.argv[1:]]\n"
+        "main()"
+    )
+    for arguments in (
+        ("plot", str(session[1]), "-o", "a.png", "--until", "20"),
+        ("screenshot", str(session[1]), "-o", "b.png", "--at", "20"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 1, done.stderr
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith("stepscope: error: ")
+        assert "pip install 'stepscope[export]'" in last
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_labels_never_overlap_and_those_without_a_place_are_counted() -> None:
+    width, duration_ns = 6.9, 1000
+    events = [Event("mark", 10 * number, "a note of some length") for number in range(100)]
+    labels, num_left_out = placed(events, duration_ns, width)
+    assert len(labels) + num_left_out == 100
+    assert num_left_out > 50
+    rows: dict[int, list[int]] = {}
+    for label in labels:
+        rows.setdefault(label.row, []).append(label.event.time_ns)
+    for times in rows.values():
+        gaps = [later - earlier for earlier, later in pairwise(sorted(times))]
+        assert all(gap / duration_ns * width > 1 for gap in gaps)
+    (last,), _ = placed(events[-1:], duration_ns, width)
+    assert last.is_left, "to the right of it the figure ends"
+
+
+def test_a_wall_of_events_takes_no_memory() -> None:
+    series = PlotSeries(0, 10**9, 10, BOUNDS)
+    for number in range(3 * MAX_EVENTS):
+        series._keep("mark", number, "again")
+    assert len(series.events) == MAX_EVENTS
+    assert series.num_left_out == 2 * MAX_EVENTS
+
+
+@given(st.lists(st.integers(0, 2**50), min_size=1), st.integers(1, 40))
+def test_many_samples_are_told_to_a_part_in_a_thousand(values: list[int], limit: int) -> None:
+    exact, rounded = Distribution(), Distribution(max_values=limit)
+    for value in values:
+        exact.add(value)
+        rounded.add(value)
+    assert rounded.count == len(values)
+    assert rounded.largest == max(values)
+    ranks = (1, 50, 95, 99, 100)
+    for true, found in zip(exact.percentiles(*ranks), rounded.percentiles(*ranks), strict=True):
+        assert true * (1 - 2**-10) <= found <= true
+    assert true == max(values)
