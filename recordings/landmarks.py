@@ -1,13 +1,15 @@
 """Marks and knob changes of a recording, found without decoding its steps."""
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
 from stepscope.engine import wire
 from stepscope.engine.wire import KnobsChanged, KnobValue, Mark
-from stepscope.recordings.reader import Recording
+
+if TYPE_CHECKING:
+    from stepscope.recordings.reader import Recording  # with mcap, for those who have one
 
 _TOPICS = (wire.TOPICS[Mark], wire.TOPICS[KnobsChanged])
 
@@ -20,7 +22,7 @@ class Landmark(NamedTuple):
     kind: Literal["mark", "knobs", "step"]
 
 
-def landmarks(recording: Recording) -> Iterator[Landmark]:
+def landmarks(recording: "Recording") -> Iterator[Landmark]:
     """In order of the file."""
     for number in range(recording.num_chunks):
         for frame in recording.chunk_frames(number):

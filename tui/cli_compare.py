@@ -12,13 +12,14 @@ from stepscope.engine.endpoints import Endpoint, find_local
 from stepscope.recordings.comparer import Comparer
 from stepscope.recordings.comparison import Comparison, Work
 from stepscope.recordings.comparison_columns import ALIGNMENTS, Align, axis_of
-from stepscope.recordings.comparison_feed import RecordingFeed, Stretch
+from stepscope.recordings.comparison_feed import Stretch
 from stepscope.recordings.comparison_points import Point
 from stepscope.recordings.comparison_requests import Pair, RequestRun
 from stepscope.recordings.comparison_side import Side
 from stepscope.recordings.landmarks import Landmark, find_landmark, landmarks
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.reader import Recording
+from stepscope.recordings.recording_feed import RecordingFeed
 from stepscope.tui import compare_text as words
 from stepscope.tui import format as fmt
 from stepscope.tui.cli_errors import CommandFailed, WrongUsage, say, writing_output

@@ -1,0 +1,62 @@
+"""`HistoryFeed`: a session in memory, or a stretch of it, followed for a comparison."""
+
+import time
+
+from stepscope.engine.wire import StepRecord
+from stepscope.recordings.comparison_feed import BATCH, Stretch
+from stepscope.recordings.comparison_side import Side
+from stepscope.recordings.history import History
+from stepscope.recordings.latency import SLO
+
+
+class HistoryFeed:
+    """Follows a history from a step on, or reads a stretch of it. Implements `Feed`."""
+
+    def __init__(self, history: History, name: str, slo: SLO, stretch: Stretch) -> None:
+        self.name = name
+        self.side: Side | None = None
+        self.is_done = False
+        self._history = history
+        self._slo = slo
+        self._stretch = stretch
+        self._follower = history.follow(stretch.first)
+        self._note: str | None = None
+
+    @property
+    def share(self) -> float | None:
+        if self.is_done:
+            return 1.0
+        if self.side is None:
+            return 0.0
+        num_read, num_ahead = self.side.version, self._follower.num_ahead
+        return None if num_ahead < 2 * BATCH else num_read / (num_read + num_ahead)
+
+    @property
+    def note(self) -> str | None:
+        return self._note
+
+    def read(self, until_s: float) -> bool:
+        if self.is_done:
+            return False
+        if self.side is None:
+            self.side = Side(self.name, self._slo, self._follower.state)
+        taken = False
+        while time.monotonic() < until_s:
+            num_taken = 0
+            for message, after_gap in self._follower.read(BATCH):
+                num_taken += 1
+                last = self._stretch.last
+                if isinstance(message, StepRecord) and last is not None and message.step > last:
+                    self.is_done = True
+                    return True
+                self.side.take(message, after_gap)
+            taken = taken or num_taken > 0
+            if num_taken < BATCH:
+                break
+        if not self._history.is_followed_by(self._follower):
+            self._note = f"{self.name}: the engine started anew; this is the session before it"
+            self.is_done = not taken
+        return taken
+
+    def close(self) -> None:
+        self.is_done = True

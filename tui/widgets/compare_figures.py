@@ -1,0 +1,105 @@
+"""The figures of a comparison: a matrix of latencies, then everything else, and who is better."""
+
+from collections.abc import Sequence
+
+from stepscope.recordings.comparison import Comparison
+from stepscope.recordings.comparison_figures import KINDS, Figure, Verdict
+from stepscope.tui import compare_text as words
+from stepscope.tui.widgets.lines import Line, Run, clean
+
+_LABEL = 7
+_BLOCK = 21  # cells of a percentile, with the bar before it
+_RANKS: tuple[tuple[int | None, str], ...] = (
+    (50, "p50"),
+    (95, "p95"),
+    (99, "p99"),
+    (100, "max"),
+    (None, "in SLO"),
+)
+_BY_NEED = (99, 50, 100, None, 95)  # what is left out first where there is no room: the last
+MARKS: dict[Verdict, tuple[str, str]] = {
+    "a": ("A", "caution"),
+    "b": ("B", "good"),
+    "alike": ("=", "muted"),
+    "unclear": ("?", "muted"),
+    "differs": (" ", "muted"),
+    "unknown": (" ", "muted"),
+}
+KEY: Line = (
+    ("A→B  ", "muted"),
+    ("B", "good"), (" or ", "muted"), ("A", "caution"), (" is better ", "muted"),
+    ("=", "muted"), (" alike ", "muted"), ("?", "muted"), (" too few to say", "muted"),
+)  # fmt: skip
+
+
+def matrix(found: Comparison, width: int) -> list[Line]:
+    """A line for each kind of latency, a block for each percentile as far as they fit."""
+    num = max(1, (width - _LABEL) // _BLOCK)
+    kept = set(_BY_NEED[:num])
+    ranks = [(rank, name) for rank, name in _RANKS if rank in kept]
+    head: list[Run] = [(f"{'ms':>{_LABEL - 1}} ", "muted")]
+    for _, name in ranks:
+        head += [("│", "frame"), (f"{name:^{_BLOCK - 1}}", "muted")]
+    lines: list[Line] = [tuple(head)]
+    for kind, label in KINDS.items():
+        figures = {figure.rank: figure for figure in found.figures if figure.kind == kind}
+        line: list[Run] = [(f" {label.removesuffix(' time'):<{_LABEL - 1}}", "strong")]
+        for rank, _ in ranks:
+            line += [("│", "frame"), *_block(figures.get(rank))]
+        lines.append(tuple(line))
+    return lines
+
+
+def _block(figure: Figure | None) -> Line:
+    room = _BLOCK - 1
+    if figure is None:
+        return ((" " * room, "text"),)
+    mark, style = MARKS[figure.verdict]
+    is_said = figure.verdict in ("a", "b")
+    shown = f"{words.value(figure, figure.a)}→{words.value(figure, figure.b)}"
+    width = 13
+    factor = words.times(figure) if figure.rank is not None and is_said else ""
+    return (
+        (f"{shown:>{width}} ", "strong" if is_said else "text"),
+        (mark, style),
+        (f"{factor:>5}"[: room - width - 2], style if is_said else "muted"),
+    )
+
+
+def others(found: Comparison, width: int, height: int) -> list[Line]:
+    """What is no latency, in as many columns as fit."""
+    num = max(1, width // 38)
+    room = width // num
+    figures = _by_need([figure for figure in found.figures if figure.kind is None])
+    figures = figures[: num * height]
+    lines: list[Line] = []
+    for first in range(0, len(figures), num):
+        line: list[Run] = []
+        for figure in figures[first : first + num]:
+            line += _entry(figure, room)
+        lines.append(tuple(line))
+    return lines
+
+
+def _by_need(figures: Sequence[Figure]) -> list[Figure]:
+    """Those that say who is better first, those that are nothing on both sides last."""
+    rank = {"a": 0, "b": 0, "unclear": 1, "differs": 1, "alike": 2, "unknown": 4}
+    return sorted(figures, key=lambda f: rank[f.verdict] + (1 if not f.a and not f.b else 0))
+
+
+def _entry(figure: Figure, room: int) -> Line:
+    mark, style = MARKS[figure.verdict]
+    is_said = figure.verdict in ("a", "b")
+    factor = words.times(figure) if figure.verdict in ("a", "b", "differs") else ""
+    if figure.verdict == "differs":
+        mark, style = ("▲" if (figure.b or 0) > (figure.a or 0) else "▼"), "muted"
+    tail = f" {mark}{factor:>6} "
+    label = clean(figure.label, 16)
+    shown = words.change(figure)
+    gap = room - len(label) - len(shown) - len(tail) - 1
+    return (
+        (f" {label}", "muted"),
+        (" " * max(1, gap), "muted"),
+        (shown, "strong" if is_said else "text"),
+        (tail, style),
+    )

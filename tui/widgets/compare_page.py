@@ -1,0 +1,265 @@
+"""Two runs side by side: which is better, in what, where it comes from, and step against step."""
+
+import textwrap
+from collections.abc import Sequence
+from typing import Literal
+
+from stepscope.recordings.comparison import Comparison
+from stepscope.tui import compare_text as words
+from stepscope.tui import format as fmt
+from stepscope.tui.compare_desk import ComparePage
+from stepscope.tui.frame import Frame
+from stepscope.tui.widgets import compare_charts, compare_figures
+from stepscope.tui.widgets.lines import Line, Run, clean, fitted, framed, spread
+from stepscope.tui.widgets.panels import Cell, Column, Target, bar, beside, table
+
+_TABLE_WIDTH = 64  # of requests, where the charts stand beside them
+_BESIDE = 140
+_HEAD = 10  # cells before a sentence
+_REQUESTS = (
+    Column("request", 13),
+    Column("prompt", 7, True),
+    Column("TTFT A", 7, True),
+    Column("B", 7, True),
+    Column("wait A", 7, True),
+    Column("B", 8, True),
+    Column("B-A", 0, True),
+)
+_CHOICES = (Column("", 9), Column("compare with", 34), Column("", 0))
+
+
+def chart_columns(width: int, page_align: str) -> int:
+    """Columns of the charts on a screen of this width."""
+    if page_align == "request" and width >= _BESIDE:
+        width -= _TABLE_WIDTH
+    return max(1, width - 2 - compare_charts.GUTTER)
+
+
+def targets(frame: Frame) -> list[Target]:
+    """One for each choice, or for each request in both runs."""
+    page = frame.compare
+    if page is None:
+        return []
+    if page.choices is not None:
+        return [Target() for _ in page.choices]
+    if page.align != "request" or page.comparison is None:
+        return []
+    return [Target(request_id=pair.a.request_id) for pair in page.comparison.requests.pairs]
+
+
+def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
+    """Instead of that of one engine."""
+    page = frame.compare
+    line: list[Run] = [(f" {clean(title, 24)} ", "strong"), ("▐COMPARE▌", "badge_replay")]
+    if page is not None and page.names[0]:
+        room = max(8, (width - 70) // 2)
+        for letter, name in zip("AB", page.names, strict=True):
+            line += [(f"  {letter} ", "strong"), (clean(name, room), "text")]
+        line += [("  by ", "muted"), (page.align, "text")]
+        if page.is_reading:
+            shares = [1.0 if share is None else share for share in page.shares]
+            line.append((f"  reading {min(shares):.0%}", "caution"))
+        elif page.was_cancelled:
+            line.append(("  reading was stopped", "caution"))
+    return [spread(tuple(line), ((f"{fps:g}fps ", "muted"),), width)]
+
+
+def small(frame: Frame, width: int, height: int) -> list[Line]:
+    """What can be said on a screen too small for the page."""
+    page = frame.compare
+    if page is None or page.comparison is None:
+        return [((" nothing is compared yet", "muted"),)][:height]
+    return _sentences(page.comparison, width, height, with_causes=False)[:height]
+
+
+def draw(frame: Frame, width: int, height: int) -> list[Line]:
+    """The whole page."""
+    page = frame.compare
+    if page is None:
+        return framed([], width, height, (("compare", "title"),))
+    if page.choices is not None:
+        return _chooser(frame, page, width, height)
+    if page.comparison is None:
+        return _waiting(frame, page, width, height)
+    found = page.comparison
+    charts_min = 9 if height < 30 else 14
+    lines = _verdict(frame, page, found, width, height - charts_min)
+    rest = height - len(lines)
+    is_beside = page.align == "request" and width >= _BESIDE
+    if is_beside:
+        left = _requests(page, found, _TABLE_WIDTH, rest)
+        right = _charts(frame, page, width - _TABLE_WIDTH, rest)
+        return [*lines, *beside(left, right)]
+    num_requests = 0
+    if page.align == "request":
+        num_requests = min(len(found.requests.pairs) + 3, max(5, rest - 9), 14)
+    elif rest >= 44:
+        num_requests = rest - 34
+    if rest - num_requests < 5:
+        num_requests = rest if page.align == "request" else 0
+    if num_requests and page.align == "request":
+        lines += _requests(page, found, width, num_requests)
+    charts_height = height - len(lines) - (num_requests if page.align != "request" else 0)
+    if charts_height >= 3:
+        lines += _charts(frame, page, width, charts_height)
+    if num_requests and page.align != "request":
+        lines += _requests(page, found, width, num_requests)
+    return lines
+
+
+# What comes out
+
+
+def _verdict(
+    frame: Frame, page: ComparePage, found: Comparison, width: int, room: int
+) -> list[Line]:
+    """Sentences and figures in at most `room` lines."""
+    inner = width - 2
+    figures = compare_figures.matrix(found, inner)
+    room -= 2 + len(figures)
+    num_others = max(0, min(4 if inner >= 114 else 6, room - 8))
+    sentences = _sentences(found, inner, room - num_others, with_causes=room >= 8)
+    others = compare_figures.others(found, inner, num_others) if num_others else []
+    title: Line = (("which is better", "title"),)
+    key = compare_figures.KEY
+    body = [*sentences, *figures, *others]
+    notes = [found.different_work and f"not the same work: {found.different_work}", *page.notes]
+    told = "; ".join(note for note in notes if note)
+    if told:
+        title = (*title, (f"  ! {clean(told, max(10, inner - 75))}", "caution"))
+    return framed(body, width, len(body) + 2, title, key)
+
+
+def _sentences(found: Comparison, width: int, room: int, *, with_causes: bool) -> list[Line]:
+    """The most telling first; what does not fit in its lines ends in dots."""
+    settings = [words.setting_text(each) for each in found.settings]
+    blocks: list[tuple[str, str, list[str], int]] = [
+        ("B better", "good", words.better_in(found, "b"), 2),
+        ("A better", "caution", words.better_in(found, "a"), 2),
+        ("set", "mark", settings or ["the same, as far as they tell"], 2),
+    ]
+    if with_causes:
+        unclear = words.unclear(found)
+        if unclear:
+            blocks.append(("too few", "muted", unclear, 1))
+        blocks += [(f"late {s.upper()}", "text", [_late(found, s)], 1) for s in ("a", "b")]
+    lines: list[Line] = []
+    left = max(3, room)
+    for number, (head, style, phrases, most) in enumerate(blocks):
+        after = len(blocks) - number - 1
+        lines_here = max(1, min(most, left - after))
+        wrapped = _wrapped(phrases or ["in nothing that is certain"], width - _HEAD - 1, lines_here)
+        for at, text in enumerate(wrapped[: max(1, left)]):
+            lines.append(((f" {head if not at else '':<{_HEAD - 1}} ", style), (text, "text")))
+        left -= len(wrapped)
+        if left <= 0:
+            break
+    return lines
+
+
+def _late(found: Comparison, side: Literal["a", "b"]) -> str:
+    itl = words.causes_of(found, "ITL", side)
+    ttft = words.causes_of(found, "TTFT", side, 2)
+    return f"ITL: {itl}  │  TTFT: {ttft}" if ttft != "none" else f"ITL: {itl}"
+
+
+def _wrapped(phrases: Sequence[str], width: int, num_lines: int) -> list[str]:
+    text = "; ".join(phrases)
+    lines = textwrap.wrap(clean(text, 4000), max(20, width)) or [""]
+    if len(lines) > num_lines:
+        rest = " ".join(lines[num_lines - 1 :])
+        lines = [*lines[: num_lines - 1], clean(rest, max(1, width))]
+    return lines
+
+
+# Step against step
+
+
+def _charts(frame: Frame, page: ComparePage, width: int, height: int) -> list[Line]:
+    slo_ms = page.comparison.slo.itl_ms if page.comparison is not None else 0.0
+    cursor = compare_charts.cursor_lines(page, slo_ms, width - 2)
+    if height < 4:
+        return framed(cursor, width, height, (("at the cursor", "title"),))
+    charts = compare_charts.draw(page, slo_ms, height - 2 - len(cursor))
+    what = {"time": "time from the start", "step": "steps from the start"}.get(page.align)
+    if what is None:
+        what = f"request {page.pair.name}" if page.pair is not None else "no request in both"
+    unit = fmt.plural(page.width, "step") if page.align == "step" else (
+        f"{fmt.milliseconds(page.width / 1e6)} ms"
+    )  # fmt: skip
+    unit = unit.replace("s ms", "s")
+    title: Line = (
+        ("A above, B below", "title"),
+        (f"  aligned by {clean(what, 30)} ({frame.key('sort')}: other)", "muted"),
+        (f"  1 col = {unit}", "muted"),
+    )
+    return framed([*charts, *cursor], width, height, title, compare_charts.LEGEND)
+
+
+def _requests(page: ComparePage, found: Comparison, width: int, height: int) -> list[Line]:
+    matched = found.requests
+    rows: list[list[Cell]] = []
+    for pair in matched.pairs[: max(200, page.selected + 100)]:
+        change = pair.worst_change_ns
+        if change is None or abs(pair.ttft_change_ns or 0) > abs(change):
+            change = pair.ttft_change_ns
+        style = "muted" if not change else "good" if change < 0 else "caution"
+        prompt = f"{pair.a.num_prompt_tokens:,}" + ("" if pair.has_same_prompt else "!")
+        rows.append(
+            [
+                (pair.name, "strong"),
+                (prompt, "muted"),
+                *((_ms(ns), "text") for ns in (pair.a.ttft_ns, pair.b.ttft_ns)),
+                *((_ms(ns), "text") for ns in (pair.a.worst_itl_ns, pair.b.worst_itl_ns)),
+                ("—" if change is None else f"{change / 1e6:+,.1f}", style),
+            ]
+        )
+    selected = page.selected if page.align == "request" and rows else None
+    body = table(_REQUESTS, rows, width - 2, height - 2, selected)
+    if not rows:
+        body = [((" no request is in both", "muted"),)]
+    number = f"{len(matched.pairs):,}"
+    title: Line = (
+        ("requests in both", "title"),
+        (f" ({number}, by {matched.by}); ms, largest difference first", "muted"),
+    )
+    return framed(body, width, height, title)
+
+
+def _ms(ns: int | None) -> str:
+    return fmt.milliseconds(None if ns is None else ns / 1e6)
+
+
+# Before there is anything
+
+
+def _waiting(frame: Frame, page: ComparePage, width: int, height: int) -> list[Line]:
+    body: list[Line] = [()]
+    for letter, name, share in zip("AB", page.names, page.shares, strict=True):
+        line: list[Run] = [(f"  {letter} ", "strong"), (f"{clean(name, 30):<31}", "text")]
+        line += [*bar(1.0 if share is None else share, max(10, width - 60), "decode")]
+        line.append((f" {1.0 if share is None else share:4.0%} read", "muted"))
+        body.append(tuple(line))
+    notes = page.notes or ["waiting for the first step of both sides"]
+    body += [(), *(((f"  {clean(note, width - 6)}", "caution"),) for note in notes)]
+    body.append(((f"  {frame.key('back')} stops reading", "muted"),))
+    return framed(body, width, height, (("compare", "title"),))
+
+
+def _chooser(frame: Frame, page: ComparePage, width: int, height: int) -> list[Line]:
+    rows: list[list[Cell]] = [
+        [(choice.kind, "mark"), (choice.name, "strong"), (choice.detail, "muted")]
+        for choice in page.choices or ()
+    ]
+    body = table(_CHOICES, rows, width - 2, height - 3, page.selected)
+    session = frame.history.info
+    name = "this session" if session is None else clean(session.name, 30)
+    title: Line = (("compare", "title"), (f"  {name} is A; what is B?", "muted"))
+    key = frame.key
+    hint: Line = (
+        (f"{key('lane_up')} {key('lane_down')} choose, {key('inspect')} compares", "muted"),
+    )
+    lines: list[Line] = [fitted(((
+        " Marks and knob changes divide this session in two: before is A, after is B.", "muted"
+    ),), width - 2), *body]  # fmt: skip
+    return framed(lines, width, height, title, hint)
