@@ -44,6 +44,7 @@ class ControlClient:
         self.timeout_s = timeout_s
         self._ids = itertools.count(1)
         self._early: deque[tuple[int, AnyReply]] = deque()  # came while another was awaited
+        self._given_up: set[int] = set()  # nobody waits for their answers any more
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
@@ -75,8 +76,17 @@ class ControlClient:
             return self._early.popleft()
         return self._receive(timeout_s)
 
-    def ask(self, command: Command, timeout_s: float | None = None) -> AnyReply:
+    def ask(
+        self,
+        command: Command,
+        timeout_s: float | None = None,
+        again_s: float | None = None,
+    ) -> AnyReply:
         """Send and wait for the answer.
+
+        Args:
+            again_s: ask again whenever nothing has come for so long, because what is on its way
+                when a connection is lost is lost too. For commands that change nothing.
 
         Raises:
             EngineUnreachable: no answer in time.
@@ -88,26 +98,33 @@ class ControlClient:
             raise EngineUnreachable(
                 f"no engine at {self.endpoint.control}: there is no such socket"
             )
-        wanted = self.send(command)
-        deadline = time.monotonic() + timeout_s
-        while (left := deadline - time.monotonic()) > 0:
-            received = self._receive(left)
+        wanted = {self.send(command)}
+        now_s = time.monotonic()
+        deadline_s = now_s + timeout_s
+        next_s = deadline_s if again_s is None else now_s + again_s
+        while (now_s := time.monotonic()) < deadline_s:
+            if again_s is not None and now_s >= next_s:
+                wanted.add(self.send(command))
+                next_s = now_s + again_s
+            received = self._receive(min(next_s, deadline_s) - now_s)
             if received is None:
                 continue
-            if received[0] != wanted:
+            if received[0] not in wanted:
                 self._early.append(received)
                 continue
+            self._given_up |= wanted - {received[0]}
             reply = received[1]
             if isinstance(reply, Error):
                 raise CommandRefused(reply.code, reply.message)
             return reply
+        self._given_up |= wanted
         raise EngineUnreachable(
             f"no engine answers at {self.endpoint.control} (waited {timeout_s:g} s); "
             "is it running? 'stepscope top' without an endpoint lists the local ones"
         )
 
-    def info(self) -> EngineInfo:
-        return self._ask_for(EngineInfo, GetInfo())
+    def info(self, again_s: float | None = None) -> EngineInfo:
+        return self._ask_for(EngineInfo, GetInfo(), again_s)
 
     def snapshot(self) -> Snapshot:
         return self._ask_for(Snapshot, GetSnapshot())
@@ -125,8 +142,8 @@ class ControlClient:
         )
         return self._ask_for(Ack, command)
 
-    def _ask_for(self, kind: type[_T], command: Command) -> _T:
-        reply = self.ask(command)
+    def _ask_for(self, kind: type[_T], command: Command, again_s: float | None = None) -> _T:
+        reply = self.ask(command, again_s=again_s)
         if not isinstance(reply, kind):
             raise CommandRefused(
                 "protocol",
@@ -140,8 +157,12 @@ class ControlClient:
             return None
         frames = self._socket.recv_multipart()
         try:
-            command_id, payload = frames
-            return int.from_bytes(command_id, "big"), commands.decode_reply(payload)
+            number, payload = frames
+            command_id = int.from_bytes(number, "big")
+            if command_id in self._given_up:
+                self._given_up.discard(command_id)
+                return None
+            return command_id, commands.decode_reply(payload)
         except (ValueError, msgspec.DecodeError) as error:
             raise CommandRefused(
                 "protocol", f"{self.endpoint.control} sent what is no reply: {error}"

@@ -40,7 +40,7 @@ class Publisher:
         self._ring_bytes = ring_bytes
         # One writer; a reader checks the number it finds, so no lock is needed.
         self._ring: list[_Kept | None] = [None] * ring_size
-        self._oldest = 0  # the first that was not given up for want of bytes
+        self.oldest_sequence = 0  # the first message that can be replayed
         self._socket: zmq.Socket[bytes] | None = None
         if address is not None:
             socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUB)
@@ -49,11 +49,6 @@ class Publisher:
             socket.setsockopt(zmq.XPUB_NODROP, 1)
             socket.bind(address)
             self._socket = socket
-
-    @property
-    def oldest_sequence(self) -> int:
-        """The oldest message that can be replayed."""
-        return max(self._oldest, self.next_sequence - len(self._ring))
 
     def publish(self, message: Telemetry) -> None:
         """Number, keep and send one message."""
@@ -80,22 +75,20 @@ class Publisher:
 
     def _keep(self, kept: _Kept) -> None:
         ring = self._ring
-        place = kept.sequence % len(ring)
-        before = ring[place]
-        if before is not None:
-            self.num_ring_bytes -= len(before.payload)
         self.num_ring_bytes += len(kept.payload)
-        ring[place] = kept
+        # Given up before it is overwritten: a reader is never told of what is not there any more.
+        while self.oldest_sequence < kept.sequence and (
+            kept.sequence - self.oldest_sequence >= len(ring)
+            or self.num_ring_bytes > self._ring_bytes
+        ):
+            place = self.oldest_sequence % len(ring)
+            oldest = ring[place]
+            assert oldest is not None
+            self.oldest_sequence += 1
+            self.num_ring_bytes -= len(oldest.payload)
+            ring[place] = None
+        ring[kept.sequence % len(ring)] = kept
         self.next_sequence = kept.sequence + 1
-        while self.num_ring_bytes > self._ring_bytes:
-            oldest = self.oldest_sequence
-            if oldest == kept.sequence:
-                return
-            self._oldest = oldest + 1
-            given_up = ring[oldest % len(ring)]
-            if given_up is not None:
-                self.num_ring_bytes -= len(given_up.payload)
-                ring[oldest % len(ring)] = None
 
     def replay(self, sequence: int, limit: int) -> Replayed:
         """Up to `limit` messages from `sequence` on, oldest first, as far as they are kept."""
@@ -111,7 +104,8 @@ class Publisher:
             if frames and num_bytes > MAX_REPLAY_BYTES:
                 break
             frames.append(ReplayedFrame(kept.topic, kept.sequence, kept.payload))
-        return Replayed(frames=frames, oldest_sequence=oldest, next_sequence=end)
+        # What was given up meanwhile is not among the frames: it is not there any more.
+        return Replayed(frames=frames, oldest_sequence=self.oldest_sequence, next_sequence=end)
 
     def close(self) -> None:
         if self._socket is not None:

@@ -26,8 +26,10 @@ log = logging.getLogger("stepscope.recordings")
 STALE_S = 3.0  # an engine gives a sign of life every second
 RETRY_S = 1.0
 ASK_TIMEOUT_S = 2.0
+ASK_AGAIN_S = 0.4  # an answer may have been on a connection that was lost
 SNAPSHOT_TIMEOUT_S = 30.0
 RECEIVE_QUEUE = 50_000  # messages waiting in the socket
+_DEAD_AFTER = 2.0  # times as long as makes it stale
 _POLL_MS = 50
 _BURST = 2_000  # messages taken before looking whether to stop
 _MAX_REPLAY = 10_000
@@ -78,6 +80,7 @@ class Subscriber:
         self._pending: Snapshot | None = None  # until the messages before it have come
         self._last_heard_s = 0.0
         self._next_probe_s = 0.0
+        self._next_reconnect_s = 0.0
         self._doubt = False  # it was silent: it may be another one now
 
     @property
@@ -126,6 +129,8 @@ class Subscriber:
             socket.linger = 0
             socket.rcvhwm = RECEIVE_QUEUE
             socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_TELEMETRY_BYTES)
+            # No heartbeats: libzmq 4.3 aborts the process when one is due on a connection that was
+            # lost while the receive queue was full. The engine's own signs of life serve as well.
             socket.connect(self.endpoint.telemetry)
             socket.subscribe(b"")
             with ControlClient(self.endpoint, ASK_TIMEOUT_S) as client:
@@ -140,6 +145,11 @@ class Subscriber:
                         self._receive(socket, client)
                     elif is_lost or self._is_probe_due():
                         self._probe()
+                        if time.monotonic() >= self._next_reconnect_s:
+                            # It lives and nothing comes: the connection may be dead.
+                            socket.disconnect(self.endpoint.telemetry)
+                            socket.connect(self.endpoint.telemetry)
+                            self._put_off_reconnecting()
         finally:
             socket.disable_monitor()
             socket.close()
@@ -179,25 +189,22 @@ class Subscriber:
 
     def _snapshot(self, client: ControlClient) -> Snapshot:
         """Ask for a snapshot. It is taken between two steps, and a step may be long."""
-        client.info()  # is quick, and tells whether there is anybody at all
-        wanted = client.send(GetSnapshot())
+        client.info(ASK_AGAIN_S)  # is quick, and tells whether there is anybody at all
         deadline_s = time.monotonic() + SNAPSHOT_TIMEOUT_S
-        while time.monotonic() < deadline_s and not self._stopping.is_set():
-            received = client.receive(_POLL_MS / 1000)
-            if received is None or received[0] != wanted:
-                continue
-            reply = received[1]
+        while not self._stopping.is_set():
+            try:
+                reply = client.ask(GetSnapshot(), timeout_s=ASK_TIMEOUT_S)
+            except EngineUnreachable:
+                if time.monotonic() < deadline_s:
+                    continue
+                raise
             if isinstance(reply, Snapshot):
                 return reply
-            if isinstance(reply, Error):
-                raise CommandRefused(reply.code, reply.message)
             raise CommandRefused(
                 "protocol",
                 f"{self.endpoint.control} answered with {type(reply).__name__}, expected Snapshot",
             )
-        raise EngineUnreachable(
-            f"{self.endpoint.control} gave no snapshot within {SNAPSHOT_TIMEOUT_S:g} s"
-        )
+        raise _JoinAgain
 
     def _receive(self, socket: zmq.Socket[bytes], client: ControlClient) -> None:
         for _ in range(_BURST):
@@ -216,7 +223,7 @@ class Subscriber:
         except (ValueError, msgspec.DecodeError) as error:
             self._note_bad(error)
             return
-        if self._doubt and client.info().engine_id != self._engine_id:
+        if self._doubt and client.info(ASK_AGAIN_S).engine_id != self._engine_id:
             raise _JoinAgain
         self._heard()
         if isinstance(message, EngineInfo) and message.engine_id != self._engine_id:
@@ -225,12 +232,15 @@ class Subscriber:
             raise _JoinAgain  # numbers only go back when an engine starts anew
         self._last_published = sequence
         if sequence > self._next_sequence:
-            if client.info().engine_id != self._engine_id:
+            if client.info(ASK_AGAIN_S).engine_id != self._engine_id:
                 raise _JoinAgain
             self._heal(client, sequence)
         self._accept(topic, sequence, message, payload)
         if self.history.needs_snapshot and self._pending is None:
-            self._pending = self._snapshot(client)
+            snapshot = self._snapshot(client)
+            if snapshot.info.engine_id != self._engine_id:
+                raise _JoinAgain  # it came while we asked, and counts anew
+            self._pending = snapshot
             self._settle()
 
     def _heal(self, client: ControlClient, end: int) -> None:
@@ -238,12 +248,12 @@ class Subscriber:
         while self._next_sequence < end:
             limit = min(_MAX_REPLAY, end - self._next_sequence)
             try:
-                reply = client.ask(ReplayFrom(sequence=self._next_sequence, limit=limit))
+                replayed = self._replay(client, self._next_sequence, limit)
             except CommandRefused as error:
                 log.warning("%s replays nothing: %s", self.endpoint.control, error)
                 return
             before = self._next_sequence
-            for frame in reply.frames if isinstance(reply, Replayed) else ():
+            for frame in replayed.frames:
                 if not self._next_sequence <= frame.sequence < end:
                     continue
                 try:
@@ -256,6 +266,19 @@ class Subscriber:
                 self._accept(frame.topic, frame.sequence, message, frame.payload)
             if self._next_sequence == before:
                 return  # it does not have them any more
+
+    def _replay(self, client: ControlClient, sequence: int, limit: int) -> Replayed:
+        command = ReplayFrom(sequence=sequence, limit=limit)
+        reply = client.ask(command, again_s=ASK_AGAIN_S)
+        if not isinstance(reply, Replayed):
+            raise CommandRefused(
+                "protocol",
+                f"{self.endpoint.control} answered with {type(reply).__name__}, expected Replayed",
+            )
+        # It does not say of which engine: one that has come meanwhile counts anew.
+        if client.info(ASK_AGAIN_S).engine_id != self._engine_id:
+            raise _JoinAgain
+        return reply
 
     def _accept(
         self, topic: bytes, sequence: int, message: wire.Telemetry | None, payload: bytes
@@ -312,9 +335,13 @@ class Subscriber:
 
     def _heard(self) -> None:
         self._last_heard_s = time.monotonic()
+        self._put_off_reconnecting()
         self._doubt = False
         self._status = "live"
         self._error = None
+
+    def _put_off_reconnecting(self) -> None:
+        self._next_reconnect_s = time.monotonic() + _DEAD_AFTER * self._stale_s
 
     def _note_bad(self, error: Exception) -> None:
         self.num_bad += 1

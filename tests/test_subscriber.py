@@ -52,6 +52,8 @@ class FakeEngine:
         self.num_replays = 0
         self.refuses_replay = False
         self.is_silent = False
+        self.num_unanswered = 0  # of the next commands: their answers are lost on the way
+        self.successor: EngineInfo | None = None  # takes over when a snapshot is asked for
         self._lock = threading.Lock()
         self._pub = zmq.Context.instance().socket(zmq.PUB)
         self._pub.linger = 0
@@ -90,7 +92,9 @@ class FakeEngine:
         while not self._closing.is_set():
             if self._router.poll(10):
                 identity, command_id, payload = self._router.recv_multipart()
-                if not self.is_silent:
+                if self.num_unanswered:
+                    self.num_unanswered -= 1
+                elif not self.is_silent:
                     reply = self._answer(commands.decode_command(payload))
                     self._router.send_multipart([identity, command_id, commands.encode(reply)])
 
@@ -99,6 +103,9 @@ class FakeEngine:
             if isinstance(command, GetInfo):
                 return self.info
             if isinstance(command, GetSnapshot):
+                if self.successor is not None:
+                    self.info, self.successor = self.successor, None
+                    self.state, self.next_sequence = SessionState(info=self.info), 1
                 snapshot = self.state.snapshot(self.next_sequence - 1)
                 assert snapshot is not None
                 return snapshot
@@ -285,6 +292,40 @@ def test_an_engine_that_cannot_replay_costs_the_gap_and_no_more(session: Session
     session.run(3)
     wait_for(session.has_caught_up)
     assert session.subscriber.status == "live"
+
+
+def test_an_answer_that_is_lost_on_the_way_is_asked_for_again(session: Session) -> None:
+    session.run(2)
+    wait_for(session.has_caught_up)
+    session.engine.num_unanswered = 3
+    session.run(4, lost=True)
+    session.run(1)
+    wait_for(session.has_caught_up)
+    assert session.history.num_lost == 0
+    assert session.subscriber.status == "live"
+    session.engine.num_unanswered = 1  # and so is a snapshot
+    late = Subscriber(session.engine.endpoint)
+    late.start()
+    wait_for(lambda: late.status == "live")
+    late.stop()
+
+
+def test_messages_of_an_engine_that_is_replaced_while_a_gap_is_mended_stay_its_own(
+    session: Session,
+) -> None:
+    session.run(3)
+    wait_for(session.has_caught_up)
+    last = session.next_step - 1
+    session.engine.successor = info("two")
+    session.run(4, lost=True, forgotten=True)
+    session.run(20)  # the first of them makes it ask for a snapshot, the others wait in the socket
+    wait_for(lambda: (i := session.history.info) is not None and i.engine_id == "two")
+    time.sleep(0.2)
+    assert session.history.num_steps == session.history.num_lost == 0
+    previous = session.history.previous
+    assert previous is not None
+    assert previous.num_lost == 4
+    assert [(gap.after_step, gap.before_step) for gap in previous.gaps] == [(last, last + 5)]
 
 
 # Nonsense
