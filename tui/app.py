@@ -55,6 +55,7 @@ def run_dashboard(
     theme: ThemeName = "dark",
     sort: Sort = "arrival",
     axis: Axis = "step",
+    own_load: bool = False,
     actions: tuple[Action, ...] = ACTIONS,
     preferences: Preferences | None = None,
     log_file: Path | None = None,
@@ -77,6 +78,7 @@ def run_dashboard(
         theme: "dark" or "light"; `T` changes it. 16 colours and NO_COLOR are found out from the
             terminal.
         sort, axis: how the lanes and the charts begin.
+        own_load: the header says what the dashboard itself costs.
         actions: the action table, with the keys that the operator wants.
         preferences: takes what the operator changes; by default it is forgotten.
         log_file: where errors are written; by default a file in the state folder of the platform.
@@ -100,6 +102,7 @@ def run_dashboard(
         theme=theme,
         sort=sort,
         axis=axis,
+        own_load=own_load,
         actions=actions,
         preferences=preferences,
         log_file=log_file,
@@ -149,6 +152,7 @@ class Dashboard(App[None], inherit_bindings=False):
         theme: ThemeName = "dark",
         sort: Sort = "arrival",
         axis: Axis = "step",
+        own_load: bool = False,
         actions: tuple[Action, ...] = ACTIONS,
         preferences: Preferences | None = None,
         log_file: Path | None = None,
@@ -177,6 +181,7 @@ class Dashboard(App[None], inherit_bindings=False):
         self.session = session
         self.main = MainScreen(session, Skin(mode, ascii_only), fps)
         self.main.view.sort, self.main.view.axis = sort, axis
+        self.main.view.own_load = own_load
         self.key_order = KeyOrder(self, self.main)
         if fleet is not None and len(fleet) > 1:
             self.main.view.page = "fleet"
@@ -195,6 +200,7 @@ class Dashboard(App[None], inherit_bindings=False):
             session = self._sessions.make(source, source.history, control)
             screen = self._screens[name] = MainScreen(session, before.skin, before.fps)
             screen.view.sort, screen.view.axis = before.view.sort, before.view.axis
+            screen.view.own_load = before.view.own_load
             self.install_screen(screen, name)
         if screen is not before:
             before.view.page, before.view.trail = "live", ()

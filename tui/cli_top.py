@@ -153,6 +153,7 @@ class DashboardOptions(TypedDict):
     theme: "ThemeName"
     sort: Sort
     axis: Axis
+    own_load: bool
     actions: "tuple[Action, ...]"
     preferences: Preferences
     log_file: Path | None
@@ -167,7 +168,8 @@ def dashboard_options(settings: DashboardSettings) -> DashboardOptions:
         why_not = "STEPSCOPE_CONFIG=none"
     elif not settings.readonly:
         path = config_path()
-    began = {name: getattr(settings, name) for name in ("theme", "ascii", "fps", "sort", "axis")}
+    kept = ("theme", "ascii", "fps", "sort", "axis", "own_load")
+    began = {name: getattr(settings, name) for name in kept}
     return DashboardOptions(
         readonly=settings.readonly,
         fps=settings.fps,
@@ -175,6 +177,7 @@ def dashboard_options(settings: DashboardSettings) -> DashboardOptions:
         theme=settings.theme,
         sort=settings.sort,
         axis=settings.axis,
+        own_load=settings.own_load,
         actions=load_actions(),
         preferences=Preferences(path, began, why_not),
         log_file=None if settings.log is None else Path(settings.log).expanduser(),

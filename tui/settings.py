@@ -52,6 +52,9 @@ class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     axis: Annotated[Literal["step", "time"], Meta(description="what a column of the charts is")] = (
         "step"
     )
+    own_load: Annotated[
+        bool, Meta(description="show the dashboard's own frames, CPU share and dropped frames")
+    ] = False
     readonly: Annotated[
         bool, Meta(description="hide and disable everything that changes the engine")
     ] = False

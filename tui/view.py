@@ -40,6 +40,7 @@ class View:
     row: int = 0
     kv_by_owner: bool = False
     latency: LatencyKind = "itl"
+    own_load: bool = False  # the header says what the dashboard itself costs
 
     @property
     def live(self) -> bool:

@@ -72,6 +72,7 @@ def handlers(screen: "MainScreen") -> Mapping[str, Callable[[], None]]:
         "theme": partial(_theme, screen),
         "more_frames": partial(_frames, screen, 1),
         "fewer_frames": partial(_frames, screen, -1),
+        "own_load": partial(_own_load, screen),
         "redraw": partial(_redraw, screen),
         "suspend": partial(_suspend, screen),
         "back": partial(_back, screen),
@@ -267,6 +268,11 @@ def _theme(screen: "MainScreen") -> None:
 def _frames(screen: "MainScreen", change: int) -> None:
     screen.set_fps(screen.fps + change)
     screen.session.preferences.set("fps", screen.fps)
+
+
+def _own_load(screen: "MainScreen") -> None:
+    screen.view.own_load = not screen.view.own_load
+    screen.session.preferences.set("own_load", screen.view.own_load)
 
 
 def _redraw(screen: "MainScreen") -> None:

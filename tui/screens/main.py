@@ -16,6 +16,7 @@ from stepscope.recordings.fleet import LOOK_S
 from stepscope.recordings.history import History
 from stepscope.tui.actions import BY_ID, Action
 from stepscope.tui.frame import Frame, FrameBuilder
+from stepscope.tui.frame_meter import FrameMeter
 from stepscope.tui.navigator import Navigator, recorded_extent, replay_of
 from stepscope.tui.notices import Notices, Tone
 from stepscope.tui.operator import Operator
@@ -49,16 +50,18 @@ class MainScreen(Screen[None]):
         super().__init__()
         self.session = session
         self.skin = skin
+        session.abilities = session.abilities.written(skin.ascii_only)
         self.fps = fps or (SSH_FPS if os.environ.get("SSH_CONNECTION") else DEFAULT_FPS)
         self.view = View()
         self.notices = Notices(session.clock)
         self.frame: Frame | None = None
         self.history = session.history  # that is shown: this one, or the one before a restart
         self.navigator = Navigator(
-            self.view, session.history, session.source, self.notices, session.abilities.key
+            self.view, session.history, session.source, self.notices, self._key
         )
         self.operator = Operator(session.history, session.link, self.notices)
         self.canvas = Canvas(session, skin)
+        self.meter = FrameMeter(session.clock)
         self._replay = replay_of(session.source)
         self._builder = self._new_builder(session.history)
         self._timer: Timer | None = None
@@ -85,6 +88,7 @@ class MainScreen(Screen[None]):
         self.fps = max(MIN_FPS, min(MAX_FPS, fps))
         if self._timer is not None:
             self._timer.stop()
+        self.meter.rest()
         self._timer = self.set_interval(1 / self.fps, self.draw_if_changed)
 
     def on_resize(self, event: events.Resize) -> None:
@@ -106,7 +110,13 @@ class MainScreen(Screen[None]):
         keys = {action.id: action.key for action in session.abilities.actions}
         return FrameBuilder(history, recorded_extent(session.source), session.clock, keys)
 
+    def _key(self, action_id: str) -> str:
+        return self.session.abilities.key(action_id)
+
     def set_skin(self, skin: Skin) -> None:
+        if skin.ascii_only != self.skin.ascii_only:
+            self.session.abilities = self.session.abilities.written(skin.ascii_only)
+            self._builder = self._new_builder(self.history)
         self.skin = skin
         self.canvas.set_skin(skin)
         self.styles.background = skin.background
@@ -117,7 +127,9 @@ class MainScreen(Screen[None]):
     def draw_if_changed(self) -> None:
         """A frame, unless it would be the same picture."""
         if not self.is_shown:
+            self.meter.rest()
             return
+        self.meter.tick(self.fps)
         session = self.session
         now_s = session.clock()
         switch = session.record_switch
@@ -143,12 +155,17 @@ class MainScreen(Screen[None]):
         """A frame, now; the views that need not move ten times a second only with `everything`."""
         failed_before, self._failure = self._failure, None
         try:
-            self._draw(everything or not self.view.live)
+            with self.meter.drawing():
+                self._draw(everything or not self.view.live)
         except Exception as error:  # whatever it is: shown, and the next frame tries again
             if failed_before is None:
                 log.exception("drawing failed")
             self._failure = f"drawing failed, see the log: {error!r}"
         self._show_notice()
+
+    def _compositor_refresh(self) -> None:
+        with self.meter.writing():
+            super()._compositor_refresh()
 
     def _draw(self, everything: bool) -> None:
         canvas = self.canvas
@@ -223,6 +240,7 @@ class MainScreen(Screen[None]):
             None if self._replay is None else self._replay.speed,
             recording,
             self.history is not session.history,
+            self.meter.load() if self.view.own_load else None,
         )
 
     @property

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from stepscope.recordings.source import SourceStatus
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
+from stepscope.tui.frame_meter import Load
 from stepscope.tui.widgets.lines import Line, Run, clean, length_of, spread
 
 
@@ -20,6 +21,7 @@ class Connection:
     speed: float | None = None  # of a replay
     recording: tuple[float, int] | None = None  # seconds and bytes so far
     is_previous: bool = False  # the session before the engine started anew
+    load: Load | None = None  # of the dashboard itself, where it is to be shown
 
 
 def badge(frame: Frame, connection: Connection) -> Run:
@@ -73,8 +75,18 @@ def draw(frame: Frame, connection: Connection, width: int) -> list[Line]:
         parts.append(
             (1, (("  ● REC ", "mark"), (f"{_minutes(seconds)} {fmt.size(num_bytes)}", "text")))
         )
-    right: Line = ((f"{connection.fps:g}fps ", "muted"),)
+    right = _pace(connection)
     return [spread(_fit(parts, width - length_of(right) - 1), right, width)]
+
+
+def _pace(connection: Connection) -> Line:
+    """Frames a second as they are wanted, and what the dashboard makes of it."""
+    load = connection.load
+    if load is None:
+        return ((f"{connection.fps:g}fps ", "muted"),)
+    dropped = (f"{load.num_dropped:,} dropped ", "caution" if load.num_dropped else "muted")
+    text = f"{load.fps:.1f}/{connection.fps:g}fps  cpu {fmt.percent(load.cpu_share)}  "
+    return ((text, "muted"), dropped)
 
 
 def _rate(frame: Frame, connection: Connection) -> str:
