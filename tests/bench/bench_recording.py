@@ -13,114 +13,16 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
+from synthetic_session import session
 
 from stepscope.engine import wire
-from stepscope.engine.config import Knobs
-from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
-from stepscope.engine.wire import EMPTY, Aborted, EngineInfo, EngineStatus, KVCounts
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.session import SessionState
 from stepscope.recordings.writer import RecordingWriter
 
-PERIOD_STEPS = 20_000
-NUM_BLOCKS = 4096
 WEEK_STEPS = 7 * 24 * 3600 * 50
-_decode = msgspec.msgpack.Decoder().decode
-_encode = msgspec.msgpack.Encoder().encode
-
-
-def period(num_requests: int) -> list[Any]:
-    """Messages of a session that ends with nothing left; the first is the engine's introduction."""
-    messages = [
-        message
-        for _, message in simulate(
-            seed=5,
-            num_steps=PERIOD_STEPS,
-            num_blocks=64 * num_requests,
-            max_model_len=4096,
-            knobs=Knobs(max_num_batched_tokens=1024, max_num_seqs=num_requests),
-            workload=SimulatedWorkload(
-                rate=17.0 * num_requests / 64,
-                document_share=0.05,
-                chat_tokens=300,
-                document_tokens=1500,
-                output_tokens=190,
-            ),
-            cost=CostModel(floor_ms=15.0, token_us=25.0, context_ns=2.0),
-        )
-    ]
-    state = SessionState()
-    for message in messages:
-        state.apply(message)
-    assert state.block_owner is not None
-    live = [view for view in state.requests.values() if view.status != "finished"]
-    end = EngineStatus(
-        time_ns=state.time_ns,
-        state="idle",
-        step=state.step,
-        num_running=0,
-        num_waiting=0,
-        kv=KVCounts(used=0, cached=0, empty=len(state.block_owner), evicted=0),
-        moves=[
-            wire.BlockMove(block, EMPTY, 0)
-            for block, owner in enumerate(state.block_owner)
-            if owner != EMPTY
-        ],
-        events=[Aborted(view.request_id, "end of the period") for view in live],
-    )
-    return [messages[0], *(m for m in messages if not isinstance(m, EngineInfo)), end]
-
-
-def session(num_steps: int, num_requests: int) -> Iterator[tuple[bytes, int, bytes]]:
-    """Frames of a session of so many steps."""
-    rng = random.Random(1)
-    info, *rest = period(num_requests)
-    encoded = [(wire.TOPICS[type(m)], wire.encode(m)) for m in rest]
-    num_ids = 1 + max(e.request_id for m in rest for e in getattr(m, "events", ()))
-    duration_ns = rest[-1].time_ns - info.monotonic_ns + 20_000_000
-    yield wire.TOPICS[EngineInfo], 0, wire.encode(info)
-    sequence = steps_done = number = 0
-    while True:
-        for topic, payload in encoded:
-            message = _decode(payload)
-            shift(message, number, num_ids, duration_ns, rng)
-            sequence += 1
-            yield topic, sequence, _encode(message)
-            if topic == b"step":
-                steps_done += 1
-                if steps_done == num_steps:
-                    return
-        number += 1
-
-
-def shift(
-    message: dict[str, Any], number: int, num_ids: int, duration_ns: int, rng: random.Random
-) -> None:
-    """Make a message one of the period `number`."""
-    if "step" in message and message["step"] >= 0:
-        message["step"] += number * PERIOD_STEPS
-    first_id, later_ns = number * num_ids, number * duration_ns
-    if "tokens_ns" in message:
-        noise_ns = 0
-        for name in ("schedule_start_ns", "schedule_end_ns", "launch_ns", "tokens_ns"):
-            noise_ns += rng.randrange(30_000)
-            message[name] += later_ns + noise_ns
-    if "time_ns" in message:
-        message["time_ns"] += later_ns
-    for row in message.get("batch", ()):
-        row[0] += first_id
-    for move in message.get("moves", ()):
-        if move[1] >= 0:
-            move[1] += first_id
-    for event in message.get("events", ()):
-        event["request_id"] += first_id
-        if "time_ns" in event:
-            event["time_ns"] += later_ns
 
 
 def write(path: Path, num_steps: int, num_requests: int) -> None:

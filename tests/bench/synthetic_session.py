@@ -1,0 +1,144 @@
+"""A long session made up: a period of the simulated engine, played over and over.
+
+Later numbers and times each time, and noise in its times as a real clock has it. Not a test.
+"""
+
+import random
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from stepscope.engine import wire
+from stepscope.engine.config import Knobs
+from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.wire import EMPTY, Aborted, EngineInfo, EngineStatus, KVCounts
+from stepscope.recordings.session import SessionState
+
+PERIOD_STEPS = 20_000
+STEPS_PER_S = 50.0  # about, as it is simulated
+_decode = msgspec.msgpack.Decoder().decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Frame(NamedTuple):
+    topic: bytes
+    sequence: int
+    payload: bytes
+
+
+def period(num_requests: int, num_steps: int = PERIOD_STEPS) -> list[Any]:
+    """Messages of a session that ends with nothing left; the first is the engine's introduction."""
+    messages = [
+        message
+        for _, message in simulate(
+            seed=5,
+            num_steps=num_steps,
+            num_blocks=64 * num_requests,
+            max_model_len=4096,
+            knobs=Knobs(max_num_batched_tokens=1024, max_num_seqs=num_requests),
+            workload=SimulatedWorkload(
+                rate=17.0 * num_requests / 64,
+                document_share=0.05,
+                chat_tokens=300,
+                document_tokens=1500,
+                output_tokens=190,
+            ),
+            cost=CostModel(floor_ms=15.0, token_us=25.0, context_ns=2.0),
+        )
+    ]
+    state = SessionState()
+    for message in messages:
+        state.apply(message)
+    assert state.block_owner is not None
+    live = [view for view in state.requests.values() if view.status != "finished"]
+    end = EngineStatus(
+        time_ns=state.time_ns,
+        state="idle",
+        step=state.step,
+        num_running=0,
+        num_waiting=0,
+        kv=KVCounts(used=0, cached=0, empty=len(state.block_owner), evicted=0),
+        moves=[
+            wire.BlockMove(block, EMPTY, 0)
+            for block, owner in enumerate(state.block_owner)
+            if owner != EMPTY
+        ],
+        events=[Aborted(view.request_id, "end of the period") for view in live],
+    )
+    return [messages[0], *(m for m in messages if not isinstance(m, EngineInfo)), end]
+
+
+class SyntheticSession:
+    """Frames without an end.
+
+    Args:
+        num_requests: that run side by side.
+        rate: steps in a second of the engine's time; None: as simulated, about 50.
+        period_steps: after so many it begins again.
+
+    Attributes:
+        info: the engine's introduction, the message 0.
+    """
+
+    def __init__(
+        self, num_requests: int, rate: float | None = None, period_steps: int = PERIOD_STEPS
+    ) -> None:
+        info, *rest = period(num_requests, period_steps)
+        self.info: EngineInfo = info
+        self._encoded = [(wire.TOPICS[type(m)], wire.encode(m)) for m in rest]
+        self._num_steps = period_steps
+        self._num_ids = 1 + max(e.request_id for m in rest for e in getattr(m, "events", ()))
+        self._duration_ns = rest[-1].time_ns - info.monotonic_ns + 20_000_000
+        simulated_rate = period_steps / self._duration_ns * 1e9
+        self._scale = 1.0 if rate is None else simulated_rate / rate
+
+    def frames(self) -> Iterator[Frame]:
+        """The messages after `info`."""
+        rng = random.Random(1)
+        sequence = number = 0
+        while True:
+            for topic, payload in self._encoded:
+                message = _decode(payload)
+                self._shift(message, number, rng)
+                sequence += 1
+                yield Frame(topic, sequence, _encode(message))
+            number += 1
+
+    def _time_ns(self, time_ns: int, number: int) -> int:
+        start_ns = self.info.monotonic_ns
+        return start_ns + int((time_ns - start_ns + number * self._duration_ns) * self._scale)
+
+    def _shift(self, message: dict[str, Any], number: int, rng: random.Random) -> None:
+        """Make a message one of the period `number`."""
+        if "step" in message and message["step"] >= 0:
+            message["step"] += number * self._num_steps
+        first_id = number * self._num_ids
+        if "tokens_ns" in message:
+            noise_ns = 0
+            for name in ("schedule_start_ns", "schedule_end_ns", "launch_ns", "tokens_ns"):
+                noise_ns += rng.randrange(1 + int(30_000 * self._scale))
+                message[name] = self._time_ns(message[name], number) + noise_ns
+        if "time_ns" in message:
+            message["time_ns"] = self._time_ns(message["time_ns"], number)
+        for row in message.get("batch", ()):
+            row[0] += first_id
+        for move in message.get("moves", ()):
+            if move[1] >= 0:
+                move[1] += first_id
+        for event in message.get("events", ()):
+            event["request_id"] += first_id
+            if "time_ns" in event:
+                event["time_ns"] = self._time_ns(event["time_ns"], number)
+
+
+def session(num_steps: int, num_requests: int) -> Iterator[Frame]:
+    """Frames of a session of so many steps, its introduction first."""
+    synthetic = SyntheticSession(num_requests)
+    yield Frame(wire.TOPICS[EngineInfo], 0, wire.encode(synthetic.info))
+    steps_done = 0
+    for frame in synthetic.frames():
+        yield frame
+        steps_done += frame.topic == b"step"
+        if steps_done == num_steps:
+            return
