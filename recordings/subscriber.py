@@ -15,7 +15,7 @@ import zmq
 
 from stepscope.engine import wire
 from stepscope.engine.client import CommandRefused, ControlClient, EngineUnreachable
-from stepscope.engine.commands import Error, GetSnapshot, Replayed, ReplayFrom
+from stepscope.engine.commands import GetSnapshot, Replayed, ReplayFrom
 from stepscope.engine.endpoints import Endpoint
 from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo, Snapshot
 from stepscope.recordings.history import History
