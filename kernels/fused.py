@@ -1,8 +1,8 @@
 """The small operations between the matrix products of a decoder layer, each as one call.
 
-In C++ for contiguous float32 and bfloat16 tensors on a CPU where the library is there, in Triton for
-contiguous tensors on a GPU, in plain torch (`torch_*`, the oracles) for all else; the dtype of the
-result is that of the input.
+In C++ for contiguous float32 and bfloat16 tensors on a CPU where the library is there, in Triton
+for contiguous tensors on a GPU, in plain torch (`torch_*`, the oracles) for all else; the dtype of
+the result is that of the input.
 """
 
 import functools

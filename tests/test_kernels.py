@@ -348,11 +348,20 @@ def test_auto_takes_the_first_usable_backend_and_says_why() -> None:
 
 
 def test_an_unknown_backend_is_refused_with_the_ones_there_are() -> None:
-    with pytest.raises(BackendUnavailableError, match=r"'warp'.*auto, cpu, torch, reference"):
+    with pytest.raises(
+        BackendUnavailableError, match=r"'warp'.*auto, flash-attn.*cpu, torch, reference"
+    ):
         choose("warp", "cpu")
 
 
 def test_every_backend_has_the_name_it_is_listed_by() -> None:
     for listed in available_backends("cpu"):
-        backend: AttentionBackend = choose(listed.name, "cpu").backend
-        assert backend.name == listed.name
+        if listed.usable:
+            backend: AttentionBackend = choose(listed.name, "cpu").backend
+            assert backend.name == listed.name
+
+
+@pytest.mark.parametrize("name", ["flash-attn", "triton", "torch-varlen"])
+def test_a_backend_of_a_gpu_is_refused_on_a_cpu(name: str) -> None:
+    with pytest.raises(BackendUnavailableError, match=f"'{name}' cannot run .* not on cpu"):
+        choose(name, "cpu")

@@ -87,9 +87,9 @@ def _compute() -> Iterator[Finding]:
     except (ImportError, OSError) as error:
         yield Finding("bad", "torch", f"is installed but does not load: {error}")
         return
-    device = "cpu"
+    device, dtype = "cpu", torch.float32
     if torch.cuda.is_available():
-        device = "cuda"
+        device, dtype = "cuda", torch.bfloat16  # what an engine there takes by itself
         count = torch.cuda.device_count()
         yield Finding("ok", "gpu", f"{count} x {torch.cuda.get_device_name(0)}")
     elif torch.version.cuda is None:
@@ -109,12 +109,12 @@ def _compute() -> Iterator[Finding]:
     except library.LibraryMissingError as error:
         yield Finding("note", "kernels", str(error))
     try:
-        chosen = attention.choose("auto", device)
+        chosen = attention.choose("auto", device, dtype)
     except ValueError as error:
         yield Finding("bad", "attention", str(error))
         return
     yield Finding("ok", "attention", f"{chosen.backend.name} is used: {chosen.reason}")
-    for backend in attention.available_backends(device):
+    for backend in attention.available_backends(device, dtype):
         if backend.name != chosen.backend.name:
             state = "could be used" if backend.usable else "cannot be used"
             yield Finding("note", "attention", f"{backend.name} {state}: {backend.reason}")

@@ -1,0 +1,259 @@
+"""Prefill by a library's attention over packed keys: ours gathers, parts and hands over rightly.
+
+The libraries run on a GPU only. Here a plain function with the same signature takes their place,
+which attends as they document it.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stepscope.kernels import trial
+from stepscope.kernels.flash_attention import (
+    GatheredAttention,
+    Varlen,
+    flash_attn_varlen,
+    load_torch_varlen,
+    torch_varlen,
+)
+from stepscope.kernels.paged_attention import PagedBatch, available_backends
+from stepscope.kernels.reference import ReferenceAttention
+from stepscope.kernels.torch_attention import TorchAttention
+
+CPU = torch.device("cpu")
+
+
+class Library:
+    """Attention over packed sequences as both libraries document it; notes what it was given."""
+
+    def __init__(self, *, top_left: bool = False) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self._top_left = top_left  # another way to align a mask, and wrong here
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        starts: torch.Tensor,
+        key_starts: torch.Tensor,
+        most_queries: int,
+        most_keys: int,
+        scale: float,
+        window: tuple[int, int],
+        softcap: float,
+    ) -> torch.Tensor:
+        self.calls.append({"queries": len(q), "keys": len(k), "window": window, "softcap": softcap})
+        assert starts.dtype == key_starts.dtype == torch.int32
+        assert most_queries == int(starts.diff().max())
+        assert most_keys == int(key_starts.diff().max())
+        left, right = window
+        outputs = []
+        for r in range(len(starts) - 1):
+            query = q[starts[r] : starts[r + 1]].float()
+            key, value = (
+                t[key_starts[r] : key_starts[r + 1]]
+                .float()
+                .repeat_interleave(q.shape[1] // t.shape[1], dim=1)
+                for t in (k, v)
+            )
+            scores = torch.einsum("qhd,khd->hqk", query, key) * scale
+            if softcap:
+                scores = softcap * torch.tanh(scores / softcap)
+            shift = 0 if self._top_left else len(key) - len(query)
+            distance = torch.arange(len(query))[:, None] + shift - torch.arange(len(key))
+            hidden = distance < -right
+            if left >= 0:
+                hidden |= distance > left
+            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+            outputs.append(torch.einsum("hqk,khd->qhd", weights, value))
+        return torch.cat(outputs).to(q.dtype)
+
+    def flash_attn_varlen_func(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        cu_seqlens_k: torch.Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        dropout_p: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+    ) -> torch.Tensor:
+        """As in flash-attn 2.8."""
+        assert dropout_p == 0
+        assert causal
+        assert softmax_scale is not None
+        window = (window_size[0], 0)
+        lens = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        return self.attend(q, k, v, *lens, softmax_scale, window, softcap)
+
+    def varlen_attn(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cu_seq_q: torch.Tensor,
+        cu_seq_k: torch.Tensor,
+        max_q: int,
+        max_k: int,
+        *,
+        scale: float | None = None,
+        window_size: tuple[int, int] = (-1, -1),
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        """As in torch 2.12 and 2.13."""
+        assert enable_gqa
+        assert scale is not None
+        assert window_size[1] == 0
+        lens = (cu_seq_q, cu_seq_k, max_q, max_k)
+        return self.attend(query, key, value, *lens, scale, window_size, 0.0)
+
+
+def create(name: str, library: Library) -> GatheredAttention:
+    """In fp32, unlike the libraries, so that it can be held to the oracle."""
+    varlen: Varlen = (
+        flash_attn_varlen(library.flash_attn_varlen_func)
+        if name == "flash-attn"
+        else torch_varlen(library.varlen_attn)
+    )
+    return GatheredAttention(
+        name, varlen._replace(dtypes=(torch.float32, torch.bfloat16)), TorchAttention()
+    )
+
+
+def step(
+    lengths: list[tuple[int, int]],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, PagedBatch]:
+    """(tokens before the step, tokens in it) of each request; blocks lie in no order."""
+    generator = np.random.default_rng(0)
+    counts = np.array([new for _, new in lengths])
+    contexts = np.array([before + new for before, new in lengths])
+    width = -(-int(contexts.max()) // 4)
+    tables = generator.permutation(len(lengths) * width).reshape(len(lengths), width)
+    query = torch.randn(int(counts.sum()), 4, 8, generator=torch.Generator().manual_seed(1))
+    caches = torch.randn(
+        2, len(lengths) * width, 4, 2, 8, generator=torch.Generator().manual_seed(2)
+    )
+    batch = PagedBatch(
+        query_starts=np.concatenate([[0], np.cumsum(counts)]),
+        context_lens=contexts,
+        block_tables=tables,
+        slot_mapping=torch.zeros(len(query), dtype=torch.int64),
+        block_size=4,
+        device=CPU,
+    )
+    return query, caches[0], caches[1], batch
+
+
+MIXED = [(50, 1), (0, 33), (17, 1), (90, 5), (3, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("name", ["flash-attn", "torch-varlen"])
+@pytest.mark.parametrize("lengths", [MIXED, [(0, 9), (7, 3)], [(9, 1), (4, 1)], [(3, 4), (5, 0)]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"sliding_window": 1},
+        {"sliding_window": 6},
+        {"softcap": 2.0},
+        {"sinks": torch.linspace(-1, 2, 4), "sliding_window": 30},
+    ],
+)
+def test_it_attends_as_the_reference_does(
+    name: str, lengths: list[tuple[int, int]], options: dict[str, Any]
+) -> None:
+    case = step(lengths)
+    expected = ReferenceAttention()(*case, scale=0.6, **options)
+    backend = create(name, Library())
+    for _ in range(2):  # as in two layers
+        found = backend(*case, scale=0.6, **options)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_library_gets_the_chunks_and_only_the_keys_that_they_see() -> None:
+    library = Library()
+    create("flash-attn", library)(*step(MIXED), scale=0.6, sliding_window=10)
+    (call,) = library.calls
+    assert call["queries"] == 33 + 5 + 2
+    assert call["keys"] == 33 + (5 + 9) + 3
+    assert call["window"] == (9, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("torch-varlen", {"softcap": 2.0}),
+        ("torch-varlen", {"sinks": torch.zeros(4)}),
+        ("flash-attn", {"sinks": torch.zeros(4)}),
+    ],
+)
+def test_what_the_library_has_no_argument_for_goes_to_the_other_backend(
+    name: str, options: dict[str, Any]
+) -> None:
+    library = Library()
+    create(name, library)(*step(MIXED), scale=0.6, **options)
+    assert not library.calls
+
+
+def test_heads_and_dtypes_that_the_library_refuses_go_to_the_other_backend() -> None:
+    library = Library()
+    case = step(MIXED)
+    varlen = flash_attn_varlen(library.flash_attn_varlen_func)
+    GatheredAttention("flash-attn", varlen, TorchAttention())(*case, scale=0.6)  # fp32
+    half = [tensor.bfloat16() for tensor in case[:3]]
+    narrow = varlen._replace(max_head_dim=4)
+    GatheredAttention("flash-attn", narrow, TorchAttention())(*half, case[3], scale=0.6)
+    odd = varlen._replace(head_dim_multiple=16)
+    GatheredAttention("flash-attn", odd, TorchAttention())(*half, case[3], scale=0.6)
+    assert not library.calls
+    GatheredAttention("flash-attn", varlen, TorchAttention())(*half, case[3], scale=0.6)
+    assert len(library.calls) == 1
+
+
+def test_a_trial_finds_what_is_wrong_with_a_backend() -> None:
+    good = create("torch-varlen", Library())
+    assert trial.failure(good, CPU, torch.bfloat16) is None
+    assert trial.failure(TorchAttention(), CPU, torch.float32) is None
+    # A mask that is aligned at the first key instead of the last.
+    bad = create("torch-varlen", Library(top_left=True))
+    assert "its results are wrong here" in (trial.failure(bad, CPU, torch.bfloat16) or "")
+
+    class Broken:
+        name = "broken"
+
+        def __call__(self, *args: object, **kwargs: object) -> torch.Tensor:
+            raise RuntimeError("no kernel image is available\nmore")
+
+    assert (
+        trial.failure(Broken(), CPU, torch.float32)
+        == "it fails in a trial: no kernel image is available"
+    )
+
+
+def test_a_torch_whose_attention_takes_no_window_is_not_used() -> None:
+    def varlen_attn(query: object, is_causal: bool = False) -> torch.Tensor:
+        raise AssertionError
+
+    with pytest.raises(ImportError, match="has no scale"):
+        torch_varlen(varlen_attn)
+
+
+def test_this_torch_has_what_its_version_says() -> None:
+    """The adapter's arguments are those of the function that is installed."""
+    varlen = load_torch_varlen()
+    assert not varlen.has_softcap
+
+
+def test_backends_of_a_gpu_say_where_they_would_run() -> None:
+    found = {each.name: each for each in available_backends("cpu")}
+    for name in ("flash-attn", "triton", "torch-varlen"):
+        assert not found[name].usable
+        assert found[name].reason == "runs on cuda, not on cpu"

@@ -1,0 +1,280 @@
+"""Runs Triton kernels for tests in a process of its own: `triton_worker.py MODE`.
+
+Triton decides when it is imported whether kernels are interpreted, so a test process, which may
+have imported it already, cannot. MODE is
+
+- interpreted: on CPU tensors, by Triton's interpreter (TRITON_INTERPRET=1 is set by the caller);
+- cuda: on a GPU;
+- compiled: compiled for an H200 and never launched, which needs no GPU.
+
+Reads one request a line, `{"case": NAME, ...}`, and answers each with a line: what the case
+returned, or `{"raised": TRACEBACK}`.
+"""
+
+import json
+import math
+import sys
+import traceback
+import warnings
+from typing import Any
+
+import torch
+from test_kernels import Case, make_case
+
+from stepscope.kernels import fused, triton_attention, triton_combine
+from stepscope.kernels.paged_attention import BatchTensors, PagedBatch
+from stepscope.kernels.reference import ReferenceAttention
+from stepscope.kernels.triton_add_rms_norm import add_rms_norm
+from stepscope.kernels.triton_attention import TritonAttention
+from stepscope.kernels.triton_norm_rope_store import norm_rope_store
+from stepscope.kernels.triton_plan import Device
+from stepscope.kernels.triton_silu_mul import silu_mul
+
+MODE = sys.argv[1] if len(sys.argv) > 1 else "interpreted"
+DEVICE = torch.device("cuda" if MODE == "cuda" else "cpu")
+H200 = Device(num_sms=132, shared_bytes=227 << 10)
+
+
+def backend(num_sms: int) -> TritonAttention:
+    if MODE == "compiled":
+        return TritonAttention(H200)
+    return TritonAttention(Device.of(DEVICE)._replace(num_sms=num_sms))
+
+
+def build(request: dict[str, Any]) -> tuple[Case, dict[str, Any]]:
+    """The step of a request, in its dtype and on the device, and the options of attention."""
+    num_heads = request.get("num_heads", 4)
+    case = make_case(
+        [tuple(pair) for pair in request["lengths"]],
+        block_size=request.get("block_size", 16),
+        num_heads=num_heads,
+        num_kv_heads=request.get("num_kv_heads", 2),
+        head_dim=request.get("head_dim", 16),
+        seed=request.get("seed", 0),
+    )
+    dtype = getattr(torch, request.get("dtype", "float32"))
+    cache_dtype = getattr(torch, request.get("cache_dtype", request.get("dtype", "float32")))
+    case.batch.device = DEVICE
+    tensors = (case.query.to(DEVICE, dtype), *(c.to(DEVICE, cache_dtype) for c in case[1:3]))
+    options = {
+        "scale": request.get("scale", 0.7),
+        "sliding_window": request.get("window"),
+        "softcap": request.get("softcap"),
+        "sinks": torch.linspace(-2, 3, num_heads, device=DEVICE) if request.get("sinks") else None,
+    }
+    return Case(*tensors, case.batch), options
+
+
+def attention(request: dict[str, Any]) -> dict[str, Any]:
+    """The largest error against the reference, over the largest value of the cache."""
+    case, options = build(request)
+    query = case.query
+    if request.get("by_head"):  # as transformers hands them over
+        query = query.transpose(0, 1).contiguous().transpose(0, 1)
+    chosen = backend(request.get("num_sms", 4))
+    wide = [t.float().clone() for t in case[:3]]
+    if request.get("garbage"):  # slots that hold no token of a request
+        used = torch.zeros(case.key_cache.shape[:2], dtype=torch.bool)
+        size = case.batch.block_size
+        for table, length in zip(case.batch.block_tables, case.batch.context_lens, strict=True):
+            for position in range(length):
+                used[table[position // size], position % size] = True
+        for cache in case[1:3]:
+            cache[~used.to(DEVICE)] = math.nan
+    found = chosen(query, *case[1:], **options)
+    expected = ReferenceAttention()(wide[0], wide[1], wide[2], case.batch, **options)
+    again = chosen(query, *case[1:], **options)  # as in the next layer
+    launches = [each for plan in case.batch.plans.values() for each in plan]  # type: ignore[attr-defined]
+    return {
+        "error": float((found.float() - expected).abs().max() / wide[2].abs().max()),
+        "same_again": torch.equal(found, again),
+        "dtype": str(found.dtype).removeprefix("torch."),
+        "splits": [launch.num_splits for launch in launches],
+    }
+
+
+def padded(request: dict[str, Any]) -> dict[str, Any]:
+    """A launch that was planned for more requests and longer contexts than are there."""
+    lengths = request["lengths"]
+    case, options = build(request)
+    planned, _ = build(request | {"lengths": [[4000, 1]] * request["planned"]})
+    _, contexts, tables = case.batch.on_device()
+    room = BatchTensors(*planned.batch.on_device())
+    room.context_lens.zero_()
+    room.block_tables.zero_()
+    room.context_lens[: len(lengths)] = contexts
+    room.block_tables[: len(lengths), : tables.shape[1]] = tables
+    batch = PagedBatch(
+        query_starts=planned.batch.query_starts,
+        context_lens=planned.batch.context_lens,
+        block_tables=planned.batch.block_tables,
+        slot_mapping=planned.batch.slot_mapping,
+        block_size=case.batch.block_size,
+        device=DEVICE,
+        tensors=room,
+    )
+    query = torch.randn(request["planned"], *case.query.shape[1:], device=DEVICE)
+    query[: len(lengths)] = case.query
+    found = backend(request.get("num_sms", 4))(query, *case[1:3], batch, **options)
+    expected = ReferenceAttention()(*case, **options)
+    launches = [each for plan in batch.plans.values() for each in plan]  # type: ignore[attr-defined]
+    return {
+        "error": float((found[: len(lengths)] - expected).abs().max()),
+        "padding": float(found[len(lengths) :].abs().max()),
+        "splits": [launch.num_splits for launch in launches],
+    }
+
+
+def norms_and_rope(request: dict[str, Any]) -> dict[str, Any]:
+    tokens, heads, kv_heads, dim = (request[k] for k in ("tokens", "heads", "kv_heads", "head_dim"))
+    dtype = getattr(torch, request["dtype"])
+    generator = torch.Generator().manual_seed(1)
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim, generator=generator).to(DEVICE, dtype)
+    rope = torch.randn(50, dim, generator=generator).to(DEVICE)
+    positions = torch.randint(0, 50, (tokens,), generator=generator).to(DEVICE)
+    slots = torch.randperm(32, generator=generator)[:tokens].to(DEVICE)
+    norms = [
+        torch.randn(dim, generator=generator).to(DEVICE, dtype)
+        if name in request["norms"]
+        else None
+        for name in "qk"
+    ]
+    ours, theirs = (
+        [torch.zeros(2, 16, kv_heads, dim, dtype=dtype, device=DEVICE) for _ in range(2)]
+        for _ in range(2)
+    )
+    rest = (heads, kv_heads, *norms, 1e-6)
+    found = norm_rope_store(qkv, rope, positions, slots, *ours, *rest)
+    expected = fused.torch_norm_rope_store(qkv, rope, positions, slots, *theirs, *rest)
+    return {
+        "query": relative(found, expected),
+        "keys": relative(ours[0], theirs[0]),
+        "values_equal": torch.equal(ours[1], theirs[1]),
+    }
+
+
+def add_and_norm(request: dict[str, Any]) -> dict[str, Any]:
+    dtype = getattr(torch, request["dtype"])
+    rows, size = request["rows"], request["size"]
+    generator = torch.Generator().manual_seed(2)
+    x, residual = torch.randn(2, rows, size, generator=generator).to(DEVICE, dtype)
+    weight = torch.randn(size, generator=generator).to(DEVICE, dtype)
+    before = residual.clone() if request["residual"] else None
+    after = residual if request["residual"] else None
+    found, stream = add_rms_norm(x, after, weight, 1e-5)
+    expected, expected_stream = fused.torch_add_rms_norm(x, before, weight, 1e-5)
+    return {
+        "output": relative(found, expected),
+        "residual": relative(stream, expected_stream),
+        "in_place": stream is (x if after is None else after),
+    }
+
+
+def gate(request: dict[str, Any]) -> dict[str, Any]:
+    dtype = getattr(torch, request["dtype"])
+    generator = torch.Generator().manual_seed(3)
+    gate_up = 4 * torch.randn(request["rows"], 2 * request["size"], generator=generator)
+    gate_up = gate_up.to(DEVICE, dtype)
+    return {"output": relative(silu_mul(gate_up), fused.torch_silu_mul(gate_up))}
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest error in units of what the largest value is rounded by, in its dtype."""
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return math.inf
+    step = float(expected.abs().max()) * torch.finfo(expected.dtype).eps
+    return float((found.float() - expected.float()).abs().max()) / step
+
+
+def compiled(request: dict[str, Any]) -> dict[str, Any]:
+    """What the compiler made of the kernels that a step launches."""
+    case, options = build(request)
+    COMPILED.clear()
+    backend(0)(*case, **options)
+    if request.get("fused"):
+        norms_and_rope(request)
+        add_and_norm(request)
+        gate(request)
+    return {
+        "kernels": [
+            {
+                "name": kernel.metadata.name,
+                "shared": kernel.metadata.shared,
+                "wgmma": "wgmma.mma_async" in kernel.asm["ptx"],
+                "async_copies": kernel.asm["ptx"].count("cp.async.cg"),
+            }
+            for kernel in COMPILED
+        ]
+    }
+
+
+def variants(request: dict[str, Any]) -> dict[str, Any]:
+    """Which kernels a step launches, told apart as Triton's cache does; none is compiled."""
+    from triton import knobs
+
+    found = []
+
+    def note(key: str, fn: Any, **rest: object) -> bool:
+        found.append(f"{fn.name} {key}")
+        return True  # as if somebody else compiled it
+
+    case, options = build(request)
+    for kernel in (triton_attention._attend, triton_combine._combine):
+        kernel.device_caches.clear()  # of what other cases compiled
+    knobs.runtime.jit_cache_hook = note
+    try:
+        backend(0)(*case, **options)
+    finally:
+        knobs.runtime.jit_cache_hook = None
+    return {"kernels": found}
+
+
+COMPILED: list[Any] = []
+CASES = {
+    each.__name__: each
+    for each in (attention, padded, norms_and_rope, add_and_norm, gate, compiled, variants)
+}
+
+
+def compile_only() -> None:
+    """Make every launch end where the compiled kernel would be handed to a GPU."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    class H200Driver:
+        def get_current_target(self) -> GPUTarget:
+            return GPUTarget("cuda", 90, 32)
+
+        def get_current_device(self) -> int:
+            return 0
+
+        def get_current_stream(self, device: int) -> int:
+            return 0
+
+    run = JITFunction.run
+
+    def compile_kernel(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+        if kernel is not None:
+            COMPILED.append(kernel)
+
+    driver.set_active(H200Driver())
+    JITFunction.run = compile_kernel
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")  # of NumPy, on infinities in the interpreter
+    if MODE == "compiled":
+        compile_only()
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = CASES[request["case"]](request)
+        except Exception:  # noqa: BLE001 - the test shows it
+            answer = {"raised": traceback.format_exc()}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
