@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 PACKAGES := engine kernels recordings tui
 ARGS ?=
 
-.PHONY: demo test lint types test-clients schema bench clean
+.PHONY: demo test lint types test-clients schema bench bench-wire chaos clean
 
 demo: $(INSTALLED)
 	$(BIN)/stepscope demo $(ARGS)
@@ -37,6 +37,14 @@ bench: $(INSTALLED)
 	@for script in tests/bench/bench_*.py; do \
 		echo "== $$script"; $(BIN)/python "$$script" || exit 1; \
 	done
+
+# What telemetry costs the engine, what a recorder takes, how soon a gap is mended.
+bench-wire: $(INSTALLED)
+	$(BIN)/python tests/bench/bench_wire.py $(ARGS)
+
+# Subscribers and a recorder behind a proxy that cuts, delays and stalls: ARGS="--seconds 300 --seed 7"
+chaos: $(INSTALLED)
+	$(BIN)/python tests/chaos/run_chaos.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-clients .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,295 @@
+"""What telemetry costs, what a recorder takes, and how soon a gap is mended.
+
+- Parts: building, encoding and publishing the record of one decode step, each timed alone.
+- Overhead: decode steps of the demo model, publishing switched every few steps, so that both sides
+  see the same machine; subscribers in processes of their own read along.
+- Recorder: `stepscope record` on one core against an engine that publishes at a given rate.
+- Healing: a subscriber behind a proxy that cuts its connections; from the cut to all it has missed.
+
+    make bench-wire ARGS="--rate 5000 --seconds 10"
+"""
+
+import argparse
+import gc
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stepscope.engine import dispatch, records, wire
+from stepscope.engine.commands import SamplingParams, Submit
+from stepscope.engine.config import EngineConfig, Knobs, Limits
+from stepscope.engine.core import EngineCore
+from stepscope.engine.environment import prepare_environment
+from stepscope.engine.inbox import Call
+from stepscope.engine.kv_cache import KVCacheManager
+from stepscope.engine.request import Request
+from stepscope.engine.scheduler import Scheduler
+from stepscope.engine.serve import Silent
+from stepscope.engine.simulated import simulated_info
+from stepscope.engine.step import StepResult
+from stepscope.engine.telemetry import Publisher
+from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.verify import verify
+
+HERE = Path(__file__).parent
+STEPS_A_ROUND = 8
+NUM_CUTS = 12
+SUBSCRIBER = """
+import sys, zmq
+socket = zmq.Context.instance().socket(zmq.SUB)
+socket.connect(sys.argv[1]); socket.subscribe(b"")
+while True: socket.recv_multipart()
+"""
+
+
+@contextmanager
+def subscribers(address: str, count: int) -> Iterator[None]:
+    """So many processes that read all and do nothing with it."""
+    started = [subprocess.Popen([sys.executable, "-c", SUBSCRIBER, address]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+# Parts
+
+
+def parts(num_requests: int, num_subscribers: int) -> dict[str, float]:
+    """Median microseconds of what `EngineCore.step` does for one record."""
+    limits = Limits(max_num_batched_tokens=8192, max_num_seqs=num_requests, max_model_len=2048)
+    num_blocks = num_requests * 130
+    scheduler = Scheduler(
+        KVCacheManager(num_blocks, 16), Knobs(max_num_batched_tokens=8192), limits
+    )
+    sampling = SamplingParams(max_tokens=1900, ignore_eos=True)
+    for number in range(num_requests):
+        prompt = [(number * 37 + i) % 256 for i in range(64)]
+        scheduler.add(Request(number, prompt, sampling, 0))
+    times: dict[str, list[float]] = {name: [] for name in ("rows", "record", "encode", "send")}
+    now_ns = time.monotonic_ns()
+    with tempfile.TemporaryDirectory() as folder:
+        address = f"ipc://{folder}/telemetry"
+        publisher = Publisher(address, 20_000)
+        with subscribers(address, num_subscribers):
+            time.sleep(0.5)
+            for step in range(1200):
+                rows = scheduler.schedule()
+                result = StepResult([1] * len(rows), now_ns, now_ns)
+                started = time.perf_counter()
+                batch = records.batch_rows(rows, scheduler)
+                built = time.perf_counter()
+                scheduler.update(rows, result.token_ids)
+                begun = time.perf_counter()
+                record = records.step_record(
+                    step=step, schedule_ns=(now_ns, now_ns), result=result, batch=batch,
+                    scheduler=scheduler, knobs_version=0, events=[], num_dropped=0,
+                )  # fmt: skip
+                made = time.perf_counter()
+                wire.encode(record)
+                encoded = time.perf_counter()
+                publisher.publish(record)
+                done = time.perf_counter()
+                times["rows"].append(built - started)
+                times["record"].append(made - begun)
+                times["encode"].append(encoded - made)
+                times["send"].append((done - encoded) - (encoded - made))
+                time.sleep(0.0003)  # as if a model ran
+        publisher.close()
+    return {name: statistics.median(values[200:]) * 1e6 for name, values in times.items()}
+
+
+def print_parts() -> None:
+    print("one record (us, medians)   rows  record  encode    send     sum")
+    for num_requests in (64, 256):
+        for num_subscribers in (0, 1, 5):
+            found = parts(num_requests, num_subscribers)
+            figures = "".join(f"{value:8.1f}" for value in (*found.values(), sum(found.values())))
+            print(f"  {num_requests:3} requests, {num_subscribers} subs{figures[1:]}")
+
+
+# Overhead of the engine
+
+
+def print_overhead(num_requests: int, rounds: int) -> None:
+    config = EngineConfig(kv_memory="512MB")
+    prepare_environment(config)
+    from stepscope.engine.runner import ModelRunner
+
+    runner = ModelRunner.load(config, lambda what, share: None)
+    limits = Limits(
+        max_num_batched_tokens=8192, max_num_seqs=256, max_model_len=runner.max_model_len
+    )
+    print(f"decode steps of the demo model, {num_requests} requests, telemetry off and on")
+    for num_subscribers in (1, 5):
+        scheduler = Scheduler(
+            KVCacheManager(runner.num_blocks, config.block_size),
+            Knobs(max_num_batched_tokens=8192),
+            limits,
+        )
+        core = EngineCore(
+            simulated_info(limits, runner.num_blocks, config.block_size, seed=0),
+            runner, scheduler, limits, None, dispatch.apply,
+        )  # fmt: skip
+        num_tokens = 2 * rounds * STEPS_A_ROUND + 50
+        for number in range(num_requests):
+            submit = Submit(sampling=SamplingParams(max_tokens=num_tokens, ignore_eos=True))
+            token_ids = [(number * 37 + i) % 256 for i in range(64)]
+            core.inbox.put(Call(submit, Silent(), token_ids))
+        with tempfile.TemporaryDirectory() as folder:
+            address = f"ipc://{folder}/telemetry"
+            publisher = Publisher(address, 20_000)
+            with subscribers(address, num_subscribers):
+                for _ in range(20):  # prefill, and subscribers that have connected
+                    core.step()
+                on_s, off_s = paired(core, publisher, rounds)
+            publisher.close()
+        gc.collect()
+        off, on = statistics.median(off_s), statistics.median(on_s)
+        # What a round costs more than its neighbour: the drift of the machine falls out.
+        extra = statistics.median(a - b for a, b in zip(on_s, off_s, strict=True))
+        print(
+            f"  {num_subscribers} subscribers: off {off * 1e3:.3f} ms, on {on * 1e3:.3f} ms a "
+            f"step; {extra * 1e6:+.0f} us ({extra / off:+.2%}), median of {rounds} pairs"
+        )
+
+
+def paired(core: EngineCore, publisher: Publisher, rounds: int) -> tuple[list[float], list[float]]:
+    """Seconds of a step with telemetry and without, by turns: the median of each round."""
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for turn in range(2 * rounds):
+        published = turn % 4 in (0, 3)  # on, off, off, on: a drift falls on both alike
+        core.sink = publisher if published else None
+        steps = []
+        for _ in range(STEPS_A_ROUND):
+            start = time.perf_counter()
+            core.step()
+            steps.append(time.perf_counter() - start)
+        times[published].append(statistics.median(steps))
+    return times[True], times[False]
+
+
+# Recorder
+
+
+def print_recorder(rate: float, seconds: float, num_requests: int) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as folder:
+        endpoint, path = f"{folder}/fast", Path(folder) / "session.mcap"
+        engine = subprocess.Popen(
+            [
+                sys.executable, str(HERE / "fast_engine.py"), endpoint, "--rate", str(rate),
+                "--seconds", str(seconds), "--requests", str(num_requests),
+            ],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            preexec_fn=lambda: os.sched_setaffinity(0, {cores[0]}),  # noqa: PLW1509
+        )  # fmt: skip
+        assert engine.stdin is not None
+        assert engine.stdout is not None
+        try:
+            engine.stdout.readline()
+            recorder = subprocess.Popen(
+                [
+                    sys.executable, "-m", "stepscope.tui.cli", "record", endpoint, "-o", str(path),
+                ],
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                preexec_fn=lambda: os.sched_setaffinity(0, {cores[-1]}),  # noqa: PLW1509
+            )  # fmt: skip
+            time.sleep(2.0)
+            engine.stdin.write("go\n")
+            engine.stdin.flush()
+            words = engine.stdout.readline().split()
+            num_messages, num_steps, num_dropped = map(int, words[:3])
+            ended_s = time.perf_counter()
+            said, _ = recorder.communicate(timeout=120)
+            behind_s = time.perf_counter() - ended_s
+            used_s = sum(os.times()[2:4])
+        finally:
+            engine.kill()
+            engine.wait()
+        report = verify(path, lambda share: None)
+    print(
+        f"recorder: {num_steps / float(words[3]):,.0f} steps a second of {num_requests} requests: "
+        f"{report.num_steps:,} of {num_steps:,} steps in the file, {report.num_lost_messages} of "
+        f"{num_messages:,} messages lost, {num_dropped} dropped on the way and asked for again, "
+        f"done {behind_s:.1f} s after the engine; all is {'well' if report.is_good else 'not well'}"
+    )
+    print(f"  {said.strip()}")
+    del used_s
+
+
+# Healing
+
+
+def print_healing() -> None:
+    sys.path.insert(0, str(HERE.parent / "chaos"))
+    from proxy import Proxies  # type: ignore[import-not-found]
+    from run_chaos import free_ports  # type: ignore[import-not-found]
+
+    port = free_ports()
+    with tempfile.TemporaryDirectory() as folder, Proxies() as proxies:
+        truth = Path(folder) / "truth"
+        engine = subprocess.Popen(
+            [
+                sys.executable, str(HERE.parent / "chaos" / "engine.py"),
+                f"tcp://127.0.0.1:{port}", str(truth), "--seed", "1", "--ring", "20000",
+            ],
+            env={**os.environ, "XDG_RUNTIME_DIR": folder},
+        )  # fmt: skip
+        proxy = proxies.open(port, free_ports())
+        source = Subscriber(proxy.endpoint)
+        healed_s = []
+        try:
+            source.start()
+            while source.history.num_steps < 200:
+                time.sleep(0.05)
+            for _ in range(NUM_CUTS):
+                before = source.num_healed
+                start_s = time.perf_counter()
+                proxies.do(proxy.cut())
+                while source.num_healed == before:
+                    time.sleep(0.001)
+                while source.num_healed != before:  # until no more come
+                    before = source.num_healed
+                    time.sleep(0.02)
+                healed_s.append(time.perf_counter() - start_s - 0.02)
+                time.sleep(0.3)
+        finally:
+            source.stop()
+            engine.kill()
+            engine.wait()
+    print(
+        f"healing: {NUM_CUTS} cuts of both connections, {source.num_healed:,} messages came again, "
+        f"{source.history.num_lost} lost; {statistics.median(healed_s) * 1e3:.0f} ms from the cut "
+        f"to the last of them (median; longest {max(healed_s) * 1e3:.0f} ms)"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=256, help="of the paired overhead")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rate", type=float, default=5000.0, help="steps a second to record")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of recording")
+    parser.add_argument("--only", choices=["parts", "overhead", "recorder", "healing"])
+    args = parser.parse_args()
+    if args.only in (None, "parts"):
+        print_parts()
+    if args.only in (None, "overhead"):
+        print_overhead(args.requests, args.rounds)
+    if args.only in (None, "recorder"):
+        print_recorder(args.rate, args.seconds, 64)
+    if args.only in (None, "healing"):
+        print_healing()
+
+
+if __name__ == "__main__":
+    main()

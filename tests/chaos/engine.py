@@ -1,0 +1,130 @@
+"""A simulated engine in a process of its own, busy until it is told to rest.
+
+    engine.py ENDPOINT TRUTH --seed 1 --ring 1000
+
+TRUTH gets a line for every message before it is sent: number, topic, step (or -1), checksum of the
+payload. SIGUSR1 ends the work: from then on there are only signs of life. SIGTERM ends the engine.
+"""
+
+import argparse
+import random
+import signal
+import threading
+import time
+import zlib
+from typing import IO
+
+import zmq
+
+from stepscope.engine import dispatch, telemetry, wire
+from stepscope.engine.commands import SamplingParams, Shutdown, Submit
+from stepscope.engine.config import Knobs, Limits
+from stepscope.engine.control import ControlServer
+from stepscope.engine.core import EngineCore
+from stepscope.engine.endpoints import Endpoint, EndpointLock
+from stepscope.engine.inbox import Call
+from stepscope.engine.intake import Intake
+from stepscope.engine.kv_cache import KVCacheManager
+from stepscope.engine.scheduler import Scheduler
+from stepscope.engine.serve import Silent
+from stepscope.engine.simulated import VOCAB_SIZE, CostModel, SimulatedRunner, simulated_info
+from stepscope.engine.step import ScheduledStep, StepResult
+from stepscope.engine.telemetry import Publisher
+from stepscope.engine.wire import StepRecord, Telemetry
+
+NUM_RUNNING = 8
+NUM_BLOCKS = 512
+# So little that a subscriber that does not read is noticed within the length of a test.
+QUEUE = 100
+SOCKET_BYTES = 32 * 1024
+
+
+class PacedRunner(SimulatedRunner):
+    """In real time: a step takes as long as it is said."""
+
+    def __init__(self, step_s: float, seed: int) -> None:
+        super().__init__(CostModel(), seed)
+        self._step_s = step_s
+
+    def clock(self) -> int:
+        return time.monotonic_ns()
+
+    def execute(self, step: ScheduledStep) -> StepResult:
+        launch_ns = time.monotonic_ns()
+        token_ids = super().execute(step).token_ids
+        time.sleep(self._step_s)
+        return StepResult(token_ids, launch_ns=launch_ns, tokens_ns=time.monotonic_ns())
+
+
+class TruthfulPublisher(Publisher):
+    """Writes down what it is about to send."""
+
+    def __init__(self, address: str, ring_size: int, truth: IO[str]) -> None:
+        super().__init__(address, ring_size)
+        self._truth = truth
+
+    def publish(self, message: Telemetry) -> None:
+        step = message.step if isinstance(message, StepRecord) else -1
+        topic = wire.TOPICS[type(message)].decode()
+        checksum = zlib.crc32(wire.encode(message))
+        self._truth.write(f"{self.next_sequence} {topic} {step} {checksum}\n")
+        super().publish(message)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("endpoint")
+    parser.add_argument("truth")
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--ring", type=int, required=True)
+    parser.add_argument("--step-ms", type=float, default=1.0)
+    args = parser.parse_args()
+    telemetry.SUBSCRIBER_QUEUE = QUEUE
+    zmq.Context.instance().setsockopt(zmq.SNDBUF, SOCKET_BYTES)
+    endpoint = Endpoint.parse(args.endpoint)
+    limits = Limits(max_num_batched_tokens=2048, max_num_seqs=NUM_RUNNING, max_model_len=1024)
+    with EndpointLock(endpoint), open(args.truth, "w", buffering=1) as truth:
+        publisher = TruthfulPublisher(endpoint.telemetry, args.ring, truth)
+        core = EngineCore(
+            simulated_info(limits, NUM_BLOCKS, 16, args.seed),
+            PacedRunner(args.step_ms / 1e3, args.seed),
+            Scheduler(KVCacheManager(NUM_BLOCKS, 16), Knobs(max_num_seqs=NUM_RUNNING), limits),
+            limits,
+            publisher,
+            dispatch.apply,
+        )
+        control = ControlServer(
+            endpoint.control,
+            core,
+            Intake(None, VOCAB_SIZE, limits.max_model_len),
+            None,
+            publisher.replay,
+            lambda spec: None,
+        )
+        control.start()
+        resting = threading.Event()
+        signal.signal(signal.SIGUSR1, lambda number, frame: resting.set())
+        signal.signal(
+            signal.SIGTERM, lambda number, frame: core.inbox.put(Call(Shutdown(), Silent()))
+        )
+        threading.Thread(target=work, args=(core, resting, args.seed), daemon=True).start()
+        core.run()
+        control.close()
+        publisher.close()
+
+
+def work(core: EngineCore, resting: threading.Event, seed: int) -> None:
+    """Keep a few more requests in the engine than it can run, some of which share a beginning."""
+    rng = random.Random(seed)
+    number = 0
+    while not resting.wait(0.005):
+        while len(core.scheduler.requests) + core.inbox.qsize() < NUM_RUNNING + 4:
+            prompt = [0] * 64 + [rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, 200))]
+            sampling = SamplingParams(max_tokens=rng.randrange(1, 120), ignore_eos=True)
+            submit = Submit(client_id=f"c-{number}", prompt_token_ids=prompt, sampling=sampling)
+            core.inbox.put(Call(submit, Silent(), prompt))
+            number += 1
+
+
+if __name__ == "__main__":
+    main()

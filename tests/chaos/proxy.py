@@ -1,0 +1,155 @@
+"""A TCP proxy for both sockets of an engine that cuts, delays, stalls and refuses connections.
+
+Each client gets a proxy of its own. Connections are delayed apart from each other, so that what
+the engine says on one overtakes what it has said on another.
+"""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+_CHUNK = 16 * 1024
+
+
+class _Link:
+    """One connection: what is to happen to the bytes on it."""
+
+    def __init__(self, is_telemetry: bool, delay_s: float) -> None:
+        self.is_telemetry = is_telemetry
+        self.delay_s = delay_s
+        self.stalled_until_s = 0.0
+        self.writers: list[asyncio.StreamWriter] = []
+
+    def cut(self) -> None:
+        for writer in self.writers:
+            writer.transport.abort()
+
+
+class Proxy:
+    """Listens on two neighbouring ports for one client. Belongs to the loop of `Proxies`."""
+
+    def __init__(self, upstream: int, listen: int) -> None:
+        self.endpoint = f"tcp://127.0.0.1:{listen}"
+        self._upstream = upstream
+        self._listen = listen
+        self._links: list[_Link] = []
+        self._servers: list[asyncio.Server] = []
+        self._refusing_until_s = 0.0
+        self._delays_s = {False: 0.0, True: 0.0}
+        self.num_cut = 0
+
+    async def open(self) -> None:
+        for is_telemetry in (False, True):
+            server = await asyncio.start_server(
+                lambda reader, writer, t=is_telemetry: self._serve(reader, writer, t),
+                "127.0.0.1",
+                self._listen + is_telemetry,
+                limit=_CHUNK,
+            )
+            self._servers.append(server)
+
+    async def close(self) -> None:
+        for server in self._servers:
+            server.close()
+        await self.cut()
+
+    # Faults
+
+    async def cut(self, telemetry: bool = True, control: bool = True) -> None:
+        for link in self._links:
+            if telemetry if link.is_telemetry else control:
+                link.cut()
+                self.num_cut += 1
+
+    async def refuse(self, seconds: float) -> None:
+        """Cut what there is and take nobody for so long."""
+        self._refusing_until_s = asyncio.get_running_loop().time() + seconds
+        await self.cut()
+
+    async def delay(self, telemetry_s: float, control_s: float) -> None:
+        """From now on every chunk is held for so long."""
+        self._delays_s = {True: telemetry_s, False: control_s}
+        for link in self._links:
+            link.delay_s = self._delays_s[link.is_telemetry]
+
+    async def stall(self, seconds: float) -> None:
+        """The connections that there are stay open, and carry nothing for so long."""
+        until_s = asyncio.get_running_loop().time() + seconds
+        for link in self._links:
+            link.stalled_until_s = until_s
+
+    # Connections
+
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_telemetry: bool
+    ) -> None:
+        if asyncio.get_running_loop().time() < self._refusing_until_s:
+            writer.transport.abort()
+            return
+        try:
+            up_reader, up_writer = await asyncio.open_connection(
+                "127.0.0.1", self._upstream + is_telemetry, limit=_CHUNK
+            )
+        except OSError:
+            writer.transport.abort()
+            return
+        link = _Link(is_telemetry, self._delays_s[is_telemetry])
+        link.writers = [writer, up_writer]
+        for each in link.writers:
+            each.transport.set_write_buffer_limits(high=_CHUNK)
+        self._links.append(link)
+        ways = (self._carry(reader, up_writer, link), self._carry(up_reader, writer, link))
+        tasks = [asyncio.create_task(way) for way in ways]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        link.cut()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._links.remove(link)
+
+    async def _carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, link: _Link
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while chunk := await reader.read(_CHUNK):
+                while (stalled_s := link.stalled_until_s - loop.time()) > 0:
+                    await asyncio.sleep(stalled_s)
+                if link.delay_s:
+                    await asyncio.sleep(link.delay_s)
+                writer.write(chunk)
+                await writer.drain()
+        except OSError:
+            return
+
+
+class Proxies:
+    """The thread that the proxies run on. A context manager."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._proxies: list[Proxy] = []
+
+    def __enter__(self) -> "Proxies":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for proxy in self._proxies:
+            self.do(proxy.close())
+        self.do(asyncio.sleep(0.05))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def open(self, upstream: int, listen: int) -> Proxy:
+        proxy = Proxy(upstream, listen)
+        self.do(proxy.open())
+        self._proxies.append(proxy)
+        return proxy
+
+    def do(self, what: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(what, self._loop).result(30)

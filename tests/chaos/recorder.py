@@ -1,0 +1,23 @@
+"""`stepscope record`, that also writes down what it got, and how far back the engine could replay.
+
+recorder.py LOG record ENDPOINT -o FILE ...
+"""
+
+import sys
+
+import replies
+
+from stepscope.recordings.writer import RecordingWriter
+from stepscope.tui.cli import main
+
+if __name__ == "__main__":
+    with open(sys.argv.pop(1), "w", buffering=1) as log:
+        replies.note_replays(log)
+        on_frame = RecordingWriter.on_frame
+
+        def noting(writer: RecordingWriter, topic: bytes, sequence: int, payload: bytes) -> None:
+            log.write(f"got {sequence} {topic.decode()} 0\n")
+            on_frame(writer, topic, sequence, payload)
+
+        RecordingWriter.on_frame = noting  # type: ignore[method-assign]
+        main()
