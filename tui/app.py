@@ -24,6 +24,7 @@ from stepscope.recordings.history import History
 from stepscope.recordings.source import Source
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui.actions import ACTIONS, Action
+from stepscope.tui.compare_origin import Origin
 from stepscope.tui.fleet_desk import FleetDesk
 from stepscope.tui.key_order import KeyOrder
 from stepscope.tui.log_file import log_path, logged_to_file
@@ -31,6 +32,7 @@ from stepscope.tui.new_session import SessionMaker
 from stepscope.tui.preferences import Preferences
 from stepscope.tui.screens.main import MainScreen
 from stepscope.tui.screens.overlay import Overlay
+from stepscope.tui.side_screens import SideScreens
 from stepscope.tui.terminal import only_ascii, said_environment
 from stepscope.tui.theme import Skin, ThemeName, colour_mode
 from stepscope.tui.view import Axis, Page, Sort
@@ -187,6 +189,9 @@ class Dashboard(App[None], inherit_bindings=False):
             self.main.view.page = "fleet"
             fleet.open(source)
         self._screens = {self._desk.name_of(source): self.main}  # by the name of the engine
+        self._sides = SideScreens(self._sessions, self._switch_to)
+        self.main.session.compare.open = self._open_side
+        self.main.session.compare.go_home = lambda page: self._sides.go_home(self.main, page)
 
     # Several engines
 
@@ -204,17 +209,35 @@ class Dashboard(App[None], inherit_bindings=False):
             self.install_screen(screen, name)
         if screen is not before:
             before.view.page, before.view.trail = "live", ()
+            self._desk.fleet.open(screen.session.source)
+        screen.view.page, screen.view.row = page, 0
+        screen.view.trail = ("fleet",) if page != "live" else ()
+        if len(self._desk.fleet) > 1:
+            back = screen.session.abilities.key("back")
+            screen.notices.say(f"{name}, one of {len(self._desk.fleet)} engines; {back} goes back")
+        self._switch_to(screen)
+
+    def _switch_to(self, screen: MainScreen) -> None:
+        """Show another main screen, in the looks of the one before."""
+        before = self.main
+        if screen is not before:
             before.is_shown, screen.is_shown = False, True
             self.session, self.main, self.key_order.main = screen.session, screen, screen
-            self._desk.fleet.open(screen.session.source)
             if screen.is_mounted:
                 screen.set_skin(before.skin)
                 screen.set_fps(before.fps)
-            self.switch_screen(screen)
-        screen.view.page, screen.view.row = page, 0
-        screen.view.trail = ("fleet",) if page != "live" else ()
+            # The first engine's is the default screen, which Textual cannot switch from.
+            if len(self.screen_stack) > 1:
+                self.pop_screen()
+            if screen is not self.screen:
+                self.push_screen(screen)
         if screen.is_mounted:
             screen.draw()
+
+    # Two runs
+
+    def _open_side(self, origin: Origin, step: int | None, request_id: int | None) -> None:
+        self._sides.open(self.main, origin, step, request_id)
 
     def get_default_screen(self) -> MainScreen:
         return self.main
@@ -258,6 +281,8 @@ class Dashboard(App[None], inherit_bindings=False):
     def close(self) -> None:
         """End the thread of the engine link and a recording that is under way, keep preferences."""
         self.session.preferences.flush()
+        self.session.compare.end()
+        self._sides.close()
         for screen in self._screens.values():
             session = screen.session
             if session.link is not None:

@@ -213,7 +213,7 @@ def _notes(page: FleetPage, width: int) -> list[Line]:
             since = f" since {begun} ({fmt.duration(seconds).split('.')[0]})"
         begin = ((f" {sign} {imbalance.name}", style), (f"{since}  ", "muted"))
         lines += _wrapped(begin, [(text, "text") for text in imbalance.texts], width)
-    if not lines:
+    if not lines or (not picture.imbalances and picture.num_up > 1):
         lines.append(((f" {_all_well(page)}", "good" if len(picture.lines) > 1 else "text"),))
     if len(picture.lines) < 2:
         lines += _how_to_add()
