@@ -36,11 +36,8 @@ _SAME_IN_A_TERMINAL = {
     "ctrl+h": "backspace",
     "ctrl+left_square_bracket": "escape",
 }
+_ARROWS = {"left": "←", "right": "→", "up": "↑", "down": "↓"}
 _SHOWN = {
-    "left": "←",
-    "right": "→",
-    "up": "↑",
-    "down": "↓",
     "pageup": "PgUp",
     "pagedown": "PgDn",
     "escape": "Esc",
@@ -84,14 +81,12 @@ def parse(text: str) -> str:
 
 def _plain(name: str, text: str) -> str:
     """A key without modifiers."""
-    if len(name) == 1 and name.isprintable():
-        return _of_character(name)
     lower = _ALIASES.get(name.lower(), name.lower())
-    if lower in NAMED:
-        return lower
-    character = _character(lower)
-    if character is not None:
-        return _of_character(character)
+    if lower in NAMED or name == " ":
+        return lower.replace(" ", "space")
+    character = _character(name) or _character(lower)
+    if character is not None and _character(key := _of_character(character)) == character:
+        return key
     raise KeyNameError(
         f"{text!r} is no key; a key is a character (p, P, [), or one of {', '.join(NAMED[:15])}, "
         "f1 to f24, and may have ctrl+, alt+ or shift+ before it"
@@ -103,7 +98,7 @@ def _of_character(character: str) -> str:
         return character
     if character == " ":
         return "space"
-    name = unicodedata.name(character).lower().replace("-", "_").replace(" ", "_")
+    name = unicodedata.name(character, "").lower().replace("-", "_").replace(" ", "_")
     return _RENAMED.get(name, name)
 
 
@@ -115,14 +110,21 @@ def _ascii_names() -> dict[str, str]:
 def _character(name: str) -> str | None:
     """The printable character that Textual calls so."""
     if len(name) == 1:
-        return name
+        return name if name.isprintable() else None
     if name in _ascii_names():
         return _ascii_names()[name]
-    try:
-        character = unicodedata.lookup(name.replace("_", " ").upper())
-    except KeyError:
-        return None
-    return character if character.isprintable() else None
+    words = name.upper().split("_")
+    hyphens = [
+        "_".join(words),
+        *("_".join(words[:n]) + "-" + "_".join(words[n:]) for n in range(1, len(words))),
+    ]
+    for written_name in hyphens:
+        try:
+            character = unicodedata.lookup(written_name.replace("_", " "))
+        except KeyError:
+            continue
+        return character if character.isprintable() else None
+    return None
 
 
 def written(key: str) -> str:
@@ -131,10 +133,16 @@ def written(key: str) -> str:
     return "+".join([*modifiers, name if name in NAMED else _character(name) or name])
 
 
-def shown(key: str) -> str:
-    """A key (Textual's name) in as few cells as tell it: `⇧←`, `^l`, `PgUp`, `[`."""
+def shown(key: str, ascii_only: bool = False) -> str:
+    """A key (Textual's name) in as few cells as tell it: `⇧←`, `^l`, `PgUp`, `[`.
+
+    In ASCII the arrows are words: `<` is another key.
+    """
     *modifiers, name = key.split("+")
-    mark = "".join({"ctrl": "^", "shift": "⇧", "alt": "alt+"}[each] for each in modifiers)
+    signs = {"ctrl": "^", "shift": "Shift+" if ascii_only else "⇧", "alt": "alt+"}
+    mark = "".join(signs[each] for each in modifiers)
+    if name in _ARROWS:
+        return mark + (name.capitalize() if ascii_only else _ARROWS[name])
     if name in _SHOWN:
         return mark + _SHOWN[name]
     if name in _LOWER:

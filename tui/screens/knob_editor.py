@@ -45,7 +45,7 @@ class KnobEditor(Overlay[KnobChange]):
         return Region((width - box_width) // 2, (height - box_height) // 2, box_width, box_height)
 
     def lines(self, width: int, height: int) -> list[Line]:
-        first = max(0, self._at - (height - 6)) if height > 5 else self._at
+        first = self._first(height)
         body = [
             self._row(idx, width - 2)
             for idx in range(first, min(len(self._specs), first + height - 4))
@@ -61,6 +61,20 @@ class KnobEditor(Overlay[KnobChange]):
             )
         body.append(((keys, "key"),))
         return framed(body, width, height, (("knobs of the engine", "title"),))
+
+    def _first(self, height: int) -> int:
+        """The first knob that a box of this height shows."""
+        return max(0, self._at - (height - 6)) if height > 5 else self._at
+
+    def clicked(self, x: int, y: int) -> None:
+        """Choose a knob; the chosen one: edit it, or apply what was edited."""
+        height = self.place(*self.size).height
+        at = self._first(height) + y - 1
+        if 1 <= y < height - 3 and at < len(self._specs):
+            if at == self._at:
+                self.pressed("enter", None)
+            elif self._draft is None:
+                self._at = at
 
     def _row(self, idx: int, width: int) -> Line:
         spec = self._specs[idx]

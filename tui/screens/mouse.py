@@ -1,11 +1,23 @@
 """What the mouse does: the cursor, lanes, the scrub bar, key figures and footer."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from textual import events
 
 from stepscope.tui.fleet_desk import ColumnKey
+from stepscope.tui.screens import page_handlers as pages
+from stepscope.tui.view import LATENCIES, Page
 from stepscope.tui.widgets import fleet_page, footer, key_figures, scrub_bar
+
+# Panels of the main screen, and the screens that say more of the same.
+_DETAILS: Mapping[str, Page] = {
+    "kv": "kv",
+    "latency": "latency",
+    "latency_line": "latency",
+    "inspector": "step",
+    "knobs": "knobs",
+}
 
 if TYPE_CHECKING:
     from stepscope.tui.screens.main import MainScreen
@@ -32,10 +44,45 @@ def click(screen: "MainScreen", event: events.Click) -> None:
             screen.action_do(found)
     elif name == "page" and frame.fleet is not None:
         _click_fleet(screen, event)
+    elif name in ("page", "events", *_DETAILS):
+        _click_spot(screen, event, name)
+    elif name == "header" and _is_badge(screen, event.x):
+        screen.action_do("pause")
     elif name == "footer":
         found = footer.action_at(abilities, screen.following, width, event.x, screen.view.page)
         if found is not None:
             screen.action_do(found)
+
+
+def _is_badge(screen: "MainScreen", x: int) -> bool:
+    """The state of the picture: a click on it pauses, or goes on."""
+    line = screen.canvas.widgets["header"].content(0)
+    begin = 0
+    for text, style in line:
+        if begin <= x < begin + len(text):
+            return style.startswith("badge_")
+        begin += len(text)
+    return False
+
+
+def _click_spot(screen: "MainScreen", event: events.Click, name: str) -> None:
+    """What stands at this place leads somewhere; twice on a panel opens the screen of it."""
+    view = screen.view
+    kind, value = screen.canvas.widgets[name].spot_at(event.x, event.y) or ("", "")
+    if kind == "row":
+        view.row = int(value)
+        pages.select(screen, 0)
+        if event.chain == 2:
+            screen.action_do("inspect")
+    elif kind == "step":
+        screen.navigator.go(int(value))
+    elif kind == "latency":
+        view.latency = next(each for each in LATENCIES if each == value)
+        pages.show(screen, "latency")
+    elif kind == "knob" and event.chain == 2:
+        pages.edit(screen, value)
+    elif event.chain == 2 and name in _DETAILS:
+        pages.show(screen, _DETAILS[name])
 
 
 def _click_fleet(screen: "MainScreen", event: events.Click) -> None:

@@ -3,7 +3,7 @@
 from stepscope.recordings.events import EventKind, SessionEvent
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
-from stepscope.tui.widgets.lines import Line, Run, clean, framed, length_of
+from stepscope.tui.widgets.lines import Line, Run, clean, framed, length_of, spot
 
 ICONS: dict[EventKind, Run] = {
     "preempt": ("✗", "preempted"),
@@ -23,7 +23,10 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     if height < 3:
         return _packed(frame, width, height)
     events = frame.events[-(height - 2) :]
-    body = [((" ", "text"), *_entry(frame, event, width - 4)) for event in events]
+    body = [
+        (spot("step", event.step), (" ", "text"), *_entry(frame, event, width - 4))
+        for event in events
+    ]
     return framed(body, width, height, (("events", "title"),))
 
 
@@ -32,7 +35,12 @@ def _packed(frame: Frame, width: int, height: int) -> list[Line]:
     line: Line = ()
     events = [event for event in frame.events if event.kind != "finish"]
     for event in reversed(events):
-        entry = ((" ", "text"), *_entry(frame, event, width - 2), ("  ", "text"))
+        entry = (
+            spot("step", event.step),
+            (" ", "text"),
+            *_entry(frame, event, width - 2),
+            ("  ", "text"),
+        )
         if line and length_of(line) + length_of(entry) > width:
             lines.append(line)
             if len(lines) == height:

@@ -3,7 +3,7 @@
 from stepscope.engine.wire import KnobSpec, KnobValue
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
-from stepscope.tui.widgets.lines import Line, Run, clean, framed
+from stepscope.tui.widgets.lines import Line, Run, clean, framed, spot
 
 
 def value_text(value: KnobValue | None) -> str:
@@ -41,6 +41,7 @@ def draw(frame: Frame, width: int, height: int, pending: str, editable: bool) ->
         bounds = "" if spec is None else bounds_text(spec)
         body.append(
             (
+                spot("knob", name),
                 (f" {clean(name, 28):<28} ", "text"),
                 (f"{value_text(value):>12}", "mark" if changed else "strong"),
                 (f"  {clean(bounds, max(0, width - 46))}", "muted"),

@@ -69,6 +69,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         width - 2,
         rest - 2,
         selected,
+        len(names),
     )
     if not changes:
         text = " no knob has been changed since the oldest step in memory"

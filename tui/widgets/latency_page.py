@@ -10,7 +10,7 @@ from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.latency_windows import WINDOWS
 from stepscope.tui.widgets import latency_charts, wait_pieces
-from stepscope.tui.widgets.lines import Line, Run, clean, framed
+from stepscope.tui.widgets.lines import Line, Run, clean, framed, spot
 from stepscope.tui.widgets.panels import Cell, Column, Target, beside, first_shown, table
 
 NARROW = 100  # below it no spread beside the heat map
@@ -91,6 +91,7 @@ def _figures(frame: Frame, width: int) -> list[Line]:
         bound = {"ttft": slo.ttft_ms, "itl": slo.itl_ms}.get(kind)
         chosen = kind == frame.view.latency
         line: list[Run] = [
+            spot("latency", kind),
             ("▶" if chosen else " ", "text"),
             (f"{label:<6}", "strong" if chosen else "text"),
         ]

@@ -4,7 +4,7 @@ from stepscope.recordings.latency import Series
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.theme import LEVELS
-from stepscope.tui.widgets.lines import Line, Run, framed
+from stepscope.tui.widgets.lines import Line, Run, framed, spot
 
 _NAMES = ("TTFT", "ITL", "TPOT", "step")
 
@@ -43,7 +43,7 @@ def one_line(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def _row(name: str, values: Series, bound: float | None, trend_width: int) -> Line:
-    line: list[Run] = [(f" {name:<5}", "text")]
+    line: list[Run] = [spot("latency", name.lower()), (f" {name:<5}", "text")]
     for value in (values.p50_ms, values.p95_ms, values.p99_ms):
         line += _value(value, bound, 6)
     line.append((" ", "text"))
@@ -106,6 +106,7 @@ def _stall(frame: Frame, width: int) -> list[Line]:
     if frame.stall is None:
         return [((" last stall: none above the ITL bound", "muted"),)]
     text = f"last stall: {frame.stall.text}"
+    where = spot("step", frame.stall.step)
     if len(text) <= width:
-        return [((" last stall: ", "muted"), (frame.stall.text, "text"))]
-    return [((" last stall:", "muted"),), (("  " + frame.stall.text, "text"),)]
+        return [(where, (" last stall: ", "muted"), (frame.stall.text, "text"))]
+    return [(where, (" last stall:", "muted")), (where, ("  " + frame.stall.text, "text"))]

@@ -5,6 +5,7 @@ widget turns a line into a `Strip` once, keeps it for as long as the line stays 
 refreshes only lines that changed. That is what makes ten frames a second cheap.
 
 In a line one character is one cell: the glyphs are, and text from outside goes through `clean`.
+A run without text is a mark: what is right of it, up to an edge, leads somewhere (`spot`).
 """
 
 import re
@@ -26,8 +27,15 @@ from stepscope.tui.theme import Skin
 Run: TypeAlias = tuple[str, str]  # text, style name
 Line: TypeAlias = tuple[Run, ...]
 
+_MARK = "@"
+_EDGE: Run = ("│", "frame")
 _MAX_PAINTED = 512
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e\xa0-\uffff]")
+
+
+def spot(kind: str, value: object) -> Run:
+    """A mark for the mouse; `Lines.spot_at` finds it again as (kind, value)."""
+    return "", f"{_MARK}{kind}:{value}"
 
 
 class LineStrip(Strip):
@@ -141,6 +149,25 @@ class Lines(Widget):
         width, height = self.outer_size
         return [self._strip(y, width).text for y in range(height)]
 
+    def content(self, y: int) -> Line:
+        """One of the lines that were given."""
+        return self._lines[y] if 0 <= y < len(self._lines) else ()
+
+    def spot_at(self, x: int, y: int) -> tuple[str, str] | None:
+        """The mark that a cell belongs to; see `spot`."""
+        found: tuple[str, str] | None = None
+        begin = 0
+        for text, style in self.content(y):
+            if begin > x:
+                break
+            if not text and style.startswith(_MARK):
+                kind, _, value = style[1:].partition(":")
+                found = kind, value
+            elif (text, style) == _EDGE:
+                found = None
+            begin += len(text)
+        return found
+
     def render_lines(self, crop: Region) -> list[Strip]:
         # Not through the styles cache: there is no border, padding or filter to apply here, and
         # the compositor caches what it derives from a strip on that strip.
@@ -181,6 +208,8 @@ def _segments(line: Line, width: int, skin: Skin) -> list[Segment]:
     plain = skin.plain_styles
     text, style, left = "", "text", width
     for more, next_style in line:
+        if not more:
+            continue
         left -= len(more)
         if left < 0:
             more = more[:left]
@@ -221,6 +250,8 @@ def fitted(line: Iterable[Run], width: int) -> Line:
     runs: list[Run] = []
     left = width
     for text, style in line:
+        if not text and style.startswith(_MARK):
+            runs.append((text, style))
         if not text or left <= 0:
             continue
         if len(text) > left:

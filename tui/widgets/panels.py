@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from stepscope.tui.theme import LEVELS
-from stepscope.tui.widgets.lines import Line, Run, clean, fitted
+from stepscope.tui.widgets.lines import Line, Run, clean, fitted, spot
 
 Cell: TypeAlias = tuple[str, str]  # text, style
 
@@ -40,10 +40,14 @@ def table(
     width: int,
     height: int,
     selected: int | None = None,
+    first_target: int = 0,
 ) -> list[Line]:
     """A heading and as many rows as fit, the selected one among them, each `width` wide.
 
-    Columns at the end that have no room are left out.
+    Columns at the end that have no room are left out. A click finds the rows by their marks.
+
+    Args:
+        first_target: place of the first row among the targets of the screen.
     """
     shown = _fitting(columns, width)
     heading: list[Run] = [(" ", "muted")]
@@ -57,7 +61,7 @@ def table(
         line: list[Run] = [("▶" if mark else " ", f"text{mark}")]
         for (column, room), (text, style) in zip(shown, rows[number], strict=False):
             line.append((_cell(text, room, column.is_right) + " ", f"{style}{mark}"))
-        lines.append(fitted(line, width))
+        lines.append((spot("row", first_target + number), *fitted(line, width)))
     return lines
 
 
