@@ -215,7 +215,10 @@ class Timeline:
         self._next_slo_event_ns = now_ns + SLO_EVENT_INTERVAL_NS
         bound_ms = self.slo.itl_ms if kind == "ITL" else self.slo.ttft_ms
         who = "" if request_id is None else f" ({request_name(request_id)})"
-        text = f"{kind} {value_ns / 1e6:.0f} ms > {bound_ms:g} ms{who}"
+        value = f"{value_ns / 1e6:.0f}"
+        if value == f"{bound_ms:g}":
+            value = f"{value_ns / 1e6:.1f}"  # "50 ms > 50 ms" looks wrong
+        text = f"{kind} {value} ms > {bound_ms:g} ms{who}"
         self.log.add(SessionEvent(step, now_ns, "slo", text, request_id))
 
     def _add_events(self, message: StepRecord | EngineStatus, step: int, time_ns: int) -> None:

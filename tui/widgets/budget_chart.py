@@ -122,10 +122,15 @@ def _axis(frame: Frame) -> str:
     """The bottom line: a tick now and then, and what happened above it."""
     columns = frame.columns
     cells = ["─"] * len(columns)
+    _put_marks(cells, columns)
     if frame.view.axis == "step":
         _put_step_ticks(cells, columns, frame.view.zoom)
     else:
         _put_time_ticks(cells, frame)
+    return "".join(cells)
+
+
+def _put_marks(cells: list[str], columns: Sequence[ChartColumn | None]) -> None:
     for x, column in enumerate(columns):
         # On the time axis a long step fills several columns, and is marked where it begins.
         before = columns[x - 1] if x else None
@@ -139,9 +144,16 @@ def _axis(frame: Frame) -> str:
             cells[x] = "◆"
         elif column.has_mark:
             cells[x] = "▼"
-        elif column.has_breach and cells[x] in "─┴":
+        elif column.has_breach:
             cells[x] = "!"
-    return "".join(cells)
+
+
+def _put_label(cells: list[str], x: int, label: str) -> None:
+    """A tick with its label; where something happened under it, of the label or both nothing."""
+    if all(cell == "─" for cell in cells[x + 1 : x + 1 + len(label)]):
+        cells[x + 1 : x + 1 + len(label)] = label
+    if cells[x] == "─":
+        cells[x] = "┴"
 
 
 def _put_step_ticks(cells: list[str], columns: Sequence[ChartColumn | None], zoom: int) -> None:
@@ -152,9 +164,9 @@ def _put_step_ticks(cells: list[str], columns: Sequence[ChartColumn | None], zoo
     interval = 20 * zoom
     for step in range(-(-first.first // interval) * interval, last.last + 1, interval):
         x = shown[-1] - (last.first // zoom - step // zoom)
-        label = f"┴{step:,}"
-        if x + len(label) <= len(cells):
-            cells[x : x + len(label)] = label
+        label = f"{step:,}"
+        if x + 1 + len(label) <= len(cells):
+            _put_label(cells, x, label)
 
 
 def _put_time_ticks(cells: list[str], frame: Frame) -> None:
@@ -164,8 +176,7 @@ def _put_time_ticks(cells: list[str], frame: Frame) -> None:
             continue
         wall_ns = frame.history.wall_ns(column.start_ns)
         if wall_ns is not None:
-            label = f"┴{fmt.clock(wall_ns)}.{wall_ns // 100_000_000 % 10}"
-            cells[x : x + len(label)] = label
+            _put_label(cells, x, f"{fmt.clock(wall_ns)}.{wall_ns // 100_000_000 % 10}")
 
 
 def _runs(text: str, frame: Frame, pattern: "re.Pattern[str]") -> Line:

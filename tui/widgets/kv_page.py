@@ -47,8 +47,10 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         (f"KV map {what}", "title"),
         (f"{size}  ({frame.key('sort')}: the other way)", "muted"),
     )
+    has_letters = by_owner and frame.state.block_owner is not None
+    key = _owner_key() if has_letters else kv_map.key(frame)
     if width < NARROW:
-        body = [*_map(frame, width - 4, height - 4), kv_map.key(frame), _figure_line(frame)]
+        body = [*_map(frame, width - 4, height - 4), key, _figure_line(frame)]
         return framed([((" ", "text"), *line) for line in body], width, height, title)
     chart_height = _CHART_HEIGHT if height >= 24 else 0
     map_width = width - _SIDE_WIDTH
@@ -58,7 +60,6 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         chart_height = max(chart_height, min(_MAX_CHART_HEIGHT, height - needed))
     map_height = height - chart_height
     cells = _map(frame, map_width - 4, map_height - 3)
-    key = _owner_key() if by_owner else kv_map.key(frame)
     body = [((" ", "text"), *line) for line in (*cells, key)]
     left = framed(body, map_width, map_height, title)
     if chart_height:

@@ -40,7 +40,8 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         x, glyph = place(event.step), _MARKS[event.kind]
         if bar[x] == "─" or _RANK.index(glyph) > _RANK.index(bar[x]):
             bar[x] = glyph
-    runs: list[Run] = [(f" {_end(frame, first):>8} ", "muted"), ("├", "frame")]
+    start, end = _ends(frame, first, last)
+    runs: list[Run] = [(f" {start:>8} ", "muted"), ("├", "frame")]
     at = place(last if frame.cursor is None else frame.cursor)
     for x, glyph in enumerate(bar):
         if x == at:
@@ -49,14 +50,17 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
             runs.append((glyph, _STYLES.get(glyph, "frame")))
     runs += [
         ("┤", "frame"),
-        (f" {_end(frame, last):<8} ", "muted"),
+        (f" {end:<8} ", "muted"),
         ("LIVE " if frame.view.live and not frame.is_replay else "     ", "good"),
         (f"{fmt.count(frame.history.num_steps)} steps", "muted"),
     ]
     return [tuple(runs)]
 
 
-def _end(frame: Frame, step: int) -> str:
-    """When, or where that is not in memory, which step."""
-    wall_ns = frame.wall_ns(step)
-    return fmt.count(step) if wall_ns is None else fmt.clock(wall_ns)
+def _ends(frame: Frame, first: int, last: int) -> tuple[str, str]:
+    """When the bar begins and ends, or with which steps where one of them is not in memory."""
+    times = [frame.wall_ns(step) for step in (first, last)]
+    start, end = (None if wall_ns is None else fmt.clock(wall_ns) for wall_ns in times)
+    if start is None or end is None:
+        return fmt.count(first), fmt.count(last)
+    return start, end
