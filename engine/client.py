@@ -2,6 +2,7 @@
 
 import itertools
 import time
+import uuid
 from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
@@ -11,9 +12,22 @@ import msgspec
 import zmq
 
 from stepscope.engine import commands
-from stepscope.engine.commands import Ack, AnyReply, Command, Error, GetInfo, GetSnapshot, SetKnobs
+from stepscope.engine.commands import (
+    Ack,
+    AnyReply,
+    Change,
+    Command,
+    Error,
+    GetInfo,
+    GetSnapshot,
+    SetKnobs,
+)
 from stepscope.engine.endpoints import Endpoint
+from stepscope.engine.sockets import Handshakes, client_socket
 from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo, KnobValue, Snapshot
+
+CHANGE_AGAIN_S = 1.0
+_LOOK_S = 0.1  # how soon it is seen that a key is not taken
 
 _T = TypeVar("_T")
 
@@ -45,9 +59,10 @@ class ControlClient:
         self._ids = itertools.count(1)
         self._early: deque[tuple[int, AnyReply]] = deque()  # came while another was awaited
         self._given_up: set[int] = set()  # nobody waits for their answers any more
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
+        self._engine_id = ""  # of the one that answered last
+        self._socket = client_socket(zmq.DEALER, self.endpoint)
         self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._handshakes = Handshakes(self._socket, self.endpoint)
         self._socket.connect(self.endpoint.control)
 
     def __enter__(self) -> "ControlClient":
@@ -62,6 +77,7 @@ class ControlClient:
         self.close()
 
     def close(self) -> None:
+        self._handshakes.close()
         self._socket.close()
 
     def send(self, command: Command) -> int:
@@ -84,9 +100,13 @@ class ControlClient:
     ) -> AnyReply:
         """Send and wait for the answer.
 
+        A change gets a name, so that it is done once however often it is sent, and by the engine
+        that was there when this was called or not at all.
+
         Args:
             again_s: ask again whenever nothing has come for so long, because what is on its way
-                when a connection is lost is lost too. For commands that change nothing.
+                when a connection is lost is lost too. For commands that change nothing, and for
+                changes, for which it is one second by itself.
 
         Raises:
             EngineUnreachable: no answer in time.
@@ -98,6 +118,9 @@ class ControlClient:
             raise EngineUnreachable(
                 f"no engine at {self.endpoint.control}: there is no such socket"
             )
+        if isinstance(command, Change):
+            again_s = again_s or CHANGE_AGAIN_S
+            command = self._named(command)
         wanted = {self.send(command)}
         now_s = time.monotonic()
         deadline_s = now_s + timeout_s
@@ -106,8 +129,11 @@ class ControlClient:
             if again_s is not None and now_s >= next_s:
                 wanted.add(self.send(command))
                 next_s = now_s + again_s
-            received = self._receive(min(next_s, deadline_s) - now_s)
+            received = self._receive(min(next_s, deadline_s, now_s + _LOOK_S) - now_s)
             if received is None:
+                if (refusal := self._handshakes.refusal()) is not None:
+                    self._given_up |= wanted
+                    raise EngineUnreachable(refusal)
                 continue
             if received[0] not in wanted:
                 self._early.append(received)
@@ -116,6 +142,8 @@ class ControlClient:
             reply = received[1]
             if isinstance(reply, Error):
                 raise CommandRefused(reply.code, reply.message)
+            if isinstance(reply, EngineInfo):
+                self._engine_id = reply.engine_id
             return reply
         self._given_up |= wanted
         raise EngineUnreachable(
@@ -141,6 +169,14 @@ class ControlClient:
             changes=dict(changes), who=who, expected_version=expected_version, dry_run=dry_run
         )
         return self._ask_for(Ack, command)
+
+    def _named(self, command: Change) -> Change:
+        """Raises as `ask` does: it may have to ask who the engine is."""
+        return msgspec.structs.replace(
+            command,
+            once=command.once or uuid.uuid4().hex,
+            engine_id=command.engine_id or self._engine_id or self.info().engine_id,
+        )
 
     def _ask_for(self, kind: type[_T], command: Command, again_s: float | None = None) -> _T:
         reply = self.ask(command, again_s=again_s)

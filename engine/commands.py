@@ -2,8 +2,9 @@
 
 A request is `[id (u64, big-endian), msgpack command]` from a DEALER socket; every reply to it
 carries the same id: `[id, msgpack reply]`. One command has one reply, except `Submit`, which is
-answered by `Submitted` and then by `Output` messages until one of them is `finished`. Decoding is
-strict (no unknown fields) and bounded.
+answered by `Submitted` and then by `Output` messages until one of them is `finished`. A connection
+uses an id once: the same frames again are answered as the first time. Decoding is strict (no
+unknown fields) and bounded.
 """
 
 from typing import Annotated, TypeAlias
@@ -11,7 +12,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from stepscope.engine.wire import EngineInfo, KnobValue, Snapshot, decode_bounded
+from stepscope.engine.wire import Audited, EngineInfo, KnobValue, Snapshot, decode_bounded
 
 MAX_COMMAND_BYTES = 8 * 1024 * 1024
 
@@ -110,24 +111,45 @@ class ReplayFrom(Command, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
 
 
-class SetKnobs(Command, frozen=True, kw_only=True):
+class GetAudit(Command, frozen=True, kw_only=True):
+    """Entries of the audit trail with a number above `after`, oldest first."""
+
+    after: Annotated[int, Meta(ge=0)] = 0
+    limit: Annotated[int, Meta(ge=1, le=1_000)] = 1_000
+
+
+class Change(Command, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of what changes something; all of it is in the audit trail.
+
+    `once` names this very command: who sends it again, because no answer came, gets the answer of
+    the first time and nothing is done twice. `engine_id` keeps it from an engine that has taken the
+    place of the one it was meant for. `seen` is the number of the last entry of the audit trail
+    that whoever asks knew of: a later change of the same kind by somebody else is a conflict.
+    """
+
+    who: Name = "unknown"
+    once: Annotated[str, Meta(max_length=64)] = ""
+    engine_id: Annotated[str, Meta(max_length=64)] = ""
+    seen: Annotated[int, Meta(ge=0)] | None = None
+
+
+class SetKnobs(Change, frozen=True, kw_only=True):
     """All of `changes` or none. `expected_version` guards against overwriting another's change."""
 
     changes: Annotated[dict[Name, KnobValue], Meta(min_length=1, max_length=64)]
-    who: Name = "unknown"
     expected_version: int | None = None
     dry_run: bool = False
 
 
-class Pause(Command, frozen=True):
+class Pause(Change, frozen=True):
     pass
 
 
-class Resume(Command, frozen=True):
+class Resume(Change, frozen=True):
     pass
 
 
-class StepOnce(Command, frozen=True, kw_only=True, tag="Step"):
+class StepOnce(Change, frozen=True, kw_only=True, tag="Step"):
     """Run `n` steps, then pause."""
 
     n: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
@@ -152,25 +174,25 @@ class Submit(Command, frozen=True, kw_only=True):
     with_text: bool = True
 
 
-class Abort(Command, frozen=True, kw_only=True):
+class Abort(Change, frozen=True, kw_only=True):
     request_id: int
 
 
-class ResetPrefixCache(Command, frozen=True):
+class ResetPrefixCache(Change, frozen=True):
     pass
 
 
-class SetWorkload(Command, frozen=True, kw_only=True):
+class SetWorkload(Change, frozen=True, kw_only=True):
     """Start (or replace) the engine's own workload; None stops it."""
 
     workload: WorkloadSpec | None = None
 
 
-class Drain(Command, frozen=True):
+class Drain(Change, frozen=True):
     """Refuse new requests and finish the ones that are there. `Resume` opens the door again."""
 
 
-class Shutdown(Command, frozen=True):
+class Shutdown(Change, frozen=True):
     pass
 
 
@@ -178,6 +200,7 @@ AnyCommand: TypeAlias = (
     GetInfo
     | GetSnapshot
     | ReplayFrom
+    | GetAudit
     | SetKnobs
     | Pause
     | Resume
@@ -206,6 +229,8 @@ class Error(Reply, frozen=True, kw_only=True):
 
     code: str
     message: str
+    knobs: dict[str, KnobValue] | None = None  # of a conflict: the values as they are now
+    knobs_version: int | None = None
 
 
 class Submitted(Reply, frozen=True, kw_only=True):
@@ -257,7 +282,15 @@ class Replayed(Reply, frozen=True, kw_only=True):
     next_sequence: int  # the one the publisher will use next
 
 
-AnyReply: TypeAlias = Ack | Error | Submitted | Output | Replayed | EngineInfo | Snapshot
+class AuditPage(Reply, frozen=True, kw_only=True):
+    entries: list[Audited]
+    oldest: int  # number of the oldest entry that is kept, 0 without any
+    newest: int
+
+
+AnyReply: TypeAlias = (
+    Ack | Error | Submitted | Output | Replayed | AuditPage | EngineInfo | Snapshot
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _command_decoder: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(AnyCommand)

@@ -45,6 +45,13 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "(default: the user's runtime folder); telemetry uses PATH.telemetry or PORT + 1"
         ),
     ] = ""
+    keys: Annotated[
+        str,
+        Meta(
+            description="folder of the keys that are let in ('stepscope keys'); a public address "
+            "always asks for keys (default: then that of the config folder, else none)"
+        ),
+    ] = ""
     device: Annotated[str, Meta(description="'auto', 'cpu', 'cuda' or 'cuda:N'")] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"], Meta(description="weights and KV cache")

@@ -10,70 +10,47 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from stepscope.engine import commands
+from stepscope.engine.answers import AnswerBook, OnceReused
+from stepscope.engine.audit import Asker
 from stepscope.engine.commands import (
-    Abort,
-    Ack,
     AnyCommand,
     AnyReply,
+    Change,
     Error,
     GetInfo,
     Output,
     Replayed,
     ReplayFrom,
-    SetWorkload,
     Submit,
     Submitted,
     WorkloadSpec,
 )
 from stepscope.engine.config import ConfigError
+from stepscope.engine.connections import Connections
 from stepscope.engine.core import EngineCore
-from stepscope.engine.inbox import Call, Refusal
-from stepscope.engine.intake import Intake, num_chars
+from stepscope.engine.gate import Gate
+from stepscope.engine.inbox import Call, Denial, Departure
+from stepscope.engine.intake import Intake
 from stepscope.engine.output_text import OutputText
+from stepscope.engine.rate_limit import RateLimiter
+from stepscope.engine.remote_client import Outgoing, RemoteClient
+from stepscope.engine.sockets import bind, server_socket
+from stepscope.engine.submissions import Submissions
+from stepscope.engine.wire import ControlCounts
 
 if TYPE_CHECKING:
     from stepscope.engine.tokenizer import Tokenizer
 
 log = logging.getLogger("stepscope.engine")
 
-LONG_TEXT = 16_384  # characters; so many are tokenised in some 10 ms
-MAX_LONG_TEXTS = 64
 CLIENT_QUEUE = 100_000  # replies that may wait for a client before its requests are ended
-
-
-class _Outgoing(NamedTuple):
-    client: "RemoteClient"
-    message: AnyReply
-
-
-class RemoteClient:
-    """One command of one client of the socket; the core answers to it.
-
-    `text` completes the outputs of a `Submit`.
-    """
-
-    def __init__(
-        self,
-        server: "ControlServer",
-        identity: bytes,
-        command_id: bytes,
-        text: OutputText | None = None,
-    ) -> None:
-        self.server = server
-        self.identity = identity
-        self.command_id = command_id
-        self.text = text
-
-    def reply(self, message: AnyReply) -> None:
-        self.server.post(_Outgoing(self, message))
+RECEIVE_QUEUE = 64  # commands of one client that wait here; more wait with the client
 
 
 class ControlServer:
@@ -86,6 +63,10 @@ class ControlServer:
         tokenizer: turns output tokens into text, None when the engine has none.
         replay: answers `ReplayFrom` (`Publisher.replay`).
         set_workload: starts, replaces or (None) stops the engine's own workload.
+        gate: who may come in; None: everybody who can reach the address, as an operator.
+
+    Raises:
+        ConfigError: the address cannot be had.
     """
 
     def __init__(
@@ -96,34 +77,33 @@ class ControlServer:
         tokenizer: "Tokenizer | None",
         replay: Callable[[int, int], Replayed],
         set_workload: Callable[[WorkloadSpec | None], None],
+        gate: Gate | None = None,
     ) -> None:
         self._core = core
-        self._intake = intake
+        self._submissions = Submissions(core.inbox, intake)
         self._tokenizer = tokenizer
         self._replay = replay
-        self._set_workload = set_workload
-        self._outbox: deque[_Outgoing] = deque()
+        self._gate = gate
+        self._outbox: deque[Outgoing] = deque()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
-        self._requests: dict[bytes, set[int]] = {}  # unfinished ones of each client
-        self._identities: dict[int, bytes] = {}  # of clients, by the file descriptor they come on
-        # One thread: the tokenizer lets others run meanwhile, and cores are for the model.
-        self._tokenising = ThreadPoolExecutor(1, thread_name_prefix="tokenising")
-        self._long_texts = threading.Semaphore(MAX_LONG_TEXTS)  # that wait for it or are in it
+        self._limiter = RateLimiter()
+        self._answers: AnswerBook[RemoteClient] = AnswerBook()
         self._closing = False
         self.num_bad_messages = 0
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+        self.num_denied = 0
+        self._socket = server_socket(zmq.ROUTER, gate)
         self._socket.setsockopt(zmq.LINGER, 500)
         self._socket.setsockopt(zmq.SNDHWM, CLIENT_QUEUE)
+        self._socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
         # A client that has vanished is an error then, which can be acted on.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        # ... and where nothing is on its way to it, only the lost connection tells.
-        self._disconnected: zmq.Socket[bytes] = self._socket.get_monitor_socket(
-            zmq.EVENT_DISCONNECTED
-        )
-        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 2_000)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, commands.MAX_COMMAND_BYTES)
-        self._socket.bind(address)
+        # libzmq hangs up on who sends more; what is only somewhat too big is answered.
+        self._socket.setsockopt(zmq.MAXMSGSIZE, 2 * commands.MAX_COMMAND_BYTES)
+        self._connections = Connections(self._socket, gate)
+        bind(self._socket, address)
+        core.set_workload = set_workload
+        core.control_counts = self.counts
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
 
     def start(self) -> None:
@@ -132,13 +112,19 @@ class ControlServer:
     def close(self) -> None:
         """Send what is still in the outbox, then end the thread."""
         self._closing = True
-        self._tokenising.shutdown(wait=False, cancel_futures=True)
+        self._submissions.close()
         self._wake()
         self._thread.join()
         os.close(self._wake_read)
         os.close(self._wake_write)
 
-    def post(self, outgoing: _Outgoing) -> None:
+    def counts(self) -> ControlCounts | None:
+        """What was not taken; None when all was. From any thread."""
+        keyless = 0 if self._gate is None else self._gate.num_refused
+        found = (self.num_bad_messages, self._limiter.num_limited, self.num_denied, keyless)
+        return ControlCounts(*found) if any(found) else None
+
+    def post(self, outgoing: Outgoing) -> None:
         """Queue a reply; from any thread."""
         self._outbox.append(outgoing)
         self._wake()
@@ -151,23 +137,27 @@ class ControlServer:
 
     def _serve(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
-        poller.register(self._disconnected, zmq.POLLIN)
+        poller.register(self._connections.lost, zmq.POLLIN)
         try:
             while True:
-                ready = dict(poller.poll())
+                pause_s = self._limiter.pause_s()
+                # With no flags it is left out: what is not read waits with those who sent it.
+                poller.register(self._socket, 0 if pause_s else zmq.POLLIN)
+                wait_s = [s for s in (pause_s or None, self._limiter.next_tell_s) if s is not None]
+                ready = dict(poller.poll(round(min(wait_s) * 1000) + 1 if wait_s else None))
                 if self._wake_read in ready:
                     os.read(self._wake_read, 65536)
                 self._send_outbox()
                 if self._closing:
                     return
-                if self._disconnected in ready:
-                    self._drop_disconnected()
+                if self._connections.lost in ready:
+                    self._forget_lost(self._connections.take_lost())
                 if self._socket in ready:
                     self._receive()
+                self._tell_floods()
         finally:
-            self._socket.disable_monitor()
+            self._connections.close()
             self._socket.close()
 
     # Requests
@@ -175,29 +165,32 @@ class ControlServer:
     def _receive(self) -> None:
         received = self._socket.recv_multipart(copy=False)
         frames = [frame.bytes for frame in received]
-        self._note_connection(frames[0], received[-1])
         identity, command_id = frames[0], frames[1] if len(frames) > 1 else b""
-        if len(frames) != 3 or len(command_id) != 8:
-            self.num_bad_messages += 1
-            shape = ", ".join(str(len(frame)) for frame in frames[1:])
-            self._send(
-                identity,
-                command_id[:8].rjust(8, b"\0"),
-                Error(
-                    code="bad_message",
-                    message="expected the frames [id of 8 bytes, msgpack command], got frames of "
-                    f"{shape or 'no'} bytes",
-                ),
-            )
+        self._forget_lost(self._connections.note(identity, received[-1]))
+        if not self._connections.is_welcome(identity):
+            return  # revoked; its connection is being cut off
+        account = self._connections.account(identity)
+        answer_id = command_id[:8].rjust(8, b"\0")
+        if not self._limiter.admit(account, sum(map(len, frames))):
+            wait_s = self._limiter.wait_s(account)
+            message = f"too many commands; try again in {wait_s:.2g} s"
+            self._send(identity, answer_id, Error(code="rate_limited", message=message))
             return
         try:
+            if len(frames) != 3 or len(command_id) != 8:
+                shape = ", ".join(str(len(frame)) for frame in frames[1:][:8])
+                raise msgspec.DecodeError(
+                    "expected the frames [id of 8 bytes, msgpack command], got "
+                    f"{len(frames) - 1} frames, of {shape or 'no'} bytes"
+                )
             command = commands.decode_command(frames[2])
         except msgspec.DecodeError as error:
             self.num_bad_messages += 1
-            self._send(identity, command_id, Error(code="bad_message", message=str(error)))
+            self._send(identity, answer_id, Error(code="bad_message", message=str(error)))
             return
+        self._limiter.charge(account, command)
         try:
-            self._handle(identity, command_id, command)
+            self._handle(identity, command_id, command, frames[2])
         except ConfigError as error:
             self._send(identity, command_id, Error(code=error.code, message=str(error)))
         except Exception:
@@ -208,70 +201,51 @@ class ControlServer:
                 Error(code="internal", message="the engine failed; its log says why"),
             )
 
-    def _handle(self, identity: bytes, command_id: bytes, command: AnyCommand) -> None:
+    def _handle(
+        self, identity: bytes, command_id: bytes, command: AnyCommand, payload: bytes
+    ) -> None:
         if isinstance(command, GetInfo):
             self._send(identity, command_id, self._core.info)
         elif isinstance(command, ReplayFrom):
             self._send(identity, command_id, self._replay(command.sequence, command.limit))
-        elif isinstance(command, SetWorkload):
-            self._set_workload(command.workload)
-            self._send(identity, command_id, Ack(effective_step=self._core.next_step))
         elif isinstance(command, Submit):
+            self._check_role(identity, command, command.client_id)
             text = OutputText(self._tokenizer, command)
-            client = RemoteClient(self, identity, command_id, text)
-            if num_chars(command) <= LONG_TEXT:
-                self._submit(command, client)
-            elif self._long_texts.acquire(blocking=False):
-                self._tokenising.submit(self._submit_long, command, client)
-            else:
-                raise ConfigError(
-                    "queue_full",
-                    f"{MAX_LONG_TEXTS} long prompts wait to be tokenised already; try again later",
-                )
+            self._submissions.take(command, RemoteClient(self.post, identity, command_id, text))
+        elif isinstance(command, Change):
+            self._check_role(identity, command, command.who)
+            self._change(identity, command_id, command, payload)
         else:
-            client = RemoteClient(self, identity, command_id)
-            self._core.inbox.put(Call(command, client))
+            self._core.inbox.put(Call(command, RemoteClient(self.post, identity, command_id)))
 
-    def _submit(self, command: Submit, client: RemoteClient) -> None:
+    def _check_role(self, identity: bytes, command: AnyCommand, who: str) -> None:
+        """Raises ConfigError when whoever asks may only look."""
+        holder = self._connections.holder(identity)
+        if holder is None or holder.role == "operator":
+            return
+        self.num_denied += 1
+        name = type(command).__name__
+        message = f"the key of {holder.name} is a viewer's; {name} takes an operator's"
+        asker = self._connections.asker(identity, who)
+        self._core.inbox.put(Denial(asker, name, "viewer", message))
+        raise ConfigError("viewer", message)
+
+    def _change(self, identity: bytes, command_id: bytes, command: Change, payload: bytes) -> None:
+        account = self._connections.account(identity)
+        # Without a name of its own a command is known by its connection and id.
+        once = (account, command.once.encode() or identity + command_id + payload)
+        client = RemoteClient(self.post, identity, command_id, once=once)
         try:
-            token_ids = self._intake.prepare(command)
-        except ConfigError as error:
-            self._core.inbox.put(Refusal(command.client_id, str(error)))
-            raise
-        command = self._intake.fitted(command, len(token_ids))
-        stop_text = self._intake.stop_text(command.sampling)
-        self._core.inbox.put(Call(command, client, token_ids, stop_text))
-
-    def _submit_long(self, command: Submit, client: RemoteClient) -> None:
-        """On a thread of its own: megabytes take seconds, and all replies go through this one."""
-        try:
-            self._submit(command, client)
-        except ConfigError as error:
-            client.reply(Error(code=error.code, message=str(error)))
-        except Exception:
-            log.exception("a long prompt could not be tokenised")
-            client.reply(Error(code="internal", message="the engine failed; its log says why"))
-        finally:
-            self._long_texts.release()
-
-    # Connections
-
-    def _note_connection(self, identity: bytes, frame: zmq.Frame) -> None:
-        """Remember on which file descriptor a client comes: a lost connection tells only that."""
-        descriptor = frame.get(zmq.SRCFD)
-        assert isinstance(descriptor, int)
-        if self._identities.get(descriptor) != identity:
-            # Of another client before. That it is gone was told before the number was free again.
-            self._drop_disconnected()
-            self._identities[descriptor] = identity
-
-    def _drop_disconnected(self) -> None:
-        """End the requests of clients whose connection is lost."""
-        while self._disconnected.poll(0):
-            descriptor = recv_monitor_message(self._disconnected)["value"]
-            identity = self._identities.pop(int(descriptor), None)
-            if identity is not None:
-                self._forget(identity, "its connection is closed")
+            is_new = self._answers.is_new(once, payload, client)
+        except OnceReused:
+            raise ConfigError(
+                "once_reused", f"another command was sent as {command.once!r}; choose a new name"
+            ) from None
+        if is_new:
+            asker = self._connections.asker(identity, command.who)
+            self._core.inbox.put(Call(command, client, asker=asker))
+        else:
+            self._answer_again(once)
 
     # Replies
 
@@ -279,15 +253,25 @@ class ControlServer:
         while self._outbox:
             client, message = self._outbox.popleft()
             if isinstance(message, Submitted):
-                self._requests.setdefault(client.identity, set()).add(message.request_id)
+                self._connections.add_request(client.identity, message.request_id)
             elif isinstance(message, Output):
                 if message.finish_reason is not None:
-                    self._requests.get(client.identity, set()).discard(message.request_id)
+                    self._connections.end_request(client.identity, message.request_id)
                 if client.text is not None:
                     message = client.text.complete(message)
             self._send(client.identity, client.command_id, message)
+            if client.once is not None:
+                self._answers.answered(client.once, message)
+                self._answer_again(client.once)
+
+    def _answer_again(self, once: tuple[bytes, bytes]) -> None:
+        for client, reply in self._answers.take_ready(once):
+            self._send(client.identity, client.command_id, reply)
 
     def _send(self, identity: bytes, command_id: bytes, message: AnyReply) -> None:
+        if not self._connections.is_welcome(identity):
+            self._forget(identity, "its key is revoked")
+            return
         try:
             self._socket.send_multipart(
                 [identity, command_id, commands.encode(message)], zmq.NOBLOCK
@@ -296,10 +280,24 @@ class ControlServer:
             # Gone (EHOSTUNREACH), or its queue is full because it does not read (EAGAIN).
             self._forget(identity, str(error))
 
+    # Clients that are gone, or are too much
+
+    def _forget_lost(self, gone: list[bytes]) -> None:
+        for identity in gone:
+            self._forget(identity, "its connection is closed")
+
     def _forget(self, identity: bytes, why: str) -> None:
-        requests = self._requests.pop(identity, set())
+        """End the requests of a client."""
+        requests = self._connections.take_requests(identity)
         if requests:
             log.info("a client is gone (%s): its %d requests are ended", why, len(requests))
-        for request_id in sorted(requests):
-            nobody = RemoteClient(self, identity, bytes(8))
-            self._core.inbox.put(Call(Abort(request_id=request_id), nobody))
+        for request_id in requests:
+            self._core.inbox.put(Departure(request_id))
+
+    def _tell_floods(self) -> None:
+        for account, count in self._limiter.floods():
+            holder = None if self._gate is None else self._gate.holder(account.decode())
+            asker = Asker("a client", None if holder is None else holder.name)
+            log.warning("%d commands of %s were too many", count, asker.name)
+            message = f"{count:,} commands beyond what one client may send were refused"
+            self._core.inbox.put(Denial(asker, "", "rate_limited", message, count))

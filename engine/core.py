@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from stepscope.engine import records
-from stepscope.engine.commands import Submit
+from stepscope.engine.audit import AuditTrail
+from stepscope.engine.commands import Submit, WorkloadSpec
 from stepscope.engine.config import Limits
 from stepscope.engine.delivery import Delivery
-from stepscope.engine.inbox import Call, Client, Inbox, Refusal
+from stepscope.engine.inbox import Call, Client, Denial, Departure, Inbox, Item, Refusal
 from stepscope.engine.request import Request
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.snapshot_desk import SnapshotDesk
@@ -22,6 +23,7 @@ from stepscope.engine.step import Runner, ScheduledRow, ScheduledStep, StepResul
 from stepscope.engine.stop_strings import StopText
 from stepscope.engine.wire import (
     Arrived,
+    ControlCounts,
     EngineInfo,
     EngineState,
     EngineStatus,
@@ -84,7 +86,10 @@ class EngineCore:
         self.steps_allowed: int | None = None  # None: run freely; 0: paused
         self.draining = False
         self.stopping = False
+        self.audit = AuditTrail(self.publish, runner.clock)
         self.describe_workload: Callable[[], str | None] = lambda: None
+        self.set_workload: Callable[[WorkloadSpec | None], None] = lambda spec: None
+        self.control_counts: Callable[[], ControlCounts | None] = lambda: None
         self.snapshots = SnapshotDesk(self.snapshot, runner.clock)
         self._apply = apply
         self._request_ids = itertools.count()
@@ -154,12 +159,16 @@ class EngineCore:
             self._take(call)
         self.snapshots.serve()
 
-    def _take(self, call: Call | Refusal) -> None:
+    def _take(self, item: Item) -> None:
         self._untold = True
-        if isinstance(call, Refusal):
-            self.refuse(call.client_id, call.reason)
+        if isinstance(item, Refusal):
+            self.refuse(item.client_id, item.reason)
+        elif isinstance(item, Denial):
+            self.audit.refused(item.command, item.asker, item.code, item.message, item.count)
+        elif isinstance(item, Departure):
+            self.abort(item.request_id, "its client is gone")
         else:
-            self._apply(self, call)
+            self._apply(self, item)
 
     def _wait(self) -> None:
         """Until something is asked, or a sign of life is due."""
@@ -265,6 +274,8 @@ class EngineCore:
             scheduler=self.scheduler,
             num_dropped=self.sink.num_dropped if self.sink is not None else 0,
             workload=self.describe_workload(),
+            control=self.control_counts(),
+            audit=self.audit.last(),
         )
 
     # Signs of life
@@ -299,6 +310,7 @@ class EngineCore:
                 events=self._drain_events(),
                 num_dropped=self.sink.num_dropped if self.sink is not None else 0,
                 workload=self.describe_workload(),
+                control=self.control_counts(),
             )
         )
 

@@ -1,19 +1,23 @@
 """What each command does to the engine. Runs on the engine's thread, between two steps."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
+from stepscope.engine.audit import Asker, Effect
 from stepscope.engine.commands import (
     Abort,
     Ack,
+    Change,
     Command,
     Drain,
     Error,
+    GetAudit,
     GetSnapshot,
     Pause,
     ResetPrefixCache,
     Resume,
     SetKnobs,
+    SetWorkload,
     Shutdown,
     StepOnce,
     Submit,
@@ -22,28 +26,182 @@ from stepscope.engine.commands import (
 from stepscope.engine.config import ConfigError
 from stepscope.engine.core import EngineCore
 from stepscope.engine.inbox import Call
-from stepscope.engine.wire import KnobsChanged
+from stepscope.engine.wire import Audited, KnobsChanged, KnobValue
+
+_NO_WORKLOAD = "none"
 
 
 def apply(core: EngineCore, call: Call) -> None:
     """Carry out one command and answer it."""
-    handler = _HANDLERS.get(type(call.command))
+    command = call.command
+    if isinstance(command, Change):
+        _change(core, call, command)
+        return
+    handler = _HANDLERS.get(type(command))
     if handler is None:
-        call.client.reply(
-            Error(
-                code="unsupported",
-                message=f"{type(call.command).__name__} is not answered by this engine",
-            )
-        )
+        _refuse_unknown(call)
         return
     try:
-        handler(core, call, call.command)
+        handler(core, call, command)
     except ConfigError as error:
         call.client.reply(Error(code=error.code, message=str(error)))
 
 
-def _acknowledge(core: EngineCore, call: Call, detail: str = "") -> None:
-    call.client.reply(Ack(effective_step=core.next_step, version=core.knobs_version, detail=detail))
+def _refuse_unknown(call: Call) -> None:
+    name = type(call.command).__name__
+    message = f"{name} is not answered by this engine"
+    call.client.reply(Error(code="unsupported", message=message))
+
+
+# Changes: done or refused whole, and in the audit trail either way
+
+
+def _change(core: EngineCore, call: Call, command: Change) -> None:
+    is_rehearsal = isinstance(command, SetKnobs) and command.dry_run
+    asker = call.asker or Asker(command.who)
+    try:
+        if command.engine_id and command.engine_id != core.info.engine_id:
+            raise ConfigError(
+                "another_engine",
+                "the engine was started anew since you asked; nothing was changed in this one",
+            )
+        _check_seen(core, command)
+        effect = _CHANGES[type(command)](core, command, asker)
+    except ConfigError as error:
+        knobs = core.scheduler.knobs.as_dict() if error.code == "conflict" else None
+        if not is_rehearsal:
+            core.audit.refused(type(command).__name__, asker, error.code, str(error))
+        version = core.knobs_version
+        call.client.reply(
+            Error(code=error.code, message=str(error), knobs=knobs, knobs_version=version)
+        )
+        return
+    if not is_rehearsal:
+        core.audit.done(command, asker, core.next_step, effect)
+    call.client.reply(
+        Ack(effective_step=core.next_step, version=core.knobs_version, detail=effect.detail)
+    )
+
+
+def _check_seen(core: EngineCore, command: Change) -> None:
+    """Raises ConfigError when somebody else made a change that who asks has not seen."""
+    if command.seen is None:
+        return
+    later = core.audit.changed_since(command.seen, command)
+    if later is not None:
+        raise ConfigError("conflict", f"{_told(later)}; nothing else was changed: look, and again")
+
+
+def _told(entry: Audited) -> str:
+    """Somebody's change in words."""
+    name = Asker(entry.who, entry.key).name
+    old, new = entry.old or {}, entry.new or {}
+    what = ", ".join(f"{key} {_text(old.get(key))}→{_text(value)}" for key, value in new.items())
+    return f"{name}: {what or entry.command} at step {entry.effective_step:,}"
+
+
+def _text(value: KnobValue | None) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "—" if value is None else str(value)
+
+
+def _set_knobs(core: EngineCore, command: SetKnobs, asker: Asker) -> Effect:
+    old = core.scheduler.knobs
+    new = old.changed(command.changes, core.limits)
+    expected = command.expected_version
+    if expected is not None and expected != core.knobs_version:
+        later = core.audit.changed_since(0, command)
+        what = "" if later is None else f" ({_told(later)})"
+        raise ConfigError(
+            "conflict",
+            f"the knobs are at version {core.knobs_version}, not {expected}: somebody changed "
+            f"them meanwhile{what}; look at the new values and try again",
+        )
+    if command.dry_run:
+        return Effect(detail="dry run: nothing was changed")
+    before, after = old.as_dict(), new.as_dict()
+    changed = {name: value for name, value in after.items() if value != before[name]}
+    if not changed:
+        return Effect({}, {}, "the knobs have these values already", version=core.knobs_version)
+    core.scheduler.knobs = new
+    core.knobs_version += 1
+    was = {name: before[name] for name in changed}
+    core.publish(
+        KnobsChanged(
+            version=core.knobs_version,
+            effective_step=core.next_step,
+            who=asker.name,
+            old=was,
+            new=changed,
+            time_ns=core.runner.clock(),
+        )
+    )
+    return Effect(was, changed, version=core.knobs_version)
+
+
+def _pause(core: EngineCore, _: Pause, __: Asker) -> Effect:
+    old = core.state
+    core.steps_allowed = 0
+    return _state_effect(core, old)
+
+
+def _resume(core: EngineCore, _: Resume, __: Asker) -> Effect:
+    old = core.state
+    core.steps_allowed = None
+    core.draining = False
+    return _state_effect(core, old)
+
+
+def _step(core: EngineCore, command: StepOnce, _: Asker) -> Effect:
+    old = core.state
+    core.steps_allowed = command.n
+    last = core.next_step + command.n - 1
+    return Effect({"state": old}, {"state": "step"}, f"paused after step {last}")
+
+
+def _reset_prefix_cache(core: EngineCore, _: ResetPrefixCache, __: Asker) -> Effect:
+    num_blocks = core.scheduler.kv.reset_prefix_cache()
+    return Effect(
+        {"cached_blocks": num_blocks}, {"cached_blocks": 0}, f"{num_blocks} blocks forgotten"
+    )
+
+
+def _abort(core: EngineCore, command: Abort, _: Asker) -> Effect:
+    request = core.scheduler.requests.get(command.request_id)
+    status = None if request is None else request.status.value
+    if status is None or not core.abort(command.request_id, "asked for"):
+        raise ConfigError(
+            "not_found", f"request {command.request_id} is not there (or has ended already)"
+        )
+    name = f"r{command.request_id}"
+    return Effect({name: status}, {name: "aborted"})
+
+
+def _set_workload(core: EngineCore, command: SetWorkload, _: Asker) -> Effect:
+    old = core.describe_workload() or _NO_WORKLOAD
+    core.set_workload(command.workload)
+    return Effect({"workload": old}, {"workload": core.describe_workload() or _NO_WORKLOAD})
+
+
+def _drain(core: EngineCore, _: Drain, __: Asker) -> Effect:
+    old = core.state
+    core.draining = True
+    detail = f"{len(core.scheduler.requests)} requests to finish"
+    return Effect({"state": old}, {"state": "draining"}, detail)
+
+
+def _shutdown(core: EngineCore, _: Shutdown, __: Asker) -> Effect:
+    old = core.state
+    core.stopping = True
+    return Effect({"state": old}, {"state": "stopped"})
+
+
+def _state_effect(core: EngineCore, old: str) -> Effect:
+    return Effect({"state": old}, {"state": core.state})
+
+
+# Commands that change no setting
 
 
 def _submit(core: EngineCore, call: Call, command: Submit) -> None:
@@ -63,89 +221,28 @@ def _submit(core: EngineCore, call: Call, command: Submit) -> None:
     )
 
 
-def _abort(core: EngineCore, call: Call, command: Abort) -> None:
-    if not core.abort(command.request_id, "asked for"):
-        raise ConfigError(
-            "not_found", f"request {command.request_id} is not there (or has ended already)"
-        )
-    _acknowledge(core, call)
-
-
-def _set_knobs(core: EngineCore, call: Call, command: SetKnobs) -> None:
-    old = core.scheduler.knobs
-    new = old.changed(command.changes, core.limits)
-    expected = command.expected_version
-    if expected is not None and expected != core.knobs_version:
-        raise ConfigError(
-            "conflict",
-            f"the knobs are at version {core.knobs_version}, not {expected}: somebody changed "
-            "them meanwhile; look at the new values and try again",
-        )
-    if command.dry_run:
-        _acknowledge(core, call, "dry run: nothing was changed")
-        return
-    before, after = old.as_dict(), new.as_dict()
-    changed = {name: value for name, value in after.items() if value != before[name]}
-    if changed:
-        core.scheduler.knobs = new
-        core.knobs_version += 1
-        core.publish(
-            KnobsChanged(
-                version=core.knobs_version,
-                effective_step=core.next_step,
-                who=command.who,
-                old={name: before[name] for name in changed},
-                new=changed,
-                time_ns=core.runner.clock(),
-            )
-        )
-    _acknowledge(core, call, "" if changed else "the knobs have these values already")
-
-
-def _pause(core: EngineCore, call: Call, _: Pause) -> None:
-    core.steps_allowed = 0
-    _acknowledge(core, call)
-
-
-def _resume(core: EngineCore, call: Call, _: Resume) -> None:
-    core.steps_allowed = None
-    core.draining = False
-    _acknowledge(core, call)
-
-
-def _step(core: EngineCore, call: Call, command: StepOnce) -> None:
-    core.steps_allowed = command.n
-    _acknowledge(core, call, f"paused after step {core.next_step + command.n - 1}")
-
-
-def _reset_prefix_cache(core: EngineCore, call: Call, _: ResetPrefixCache) -> None:
-    num_blocks = core.scheduler.kv.reset_prefix_cache()
-    _acknowledge(core, call, f"{num_blocks} blocks forgotten")
-
-
 def _get_snapshot(core: EngineCore, call: Call, _: GetSnapshot) -> None:
-    core.snapshots.ask(call.client)
+    call.client.reply(core.snapshot())
 
 
-def _drain(core: EngineCore, call: Call, _: Drain) -> None:
-    core.draining = True
-    _acknowledge(core, call, f"{len(core.scheduler.requests)} requests to finish")
+def _get_audit(core: EngineCore, call: Call, command: GetAudit) -> None:
+    call.client.reply(core.audit.page(command.after, command.limit))
 
 
-def _shutdown(core: EngineCore, call: Call, _: Shutdown) -> None:
-    core.stopping = True
-    _acknowledge(core, call)
-
-
-_HANDLERS: dict[type[Command], Callable[[EngineCore, Call, Any], None]] = {
+_Handler: TypeAlias = Callable[[EngineCore, Call, Any], None]
+_HANDLERS: dict[type[Command], _Handler] = {
     Submit: _submit,
-    Abort: _abort,
+    GetSnapshot: _get_snapshot,
+    GetAudit: _get_audit,
+}
+_CHANGES: dict[type[Change], Callable[[EngineCore, Any, Asker], Effect]] = {
     SetKnobs: _set_knobs,
     Pause: _pause,
     Resume: _resume,
     StepOnce: _step,
     ResetPrefixCache: _reset_prefix_cache,
-    GetSnapshot: _get_snapshot,
+    Abort: _abort,
+    SetWorkload: _set_workload,
     Drain: _drain,
     Shutdown: _shutdown,
 }

@@ -12,18 +12,20 @@ import os
 import stat
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 import platformdirs
 
 from stepscope.engine.config import ConfigError
+from stepscope.engine.keys import Credentials, KeyPair
 
 MAX_IPC_PATH = 103  # sun_path holds 108 bytes on Linux and 104 on macOS
 _TELEMETRY_SUFFIX = ".telemetry"
 _LOCK_SUFFIX = ".lock"
 _SUFFIXES = (_TELEMETRY_SUFFIX, _LOCK_SUFFIX)
+_HERE = {"*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "[::1]", "localhost": "127.0.0.1"}
 
 
 def runtime_dir() -> Path:
@@ -46,9 +48,13 @@ def runtime_dir() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Address of an engine's control socket (a ZeroMQ address)."""
+    """Address of an engine's control socket (a ZeroMQ address).
+
+    `credentials` are those to come in with, where they are not to be looked for.
+    """
 
     control: str
+    credentials: Credentials | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def parse(cls, text: str) -> "Endpoint":
@@ -100,33 +106,55 @@ class Endpoint:
         path = self.path
         return path.name if path else self.control.removeprefix("tcp://")
 
-    def check_private(self) -> None:
-        """Raises ConfigError when binding it would let strangers in."""
+    @property
+    def is_private(self) -> bool:
+        """Whether only this machine can reach it."""
         if self.is_ipc:
-            return
+            return True
         host = self.control.removeprefix("tcp://").rpartition(":")[0].strip("[]")
         try:
-            private = host == "localhost" or ipaddress.ip_address(host).is_loopback
+            return host == "localhost" or ipaddress.ip_address(host).is_loopback
         except ValueError:
-            private = False
-        if not private:
+            return False
+
+    @property
+    def here(self) -> "Endpoint":
+        """The same one as a client on this machine connects to it."""
+        host, _, port = self.control.removeprefix("tcp://").rpartition(":")
+        if self.is_ipc or host not in _HERE:
+            return self
+        return Endpoint(f"tcp://{_HERE[host]}:{port}")
+
+    def check_private(self, options: str = "") -> None:
+        """Raises ConfigError when binding it without keys would let strangers in.
+
+        Args:
+            options: of the command that makes a key.
+        """
+        if not self.is_private:
             raise ConfigError(
                 "public_bind",
-                f"{self.control} can be reached from other machines and the control socket has no "
-                "keys; bind tcp://127.0.0.1:PORT and reach it through ssh -L",
+                f"{self.control} can be reached from other machines, and no key is authorised: "
+                f"first 'stepscope keys new NAME --role operator{options}', or bind "
+                "tcp://127.0.0.1:PORT and reach it through ssh -L",
             )
 
 
 class EndpointLock:
     """Held by the one engine that may bind an endpoint. A context manager.
 
+    Args:
+        local: the key that clients of this user on this machine come in with, if keys are asked
+            for; they read it from the file.
+
     Raises:
         ConfigError: on entering, when a live engine holds it already.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, local: Credentials | None = None) -> None:
         self.endpoint = endpoint
         self.path = _lock_path(endpoint)
+        self._local = local
         self._fd = -1
 
     def __enter__(self) -> "EndpointLock":
@@ -155,11 +183,13 @@ class EndpointLock:
                 f"an engine (pid {holder.get('pid', '?')}) is already on "
                 f"{self.endpoint.control}; stop it, or give --endpoint or --name another one",
             )
+        told = {"pid": os.getpid(), "control": self.endpoint.here.control}
+        if (local := self._local) is not None:
+            told |= {"public": local.pair.public, "secret": local.pair.secret}
+            told["server"] = local.server
         os.ftruncate(self._fd, 0)
-        os.write(
-            self._fd,
-            json.dumps({"pid": os.getpid(), "control": self.endpoint.control}).encode(),
-        )
+        os.fchmod(self._fd, 0o600)
+        os.write(self._fd, json.dumps(told).encode())
         self._remove_sockets()
         return self
 
@@ -210,6 +240,31 @@ def find_local() -> list[Endpoint]:
         finally:
             os.close(fd)
     return found
+
+
+def local_credentials(endpoint: Endpoint) -> tuple[bool, Credentials | None]:
+    """Whether an engine of this user holds an endpoint on this machine, and its key for us."""
+    try:
+        fd = os.open(_lock_path(endpoint), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False, None
+    try:
+        if os.fstat(fd).st_uid != os.getuid():
+            return False, None
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        told = _holder(fd)
+    else:
+        return False, None
+    finally:
+        os.close(fd)
+    if told.get("control") != endpoint.here.control:
+        return False, None  # it has this port of another address
+    try:
+        pair = KeyPair(str(told["public"]), str(told["secret"]))
+        return True, Credentials(pair, str(told["server"]), "local")
+    except KeyError:
+        return bool(told), None
 
 
 def stale_files() -> list[Path]:

@@ -7,7 +7,8 @@ import queue
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from stepscope.engine.commands import AnyCommand, AnyReply
+from stepscope.engine.audit import Asker
+from stepscope.engine.commands import AnyReply, Command
 from stepscope.engine.stop_strings import StopText
 
 
@@ -21,13 +22,15 @@ class Client(Protocol):
 class Call:
     """One command in the inbox.
 
-    A `Submit` comes with its prompt as `token_ids` and, if it has stop strings, a `stop_text`.
+    `asker` is None where the command itself says who asks. A `Submit` comes with its prompt as
+    `token_ids` and, if it has stop strings, a `stop_text`.
     """
 
-    command: AnyCommand
+    command: Command
     client: Client
     token_ids: list[int] | None = None
     stop_text: StopText | None = None
+    asker: Asker | None = None
 
 
 @dataclass(slots=True)
@@ -38,4 +41,23 @@ class Refusal:
     reason: str
 
 
-Inbox: TypeAlias = "queue.SimpleQueue[Call | Refusal]"
+@dataclass(slots=True)
+class Denial:
+    """Commands that never got as far as the engine's thread, for the audit trail."""
+
+    asker: Asker
+    command: str  # name of its type; "" for several kinds
+    code: str
+    message: str
+    count: int = 1
+
+
+@dataclass(slots=True)
+class Departure:
+    """The client of a request is gone: it ends."""
+
+    request_id: int
+
+
+Item: TypeAlias = Call | Refusal | Denial | Departure
+Inbox: TypeAlias = "queue.SimpleQueue[Item]"

@@ -7,7 +7,9 @@ from stepscope.engine.request import Request
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.step import ScheduledRow, StepResult
 from stepscope.engine.wire import (
+    Audited,
     BatchRow,
+    ControlCounts,
     EngineInfo,
     EngineState,
     Phase,
@@ -135,6 +137,8 @@ def snapshot(
     scheduler: Scheduler,
     num_dropped: int,
     workload: str | None,
+    control: ControlCounts | None = None,
+    audit: list[Audited] | None = None,
 ) -> Snapshot:
     """Everything at once, true right after the message `sequence` was published."""
     return Snapshot(
@@ -150,4 +154,6 @@ def snapshot(
         kv=scheduler.kv.counts(),
         num_dropped=num_dropped,
         workload=workload,
+        control=control,
+        audit=audit or None,
     )

@@ -19,6 +19,7 @@ from stepscope.engine.core import EngineCore
 from stepscope.engine.driver import WorkloadDriver
 from stepscope.engine.endpoints import Endpoint, EndpointLock, check_name, free_name
 from stepscope.engine.environment import prepare_environment
+from stepscope.engine.gate import gate_of, local_key
 from stepscope.engine.inbox import Call, Refusal
 from stepscope.engine.intake import Intake
 from stepscope.engine.kv_cache import KVCacheManager
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("stepscope.engine")
 
 MIN_TOKEN_CAPACITY = 8192
+SIGNAL = "a signal"  # as the audit trail calls who ends the engine by one
 
 
 class Silent:
@@ -95,10 +97,9 @@ def open_engine(
     check_name(config.name)
     name = config.name or (free_name() if not config.endpoint else "")
     endpoint = Endpoint.parse(config.endpoint or name)
-    endpoint.check_private()
     replay_bytes = replay_memory_bytes(config.replay_memory)
     prepare_environment(config)
-    with EndpointLock(endpoint):
+    with gate_of(config.keys, endpoint) as gate, EndpointLock(endpoint, local_key(gate)):
         # Only here: it imports torch, which reads the environment.
         from stepscope.engine.runner import ModelRunner
 
@@ -115,8 +116,7 @@ def open_engine(
         gc.collect()
         gc.freeze()
         scheduler = Scheduler(KVCacheManager(runner.num_blocks, config.block_size), knobs, limits)
-        with _private_files():
-            publisher = Publisher(endpoint.telemetry, config.replay_steps, replay_bytes)
+        publisher = Publisher(endpoint.telemetry, config.replay_steps, replay_bytes, gate)
         core = EngineCore(
             _info(config, name or endpoint.name, endpoint, limits, runner, http_endpoint),
             runner,
@@ -135,10 +135,9 @@ def open_engine(
             num_unfinished=lambda: len(scheduler.requests),
         )
         core.describe_workload = lambda: workload.description
-        with _private_files():
-            control = ControlServer(
-                endpoint.control, core, intake, runner.tokenizer, publisher.replay, workload.set
-            )
+        control = ControlServer(
+            endpoint.control, core, intake, runner.tokenizer, publisher.replay, workload.set, gate
+        )
         control.start()
         try:
             yield OpenEngine(core, intake, runner.vocab_size)
@@ -205,16 +204,6 @@ def _workload_submit(core: EngineCore, intake: Intake) -> Callable[[Submit], Non
 
 
 @contextlib.contextmanager
-def _private_files() -> Iterator[None]:
-    """Sockets bound in here are for this user only (mode 0600)."""
-    before = os.umask(0o177)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
-@contextlib.contextmanager
 def stop_signals(core: EngineCore) -> Iterator[None]:
     """The first of these signals ends the engine in good order, a second one at once."""
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -224,7 +213,7 @@ def stop_signals(core: EngineCore) -> Iterator[None]:
         for each in signals:
             signal.signal(each, signal.SIG_DFL)
         # A SimpleQueue may be filled from a signal handler.
-        core.inbox.put(Call(Shutdown(), Silent()))
+        core.inbox.put(Call(Shutdown(who=SIGNAL), Silent()))
 
     for number in signals:
         signal.signal(number, stop)

@@ -10,8 +10,11 @@ import zmq
 
 from stepscope.engine import wire
 from stepscope.engine.commands import Replayed, ReplayedFrame
+from stepscope.engine.gate import Gate
+from stepscope.engine.sockets import bind, server_socket
 from stepscope.engine.wire import TOPICS, Telemetry
 
+MAX_SUBSCRIPTION_BYTES = 1_024
 SUBSCRIBER_QUEUE = 10_000  # messages per subscriber before it misses some
 RING_BYTES = 256 * 1024 * 1024
 MAX_REPLAY_BYTES = 4 * 1024 * 1024  # of one answer; the asker comes again for more
@@ -31,9 +34,16 @@ class Publisher:
         address: ZeroMQ address to bind, None to number and keep only.
         ring_size: messages kept for `replay` at most, ...
         ring_bytes: ... and bytes of them; the newest message is kept however large it is.
+        gate: who may subscribe; None: everybody who can reach the address.
     """
 
-    def __init__(self, address: str | None, ring_size: int, ring_bytes: int = RING_BYTES) -> None:
+    def __init__(
+        self,
+        address: str | None,
+        ring_size: int,
+        ring_bytes: int = RING_BYTES,
+        gate: Gate | None = None,
+    ) -> None:
         self.next_sequence = 0
         self.num_dropped = 0  # messages that at least one subscriber missed
         self.num_ring_bytes = 0
@@ -41,13 +51,18 @@ class Publisher:
         # One writer; a reader checks the number it finds, so no lock is needed.
         self._ring: list[_Kept | None] = [None] * ring_size
         self.oldest_sequence = 0  # the first message that can be replayed
+        self._gate = gate
         self._socket: zmq.Socket[bytes] | None = None
         if address is not None:
-            socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUB)
+            # Only XPUB tells who has subscribed.
+            socket = server_socket(zmq.PUB if gate is None else zmq.XPUB, gate)
+            if gate is not None:
+                socket.setsockopt(zmq.XPUB_VERBOSE, 1)
+                socket.setsockopt(zmq.MAXMSGSIZE, MAX_SUBSCRIPTION_BYTES)
             socket.setsockopt(zmq.LINGER, 200)
             socket.setsockopt(zmq.SNDHWM, SUBSCRIBER_QUEUE)
             socket.setsockopt(zmq.XPUB_NODROP, 1)
-            socket.bind(address)
+            bind(socket, address)
             self._socket = socket
 
     def publish(self, message: Telemetry) -> None:
@@ -58,6 +73,8 @@ class Publisher:
         socket = self._socket
         if socket is None:
             return
+        if self._gate is not None:
+            self._gate.note_subscribers(socket)
         number = wire.sequence_frame(sequence)
         try:
             socket.send(topic, _FIRST)

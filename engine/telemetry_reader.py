@@ -4,6 +4,7 @@ import time
 
 import zmq
 
+from stepscope.engine.sockets import client_socket
 from stepscope.engine.wire import sequence_of
 
 
@@ -14,7 +15,7 @@ class TelemetryReader:
         self.num_received = 0
         self.num_gaps = 0
         self.last_sequence: int | None = None
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
+        self._socket = client_socket(zmq.SUB, None)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.SUBSCRIBE, b"")
         self._socket.connect(address)

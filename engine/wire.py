@@ -211,6 +211,15 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
     num_dropped: int = 0  # telemetry messages dropped by the publisher so far
 
 
+class ControlCounts(Struct, frozen=True, omit_defaults=True):
+    """What the control socket did not take, so far."""
+
+    bad: int = 0  # messages that were no command
+    limited: int = 0  # commands beyond what a client may send in its time
+    denied: int = 0  # commands of viewers that only an operator may give
+    keyless: int = 0  # connections without an authorised key
+
+
 EngineState: TypeAlias = Literal["running", "idle", "paused", "draining", "stopped"]
 
 
@@ -227,6 +236,24 @@ class EngineStatus(Telemetry, frozen=True, kw_only=True):
     events: list[RequestEvent] = []
     num_dropped: int = 0
     workload: str | None = None  # what the engine's own workload is, None when it has none
+    control: ControlCounts | None = None  # None: nothing was refused
+
+
+class Audited(Telemetry, frozen=True, kw_only=True):
+    """Somebody changed the engine, or was refused to. Numbered from 1 without gaps."""
+
+    number: int
+    command: str  # SetKnobs, Pause, ...
+    who: str  # as they called themselves
+    time_ns: int
+    key: str | None = None  # the key they came in with, None where none is asked for
+    effective_step: int | None = None  # the first step it holds for; None: refused
+    version: int | None = None  # of the knobs, after a change of them
+    old: dict[str, KnobValue] | None = None
+    new: dict[str, KnobValue] | None = None
+    detail: str = ""
+    code: str = ""  # of the refusal, as in the answer; empty when it was done
+    count: int = 1  # commands that this entry stands for
 
 
 RequestStatus: TypeAlias = Literal["waiting", "running", "preempted", "finished"]
@@ -275,6 +302,8 @@ class Snapshot(Telemetry, frozen=True, kw_only=True):
     num_running: int | None = None
     num_waiting: int | None = None
     waiting_reasons: dict[str, int] | None = None
+    control: ControlCounts | None = None
+    audit: list[Audited] | None = None  # the last ones
 
 
 class Mark(Telemetry, frozen=True, kw_only=True):
@@ -287,7 +316,7 @@ class Mark(Telemetry, frozen=True, kw_only=True):
 
 
 TelemetryMessage: TypeAlias = (
-    EngineInfo | KnobsChanged | StepRecord | EngineStatus | Snapshot | Mark
+    EngineInfo | KnobsChanged | StepRecord | EngineStatus | Snapshot | Mark | Audited
 )
 
 TOPICS: dict[type[Telemetry], bytes] = {
@@ -297,6 +326,7 @@ TOPICS: dict[type[Telemetry], bytes] = {
     EngineStatus: b"status",
     Snapshot: b"keyframe",
     Mark: b"mark",
+    Audited: b"audit",
 }
 
 _encoder = msgspec.msgpack.Encoder()

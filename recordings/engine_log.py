@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from stepscope.engine import wire
 from stepscope.engine.wire import (
+    Audited,
     EngineInfo,
     EngineStatus,
     KnobsChanged,
@@ -180,4 +181,5 @@ def _time_ns(message: Telemetry) -> int | None:
     """When a message was true, None for those that hold at any time."""
     if isinstance(message, StepRecord):
         return message.tokens_ns
-    return message.time_ns if isinstance(message, EngineStatus | KnobsChanged | Snapshot) else None
+    timed = EngineStatus | KnobsChanged | Snapshot | Audited
+    return message.time_ns if isinstance(message, timed) else None

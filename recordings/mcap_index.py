@@ -27,7 +27,12 @@ PROFILE = "stepscope"
 PART_SUFFIX = ".part"  # of a file that is being written
 PACKED_STEP = "packed_step"  # see packed_steps.py
 # Channel ids 1, 2, ... in a file that does not name its channels. New topics go to the end.
-TOPICS = (*(topic.decode() for topic in wire.TOPICS.values()), PACKED_STEP)
+_AUDIT = wire.TOPICS[wire.Audited].decode()
+TOPICS = (
+    *(topic for topic in map(bytes.decode, wire.TOPICS.values()) if topic != _AUDIT),
+    PACKED_STEP,
+    _AUDIT,
+)
 # Of our way to use MCAP: 1 had no packed steps and no checkpoints. Higher ones are refused.
 FORMAT_VERSION = 2
 

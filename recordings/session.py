@@ -10,6 +10,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from stepscope.engine.wire import (
+    ControlCounts,
     EngineInfo,
     EngineState,
     EngineStatus,
@@ -50,6 +51,7 @@ class SessionState:
     waiting_reasons: dict[str, int] | None = None
     num_dropped: int = 0
     workload: str | None = None
+    control: ControlCounts | None = None  # what the engine's control socket did not take
 
     # Copies
 
@@ -99,6 +101,7 @@ class SessionState:
             num_running=self.num_running,
             num_waiting=self.num_waiting,
             waiting_reasons=self.waiting_reasons,
+            control=self.control,
         )
 
     @classmethod
@@ -124,6 +127,7 @@ class SessionState:
             waiting_reasons=snapshot.waiting_reasons,
             num_dropped=snapshot.num_dropped,
             workload=snapshot.workload,
+            control=snapshot.control,
         )
 
     # Messages
@@ -164,6 +168,7 @@ class SessionState:
         self.kv = status.kv
         self.num_dropped = status.num_dropped
         self.workload = status.workload
+        self.control = status.control
 
     def _apply_step(self, record: StepRecord) -> Outcome:
         outcome = Outcome()

@@ -17,6 +17,7 @@ from stepscope.engine import wire
 from stepscope.engine.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.commands import GetSnapshot, Replayed, ReplayFrom
 from stepscope.engine.endpoints import Endpoint
+from stepscope.engine.sockets import client_socket
 from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo, Snapshot
 from stepscope.recordings.history import History
 from stepscope.recordings.source import FrameTap
@@ -118,7 +119,7 @@ class Subscriber:
 
     def _follow(self) -> None:
         """Join the engine and receive until something is wrong or all is over."""
-        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
+        socket = client_socket(zmq.SUB, self.endpoint)
         # An engine that has come back in the place of another may go on with the very number that
         # is awaited: only the lost connection tells.
         disconnected = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)

@@ -28,8 +28,8 @@ from stepscope.engine.commands import (
     Submit,
     Submitted,
 )
-from stepscope.engine.control import LONG_TEXT
 from stepscope.engine.intake import Intake, num_chars
+from stepscope.engine.submissions import LONG_TEXT
 from stepscope.engine.wire import Aborted, KnobsChanged, Rejected, StepRecord, TelemetryMessage
 
 

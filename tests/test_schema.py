@@ -24,9 +24,11 @@ from stepscope.engine.wire import (
     Aborted,
     Admitted,
     Arrived,
+    Audited,
     BatchRow,
     BlockMove,
     BlockRun,
+    ControlCounts,
     EngineInfo,
     EngineStatus,
     Finished,
@@ -126,6 +128,20 @@ VIEW = RequestView(
     finish_ns=1_000_000_200_000,
     is_partial=True,
 )
+AUDITED = Audited(
+    number=12,
+    command="SetKnobs",
+    who="me@laptop",
+    time_ns=1_000_000_300_000,
+    key="alice",
+    effective_step=42,
+    version=4,
+    old={"max_num_seqs": 64},
+    new={"max_num_seqs": 32},
+    detail="as it was",
+    code="conflict",
+    count=3,
+)
 _STEP = {
     "step": 41,
     "schedule_start_ns": 1_000_000_100_000,
@@ -180,6 +196,7 @@ MESSAGES: dict[str, Telemetry] = {
         events=EVENTS,
         num_dropped=9,
         workload="mixed",
+        control=ControlCounts(bad=1, limited=2, denied=3, keyless=4),
     ),
     "EngineStatus.least": EngineStatus(**_STATUS, state="idle"),
     "Snapshot.full": Snapshot(
@@ -195,10 +212,14 @@ MESSAGES: dict[str, Telemetry] = {
         num_running=2,
         num_waiting=1,
         waiting_reasons={"seats": 1},
+        control=ControlCounts(bad=1, limited=2, denied=3, keyless=4),
+        audit=[AUDITED],
     ),
     "Snapshot.least": Snapshot(
         **_SNAPSHOT, info=INFO, knobs={}, state="draining", requests=[], blocks=None, kv=None
     ),
+    "Audited.full": AUDITED,
+    "Audited.least": Audited(number=1, command="Pause", who="me", time_ns=2),
     "Mark.full": Mark(step=41, time_ns=1_000_000_300_000, text="look", who="me"),
 }
 

@@ -18,6 +18,7 @@ from stepscope.engine.client import CommandRefused, EngineUnreachable
 from stepscope.engine.commands import MAX_COMMAND_BYTES, AnyReply, Command, Error, GetInfo
 from stepscope.engine.endpoints import Endpoint
 from stepscope.engine.http.sockets import SocketReader
+from stepscope.engine.sockets import client_socket
 from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo
 
 log = logging.getLogger("stepscope.http")
@@ -103,7 +104,7 @@ class EngineClient:
     # One connection
 
     async def _session(self) -> None:
-        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        socket = client_socket(zmq.DEALER, self.endpoint)
         socket.linger = 0
         socket.rcvhwm = 0  # what comes is taken at once; each request bounds what it keeps
         socket.sndhwm = 0

@@ -18,6 +18,7 @@ from stepscope.engine.commands import GetSnapshot, Replayed, ReplayFrom
 from stepscope.engine.http.engine_client import EngineClient
 from stepscope.engine.http.metrics import EngineMetrics
 from stepscope.engine.http.sockets import SocketReader
+from stepscope.engine.sockets import client_socket
 from stepscope.engine.wire import Snapshot, Telemetry
 
 log = logging.getLogger("stepscope.http")
@@ -47,7 +48,7 @@ class TelemetryFollower:
 
     async def run(self) -> None:
         """Follow one engine, from when it was found until cancelled."""
-        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
+        socket = client_socket(zmq.SUB, self._engine.endpoint)
         socket.linger = 0
         socket.rcvhwm = RECEIVE_QUEUE
         socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_TELEMETRY_BYTES)

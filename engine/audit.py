@@ -1,0 +1,137 @@
+"""`AuditTrail`: who changed the engine, or tried to. Belongs to the engine's thread.
+
+Each entry is published as it is made, so that it is in every recording; the last ones are kept here
+for who asks later.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import Literal, NamedTuple, TypeAlias
+
+from stepscope.engine.commands import (
+    AuditPage,
+    Change,
+    Drain,
+    Pause,
+    Resume,
+    SetKnobs,
+    SetWorkload,
+    Shutdown,
+    StepOnce,
+)
+from stepscope.engine.wire import Audited, KnobValue
+
+MAX_ENTRIES = 10_000
+IN_SNAPSHOT = 50  # entries that a late joiner is told of
+
+_Kind: TypeAlias = Literal["knobs", "loop", "workload"]
+# Changes of one kind undo each other; the others do not.
+_KINDS: Mapping[str, _Kind] = {
+    SetKnobs.__name__: "knobs",
+    SetWorkload.__name__: "workload",
+    **{kind.__name__: "loop" for kind in (Pause, Resume, StepOnce, Drain, Shutdown)},
+}
+
+
+class Asker(NamedTuple):
+    """Who gives a command: the name they go by, and the key they proved to hold, if any."""
+
+    who: str
+    key: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What to call them: a key is more certain than what somebody says of themselves."""
+        return self.who if self.key is None or self.key == "local" else self.key
+
+
+class Effect(NamedTuple):
+    """What a change did, from and to."""
+
+    old: dict[str, KnobValue] | None = None
+    new: dict[str, KnobValue] | None = None
+    detail: str = ""
+    version: int | None = None
+
+
+class AuditTrail:
+    """Numbers, keeps and publishes entries.
+
+    Args:
+        publish: takes each entry.
+        clock: the engine's time.
+    """
+
+    def __init__(self, publish: Callable[[Audited], None], clock: Callable[[], int]) -> None:
+        self._publish = publish
+        self._clock = clock
+        self._entries: deque[Audited] = deque(maxlen=MAX_ENTRIES)
+        self.newest = 0  # number of the newest entry
+
+    def done(self, command: Change, asker: Asker, effective_step: int, effect: Effect) -> None:
+        """A change was made."""
+        self._add(
+            Audited(
+                number=self.newest + 1,
+                command=type(command).__name__,
+                who=asker.who,
+                key=asker.key,
+                time_ns=self._clock(),
+                effective_step=effective_step,
+                version=effect.version,
+                old=effect.old,
+                new=effect.new,
+                detail=effect.detail,
+            )
+        )
+
+    def refused(self, command: str, asker: Asker, code: str, message: str, count: int = 1) -> None:
+        """Nothing was changed, and why.
+
+        Args:
+            command: name of its type; "" for several kinds.
+            count: commands that were refused for this.
+        """
+        self._add(
+            Audited(
+                number=self.newest + 1,
+                command=command,
+                who=asker.who,
+                key=asker.key,
+                time_ns=self._clock(),
+                detail=message,
+                code=code,
+                count=count,
+            )
+        )
+
+    def changed_since(self, number: int, command: Change) -> Audited | None:
+        """The last change of the same kind with a higher number; None when there is none."""
+        kind = _KINDS.get(type(command).__name__)
+        if kind is None:
+            return None
+        for entry in reversed(self._entries):
+            if entry.number <= number:
+                return None
+            if not entry.code and _KINDS.get(entry.command) == kind:
+                return entry
+        return None
+
+    def page(self, after: int, limit: int) -> AuditPage:
+        oldest = self._entries[0].number if self._entries else 0
+        skipped = max(0, after + 1 - oldest)
+        return AuditPage(
+            entries=list(islice(self._entries, skipped, skipped + limit)),
+            oldest=oldest,
+            newest=self.newest,
+        )
+
+    def last(self) -> list[Audited]:
+        """For a snapshot."""
+        return list(self._entries)[-IN_SNAPSHOT:]
+
+    def _add(self, entry: Audited) -> None:
+        self.newest = entry.number
+        self._entries.append(entry)
+        self._publish(entry)

@@ -1,0 +1,42 @@
+"""`RemoteClient`: whom the core answers when a command came over the control socket."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from stepscope.engine.commands import AnyReply
+from stepscope.engine.output_text import OutputText
+
+
+class RemoteClient:
+    """One command of one client of the socket.
+
+    Args:
+        post: queues a reply, from any thread.
+        identity, command_id: where it came from, and what its sender calls it.
+        text: completes the outputs of a `Submit`.
+        once: of a change, its place in the book of answers.
+    """
+
+    def __init__(
+        self,
+        post: Callable[["Outgoing"], None],
+        identity: bytes,
+        command_id: bytes,
+        text: OutputText | None = None,
+        once: tuple[bytes, bytes] | None = None,
+    ) -> None:
+        self._post = post
+        self.identity = identity
+        self.command_id = command_id
+        self.text = text
+        self.once = once
+
+    def reply(self, message: AnyReply) -> None:
+        self._post(Outgoing(self, message))
+
+
+class Outgoing(NamedTuple):
+    """A reply on its way to the thread that owns the socket."""
+
+    client: RemoteClient
+    message: AnyReply
