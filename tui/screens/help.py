@@ -2,11 +2,11 @@
 
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 
 from textual.geometry import Region
 
 from stepscope.tui.actions import GROUPS, Abilities
-from stepscope.tui.log_file import log_path
 from stepscope.tui.pages import PAGE_VIEWS
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.theme import CAUSE_GLYPHS, LEGEND, Skin
@@ -34,12 +34,16 @@ _KV_LEGEND: tuple[Run, ...] = (
 )
 
 
-def help_lines(abilities: Abilities, page: Page = "live", width: int = 0) -> list[Line]:
+def help_lines(
+    abilities: Abilities, page: Page = "live", width: int = 0, log_file: Path | None = None
+) -> list[Line]:
     """The whole page in one column, without its frame; wrapped where there is a width."""
-    return [line for block in _blocks(abilities, page, width) for line in block]
+    return [line for block in _blocks(abilities, page, width, log_file) for line in block]
 
 
-def _blocks(abilities: Abilities, page: Page, width: int) -> list[list[Line]]:
+def _blocks(
+    abilities: Abilities, page: Page, width: int, log_file: Path | None
+) -> list[list[Line]]:
     """Each with its heading: the screen, its keys, its glyphs."""
     view = PAGE_VIEWS.get(page)
     name = "main screen" if view is None else view.name
@@ -55,7 +59,8 @@ def _blocks(abilities: Abilities, page: Page, width: int) -> list[list[Line]]:
                 block += _entry(action.shown, "key", action.help, width)
             blocks.append(block)
     blocks.append([_heading("Glyphs"), *_glyphs(page, width)])
-    blocks.append([(), *_text(f"Errors are written to {clean(str(log_path()), 80)}", width)])
+    if log_file is not None:
+        blocks.append([(), *_text(f"Errors are written to {clean(str(log_file), 80)}", width)])
     return blocks
 
 
@@ -95,19 +100,23 @@ class HelpPage(Overlay[None]):
 
     Args:
         page: the screen it is about.
+        log_file: where errors are written.
     """
 
-    def __init__(self, skin: Skin, abilities: Abilities, page: Page = "live") -> None:
+    def __init__(
+        self, skin: Skin, abilities: Abilities, page: Page, log_file: Path | None = None
+    ) -> None:
         super().__init__(skin)
         self._abilities = abilities
         self._page: Page = page
+        self._log_file = log_file
         self._first = 0
 
     def _content(self, width: int) -> list[Line]:
         if width < _TWO_COLUMNS:
-            return _joined(_blocks(self._abilities, self._page, width))
+            return _joined(_blocks(self._abilities, self._page, width, self._log_file))
         half = width // 2
-        blocks = _blocks(self._abilities, self._page, half)
+        blocks = _blocks(self._abilities, self._page, half, self._log_file)
         total = sum(len(block) + 1 for block in blocks)
         left: list[list[Line]] = []
         while blocks and sum(len(block) + 1 for block in left) + len(blocks[0]) <= total // 2 + 4:
@@ -131,6 +140,9 @@ class HelpPage(Overlay[None]):
         below = f" {more} more lines below;" if more > 0 else ""
         hint: Line = ((f"{below} ↑/↓ PgUp/PgDn scroll, any other key closes", "muted"),)
         return framed(content[self._first :], width, height, (("help", "title"),), hint)
+
+    def clicked(self, x: int, y: int) -> None:
+        self.dismiss(None)
 
     def pressed(self, key: str, character: str | None) -> None:
         page = max(1, self.size.height - 6)
