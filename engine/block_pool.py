@@ -157,10 +157,14 @@ class BlockPool:
 
     def drain_moves(self) -> list[BlockMove]:
         """The last state of each block that changed since the last drain, by first change."""
-        told = self._told
+        # Written out, for it is part of every step.
+        told, ref_counts, owners, digests = (
+            self._told, self._ref_counts, self._owners, self._digests
+        )  # fmt: skip
         moves = []
         for block in self._changed:
-            owner, refs = self._state(block)
+            refs = ref_counts[block]
+            owner = owners[block] if refs else EMPTY if digests[block] is None else CACHED
             told[block] = owner << _REF_BITS | refs
             moves.append(BlockMove(block, owner, refs))
         self._changed.clear()

@@ -1,5 +1,6 @@
 """From the engine's state to what is told of it: step records, snapshots, signs of life."""
 
+from operator import itemgetter
 from typing import cast
 
 from stepscope.engine.config import Knobs
@@ -24,6 +25,7 @@ _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
 _FIRST_TOKEN = int(RowFlag.FIRST_TOKEN)
 _RESUMED = int(RowFlag.RESUMED)
 _DECODE = int(Phase.DECODE)
+_REQUEST = itemgetter(0)  # of a `ScheduledRow`
 
 
 def batch_rows(rows: list[ScheduledRow], scheduler: Scheduler) -> list[BatchRow]:
@@ -33,13 +35,20 @@ def batch_rows(rows: list[ScheduledRow], scheduler: Scheduler) -> list[BatchRow]
     a first token cannot be told from a later one. The rows are for encoding: plain tuples, which
     take half the time to make and read as `BatchRow` on the other side of the wire.
     """
+    if not scheduler.num_prefill_tokens and not scheduler.resumed_now:
+        # Most steps; a decode begins where its request has been computed to.
+        batch = [
+            (r.request_id, _DECODE, r.num_computed_tokens, 1, 0, len(r.block_table), _LAST_CHUNK)
+            for r in map(_REQUEST, rows)
+        ]
+        return cast("list[BatchRow]", batch)
     # A resumed request may have only its newest token to compute, which is no ordinary decode.
     ordinary = None if scheduler.resumed_now else Phase.DECODE
     batch = [
-        (request.request_id, _DECODE, start, 1, 0, len(request.block_table), _LAST_CHUNK)
-        if phase is ordinary
-        else _any_row(request, phase, start, num_tokens, samples, scheduler)
-        for request, phase, start, num_tokens, samples in rows
+        (r.request_id, _DECODE, r.num_computed_tokens, 1, 0, len(r.block_table), _LAST_CHUNK)
+        if row[1] is ordinary
+        else _any_row(*row, scheduler)
+        for row, r in zip(rows, map(_REQUEST, rows), strict=True)
     ]
     return cast("list[BatchRow]", batch)
 

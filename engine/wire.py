@@ -36,7 +36,7 @@ class RowFlag(IntFlag):
     RESUMED = 4  # first row after a preemption
 
 
-class BatchRow(Struct, array_like=True, frozen=True):
+class BatchRow(Struct, array_like=True, frozen=True, gc=False):
     """One request in one step."""
 
     request_id: int
@@ -52,7 +52,7 @@ CACHED = -1  # free, but its content can still be hit
 EMPTY = -2  # free, holds nothing
 
 
-class BlockMove(Struct, array_like=True, frozen=True):
+class BlockMove(Struct, array_like=True, frozen=True, gc=False):
     """State of one KV block after the step, for a block that changed in it."""
 
     block_id: int
@@ -60,7 +60,7 @@ class BlockMove(Struct, array_like=True, frozen=True):
     ref_count: int
 
 
-class BlockRun(Struct, array_like=True, frozen=True):
+class BlockRun(Struct, array_like=True, frozen=True, gc=False):
     """`count` neighbouring blocks in the same state (run-length coding of a snapshot)."""
 
     count: int
@@ -68,7 +68,7 @@ class BlockRun(Struct, array_like=True, frozen=True):
     ref_count: int
 
 
-class KVCounts(Struct, frozen=True):
+class KVCounts(Struct, frozen=True, gc=False):
     """Blocks by state; used + cached + empty is the number of usable blocks."""
 
     used: int
