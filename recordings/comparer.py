@@ -32,6 +32,7 @@ class Comparer:
         self.error: str | None = None
         self._is_stopped = threading.Event()
         self._thread: threading.Thread | None = None
+        self._is_stale = True  # something was read that is not in the comparison
         self._is_watched = threading.Event()
         self._is_watched.set()
 
@@ -45,13 +46,12 @@ class Comparer:
 
     @property
     def is_reading(self) -> bool:
-        """Whether there is more to come that is there already."""
-        shares = [feed.share for feed in self.feeds]
-        running = self._thread is not None and self._thread.is_alive()
-        return running and any(
-            share is not None and share < 1 and not feed.is_done
-            for share, feed in zip(shares, self.feeds, strict=True)
-        )
+        """Whether there is more that is there already, and is not in the comparison yet."""
+        if self._thread is None or not self._thread.is_alive():
+            return False
+        if all(feed.is_done for feed in self.feeds):
+            return self._is_stale
+        return any((feed.share or 1) < 1 and not feed.is_done for feed in self.feeds)
 
     @property
     def was_cancelled(self) -> bool:
@@ -113,20 +113,20 @@ class Comparer:
 
     def _follow(self) -> None:
         due_s = 0.0
-        is_new = False
         while not self._is_stopped.is_set():
             self._is_watched.wait()
             taken = self.read_some()
-            is_new = is_new or taken
+            self._is_stale = self._is_stale or taken
             at_end = not taken and all(feed.is_done for feed in self.feeds)
             now_s = time.monotonic()
-            if is_new and self.sides is not None and (now_s >= due_s or not taken):
+            is_due = now_s >= due_s or not taken
+            if self._is_stale and self.sides is not None and is_due:
                 self.renew()
-                is_new = False
+                self._is_stale = False
                 took_s = time.monotonic() - now_s
                 due_s = now_s + max(_RENEW_S, _SHARE * took_s)
             if at_end:
                 return
             self._is_stopped.wait(_REST_S if taken else _FOLLOW_S)
-        if is_new and self.sides is not None:
+        if self._is_stale and self.sides is not None:
             self.renew()

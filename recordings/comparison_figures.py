@@ -192,7 +192,9 @@ def _figure(
     better: Better | None = None,
     is_sure: bool = False,
 ) -> Figure:
-    verdict = _judged(a, b, better, is_sure, is_share=unit == "share")
+    # What is neither good nor bad has no share that is missing.
+    is_share = unit == "share" and better is not None
+    verdict = _judged(a, b, better, is_sure, is_share=is_share)
     return Figure(key, label, unit, a, b, better, verdict)
 
 

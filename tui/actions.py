@@ -43,21 +43,24 @@ class Action:
     changes_engine: bool = False
     pages: frozenset[Page] = frozenset(PAGES)  # the screens it does something on
 
+    ascii_only: bool = False  # of how its keys are written
+
     @property
     def shown(self) -> str:
         """Its keys as they are written for people."""
-        return " ".join(shown(key) for key in self.keys) or NO_KEY
+        return " ".join(shown(key, self.ascii_only) for key in self.keys) or NO_KEY
 
     @property
     def key(self) -> str:
         """The first of them."""
-        return shown(self.keys[0]) if self.keys else NO_KEY
+        return shown(self.keys[0], self.ascii_only) if self.keys else NO_KEY
 
 
 _ENGINE: frozenset[Need] = frozenset({"engine"})
 _MAIN: frozenset[Page] = frozenset({"live"})
 _FLEET: frozenset[Page] = frozenset({"fleet"})
-_ORDERED: frozenset[Page] = frozenset({"live", "kv", "latency", "fleet"})
+_COMPARE: frozenset[Page] = frozenset({"compare"})
+_ORDERED: frozenset[Page] = frozenset({"live", "kv", "latency", "compare", "fleet"})
 
 _TABLE: tuple[Action, ...] = (
     # screens
@@ -74,6 +77,8 @@ _TABLE: tuple[Action, ...] = (
            "screens"),
     Action("screen_knobs", ("6",), "Knobs screen",
            "knobs, who changed them, and the latencies before and after", "screens"),
+    Action("screen_compare", ("7",), "Compare",
+           "two runs side by side: which is better, in what, and where it comes from", "screens"),
     Action("screen_fleet", ("8",), "Fleet", "several engines: a line each, and which of them "
            "stands out", "screens"),
     # time
@@ -115,9 +120,10 @@ _TABLE: tuple[Action, ...] = (
            footer=6, needs=frozenset({"replay"})),
     # view
     Action("zoom_in", ("z",), "Zoom", "fewer steps in a column", "view", footer=11,
-           pages=_MAIN),
+           pages=_MAIN | _COMPARE),
     Action("zoom_out", ("x",), "Zoom",
-           "more steps in a column; it shows the worst state among them", "view", pages=_MAIN),
+           "more steps in a column; it shows the worst state among them", "view",
+           pages=_MAIN | _COMPARE),
     Action("axis", ("t",), "Axis", "columns are steps, or equal stretches of time", "view",
            footer=14, pages=_MAIN),
     Action("lane_up", ("up", "k"), "Lane", "select the request or line above", "view"),
@@ -125,8 +131,12 @@ _TABLE: tuple[Action, ...] = (
     Action("follow", ("f",), "Follow", "keep the selected request in sight (again: let go)",
            "view", footer=23),
     Action("sort", ("o",), "Sort", "order of the lanes (arrival, state, blocks, latest "
-           "first); blocks by state or owner; kind of latency; column that orders engines", "view",
-           footer=15, pages=_ORDERED),
+           "first); blocks by state or owner; kind of latency; what runs are aligned by; "
+           "column that orders engines", "view", footer=15, pages=_ORDERED),
+    Action("compare_with", ("c",), "Compare with", "choose what to compare: a recording, or this "
+           "session before and after a mark or a knob change", "view", footer=24),
+    Action("other_side", ("s",), "Other side", "the side of the comparison that {inspect} opens",
+           "view", footer=9, pages=_COMPARE),
     Action("reverse", ("i",), "Turn round", "the other way round (several engines)", "view",
            footer=16, pages=_FLEET),
     Action("filter", ("slash",), "Filter",
@@ -175,12 +185,22 @@ _TABLE: tuple[Action, ...] = (
 
 # Where several engines are shown, nothing is done to one of them, nor to its time.
 _ON_FLEET = frozenset({"step_back", "step_forward", "screenshot"})
-_TABLE = tuple(
-    replace(each, pages=each.pages - _FLEET)
-    if (each.group in ("time", "act") and each.id not in _ON_FLEET) or each.id == "follow"
-    else each
-    for each in _TABLE
+# A comparison has a time of its own, and no step to mark.
+_NOT_ON_COMPARE = frozenset(
+    {"pause", "previous_of_request", "next_of_request", "previous_mark", "goto", "slower"}
+    | {"faster", "previous_session", "mark", "follow"}
 )
+
+
+def _pages(action: Action) -> frozenset[Page]:
+    pages = action.pages
+    of_one_engine = action.group in ("time", "act") or action.id in ("follow", "compare_with")
+    if of_one_engine and action.id not in _ON_FLEET:
+        pages -= _FLEET
+    return pages - _COMPARE if action.id in _NOT_ON_COMPARE else pages
+
+
+_TABLE = tuple(replace(each, pages=_pages(each)) for each in _TABLE)
 
 
 def named(actions: Sequence[Action]) -> tuple[Action, ...]:
@@ -189,9 +209,15 @@ def named(actions: Sequence[Action]) -> tuple[Action, ...]:
     return tuple(replace(action, help=action.help.format_map(keys)) for action in actions)
 
 
-def with_keys(keys: Mapping[str, tuple[str, ...]]) -> tuple[Action, ...]:
-    """The table with other keys (Textual's names) for some of the actions."""
-    return named([replace(each, keys=keys.get(each.id, each.keys)) for each in _TABLE])
+def with_keys(keys: Mapping[str, tuple[str, ...]], ascii_only: bool = False) -> tuple[Action, ...]:
+    """The table with other keys (Textual's names) for some of the actions.
+
+    Args:
+        ascii_only: keys are written with ASCII characters.
+    """
+    return named(
+        [replace(each, keys=keys.get(each.id, each.keys), ascii_only=ascii_only) for each in _TABLE]
+    )
 
 
 ACTIONS = named(_TABLE)  # with the keys that nobody has changed
@@ -213,6 +239,11 @@ class Abilities:
     readonly: bool = False
     has: frozenset[Need] = frozenset()
     actions: tuple[Action, ...] = ACTIONS
+
+    def written(self, ascii_only: bool) -> "Abilities":
+        """The same, with keys as they are written in these characters."""
+        keys = {each.id: each.keys for each in self.actions}
+        return replace(self, actions=with_keys(keys, ascii_only))
 
     def action(self, action_id: str) -> Action:
         return next(each for each in self.actions if each.id == action_id)

@@ -19,6 +19,7 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.types import CSSPathType
 
+from stepscope.recordings.comparison_columns import Align
 from stepscope.recordings.fleet import LOOK_S, Fleet
 from stepscope.recordings.history import History
 from stepscope.recordings.source import Source
@@ -62,6 +63,7 @@ def run_dashboard(
     preferences: Preferences | None = None,
     log_file: Path | None = None,
     fleet: Fleet | None = None,
+    compared: tuple[Origin, Origin, Align] | None = None,
 ) -> None:
     """Run the dashboard in this terminal until the operator quits. Blocks.
 
@@ -86,6 +88,7 @@ def run_dashboard(
         log_file: where errors are written; by default a file in the state folder of the platform.
         fleet: several engines, `source` among them, started and stopped by the caller; they are
             shown side by side to begin with.
+        compared: two runs to be compared, and how they are aligned; they are shown to begin with.
 
     Raises:
         SystemExit: the application itself broke, and has printed how. A failing source, recorder
@@ -110,6 +113,8 @@ def run_dashboard(
         log_file=log_file,
         fleet=fleet,
     )
+    if compared is not None:
+        app.compare(*compared)
     if why_ascii is not None:
         key = app.session.abilities.key("glyphs")
         text = f"ASCII characters only: {why_ascii}; {key} draws all the same, --no-ascii always"
@@ -235,6 +240,17 @@ class Dashboard(App[None], inherit_bindings=False):
             screen.draw()
 
     # Two runs
+
+    def compare(self, a: Origin, b: Origin, align: Align) -> None:
+        """Show a comparison.
+
+        Raises:
+            RecordingError: one of both cannot be read.
+        """
+        desk = self.main.session.compare
+        desk.begin(a, b)
+        desk.align = align
+        self.main.view.show("compare")
 
     def _open_side(self, origin: Origin, step: int | None, request_id: int | None) -> None:
         self._sides.open(self.main, origin, step, request_id)

@@ -59,20 +59,27 @@ def compare(
         raise WrongUsage(f"what is {a} to be compared with? Give {what}")
     settings = resolve(DashboardSettings, "dashboard", _milliseconds(flags))
     prints = as_table or as_json or not is_terminal()
-    live = {name: endpoint_of(name) for name in (a, b) if name is not None}
+    found = {name: endpoint_of(name) for name in (a, b) if name is not None}
+    live = {name: endpoint for name, endpoint in found.items() if endpoint is not None}
+    for name in live:
+        if prints:
+            raise WrongUsage(
+                f"{name} is a live engine: compare it on the screen, or record it first "
+                f"('stepscope record {name} -o FILE')"
+            )
+        if mark is not None:
+            raise WrongUsage(f"--mark is for recordings; watching {name}, c compares its past")
     if prints:
-        for name, endpoint in live.items():
-            if endpoint is not None:
-                raise WrongUsage(
-                    f"{name} is a live engine: compare it on the screen, or record it first "
-                    f"('stepscope record {name} -o FILE')"
-                )
         slo = SLO(settings.slo_ttft_ms, settings.slo_itl_ms)
         _print(Comparer(*open_feeds(a, b, mark, slo)), alignment, limit, as_json)
         return
     from stepscope.tui.compare_screen import run_compare
 
-    run_compare(a, b, mark, alignment or "time", live, settings)
+    split = None
+    if mark is not None:
+        with Recording(find_recording(a)) as recording:
+            split = split_at(recording, mark)
+    run_compare(a, b, split, alignment or "time", settings, live)
 
 
 def endpoint_of(name: str) -> Endpoint | None:

@@ -1,5 +1,6 @@
 """What the session on the screen can be compared with: its own past, and recordings."""
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,7 @@ from stepscope.recordings.landmarks import Landmark, landmark_of, landmarks
 from stepscope.recordings.source import Source
 from stepscope.tui import format as fmt
 from stepscope.tui.compare_origin import Origin
+from stepscope.tui.recent import RecentFiles
 
 MAX_SPLITS, MAX_FILES = 8, 12
 MAX_SEARCHED_BYTES = 16_000_000  # of a larger recording, only what is in memory is looked through
@@ -27,12 +29,17 @@ class Choice(NamedTuple):
 
 
 def choices(source: Source, folders: Iterable[Path]) -> list[Choice]:
-    """The session before and after its marks and knob changes, then files, then samples."""
+    """The session before and after its marks and knob changes, then files, then samples.
+
+    Args:
+        folders: where recordings are looked for, besides those that were used lately.
+    """
     session = session_origin(source)
     found = [_split(session, each) for each in _landmarks(source)]
     own = None if session.path is None else session.path.absolute()
     shipped = sorted(Path(samples.__file__).parent.absolute().glob("*.mcap"))
-    files = {path: status for path, status in _recordings(folders) if path not in shipped}
+    recent = [path for path, _ in RecentFiles().files()]
+    files = {path: status for path, status in _recordings(recent, folders) if path not in shipped}
     newest = sorted(files, key=lambda path: -files[path].st_mtime)
     for path in [path for path in newest if path != own][:MAX_FILES]:
         status = files[path]
@@ -96,11 +103,10 @@ def _landmarks(source: Source) -> list[Landmark]:
     return found[:MAX_SPLITS]
 
 
-def _recordings(folders: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
-    for folder in folders:
-        try:
-            for path in folder.glob("*.mcap"):
-                if path.is_file():
-                    yield path.absolute(), path.stat()
-        except OSError:
-            continue  # a folder or a file that is gone meanwhile
+def _recordings(
+    files: Iterable[Path], folders: Iterable[Path]
+) -> Iterator[tuple[Path, os.stat_result]]:
+    for path in (*files, *(path for folder in folders for path in folder.glob("*.mcap"))):
+        with contextlib.suppress(OSError):  # it may be gone meanwhile
+            if path.is_file():
+                yield path.absolute(), path.stat()

@@ -5,6 +5,7 @@ One desk serves all screens of a dashboard. Reading is the business of the `Comp
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.comparer import Comparer
@@ -12,8 +13,10 @@ from stepscope.recordings.comparison import Comparison
 from stepscope.recordings.comparison_columns import ALIGNMENTS, Align, Axis, Place, axis_of
 from stepscope.recordings.comparison_points import KNOB, LATE, LOST, MARKED, PREEMPTED, Point
 from stepscope.recordings.comparison_requests import Pair
-from stepscope.tui.compare_choices import Choice
+from stepscope.recordings.source import Source
+from stepscope.tui.compare_choices import Choice, choices
 from stepscope.tui.compare_origin import Origin
+from stepscope.tui.view import Page
 
 SideName: TypeAlias = Literal["a", "b"]
 EVENTS = KNOB | LATE | LOST | MARKED | PREEMPTED
@@ -57,7 +60,7 @@ class CompareDesk:
     """Belongs to the screen's thread.
 
     Attributes:
-        open: shows a screen of one side; the dashboard knows how.
+        choices: what there is to compare with, while the operator chooses.
     """
 
     comparer: Comparer | None = None
@@ -66,7 +69,10 @@ class CompareDesk:
     focus: SideName = "a"
     selected: int = 0  # pair of requests, or choice
     choices: list[Choice] | None = None
-    find_choices: Callable[[], list[Choice]] = list
+    # Shows the main screen of a side at a step and a request; the dashboard knows how.
+    open: Callable[[Origin, int | None, int | None], None] = lambda origin, step, request_id: None
+    # Back from the screens of a side to those of the session that is compared.
+    go_home: Callable[[Page], None] = lambda page: None
     _zoom: int = 0  # the whole is shown, halved so often
     _cursor: int = 0
     _left: int = 0  # offset of the first column, where it does not show the whole
@@ -102,9 +108,13 @@ class CompareDesk:
             self.comparer.stop()
         self.comparer = self.origins = None
 
-    def choose(self) -> None:
-        """Show what there is to compare with."""
-        self.choices = self.find_choices()
+    def choose(self, source: Source) -> None:
+        """Show what this session can be compared with."""
+        folders = [Path.cwd()]
+        recording = getattr(source, "recording", None)
+        if recording is not None:
+            folders.append(Path(recording.path).absolute().parent)
+        self.choices = choices(source, folders)
         self.selected = 0
 
     def back(self) -> bool:
@@ -117,12 +127,12 @@ class CompareDesk:
             return True
         return False
 
-    def watch(self, is_watched: bool) -> None:
-        """Whether it is on the screen."""
+    def watch(self, is_watched: bool, source: Source) -> None:
+        """Whether it is on the screen; without anything to compare one has to choose."""
         if self.comparer is not None:
             self.comparer.watch(is_watched)
         if is_watched and self.comparer is None and self.choices is None:
-            self.choose()
+            self.choose(source)
 
     @property
     def key(self) -> object:

@@ -16,6 +16,7 @@ from stepscope.recordings.latency import LatencyReport
 from stepscope.recordings.session import SessionState
 from stepscope.tui.actions import BY_ID
 from stepscope.tui.chart_columns import ChartColumn, ChartColumns
+from stepscope.tui.compare_desk import ComparePage
 from stepscope.tui.fleet_desk import FleetPage
 from stepscope.tui.lane_rows import LaneRow, lane_rows
 from stepscope.tui.latency_windows import LatencyWindows
@@ -51,6 +52,7 @@ class Frame:
     is_replay: bool = False
     windows: dict[str, LatencyReport] = field(default_factory=dict)  # of the latency screen
     fleet: FleetPage | None = None  # on the fleet screen
+    compare: ComparePage | None = None  # on the compare screen
     keys: Mapping[str, str] = field(default_factory=dict)  # of actions, where they are not theirs
 
     @property

@@ -31,12 +31,12 @@ VIEWS = (
 def plan(width: int, height: int, page: Page = "live") -> dict[str, Region]:
     """View -> region, for the views that are shown at this size. Regions never overlap.
 
-    Every screen but the main one is a single view between the key figures and the scrub bar; that
-    of several engines has neither of these.
+    Every screen but the main one is a single view between the key figures and the scrub bar; those
+    of several engines and of two runs have neither of these.
     """
     if width < MIN_WIDTH or height < MIN_HEIGHT:
         return {"too_small": Region(0, 0, width, height)}
-    if page == "fleet":  # nothing on it is of one engine, or of one moment
+    if page in ("fleet", "compare"):  # nothing on it is of one engine, or of one moment
         return {
             "header": Region(0, 0, width, 1),
             "page": Region(0, 1, width, height - 3),

@@ -11,6 +11,7 @@ from stepscope.engine.client import ControlClient
 from stepscope.recordings.history import History
 from stepscope.recordings.source import Source
 from stepscope.tui.actions import ACTIONS, Abilities, Action, Need
+from stepscope.tui.compare_desk import CompareDesk
 from stepscope.tui.engine_link import EngineLink
 from stepscope.tui.fleet_desk import FleetDesk
 from stepscope.tui.log_file import log_path
@@ -33,6 +34,7 @@ class SessionMaker:
     preferences: Preferences = field(default_factory=Preferences)
     log_file: Path = field(default_factory=log_path)
     clock: Callable[[], float] = time.monotonic
+    compare: CompareDesk = field(default_factory=CompareDesk)
 
     def make(
         self,
@@ -61,6 +63,7 @@ class SessionMaker:
             self.title,
             shown_endpoint(control_endpoint) or source.name,
             self.desk,
+            self.compare,
             preferences=self.preferences,
             log_file=self.log_file,
             clock=self.clock,

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from stepscope.tui.frame import Frame
 from stepscope.tui.view import Page
 from stepscope.tui.widgets import (
+    compare_page,
     fleet_page,
     knobs_page,
     kv_page,
@@ -69,6 +70,16 @@ PAGE_VIEWS: Mapping[Page, PageView] = {
         "What may be changed while the engine runs; ◆ is not the default. Each change is listed "
         "with who made it, the first step it held for, and the latencies in the ten seconds (or "
         "up to the next change) before it and after it.",
+    ),
+    "compare": PageView(
+        "compare screen",
+        compare_page.draw,
+        compare_page.targets,
+        "Two runs, A and B. A figure stands as A→B, then who is better and how many times; = is "
+        "alike, ? too few samples to say: the difference may be chance. Samples of one step count "
+        "as one, and percentiles are compared by how many waits lie beyond a point between both. "
+        "Below, A grows up and B down from one axis: prefill tokens against each side's own "
+        "budget, what happened next to the axis, and the longest wait for a token in a column.",
     ),
     "fleet": PageView(
         "fleet screen",

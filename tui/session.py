@@ -8,6 +8,7 @@ from pathlib import Path
 from stepscope.recordings.history import History
 from stepscope.recordings.source import Source
 from stepscope.tui.actions import Abilities
+from stepscope.tui.compare_desk import CompareDesk
 from stepscope.tui.engine_link import EngineLink
 from stepscope.tui.fleet_desk import FleetDesk
 from stepscope.tui.log_file import log_path
@@ -27,6 +28,7 @@ class Session:
     title: str
     endpoint: str
     desk: FleetDesk  # all engines of this dashboard, this one among them
+    compare: CompareDesk = field(default_factory=CompareDesk)  # the same for all of them
     preferences: Preferences = field(default_factory=Preferences)
     log_file: Path = field(default_factory=log_path)
     clock: Callable[[], float] = time.monotonic

@@ -85,6 +85,7 @@ LEGEND = (
 _ASCII = {
     **dict(zip("▓▒━═░·✗●○◆▼", "#%=*:.Xo0^v", strict=True)),
     **dict(zip(LEVELS, "___--###", strict=True)),
+    **dict(zip("▔▀", "'#", strict=True)),  # of bars that hang
     **dict(zip("─╌│┤├┬┴┼╭╮╰╯", "-~|+++++++++", strict=True)),
     **dict(zip("▐▌▲→←↑↓⇧▶◀⟨⟩", "[]^><^v^><<>", strict=True)),
     **dict(zip("×≥≤–—…▚┄‖", "x><--~&;H", strict=True)),

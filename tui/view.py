@@ -5,12 +5,14 @@ from typing import Literal, TypeAlias
 
 from stepscope.recordings.latency import LatencyKind
 
-Page: TypeAlias = Literal["live", "step", "request", "kv", "latency", "knobs", "fleet"]
+Page: TypeAlias = Literal["live", "step", "request", "kv", "latency", "knobs", "compare", "fleet"]
 Axis: TypeAlias = Literal["step", "time"]
 Sort: TypeAlias = Literal["arrival", "state", "blocks", "latest"]
 
 # By their keys: 1, 2, ...
-PAGES: tuple[Page, ...] = ("live", "step", "request", "kv", "latency", "knobs", "fleet")
+PAGES: tuple[Page, ...] = (
+    "live", "step", "request", "kv", "latency", "knobs", "compare", "fleet"
+)  # fmt: skip
 LATENCIES: tuple[LatencyKind, ...] = ("itl", "ttft", "tpot", "step")
 ZOOMS = (1, 2, 5, 10, 20, 50)
 SORTS: tuple[Sort, ...] = ("arrival", "state", "blocks", "latest")

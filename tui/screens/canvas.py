@@ -12,6 +12,7 @@ from stepscope.tui.theme import Skin
 from stepscope.tui.view import Page
 from stepscope.tui.widgets import (
     budget_chart,
+    compare_page,
     event_list,
     fleet_page,
     footer,
@@ -100,14 +101,15 @@ class Canvas:
         """
         width = self.size.width
         if "too_small" in self.places:
-            is_fleet = self.page == "fleet"
             room = max(1, self.size.height - 2)
+            if self.page == "fleet":
+                said = fleet_page.small(frame, width, room)
+            elif self.page == "compare":
+                said = compare_page.small(frame, width, room)
+            else:
+                said = key_figures.draw(frame, width, 1, 0)
             lines = [
-                *(
-                    fleet_page.small(frame, width, room)
-                    if is_fleet
-                    else key_figures.draw(frame, width, 1, 0)
-                ),
+                *said,
                 ((f"stepscope wants 80x20, has {width}x{self.size.height}", "caution"),),
             ]
             self._small = lines[-self.size.height :]
@@ -123,6 +125,8 @@ class Canvas:
                 self.widgets[name].show(draw(frame, place.width, place.height, self.label_width))
         if self.page == "fleet":
             lines = fleet_page.header(frame, connection.title, connection.fps, width)
+        elif self.page == "compare":
+            lines = compare_page.header(frame, connection.title, connection.fps, width)
         else:
             lines = header.draw(frame, connection, width)
         self.widgets["header"].show(lines)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from stepscope.recordings.source import add_mark
 from stepscope.tui.lane_rows import FilterError, lane_filter
 from stepscope.tui.operator import BUDGET
+from stepscope.tui.screens import compare_handlers as comparing
 from stepscope.tui.screens import page_handlers as pages
 from stepscope.tui.screens.help import HelpPage
 from stepscope.tui.screens.knob_editor import KnobChange, KnobEditor
@@ -25,7 +26,7 @@ _PREEMPTIONS = ("preempt",)
 def handlers(screen: "MainScreen") -> Mapping[str, Callable[[], None]]:
     """Action id -> what to do. Every action of the table is in it."""
     navigator, operator, view = screen.navigator, screen.operator, screen.view
-    return {
+    actions = {
         **{f"screen_{page}": partial(pages.show, screen, page) for page in PAGES},
         "pause": navigator.pause,
         "step_back": partial(_column, screen, -1),
@@ -54,6 +55,8 @@ def handlers(screen: "MainScreen") -> Mapping[str, Callable[[], None]]:
         "lane_down": partial(_select_lane, screen, 1),
         "sort": partial(_sort, screen),
         "reverse": screen.session.desk.reverse,
+        "compare_with": partial(comparing.choose, screen),
+        "other_side": screen.session.compare.other_side,
         "follow": partial(pages.follow, screen),
         "copy": partial(pages.copy, screen),
         "filter": partial(_filter, screen),
@@ -78,6 +81,21 @@ def handlers(screen: "MainScreen") -> Mapping[str, Callable[[], None]]:
         "back": partial(_back, screen),
         "quit": partial(_quit, screen),
     }
+    return _elsewhere(screen, actions)
+
+
+def _elsewhere(
+    screen: "MainScreen",
+    main: Mapping[str, Callable[[], None]],
+) -> Mapping[str, Callable[[], None]]:
+    """The same keys, where a comparison is shown go through it."""
+    own = comparing.handlers(screen)
+
+    def chosen(action_id: str) -> None:
+        found = own if screen.view.page == "compare" and action_id in own else main
+        found[action_id]()
+
+    return {action_id: partial(chosen, action_id) for action_id in main}
 
 
 def _column(screen: "MainScreen", direction: int) -> None:
@@ -307,6 +325,11 @@ def _back(screen: "MainScreen") -> None:
     screen.session.background_error = None
     if screen.view.page != "live":
         screen.view.leave()
+        comparing.go_home(screen)
+        return
+    if screen.view.trail == ("compare",):
+        screen.view.leave()
+        comparing.go_home(screen)
         return
     if screen.view.selected is None and screen.view.first_lane is None:
         if len(screen.session.desk.fleet) > 1:

@@ -26,7 +26,7 @@ from stepscope.tui.screens.canvas import Canvas
 from stepscope.tui.session import Session
 from stepscope.tui.theme import Skin
 from stepscope.tui.view import View
-from stepscope.tui.widgets import fleet_page, header
+from stepscope.tui.widgets import compare_page, fleet_page, header
 
 log = logging.getLogger("stepscope.tui")
 
@@ -133,9 +133,10 @@ class MainScreen(Screen[None]):
         session = self.session
         now_s = session.clock()
         switch = session.record_switch
-        is_fleet = self.view.page == "fleet"
+        is_fleet, is_compare = self.view.page == "fleet", self.view.page == "compare"
+        news_of: object = session.compare.key if is_compare else session.history.version
         current = (
-            round(now_s / LOOK_S) if is_fleet else session.history.version,
+            round(now_s / LOOK_S) if is_fleet else news_of,
             astuple(self.view),
             session.source.status,
             session.source.error,
@@ -149,7 +150,7 @@ class MainScreen(Screen[None]):
             self._show_notice()
         if current != self._drawn or self.operator.pending or self._builder.is_busy:
             self._drawn = current
-            self.draw(everything=is_fleet or now_s - self._all_drawn_s >= _SLOW_S)
+            self.draw(everything=is_fleet or is_compare or now_s - self._all_drawn_s >= _SLOW_S)
 
     def draw(self, everything: bool = True) -> None:
         """A frame, now; the views that need not move ten times a second only with `everything`."""
@@ -192,6 +193,10 @@ class MainScreen(Screen[None]):
             desk = self.session.desk
             desk.shown = fleet_page.columns(self.size.width)
             frame.fleet = desk.page(desk.name_of(self.session.source), self.history.slo)
+        session, is_compare = self.session, self.view.page == "compare"
+        session.compare.watch(is_compare, session.source)
+        if is_compare:
+            frame.compare = session.compare.page(compare_page.chart_columns(self.size.width))
         if self.view.page != "live":
             self._keep_row(frame)
         self.frame = self.navigator.frame = frame
@@ -202,6 +207,8 @@ class MainScreen(Screen[None]):
         view, rows = self.view, targets(frame)
         if frame.fleet is not None:
             view.row = frame.fleet.selected or 0
+        if frame.compare is not None:
+            view.row = frame.compare.selected
         if view.page == "step" and view.selected is not None:
             mine = (n for n, target in enumerate(rows) if target.request_id == view.selected)
             view.row = next(mine, view.row)

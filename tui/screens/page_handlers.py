@@ -18,6 +18,10 @@ def show(screen: "MainScreen", page: Page) -> None:
     if view.page == "fleet" and page != "fleet":
         open_engine(screen, page)
         return
+    if page == "compare":
+        view.show(page)
+        screen.session.compare.go_home(page)
+        return
     if page == "live" and view.page == "live":
         screen.navigator.live()
     if page == "request" and view.selected is None and screen.frame is not None:
@@ -65,7 +69,7 @@ def inspect(screen: "MainScreen") -> None:
     if target is None:
         screen.notices.say("there is no row to go on from", "caution")
     elif target.knob is not None:
-        _edit(screen, target.knob)
+        edit(screen, target.knob)
     elif view.page in ("step", "kv"):
         view.selected = target.request_id
         view.show("request")
@@ -86,7 +90,7 @@ def _find_row(screen: "MainScreen", request_id: int | None) -> None:
             return
 
 
-def _edit(screen: "MainScreen", name: str) -> None:
+def edit(screen: "MainScreen", name: str) -> None:
     from stepscope.tui.screens.handlers import edit_knob
 
     abilities = screen.session.abilities

@@ -8,6 +8,7 @@ wait for a token that ended in a column.
 from collections.abc import Sequence
 
 from stepscope.recordings.comparison_points import KNOB, LATE, LOST, MARKED, PREEMPTED, Point
+from stepscope.recordings.comparison_requests import RequestRun
 from stepscope.tui import format as fmt
 from stepscope.tui.compare_desk import ComparePage
 from stepscope.tui.theme import LEVELS
@@ -54,14 +55,18 @@ def _budgets(page: ComparePage, num_rows: int) -> list[Line]:
         styles = ["prefill"] * len(columns)
         bars = _bars(shares, styles, num_rows, is_down=letter == "B", full="▓")
         happened = [_happened(point) for point in columns]
+        name = f"{letter} decode"
+        if page.align == "request" and page.pair is not None:
+            happened = _life(page, page.pair[number], happened)
+            name = f"{letter} {page.pair.name}"
         labels = [label, *[""] * (num_rows - 1)]
         if letter == "A":
             rows = [_row(page, text, cells) for text, cells in zip(labels, bars, strict=True)]
-            lines += [*rows, _row(page, "A decode", happened), _axis(page)]
+            lines += [*rows, _row(page, name, happened), _axis(page)]
         else:
             labels.reverse()
             rows = [_row(page, text, cells) for text, cells in zip(labels, bars, strict=True)]
-            lines += [_row(page, "B decode", happened), *rows]
+            lines += [_row(page, name, happened), *rows]
     return lines
 
 
@@ -82,10 +87,31 @@ def _happened(point: Point | None) -> _Cell:
     return ("━", "decode") if point.num_decode_tokens else ("·", "idle")
 
 
+def _life(page: ComparePage, run: RequestRun, happened: Sequence[_Cell]) -> list[_Cell]:
+    """What happened, while the request was there; else whether it waited or decoded."""
+    first_ns = None if run.ttft_ns is None else run.ttft_ns
+    end_ns = None if run.end_ns is None else run.end_ns - run.arrival_ns
+    cells: list[_Cell] = []
+    for x, cell in enumerate(happened):
+        start = page.start + x * page.width
+        if start + page.width <= 0 or (end_ns is not None and start > end_ns):
+            cells.append((" ", "text"))
+        elif end_ns is not None and start <= end_ns < start + page.width:
+            cells.append(("●", "finished"))
+        elif cell[0] not in "━· ":
+            cells.append(cell)
+        elif first_ns is None or start + page.width <= first_ns:
+            cells.append(("·", "idle"))
+        else:
+            cells.append(("━", "decode"))
+    return cells
+
+
 def _waits(page: ComparePage, num_rows: int, slo_itl_ms: float) -> list[Line]:
     known = [p.longest_us or 0 for side in page.columns for p in side if p is not None]
     scale = max(known, default=0) or 1
-    label = f"wait {fmt.milliseconds(scale / 1000)}"
+    label = fmt.milliseconds(scale / 1000)
+    label = f"wait {label}" if label.endswith("s") else f"{label} ms"
     lines: list[Line] = []
     for number, letter in enumerate("AB"):
         columns = page.columns[number]
@@ -96,9 +122,9 @@ def _waits(page: ComparePage, num_rows: int, slo_itl_ms: float) -> list[Line]:
         styles = ["breach" if each else "text" for each in late]
         bars = _bars(shares, styles, num_rows, is_down=letter == "B", full="█")
         labels = [""] * num_rows
-        labels[0 if letter == "A" else -1] = label if letter == "A" else "same scale"
-        if num_rows == 1:
-            labels = [label if letter == "A" else ""]
+        labels[0 if letter == "A" else -1] = label
+        if num_rows > 1:
+            labels[-1 if letter == "A" else 0] = f"{letter} waits"
         rows = [_row(page, text, cells) for text, cells in zip(labels, bars, strict=True)]
         lines += rows
         if letter == "A":
@@ -143,7 +169,7 @@ def _axis(page: ComparePage) -> Line:
         label = f"┴{offset_text(page, page.start + x * page.width)}"
         if x + len(label) <= num:
             cells[x : x + len(label)] = label
-    name = {"time": "time", "step": "steps", "request": "since arr."}[page.align]
+    name = {"time": "time", "step": "steps", "request": "arrival"}[page.align]
     styled = [(cell, "frame" if cell in "─┴" else "muted") for cell in cells]
     return _row(page, name, styled, "┤")
 

@@ -8,7 +8,7 @@ from stepscope.tui import compare_text as words
 from stepscope.tui.widgets.lines import Line, Run, clean
 
 _LABEL = 7
-_BLOCK = 21  # cells of a percentile, with the bar before it
+_BLOCK = 22  # cells of a percentile, with the bar before it
 _RANKS: tuple[tuple[int | None, str], ...] = (
     (50, "p50"),
     (95, "p95"),
@@ -62,7 +62,7 @@ def _block(figure: Figure | None) -> Line:
     return (
         (f"{shown:>{width}} ", "strong" if is_said else "text"),
         (mark, style),
-        (f"{factor:>5}"[: room - width - 2], style if is_said else "muted"),
+        (f"{factor:>{room - width - 2}}", style if is_said else "muted"),
     )
 
 

@@ -13,7 +13,7 @@ from stepscope.tui.widgets import compare_charts, compare_figures
 from stepscope.tui.widgets.lines import Line, Run, clean, fitted, framed, spread
 from stepscope.tui.widgets.panels import Cell, Column, Target, bar, beside, table
 
-_TABLE_WIDTH = 64  # of requests, where the charts stand beside them
+_TABLE_WIDTH = 68  # of requests, where the charts stand beside them
 _BESIDE = 140
 _HEAD = 10  # cells before a sentence
 _REQUESTS = (
@@ -28,9 +28,9 @@ _REQUESTS = (
 _CHOICES = (Column("", 9), Column("compare with", 34), Column("", 0))
 
 
-def chart_columns(width: int, page_align: str) -> int:
+def chart_columns(width: int) -> int:
     """Columns of the charts on a screen of this width."""
-    if page_align == "request" and width >= _BESIDE:
+    if width >= _BESIDE:
         width -= _TABLE_WIDTH
     return max(1, width - 2 - compare_charts.GUTTER)
 
@@ -69,7 +69,7 @@ def small(frame: Frame, width: int, height: int) -> list[Line]:
     page = frame.compare
     if page is None or page.comparison is None:
         return [((" nothing is compared yet", "muted"),)][:height]
-    return _sentences(page.comparison, width, height, with_causes=False)[:height]
+    return _sentences(page.comparison, width, height)[:height]
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
@@ -85,25 +85,17 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     charts_min = 9 if height < 30 else 14
     lines = _verdict(frame, page, found, width, height - charts_min)
     rest = height - len(lines)
-    is_beside = page.align == "request" and width >= _BESIDE
-    if is_beside:
+    if width >= _BESIDE:
         left = _requests(page, found, _TABLE_WIDTH, rest)
         right = _charts(frame, page, width - _TABLE_WIDTH, rest)
         return [*lines, *beside(left, right)]
-    num_requests = 0
     if page.align == "request":
-        num_requests = min(len(found.requests.pairs) + 3, max(5, rest - 9), 14)
-    elif rest >= 44:
-        num_requests = rest - 34
-    if rest - num_requests < 5:
-        num_requests = rest if page.align == "request" else 0
-    if num_requests and page.align == "request":
-        lines += _requests(page, found, width, num_requests)
-    charts_height = height - len(lines) - (num_requests if page.align != "request" else 0)
-    if charts_height >= 3:
-        lines += _charts(frame, page, width, charts_height)
-    if num_requests and page.align != "request":
-        lines += _requests(page, found, width, num_requests)
+        # The table where there is no room for both: the charts say nothing without it.
+        num_rows = min(len(found.requests.pairs) + 3, max(5, rest - 9), 14)
+        num_rows = rest if rest - num_rows < 5 else num_rows
+        lines += _requests(page, found, width, num_rows)
+    if height > len(lines):
+        lines += _charts(frame, page, width, height - len(lines))
     return lines
 
 
@@ -118,7 +110,7 @@ def _verdict(
     figures = compare_figures.matrix(found, inner)
     room -= 2 + len(figures)
     num_others = max(0, min(4 if inner >= 114 else 6, room - 8))
-    sentences = _sentences(found, inner, room - num_others, with_causes=room >= 8)
+    sentences = _sentences(found, inner, room - num_others)
     others = compare_figures.others(found, inner, num_others) if num_others else []
     title: Line = (("which is better", "title"),)
     key = compare_figures.KEY
@@ -130,31 +122,35 @@ def _verdict(
     return framed(body, width, len(body) + 2, title, key)
 
 
-def _sentences(found: Comparison, width: int, room: int, *, with_causes: bool) -> list[Line]:
+def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
     """The most telling first; what does not fit in its lines ends in dots."""
     settings = [words.setting_text(each) for each in found.settings]
-    blocks: list[tuple[str, str, list[str], int]] = [
-        ("B better", "good", words.better_in(found, "b"), 2),
-        ("A better", "caution", words.better_in(found, "a"), 2),
-        ("set", "mark", settings or ["the same, as far as they tell"], 2),
-    ]
-    if with_causes:
-        unclear = words.unclear(found)
-        if unclear:
-            blocks.append(("too few", "muted", unclear, 1))
-        blocks += [(f"late {s.upper()}", "text", [_late(found, s)], 1) for s in ("a", "b")]
+    nothing = ["in nothing that is certain"]
     lines: list[Line] = []
-    left = max(3, room)
-    for number, (head, style, phrases, most) in enumerate(blocks):
-        after = len(blocks) - number - 1
-        lines_here = max(1, min(most, left - after))
-        wrapped = _wrapped(phrases or ["in nothing that is certain"], width - _HEAD - 1, lines_here)
-        for at, text in enumerate(wrapped[: max(1, left)]):
-            lines.append(((f" {head if not at else '':<{_HEAD - 1}} ", style), (text, "text")))
-        left -= len(wrapped)
-        if left <= 0:
-            break
+    blocks: list[tuple[str, str, list[str]]] = [
+        ("B better", "good", words.better_in(found, "b") or nothing),
+        ("A better", "caution", words.better_in(found, "a") or nothing),
+        ("set", "mark", settings or ["the same, as far as they tell"]),
+    ]
+    for number, (head, style, phrases) in enumerate(blocks):
+        left = room - len(lines) - (len(blocks) - number - 1)
+        lines += _block(head, style, phrases, width, max(1, min(2, left)))
+    if room - len(lines) >= 2:
+        lines += _block("late A", "text", [_late(found, "a")], width, 1)
+        lines += _block("late B", "text", [_late(found, "b")], width, 1)
+    unclear = words.unclear(found)
+    if unclear and len(lines) < room:
+        lines += _block("too few", "muted", unclear, width, 1)
     return lines
+
+
+def _block(head: str, style: str, phrases: Sequence[str], width: int, most: int) -> list[Line]:
+    """A heading and what belongs to it, in at most so many lines."""
+    wrapped = _wrapped(phrases, width - _HEAD - 1, most)
+    return [
+        ((f" {head if not number else '':<{_HEAD - 1}}", style), (text, "text"))
+        for number, text in enumerate(wrapped)
+    ]
 
 
 def _late(found: Comparison, side: Literal["a", "b"]) -> str:
