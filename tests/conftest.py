@@ -119,6 +119,14 @@ def live_engine(tmp_path: Path) -> Iterator[LiveEngine]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Logs and the list of recent files are those of the tests, also in what they start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _end_zmq() -> Iterator[None]:
     yield
     zmq.Context.instance().destroy(linger=0)

@@ -40,6 +40,11 @@ def _root(
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
+        from stepscope.tui import cli_start
+
+        if cli_start.can_start():
+            cli_start.start()
+            raise typer.Exit(DONE)
         print(context.get_help())
         raise typer.Exit(WRONG_USAGE)
 

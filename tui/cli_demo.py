@@ -24,6 +24,7 @@ from stepscope.tui.cli_record import size
 from stepscope.tui.cli_signals import StopSignals
 from stepscope.tui.cli_top import need_terminal, new_history, run_live
 from stepscope.tui.engine_process import EngineProcess
+from stepscope.tui.recent import remember
 from stepscope.tui.settings import DashboardSettings
 
 # Chosen on two CPU cores with the demo model: several chats stream all the time, and every few
@@ -86,6 +87,7 @@ def demo(
                 source.stop()
                 if recorder is not None:
                     recorder.stop()
+                    remember(recorder.path)
     if recorder is not None and recorder.state == "failed":
         raise CommandFailed(recorder.error or f"{record} could not be written")
     if stop and source.history.num_steps == 0:

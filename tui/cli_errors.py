@@ -61,13 +61,18 @@ def report(error: BaseException) -> int:
     """
     if os.environ.get("STEPSCOPE_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)
-    exit_code, message = _explained(error)
+    exit_code, message = expected(error) or (
+        FAILED,
+        f"{type(error).__name__}: {error} (this is a bug in stepscope: "
+        "run it again with STEPSCOPE_DEBUG=1 and report what it shows)",
+    )
     line = " ".join(message.split())
     print(f"stepscope: error: {line}", file=sys.stderr)
     return exit_code
 
 
-def _explained(error: BaseException) -> tuple[int, str]:
+def expected(error: BaseException) -> tuple[int, str] | None:
+    """Exit code and message of an error that is no bug of ours; None for any other."""
     # An exception of a module that was never imported cannot have been raised, and importing it
     # just to look would cost the commands that do not need it.
     client = sys.modules.get("stepscope.engine.client")
@@ -86,10 +91,7 @@ def _explained(error: BaseException) -> tuple[int, str]:
         return error.exit_code, error.format_message() + _where_to_look(error)
     if isinstance(error, OSError) and error.filename is not None:
         return FAILED, f"{error.filename}: {error.strerror}"
-    return FAILED, (
-        f"{type(error).__name__}: {error} (this is a bug in stepscope: "
-        "run it again with STEPSCOPE_DEBUG=1 and report what it shows)"
-    )
+    return None
 
 
 def _where_to_look(error: typer.TyperException) -> str:

@@ -13,6 +13,7 @@ from stepscope.tui.cli_connect import choose, connect
 from stepscope.tui.cli_errors import CommandFailed, WrongUsage, say
 from stepscope.tui.cli_progress import Progress
 from stepscope.tui.cli_signals import StopSignals
+from stepscope.tui.recent import remember
 
 _TICK_S = 0.2
 _GONE_S = 10.0  # an engine that is silent for so long does not come back in this recording
@@ -57,6 +58,7 @@ def record(
             recorder.stop()
     if recorder.state == "failed":
         raise CommandFailed(recorder.error or f"{output} could not be written")
+    remember(recorder.path)
     lost = f"{source.history.num_lost} messages lost"
     what = f"{recorder.path}: " if recorder.num_files == 1 else f"{recorder.num_files} files, "
     last = "" if recorder.num_files == 1 else f", the last one {recorder.path}"

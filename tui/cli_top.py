@@ -23,6 +23,7 @@ from stepscope.tui.cli_connect import choose, connect, receive
 from stepscope.tui.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.cli_options import resolve
 from stepscope.tui.preferences import Preferences
+from stepscope.tui.recent import remember
 from stepscope.tui.settings import DashboardSettings, FleetSettings, config_path, load_actions
 from stepscope.tui.terminal import cannot_be_drawn_on
 from stepscope.tui.view import Axis, Sort
@@ -198,6 +199,8 @@ def replay(file: str, speed: float | None, at: int | None, flags: Mapping[str, A
         need_terminal("'stepscope record' makes recordings without one")
         source = ReplaySource(recording, new_history(settings), speed or 1.0, playing=at is None)
         source.start()
+        if recording.path not in samples.shipped().values():
+            remember(recording.path)
         try:
             if at is not None:
                 source.seek(at)
@@ -217,8 +220,7 @@ def find_recording(file: str) -> Path:
     path = Path(file)
     if path.exists() or path.with_name(path.name + PART_SUFFIX).exists():
         return path  # `Recording` opens the unfinished file where there is no other
-    folder = Path(samples.__file__).parent
-    shipped = {each.stem: each for each in sorted(folder.glob("*.mcap"))}
+    shipped = samples.shipped()
     if (sample := shipped.get(file.removesuffix(".mcap"))) is not None:
         return sample
     known = f"; shipped samples: {', '.join(shipped)}" if shipped else ""

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.recordings.source import Source
+from stepscope.tui.recent import remember
 
 if TYPE_CHECKING:
     from stepscope.recordings.recorder import Recorder
@@ -58,6 +59,7 @@ class RecordSwitch:
 
         self._recorder = Recorder(self._source, self._folder / default_name(self._source.name))
         self._is_ending = False
+        remember(self._recorder.path)
         return self._recorder.path
 
     def stop(self) -> None:

@@ -1,0 +1,17 @@
+"""The recordings that are shipped, and what each of them shows."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+# By name, in the order in which they are best seen.
+SHOWS: Mapping[str, str] = {
+    "freeze": "seven long prompts, each prefilled whole in one step: all chats stand still for it",
+    "chunked": "the same prompts sliced into chunks of 256 tokens: the chats go on beside them",
+}
+
+
+def shipped() -> dict[str, Path]:
+    """Files by name."""
+    found = {each.stem: each for each in sorted(Path(__file__).parent.glob("*.mcap"))}
+    known = {name: found.pop(name) for name in SHOWS if name in found}
+    return known | found

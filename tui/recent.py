@@ -1,0 +1,65 @@
+"""`RecentFiles`: recordings that were opened or written lately, remembered between sessions.
+
+A short list of paths in the state folder of the platform, and nothing but that: whatever is shown
+of a file is read from the file. A list that cannot be read or written is no error of anybody's.
+"""
+
+import json
+import logging
+import os
+import time
+from pathlib import Path
+
+import platformdirs
+
+log = logging.getLogger("stepscope.tui")
+
+MAX_FILES = 20
+
+
+def recent_path() -> Path:
+    """Where the list is."""
+    return platformdirs.user_state_path("stepscope") / "recent.json"
+
+
+class RecentFiles:
+    """The list, the newest first.
+
+    Args:
+        path: of the list; by default that of this user.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or recent_path()
+
+    def files(self) -> list[tuple[Path, float]]:
+        """Paths, and when each was opened or written (Unix time); also of files that are gone."""
+        try:
+            entries = json.loads(self.path.read_text("utf-8"))
+            found = [(Path(str(each["path"])), float(each["time"])) for each in entries]
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            log.warning("the list of recent files is not readable: %s: %s", self.path, error)
+            return []
+        return found[:MAX_FILES]
+
+    def remember(self, file: Path) -> None:
+        """Put a file to the front."""
+        file = Path(os.path.abspath(file))  # links stay as the user knows them
+        kept = [(path, used_s) for path, used_s in self.files() if path != file]
+        entries = [(file, time.time()), *kept][:MAX_FILES]
+        document = [{"path": str(path), "time": used_s} for path, used_s in entries]
+        unfinished = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished.write_text(json.dumps(document, indent=1), "utf-8")
+            unfinished.replace(self.path)
+        except OSError as error:
+            log.warning("the list of recent files is not written: %s", error)
+            unfinished.unlink(missing_ok=True)
+
+
+def remember(file: Path) -> None:
+    """A recording has been opened or written."""
+    RecentFiles().remember(file)

@@ -1,0 +1,308 @@
+"""The start screen: engines found here, recordings, samples, the demo, and a line for an address.
+
+It is an application of its own, which ends with a `Choice`; whoever runs it opens what was chosen
+and may run it again. The first picture is drawn before anything is looked for.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import events
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+from textual.types import CSSPathType
+
+from stepscope.engine.config import ConfigError
+from stepscope.engine.endpoints import Endpoint
+from stepscope.recordings import samples
+from stepscope.tui import start_list
+from stepscope.tui.notices import Notices, Tone
+from stepscope.tui.screens.overlay import Overlay
+from stepscope.tui.screens.prompt import Prompt
+from stepscope.tui.start_list import Choice, Entry, Section
+from stepscope.tui.theme import Skin, ThemeName, colour_mode
+from stepscope.tui.widgets import start_page
+from stepscope.tui.widgets.lines import Line, Lines
+
+if TYPE_CHECKING:
+    from stepscope.tui.start_finder import Finder
+
+log = logging.getLogger("stepscope.tui")
+
+_TICK_S = 0.5
+_QUESTION = "endpoint (tcp://HOST:PORT or a name; several with blanks), or a recording:"
+
+
+class StartScreen(Screen[None]):
+    """The list. Keys choose, Enter opens; nothing here waits for anything."""
+
+    DEFAULT_CSS = "StartScreen { layout: vertical; overflow: hidden; }"
+    BLANK = True
+
+    def __init__(self, app: "StartApp") -> None:
+        super().__init__()
+        self._start = app
+        self.widget = Lines(app.skin, id="start")
+
+    def compose(self) -> ComposeResult:
+        yield self.widget
+
+    def on_mount(self) -> None:
+        self._start.set_skin(self._start.skin)
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.widget.styles.width = max(1, event.size.width)
+        self.widget.styles.height = max(1, event.size.height)
+        self._start.draw()
+
+    def on_key(self, event: events.Key) -> None:
+        event.stop()
+        self._start.pressed(event.key)
+
+    def on_click(self, event: events.Click) -> None:
+        self._start.clicked(event.y)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self._start.move(-1)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self._start.move(1)
+
+
+class StartApp(App[Choice], inherit_bindings=False):
+    """Ends with what was chosen, or with None.
+
+    Args:
+        check: tries, on a thread of its own, whether a choice can be opened; gives one line about
+            what is wrong, or None.
+        finder: makes what looks for engines and recordings; called after the first picture.
+        configured: engines of the config file.
+        selected: the entry to begin at, by its choice.
+        notice: to be said at once, such as why a session ended.
+        theme, ascii_only: looks; `T` and `v` change them.
+        any_terminal: do not ask what the terminal can show; for pictures.
+    """
+
+    CSS_PATH: ClassVar[CSSPathType | None] = "../app.tcss"
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
+    ]
+
+    def __init__(
+        self,
+        check: Callable[[Choice], str | None],
+        finder: "Callable[[], Finder]",
+        *,
+        configured: Sequence[str] = (),
+        selected: Choice | None = None,
+        notice: str | None = None,
+        theme: ThemeName = "dark",
+        ascii_only: bool = False,
+        any_terminal: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__()
+        mode = (
+            theme if any_terminal else colour_mode(theme, self.console.color_system, self.no_color)
+        )
+        self.theme = {"light": "textual-light", "dark": "textual-dark"}.get(mode, "ansi-dark")
+        self.skin = Skin(mode, ascii_only)
+        self.notices = Notices(clock)
+        if notice is not None:
+            self.notices.say(notice, "caution")
+        self._check = check
+        self._make_finder = finder
+        self._finder: Finder | None = None
+        self._configured = tuple(configured)
+        self._selected = selected
+        self._wall_clock = wall_clock
+        self._checking: Choice | None = None
+        self._answers: queue.SimpleQueue[tuple[Choice, str | None]] = queue.SimpleQueue()
+        self._rows: list[int | None] = []
+        self._page = StartScreen(self)
+
+    def get_default_screen(self) -> StartScreen:
+        return self._page
+
+    def on_mount(self) -> None:
+        self.set_interval(_TICK_S, self._tick)
+        self.call_after_refresh(self._begin_to_look)
+
+    def _begin_to_look(self) -> None:
+        self._finder = self._make_finder()
+        self._tick()
+
+    def close(self) -> None:
+        """End what looks for engines and recordings."""
+        if self._finder is not None:
+            self._finder.stop()
+
+    # What there is
+
+    def sections(self) -> list[Section]:
+        """What can be chosen now."""
+        finder = self._finder
+        demo = "a real engine with chats and documents to serve, on this machine; ends with it"
+        if find_spec("torch") is None:
+            demo = "needs an engine on this machine: pip install 'stepscope[engine]'"
+        shows = [(name, samples.SHOWS.get(name, "")) for name in samples.shipped()]
+        return [
+            start_list.engines_section(
+                () if finder is None else finder.engines(), self._configured, finder is None
+            ),
+            start_list.recordings_section(
+                () if finder is None else finder.files(), self._wall_clock()
+            ),
+            start_list.samples_section(shows, demo),
+            start_list.elsewhere_section(),
+        ]
+
+    def _tick(self) -> None:
+        if self._finder is not None:
+            self._finder.look()
+        self.take_answers()
+        self.draw()
+
+    # Drawing
+
+    def draw(self) -> None:
+        """The list as it is now."""
+        width, height = self.size
+        sections = self.sections()
+        chosen = self._number(start_page.entries_of(sections))
+        rest = 3 if height >= 6 else 0  # header, notice and footer
+        drawn = start_page.draw(sections, chosen, width, max(1, height - rest))
+        lines: list[Line] = drawn.lines
+        self._rows = drawn.entries
+        if rest:
+            standing: list[tuple[str, Tone]] = []
+            if self._checking is not None:
+                standing.append((f"opening {' '.join(self._checking.names)} …", "muted"))
+            notice = self.notices.line(standing, width)
+            header = start_page.header(version("stepscope"), width)
+            lines = [header, *lines, notice, start_page.footer(width)]
+            self._rows = [None, *self._rows]
+        self._page.widget.show(lines)
+
+    def set_skin(self, skin: Skin) -> None:
+        self.skin = self._page.widget.skin = skin
+        self._page.styles.background = skin.background
+        self.draw()
+
+    # Choosing
+
+    def _number(self, entries: Sequence[Entry]) -> int:
+        """The selected entry; the first one where it is gone."""
+        numbers = (n for n, entry in enumerate(entries) if entry.choice == self._selected)
+        return next(numbers, 0)
+
+    def move(self, direction: int) -> None:
+        entries = start_page.entries_of(self.sections())
+        number = self._number(entries) + direction
+        if entries:
+            self._selected = entries[max(0, min(len(entries) - 1, number))].choice
+        self.draw()
+
+    def pressed(self, key: str) -> None:
+        """A key that no overlay took."""
+        entries = start_page.entries_of(self.sections())
+        moves = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -8, "pagedown": 8}
+        if key in moves:
+            self.move(moves[key])
+        elif key in ("home", "end"):
+            self.move(-len(entries) if key == "home" else len(entries))
+        elif key == "enter" and entries:
+            self.choose(entries[self._number(entries)].choice)
+        elif key.isdigit() and 0 < int(key) <= min(len(entries), start_page.NUM_DIGITS):
+            self.choose(entries[int(key) - 1].choice)
+        elif key == "e":
+            self.choose(Choice("ask"))
+        elif key == "T" and self.skin.mode in ("dark", "light"):
+            self.set_skin(
+                Skin("light" if self.skin.mode == "dark" else "dark", self.skin.ascii_only)
+            )
+        elif key == "v":
+            self.set_skin(Skin(self.skin.mode, not self.skin.ascii_only))
+        elif key == "ctrl+l":
+            self._page.refresh(layout=True)
+        elif key == "q":
+            self.exit(None)
+
+    def clicked(self, y: int) -> None:
+        entries = start_page.entries_of(self.sections())
+        number = self._rows[y] if 0 <= y < len(self._rows) else None
+        if number is not None and number < len(entries):
+            self.choose(entries[number].choice)
+
+    def choose(self, choice: Choice) -> None:
+        """Open it, once it is known that it can be."""
+        self._selected = choice
+        if choice.kind == "ask":
+            self.push_screen(Prompt(self.skin, _QUESTION, check=_wrong), self._typed)
+        elif self._checking is None:
+            self._checking = choice
+            self.notices.dismiss()
+            threading.Thread(
+                target=self._check_choice, args=(choice,), name="start check", daemon=True
+            ).start()
+        self.draw()
+
+    def _check_choice(self, choice: Choice) -> None:
+        """On a thread of its own."""
+        try:
+            error = self._check(choice)
+        except Exception as failure:  # ours to repair, but no reason to leave the list
+            log.exception("checking %s failed", choice)
+            error = f"internal error, see the log: {failure!r}"
+        self._answers.put((choice, error))
+        self.call_later(self.take_answers)
+
+    def take_answers(self) -> None:
+        """What became of the last choice."""
+        while not self._answers.empty():
+            choice, error = self._answers.get()
+            self._checking = None
+            if error is None:
+                self.exit(choice)
+            else:
+                self.notices.say(error, "breach")
+                self.draw()
+
+    def _typed(self, text: str | None) -> None:
+        if text is not None and text.strip():
+            self.choose(_choice(text))
+
+    def on_key(self, event: events.Key) -> None:
+        """What was typed for the prompt before it was there."""
+        if isinstance(self.screen, Overlay):
+            event.prevent_default()
+            self.screen.post_message(events.Key(event.key, event.character))
+
+
+def _choice(text: str) -> Choice:
+    """What was typed: a file if there is one of that name, else addresses."""
+    path = Path(text.strip()).expanduser()
+    if path.suffix in (".mcap", ".part") or path.is_file():
+        return Choice("file", (str(path),))
+    return Choice("engines", tuple(text.split()))
+
+
+def _wrong(text: str) -> str | None:
+    if not text.strip() or _choice(text).kind == "file":
+        return None
+    try:
+        for name in text.split():
+            Endpoint.parse(name)
+    except ConfigError as error:
+        return str(error)
+    return None

@@ -1,0 +1,132 @@
+"""The start screen, drawn: sections of lines, as many of them as fit around the chosen one."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from stepscope.tui.start_list import Entry, Section
+from stepscope.tui.widgets.lines import Line, Run, clean, fitted, length_of, spread
+from stepscope.tui.widgets.panels import first_shown
+
+_TITLE_WIDTH = 26
+_NARROW_TITLE = 18
+_LEAST_CELL = 10  # of the last column, or it is left out
+NUM_DIGITS = 9  # entries that a digit opens
+
+
+class Drawn(NamedTuple):
+    """Lines of the page, and which entry each of them is (None: none)."""
+
+    lines: list[Line]
+    entries: list[int | None]
+
+
+def entries_of(sections: Sequence[Section]) -> list[Entry]:
+    """All that can be chosen, in order."""
+    return [entry for section in sections for entry in section.entries]
+
+
+def draw(sections: Sequence[Section], selected: int, width: int, height: int) -> Drawn:
+    """The list, scrolled so that the selected entry is in sight."""
+    lines: list[Line] = []
+    numbers: list[int | None] = []
+    number = 0
+    is_tight = sum(len(s.entries) or 1 for s in sections) + 2 * len(sections) > height + 1
+    for section in sections:
+        if lines and not is_tight:
+            lines.append(())
+            numbers.append(None)
+        lines.append(_heading(section, width))
+        numbers.append(None)
+        for entry in section.entries:
+            lines.append(_entry(section, entry, number, number == selected, width))
+            numbers.append(number)
+            number += 1
+        if not section.entries:
+            lines.append(((f"   {clean(section.otherwise, width)}", "muted"),))
+            numbers.append(None)
+    at = numbers.index(selected) if selected in numbers else None
+    first = first_shown(len(lines), height, at)
+    shown = [fitted(line, width) for line in lines[first : first + height]]
+    places = numbers[first : first + height]
+    rest = height - len(shown)
+    return Drawn([*shown, *[fitted((), width)] * rest], [*places, *[None] * rest])
+
+
+def header(version: str, width: int) -> Line:
+    left: Line = (
+        (f" stepscope {version}", "strong"),
+        ("  every forward step of an LLM inference engine", "muted"),
+    )
+    return fitted(left, width)
+
+
+def footer(width: int) -> Line:
+    """Keys; the mouse needs none."""
+    parts: tuple[tuple[str, str], ...] = (
+        ("↑/↓", "Choose"),
+        ("Enter", "Open"),
+        ("1-9", "Open at once"),
+        ("e", "Endpoint"),
+        ("q", "Quit"),
+        ("T", "Theme"),
+        ("v", "Glyphs"),
+    )
+    line: Line = ()
+    for keys, label in parts:
+        more: Line = ((f" {keys} ", "key"), (f"{label} ", "muted"))
+        if length_of(line) + length_of(more) > width:
+            break
+        line = (*line, *more)
+    right: Line = (("'stepscope -h' lists all commands ", "muted"),)
+    if length_of(line) + length_of(right) <= width:
+        return spread(line, right, width)
+    return fitted(line, width)
+
+
+def _columns(section: Section, width: int) -> list[tuple[str, int, bool]]:
+    """Those that fit after the title, the last one as wide as there is room."""
+    left = width - 3 - _title_width(width) - 1
+    found = []
+    for name, wanted, is_right in section.columns:
+        room = wanted or left
+        if left < (wanted or _LEAST_CELL):
+            break
+        found.append((name, room, is_right))
+        left -= room + 1
+    return found
+
+
+def _title_width(width: int) -> int:
+    return _TITLE_WIDTH if width >= 100 else _NARROW_TITLE
+
+
+def _heading(section: Section, width: int) -> Line:
+    room = _title_width(width)
+    title = section.title if len(section.title) <= room + 2 else section.title.split(" on ")[0]
+    runs: list[Run] = [(f" {clean(title, room + 2):<{room + 2}} ", "title")]
+    for name, cells, is_right in _columns(section, width):
+        text = clean(name, cells)
+        runs.append(((text.rjust(cells) if is_right else text.ljust(cells)) + " ", "muted"))
+    return tuple(runs)
+
+
+def _entry(section: Section, entry: Entry, number: int, is_selected: bool, width: int) -> Line:
+    mark = "+cursor" if is_selected else ""
+    plain = f"text{mark}"
+    digit = str(number + 1) if number < NUM_DIGITS else " "
+    room = _title_width(width)
+    runs: list[Run] = [
+        ("▶" if is_selected else " ", plain),
+        (f"{digit} ", f"key{mark}"),
+        (f"{clean(entry.title, room):<{room}} ", f"{entry.style}{mark}"),
+    ]
+    columns = _columns(section, width)
+    if len(entry.cells) == 1:  # it says one thing, under all of the columns
+        columns = [("", max(0, width - 4 - room), False)]
+    for (_, cells, is_right), (text, style) in zip(columns, entry.cells, strict=False):
+        text = clean(text, cells)
+        before = cells - len(text) if is_right else 0
+        after = cells - len(text) - before + 1
+        runs += [(" " * before, plain), (text, f"{style}{mark}"), (" " * after, plain)]
+    used = length_of(runs)
+    return (*fitted(runs, min(used, width)), (" " * max(0, width - used), plain))
