@@ -96,14 +96,16 @@ def _specs(frame: Frame) -> Mapping[str, KnobSpec]:
 
 
 def _knob_columns(width: int) -> tuple[Column, ...]:
-    return (
+    columns = (
         Column("", 1),
         Column("knob", 29),
         Column("value", 13, True),
         Column("default", 13, True),
-        Column("may be", 20 if width < 110 else 34 if width < 150 else 52),
-        Column("what it does" if width >= 130 else "last changed", 0),
+        Column(" may be", 20 if width < 110 else 34 if width < 150 else 52),
     )
+    if width < 150:
+        return (*columns, Column("last changed", 0))
+    return (*columns, Column("last changed", 36), Column("what it does", 0))
 
 
 def _knob(frame: Frame, name: str, spec: KnobSpec | None) -> list[Cell]:
@@ -114,17 +116,19 @@ def _knob(frame: Frame, name: str, spec: KnobSpec | None) -> list[Cell]:
         (name, "strong"),
         (value_text(value), "mark" if differs else "text"),
         ("—" if spec is None else value_text(spec.default), "muted"),
-        ("" if spec is None else bounds_text(spec), "muted"),
-        (_last(frame, name, spec), "muted"),
+        ("" if spec is None else f" {bounds_text(spec)}", "muted"),
+        (_last(frame, name), "muted"),
+        ("" if spec is None else spec.help, "muted"),
     ]
 
 
-def _last(frame: Frame, name: str, spec: KnobSpec | None) -> str:
+def _last(frame: Frame, name: str) -> str:
+    """Who changed it last; blank where nobody has since the oldest step in memory."""
     for change in _changes(frame):
         if name in change.new:
             when = fmt.clock(frame.history.wall_ns(change.time_ns))
             return f"{when} by {change.who}, from step {change.effective_step:,}"
-    return "" if spec is None else spec.help
+    return ""
 
 
 def _about(spec: KnobSpec | None) -> str:

@@ -1,10 +1,10 @@
 """Latencies of the last minute against the service levels, and the last stall."""
 
-from stepscope.recordings.latency import Series
+from stepscope.recordings.latency import TREND_BUCKETS, Series
 from stepscope.tui import format as fmt
-from stepscope.tui.frame import Frame
+from stepscope.tui.frame import LATENCY_WINDOW_S, Frame
 from stepscope.tui.theme import LEVELS
-from stepscope.tui.widgets.lines import Line, Run, framed, spot
+from stepscope.tui.widgets.lines import Line, Run, clean, framed, length_of, spot
 
 _NAMES = ("TTFT", "ITL", "TPOT", "step")
 
@@ -13,7 +13,9 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     """The panel, `width` x `height` with its frame."""
     report, slo = frame.latency, frame.history.slo
     trend_width = width - 4 - 40
-    heading = f"        p50    p95    p99  SLO           {'worst of a second':<{trend_width}}"
+    slices = max(1, min(trend_width, TREND_BUCKETS))
+    worst = f"worst of {LATENCY_WINDOW_S / slices:.0f} s"
+    heading = f"        p50    p95    p99  SLO           {worst if trend_width > 0 else ''}"
     body: list[Line] = [((heading, "muted"),)]
     bounds = (slo.ttft_ms, slo.itl_ms, None, None)
     series = (report.ttft, report.itl, report.tpot, report.step)
@@ -38,7 +40,8 @@ def one_line(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         for value in (values.p50_ms, values.p95_ms, values.p99_ms):
             line += [*_value(value, bound, 0), (" ", "text")]
     if frame.stall is not None:
-        line += [("│ ", "frame"), (frame.stall.text, "text")]
+        room = width - length_of(line) - 2
+        line += [("│ ", "frame"), (clean(frame.stall.text, room), "text")]
     return [tuple(line)]
 
 
@@ -68,7 +71,10 @@ def _value(value: float | None, bound: float | None, width: int) -> list[Run]:
 
 
 def sparkline(values: tuple[float | None, ...], width: int) -> str:
-    """The worst of each slice, scaled to the worst of all; blank where nothing was measured."""
+    """The worst of each slice, scaled to the worst of all; blank where nothing was measured.
+
+    Never a full cell: rows of them above each other would be one block.
+    """
     if width <= 0 or not values:
         return ""
     slices: list[float | None] = []
@@ -81,7 +87,7 @@ def sparkline(values: tuple[float | None, ...], width: int) -> str:
     if top <= 0:
         return " " * len(slices)
     return "".join(
-        " " if value is None else LEVELS[min(7, int(value / top * 7.999))] for value in slices
+        " " if value is None else LEVELS[min(6, int(value / top * 6.999))] for value in slices
     )
 
 

@@ -61,6 +61,8 @@ def table(
         line: list[Run] = [("▶" if mark else " ", f"text{mark}")]
         for (column, room), (text, style) in zip(shown, rows[number], strict=False):
             line.append((_cell(text, room, column.is_right) + " ", f"{style}{mark}"))
+        rest = width - sum(len(text) for text, _ in line)
+        line.append((" " * max(0, rest), f"text{mark}"))
         lines.append((spot("row", first_target + number), *fitted(line, width)))
     return lines
 
