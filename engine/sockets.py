@@ -8,6 +8,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import zmq
@@ -16,8 +17,10 @@ from zmq.utils.monitor import recv_monitor_message
 from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import Endpoint, local_credentials
 from stepscope.engine.gate import ZAP_DOMAIN, Gate
-from stepscope.engine.keys import Credentials, find_credentials
+from stepscope.engine.keys import Credentials, find_credentials, read_credentials
 
+KEY_VARIABLE = "STEPSCOPE_CLIENT_KEY"  # path of a key file, never the key itself
+SERVER_KEY_VARIABLE = "STEPSCOPE_CLIENT_SERVER_KEY"
 HANDSHAKE_MS = 5_000
 RECONNECT_MS, MAX_RECONNECT_MS = 100, 1_000
 _KEEP_ALIVE = {  # seconds: asked after 10, given up after 25
@@ -95,16 +98,25 @@ def client_socket(kind: int, endpoint: Endpoint | None) -> "zmq.Socket[bytes]":
 
 
 def credentials_for(endpoint: Endpoint) -> Credentials | None:
-    """The key for an endpoint: the one it came with, that of an engine here, or that of a file.
+    """The key for an endpoint.
+
+    The one it came with; else the file that the environment names; else what an engine of this user
+    on this machine tells; else a file in the folder of keys.
 
     Raises:
         ConfigError: there is a key file that cannot be used.
     """
     if endpoint.credentials is not None:
         return endpoint.credentials
-    is_known, credentials = local_credentials(endpoint)
-    if is_known:
-        return credentials
+    is_here, local = local_credentials(endpoint)
+    if is_here and local is None:
+        return None  # it asks for no key
+    if path := os.environ.get(KEY_VARIABLE):
+        credentials = read_credentials(Path(path).expanduser())
+        server = os.environ.get(SERVER_KEY_VARIABLE) or credentials.server
+        return replace(credentials, server=server)
+    if is_here:
+        return local
     return find_credentials(endpoint.control, is_remote=not endpoint.is_private)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from stepscope.tui.cli_errors import DONE, INTERRUPTED, WRONG_USAGE, report
-from stepscope.tui.commands import bench, dashboard, engines, pictures, recordings
+from stepscope.tui.commands import bench, dashboard, engines, keys, pictures, recordings
 
 app = typer.Typer(
     name="stepscope",
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 for group in (dashboard, engines, recordings, pictures):
     app.add_typer(group.commands)
+app.add_typer(keys.commands)
 app.add_typer(bench.commands)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepscope.engine.config import EngineConfig, Knobs
+from stepscope.engine.endpoints import Endpoint
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.wire import EngineInfo
 from stepscope.tui.cli_engine import engine_packages, prepare_process
@@ -42,7 +43,7 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool) -> None:
         print(f"{info.name} serves {info.model} ({what}) on {info.control_endpoint}", flush=True)
         print(f"watch it: stepscope top {info.name}    stop it: Ctrl-C", flush=True)
         if http is not None:
-            http.start(info.control_endpoint)
+            http.start(Endpoint.parse(info.control_endpoint).here.control)
 
     try:
         with engine_packages(), progress:

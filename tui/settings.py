@@ -23,7 +23,7 @@ from stepscope.tui.cli_errors import WrongUsage
 if TYPE_CHECKING:
     from stepscope.tui.actions import Action
 
-Section: TypeAlias = Literal["serve", "knobs", "http", "dashboard", "fleet", "load"]
+Section: TypeAlias = Literal["serve", "knobs", "http", "dashboard", "fleet", "load", "client"]
 KEYS = "keys"
 NO_FILE = "none"  # as the name of the config file: read none, write none
 
@@ -84,6 +84,21 @@ class FleetSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = ()
 
 
+class ClientSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The key that commands come in with, where an engine asks for one."""
+
+    key: Annotated[
+        str,
+        Meta(
+            description="key file from 'stepscope keys new', for an engine that asks for one "
+            "(default: the one for it in the config folder's keys/)"
+        ),
+    ] = ""
+    server_key: Annotated[
+        str, Meta(description="the engine's public key, if not the one in the key file")
+    ] = ""
+
+
 SECTIONS: dict[Section, type[Struct]] = {
     "serve": EngineConfig,
     "knobs": Knobs,
@@ -91,6 +106,7 @@ SECTIONS: dict[Section, type[Struct]] = {
     "dashboard": DashboardSettings,
     "fleet": FleetSettings,
     "load": WorkloadSpec,
+    "client": ClientSettings,
 }
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from stepscope.tui.cli_options import with_options
-from stepscope.tui.commands.shared import example
+from stepscope.tui.commands.shared import example, with_key
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -51,6 +51,7 @@ def demo(
         "stepscope top engine-0 engine-1 tcp://127.0.0.1:5555",
     )
 )
+@with_key
 @with_options("dashboard")
 def top(
     endpoints: Annotated[

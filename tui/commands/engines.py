@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from stepscope.tui.cli_options import with_options
-from stepscope.tui.commands.shared import Endpoint, example
+from stepscope.tui.commands.shared import Endpoint, example, with_key
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -35,6 +35,7 @@ def serve(
 
 
 @commands.command(epilog=example("stepscope http engine-0 --bind 127.0.0.1:8000"))
+@with_key
 @with_options("http")
 def http(
     endpoint: Endpoint = None,
@@ -54,6 +55,7 @@ def http(
         "stepscope load engine-0 --trace trace.csv --time-scale 0.1 --limit 200",
     )
 )
+@with_key
 @with_options("load")
 def load(
     endpoint: Endpoint = None,
@@ -84,6 +86,7 @@ def load(
 
 
 @commands.command("set", epilog=example("stepscope set max_num_batched_tokens=512 order=arrival"))
+@with_key
 def set_(
     assignments: Annotated[
         list[str], typer.Argument(metavar="KEY=VALUE", help="knobs and their new values")
@@ -107,6 +110,7 @@ def set_(
 
 
 @commands.command(epilog=example("stepscope snapshot --json | jq .kv"))
+@with_key
 def snapshot(
     endpoint: Endpoint = None,
     as_json: Annotated[
@@ -117,6 +121,27 @@ def snapshot(
     from stepscope.tui import cli_snapshot
 
     cli_snapshot.snapshot(endpoint, as_json)
+
+
+@commands.command(
+    epilog=example("stepscope audit", "stepscope audit session.mcap --json | jq '.[] | .who'")
+)
+@with_key
+def audit(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ENDPOINT|FILE",
+            help="an engine, or a recording (default: the only local engine)",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="as one JSON document")] = False,
+) -> None:
+    """Show who changed an engine, and when, and who was refused to."""
+    from stepscope.tui import cli_audit
+
+    cli_audit.audit(target, as_json)
 
 
 @commands.command(

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from stepscope.tui.commands.shared import Endpoint, example
+from stepscope.tui.commands.shared import Endpoint, example, with_key
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -15,6 +15,7 @@ commands = typer.Typer(rich_markup_mode=None)
         "stepscope record engine-0 -o week.mcap --rotate 1GB --keep 48h",
     )
 )
+@with_key
 def record(
     endpoint: Endpoint = None,
     *,

@@ -1,0 +1,51 @@
+"""Entries of the audit trail in words, the same wherever they are shown."""
+
+from collections.abc import Mapping
+
+from stepscope.engine.wire import Audited, KnobValue
+
+LOCAL = "local"
+_DONE = {
+    "Pause": "paused the engine",
+    "Resume": "let the engine go on",
+    "Drain": "drains the engine",
+    "Shutdown": "shut the engine down",
+    "ResetPrefixCache": "reset the prefix cache",
+    "SetWorkload": "set the workload",
+    "Step": "ran single steps",
+    "StepOnce": "ran single steps",
+    "Abort": "aborted a request",
+    "SetKnobs": "changed knobs",
+}
+
+
+def value_text(value: KnobValue | None) -> str:
+    if value is None:
+        return "—"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def who_text(entry: Audited) -> str:
+    """Who it was: the key they came in with is certain, the name is what they say."""
+    if entry.key is None or entry.key == LOCAL:
+        return entry.who
+    return entry.key if entry.who in ("", entry.key) else f"{entry.key} ({entry.who})"
+
+
+def change_text(entry: Audited) -> str:
+    """What was changed from what to what, or what was refused and why."""
+    if entry.code:
+        what = entry.command or "commands"
+        return f"{what} refused: {entry.detail}"
+    what = _DONE.get(entry.command, entry.command)
+    changes = _changes(entry.old or {}, entry.new or {})
+    detail = f" ({entry.detail})" if entry.detail else ""
+    return f"{what}: {changes}{detail}" if changes else f"{what}{detail}"
+
+
+def _changes(old: Mapping[str, KnobValue], new: Mapping[str, KnobValue]) -> str:
+    return ", ".join(
+        f"{name} {value_text(old.get(name))}→{value_text(value)}" for name, value in new.items()
+    )
