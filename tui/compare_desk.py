@@ -220,7 +220,8 @@ class CompareDesk:
             notes, shares = comparer.notes, _shares(comparer)
             reading, cancelled = comparer.is_reading, comparer.was_cancelled
         empty: list[Point | None] = [None] * self._num_columns
-        columns, points = (empty, empty), (None, None)
+        columns = empty, empty
+        points: tuple[Point | None, Point | None] = (None, None)
         width, start, at = 1, 0, 0
         if axis is not None:
             width = self._width(axis)

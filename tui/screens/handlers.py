@@ -26,7 +26,7 @@ _PREEMPTIONS = ("preempt",)
 def handlers(screen: "MainScreen") -> Mapping[str, Callable[[], None]]:
     """Action id -> what to do. Every action of the table is in it."""
     navigator, operator, view = screen.navigator, screen.operator, screen.view
-    actions = {
+    actions: dict[str, Callable[[], None]] = {
         **{f"screen_{page}": partial(pages.show, screen, page) for page in PAGES},
         "pause": navigator.pause,
         "step_back": partial(_column, screen, -1),
