@@ -3,12 +3,13 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from stepscope.recordings.fleet import EngineLine
-from stepscope.recordings.overview import Overview
 from stepscope.tui import format as fmt
-from stepscope.tui.widgets.fleet_columns import state_text
+
+if TYPE_CHECKING:  # the first picture has neither, and does not wait for them
+    from stepscope.recordings.fleet import EngineLine
+    from stepscope.recordings.overview import Overview
 
 Kind: TypeAlias = Literal["engines", "file", "demo", "ask"]
 Cell: TypeAlias = tuple[str, str]  # text, style
@@ -51,11 +52,11 @@ class File(NamedTuple):
     path: Path
     num_bytes: int
     changed_s: float  # Unix time, of the file or of when it was opened last
-    overview: Overview | None  # None while nobody has looked into it
+    overview: "Overview | None"  # None while nobody has looked into it
 
 
 def engines_section(
-    lines: Sequence[tuple[str, EngineLine]], configured: Sequence[str], is_looking: bool
+    lines: "Sequence[tuple[str, EngineLine]]", configured: Sequence[str], is_looking: bool
 ) -> Section:
     """Engines of this machine.
 
@@ -87,7 +88,9 @@ def engines_section(
     )
 
 
-def _engine(address: str, line: EngineLine) -> Entry:
+def _engine(address: str, line: "EngineLine") -> Entry:
+    from stepscope.tui.widgets.fleet_columns import state_text
+
     figures = line.figures
     state, style = state_text(line)
     seats = "" if figures.num_seats is None else f"/{fmt.short(figures.num_seats)}"

@@ -20,8 +20,6 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.types import CSSPathType
 
-from stepscope.engine.config import ConfigError
-from stepscope.engine.endpoints import Endpoint
 from stepscope.recordings import samples
 from stepscope.tui import start_list
 from stepscope.tui.notices import Notices, Tone
@@ -298,6 +296,9 @@ def _choice(text: str) -> Choice:
 
 
 def _wrong(text: str) -> str | None:
+    from stepscope.engine.config import ConfigError
+    from stepscope.engine.endpoints import Endpoint  # with sockets, which the list has no need of
+
     if not text.strip() or _choice(text).kind == "file":
         return None
     try:
