@@ -90,6 +90,7 @@ class EngineCore:
         self.describe_workload: Callable[[], str | None] = lambda: None
         self.set_workload: Callable[[WorkloadSpec | None], None] = lambda spec: None
         self.control_counts: Callable[[], ControlCounts | None] = lambda: None
+        self.anchored: Callable[[EngineInfo], EngineInfo] = lambda info: info
         self.snapshots = SnapshotDesk(self.snapshot, runner.clock)
         self._apply = apply
         self._request_ids = itertools.count()
@@ -284,6 +285,7 @@ class EngineCore:
         now_ns = self.runner.clock()
         if now_ns >= self._next_info_ns:
             self._next_info_ns = now_ns + INFO_INTERVAL_NS
+            self.info = self.anchored(self.info)
             self.publish(self.info)
         # Outside of a step nothing else would tell what happened.
         if (

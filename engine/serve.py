@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from stepscope.engine import dispatch
 from stepscope.engine.commands import AnyReply, Shutdown, Submit
 from stepscope.engine.config import ConfigError, EngineConfig, Knobs, Limits, knob_specs
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from stepscope.engine.runner import ModelRunner
 
 log = logging.getLogger("stepscope.engine")
+
+_CLOCKS_MOVED_NS = 50_000_000
 
 MIN_TOKEN_CAPACITY = 8192
 SIGNAL = "a signal"  # as the audit trail calls who ends the engine by one
@@ -135,6 +139,7 @@ def open_engine(
             num_unfinished=lambda: len(scheduler.requests),
         )
         core.describe_workload = lambda: workload.description
+        core.anchored = anchored
         control = ControlServer(
             endpoint.control, core, intake, runner.tokenizer, publisher.replay, workload.set, gate
         )
@@ -187,6 +192,18 @@ def _info(
         wall_ns=time.time_ns(),
         config_hash=config.hash(),
     )
+
+
+def anchored(info: EngineInfo) -> EngineInfo:
+    """`info` with the clocks as they are now, where they have moved against each other.
+
+    They do when the wall clock is set, and when the machine sleeps.
+    """
+    monotonic_ns, wall_ns = time.monotonic_ns(), time.time_ns()
+    moved_ns = (wall_ns - monotonic_ns) - (info.wall_ns - info.monotonic_ns)
+    if abs(moved_ns) < _CLOCKS_MOVED_NS:
+        return info
+    return msgspec.structs.replace(info, monotonic_ns=monotonic_ns, wall_ns=wall_ns)
 
 
 def _workload_submit(core: EngineCore, intake: Intake) -> Callable[[Submit], None]:

@@ -1,7 +1,7 @@
 """`History`: a session so far, in memory. One writer (the source's thread), any number of readers.
 
 Reading is the business of `HistoryView`; here is how what was received gets in. An engine that
-starts anew begins a new history: its step numbers start again at 0. The one before is kept whole as
+starts anew, or whose clock is set back, begins a new history. The one before is kept whole as
 `previous` until `reset`, or until the engine starts anew once more.
 """
 
@@ -11,6 +11,7 @@ import msgspec
 
 from stepscope.engine import wire
 from stepscope.engine.wire import EngineInfo, EngineStatus, Mark, Snapshot, StepRecord, Telemetry
+from stepscope.recordings.clocks import back_by, set_back
 from stepscope.recordings.events import SessionEvent
 from stepscope.recordings.history_view import HistoryView
 from stepscope.recordings.latency import SLO
@@ -137,7 +138,22 @@ class History(HistoryView):
             text = f"{info.name} started anew (pid {info.pid or '?'})"
             self._timeline.log.add(SessionEvent(max(state.step, 0), state.time_ns, "engine", text))
             return
+        times_ns = self._timeline.columns.tokens_ns
+        if isinstance(message, StepRecord) and times_ns:
+            back_ns = back_by(times_ns[-1], message)
+            if back_ns and message.step > self._timeline.columns.steps[-1]:
+                self._begin_anew(sequence - 1, back_ns)
         self._timeline.take(sequence, message, payload)
+
+    def _begin_anew(self, last_sequence: int, back_ns: int) -> None:
+        """The engine's clock was set back: no order by time holds beyond this point."""
+        old = self._timeline
+        self.previous = self._detached()
+        state = set_back(old.state, back_ns)
+        self._begin(self._new_timeline(state, last_sequence))
+        text = f"the engine's clock went back by {back_ns / 1e9:,.1f} s: a new history begins"
+        event = SessionEvent(max(state.step, 0), max(state.time_ns, 0), "engine", text)
+        self._timeline.log.add(event)
 
     def _detached(self) -> Self:
         """A history of its own that holds what this one has held so far."""

@@ -76,8 +76,7 @@ class HistoryView:
 
     def wall_ns(self, monotonic_ns: int) -> int | None:
         """Wall-clock time (Unix) of an engine time; None before the engine is known."""
-        anchor = self._timeline.anchor
-        return None if anchor is None else anchor.wall_ns + monotonic_ns - anchor.monotonic_ns
+        return self._timeline.wall_clock.wall_ns(monotonic_ns)
 
     # Any step
 

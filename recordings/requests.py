@@ -87,7 +87,7 @@ class RequestTable:
                     if not view.is_partial:
                         outcome.ttft_ns.append((row.request_id, now_ns - view.arrival_ns))
             elif num_output_tokens == view.num_output_tokens + 1:
-                gap_ns = now_ns - last_ns
+                gap_ns = max(0, now_ns - last_ns)
                 if gap_ns in gaps:
                     gaps[gap_ns] += 1
                 else:
@@ -160,7 +160,7 @@ class RequestTable:
                 and view.last_token_ns is not None
                 and view.num_output_tokens > 1
             ):
-                decode_ns = view.last_token_ns - view.first_token_ns
+                decode_ns = max(0, view.last_token_ns - view.first_token_ns)
                 outcome.tpot_ns.append(
                     (view.request_id, round(decode_ns / (view.num_output_tokens - 1)))
                 )

@@ -8,6 +8,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 
 from stepscope.engine.wire import (
+    EngineInfo,
     EngineStatus,
     KnobsChanged,
     Mark,
@@ -15,6 +16,7 @@ from stepscope.engine.wire import (
     StepRecord,
     Telemetry,
 )
+from stepscope.recordings.clocks import WallClock
 from stepscope.recordings.columns import Span, StepColumns, StepSummary
 from stepscope.recordings.events import EventLog, Gap, SessionEvent, knobs_event, request_event
 from stepscope.recordings.lanes import LaneBoard
@@ -47,7 +49,9 @@ class Timeline:
         self.slo = slo
         self.state = state
         self.last_sequence = last_sequence
-        self.anchor = state.info  # the first pair of monotonic and wall time
+        self.wall_clock = WallClock()
+        if state.info is not None:
+            self.wall_clock.take(state.info)
         self.ring = StepRing(state, max_steps, max_bytes)
         self.columns = StepColumns()
         self.lanes = LaneBoard(state, state.step + 1)
@@ -98,8 +102,8 @@ class Timeline:
             self._add_events(message, max(message.step, 0), message.time_ns)
         elif isinstance(message, KnobsChanged):
             self._add_knobs(message)
-        if self.anchor is None:
-            self.anchor = state.info
+        if isinstance(message, EngineInfo | Snapshot) and state.info is not None:
+            self.wall_clock.take(state.info)
 
     def rewind(self, step: int) -> bool:
         """Back to just after the record of `step`; False when it is not kept."""
