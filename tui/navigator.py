@@ -45,6 +45,8 @@ class Replay(Protocol):
 
     def skip(self, num_steps: int) -> None: ...
 
+    def wait(self, timeout_s: float = 10.0) -> bool: ...
+
 
 def replay_of(source: Source) -> Replay | None:
     return None if source.is_live else cast(Replay, source)

@@ -9,6 +9,7 @@ from stepscope.recordings.fleet import Fleet
 from stepscope.recordings.history import History
 from stepscope.tui.compare_origin import Origin
 from stepscope.tui.fleet_desk import FleetDesk
+from stepscope.tui.navigator import replay_of
 from stepscope.tui.new_session import SessionMaker
 from stepscope.tui.screens.main import MainScreen
 
@@ -59,6 +60,8 @@ class SideScreens:
                 source.wait(_SEEK_S)
         elif step is not None:
             screen.navigator.go(step)
+            if (replay := replay_of(home.session.source)) is not None:
+                replay.wait(_SEEK_S)
         view = screen.view
         view.trail, view.row = ("compare",), 0
         view.selected = request_id if request_id is not None else view.selected

@@ -68,6 +68,9 @@ class Overlay(ModalScreen[_Result], Generic[_Result]):
             return
         event.stop()
         event.prevent_default()
+        if not self.is_current:  # typed in one burst with the key that closed it
+            self.app.screen.post_message(events.Key(event.key, event.character))
+            return
         if event.key == "escape":
             self.dismiss(None)
             return
