@@ -266,6 +266,11 @@ class Dashboard(App[None], inherit_bindings=False):
             # depend on who looks when.
             self.set_interval(LOOK_S, self._desk.fleet.look)
         asyncio.get_running_loop().set_exception_handler(self._note_loop_error)
+        self.app_resume_signal.subscribe(self, lambda _: self.draw_all())
+
+    def draw_all(self) -> None:
+        """Write every cell again: the terminal may show something else by now."""
+        self.screen.refresh(layout=True)
 
     def _note_loop_error(
         self, loop: asyncio.AbstractEventLoop, context: Mapping[str, object]

@@ -294,7 +294,7 @@ def _own_load(screen: "MainScreen") -> None:
 
 
 def _redraw(screen: "MainScreen") -> None:
-    screen.refresh(layout=True)
+    screen.app.screen.refresh(layout=True)
 
 
 def _suspend(screen: "MainScreen") -> None:

@@ -1,0 +1,121 @@
+"""The dashboard as a program of a shell: locale, config file, ctrl+z, sizes that never rest."""
+
+import os
+import signal
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.tui.terminal import cannot_be_drawn_on, only_ascii
+
+REPLAY = (sys.executable, "-m", "stepscope.tui.cli", "replay", "chunked", "--at", "200")
+SIZES = [(1, 1), (200, 60), (80, 24), (60, 15), (3, 50), (300, 5), (79, 19)]
+
+
+def test_a_session_in_a_shell_without_utf8(
+    terminal: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LC_ALL", "LC_CTYPE", "STEPSCOPE_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    config = tmp_path / "stepscope" / "config.toml"
+    config.parent.mkdir()
+    config.write_text("# mine\n[keys]\npause = 'f7'  # as everywhere\n")
+    screen = terminal(*REPLAY, LANG="C", XDG_CONFIG_HOME=str(tmp_path))
+    screen.wait_for(r"ASCII characters only: LANG=C is no UTF-8 locale; v draws all the same")
+    screen.wait_for(r" F7 Go on")
+    assert screen.text().isascii()
+    assert "step 200" in screen.text()
+
+    # Other characters, kept for the next time with everything else of the file.
+    screen.send("v")
+    screen.wait_for("kept for the next time: ascii off")
+    assert "━" in screen.text()
+    assert config.read_text() == (
+        "# mine\n[keys]\npause = 'f7'  # as everywhere\n\n[dashboard]\nascii = false\n"
+    )
+
+    # Sizes that change faster than anybody can draw.
+    for number in range(40):
+        columns, rows = SIZES[number % len(SIZES)]
+        screen.process.setwinsize(rows, columns)
+        time.sleep(0.005)
+    screen.resize(120, 40)
+    screen.wait_for(r"requests × steps")
+
+    # To the shell and back.
+    screen.send("\x1a")
+    wait_until_stopped(screen.process.pid)
+    screen.scribble()
+    os.kill(screen.process.pid, signal.SIGCONT)
+    screen.wait_for(r"requests × steps")
+    assert "noise" not in screen.text()
+    screen.send("\x1b[D")
+    screen.wait_for("step 199")
+    screen.send("q")
+    assert screen.wait_for_exit() == 0
+
+    # The next time.
+    screen = terminal(*REPLAY, LANG="C", XDG_CONFIG_HOME=str(tmp_path))
+    screen.wait_for("step 200")
+    screen.wait_for("━")
+    assert "ASCII characters only" not in screen.text()
+    screen.send("q")
+    assert screen.wait_for_exit() == 0
+    assert tomllib.loads(config.read_text())["keys"] == {"pause": "f7"}
+
+
+def wait_until_stopped(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < deadline, "ctrl+z did not stop it"
+        time.sleep(0.02)
+
+
+def test_a_terminal_without_a_cursor_is_refused_in_one_line(
+    terminal: Callable[..., Any], tmp_path: Path
+) -> None:
+    screen = terminal(*REPLAY, columns=200, TERM="dumb", XDG_CONFIG_HOME=str(tmp_path))
+    screen.wait_for(r"stepscope: error: the dashboard cannot move the cursor.*TERM is 'dumb'")
+    assert screen.wait_for_exit() == 2
+
+
+def test_a_wrong_key_in_the_config_file_is_one_line_with_its_name(
+    terminal: Callable[..., Any], tmp_path: Path
+) -> None:
+    config = tmp_path / "stepscope" / "config.toml"
+    config.parent.mkdir()
+    config.write_text("[keys]\nzoom_in = 'space'\n")
+    screen = terminal(*REPLAY, columns=300, XDG_CONFIG_HOME=str(tmp_path))
+    screen.wait_for(r"config.toml: \[keys\] zoom_in = 'space': space is the key of pause \(Pause\)")
+    assert screen.wait_for_exit() == 2
+
+
+@pytest.mark.parametrize(
+    ("environment", "why"),
+    [
+        ({"LANG": "en_US.UTF-8"}, None),
+        ({"LANG": "de_DE.utf8"}, None),
+        ({"LANG": "C", "LC_CTYPE": "en_GB.UTF-8"}, None),
+        ({"LANG": "C.UTF-8", "LC_ALL": "C"}, "LC_ALL=C is no UTF-8 locale"),
+        ({"LANG": "en_US.ISO-8859-1"}, "LANG=en_US.ISO-8859-1 is no UTF-8 locale"),
+        ({"LANG": "C"}, "LANG=C is no UTF-8 locale"),
+        ({}, "no locale is set (LANG)"),
+        ({"LANG": "en_US.UTF-8", "TERM": "linux"}, "the font of the Linux console has few others"),
+    ],
+)
+def test_the_locale_and_the_console_say_which_characters_there_are(
+    environment: dict[str, str], why: str | None
+) -> None:
+    assert only_ascii({"TERM": "xterm-256color", **environment}) == why
+
+
+def test_only_terminals_that_cannot_be_drawn_on_are_refused() -> None:
+    for name in ("xterm-256color", "linux", "screen", "tmux-256color", "vt100", "foot"):
+        assert cannot_be_drawn_on({"TERM": name}) is None
+    assert "TERM is 'unknown'" in (cannot_be_drawn_on({"TERM": "unknown"}) or "")
+    assert "TERM is not set" in (cannot_be_drawn_on({}) or "")
