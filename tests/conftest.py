@@ -171,8 +171,40 @@ class Terminal:
         with self._lock:
             return "\n".join(self.screen.display)
 
+    def cells(self) -> list[list[pyte.screens.Char]]:
+        """Every character of the screen, row by row, with its colours."""
+        with self._lock:
+            screen = self.screen
+            return [
+                [screen.buffer[y][x] for x in range(screen.columns)] for y in range(screen.lines)
+            ]
+
     def send(self, keys: str) -> None:
         self.process.write(keys.encode())
+
+    def click(self, column: int, row: int, button: int = 0) -> None:
+        """Press and release a mouse button at a cell, counted from 0; 64 and 65 are the wheel."""
+        at = f"{button};{column + 1};{row + 1}"
+        self.send(f"\x1b[<{at}M" if button >= 64 else f"\x1b[<{at}M\x1b[<{at}m")
+
+    def row_of(self, pattern: str) -> int:
+        """The first row of the screen that matches, once there is one."""
+        self.wait_for(pattern)
+        for row, line in enumerate(self.text().splitlines()):
+            if re.search(pattern, line):
+                return row
+        raise AssertionError(f"{pattern!r} is in no row of:\n{self.text()}")
+
+    def resize(self, columns: int, rows: int) -> None:
+        with self._lock:
+            self.screen.resize(rows, columns)
+        self.process.setwinsize(rows, columns)
+
+    def scribble(self) -> None:
+        """Something else writes over the whole screen, unknown to the program."""
+        with self._lock:
+            self.screen.reset()
+            self.screen.draw("noise " * 100)
 
     def wait_for(self, pattern: str, timeout_s: float = 30.0) -> re.Match[str]:
         """The first match of a regular expression on the screen."""
@@ -207,6 +239,9 @@ def runtime_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+_TERMINAL = {"TERM": "xterm-256color", "COLORTERM": "truecolor", "LANG": "C.UTF-8"}
+
+
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
     """Starts programs in pseudo-terminals; ends what is left of them."""
@@ -219,8 +254,9 @@ def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
         cwd: str | None = None,
         **environment: str,
     ) -> Terminal:
-        full = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", **environment}
-        full.pop("NO_COLOR", None)
+        usual = {**os.environ, **_TERMINAL}
+        usual.pop("NO_COLOR", None)
+        full = {**usual, **environment}
         started.append(Terminal(list(arguments), columns, rows, full, cwd))
         return started[-1]
 
