@@ -18,6 +18,7 @@ from stepscope.engine.wire import (
     StepRecord,
     Telemetry,
 )
+from stepscope.recordings.keyframe_session import KeyframeSession
 from stepscope.recordings.recording_file import RecordingFile
 from stepscope.recordings.session import SessionState
 
@@ -46,7 +47,7 @@ class EngineLog:
         self.last_step: int | None = None
         self._file = file
         self._metadata = dict(metadata)
-        self._session = SessionState()
+        self._session = KeyframeSession()
         self._last_sequence: int | None = None
         self._last_applied: int | None = None  # sequence the session is true after
         self._needs_snapshot = False

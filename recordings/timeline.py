@@ -71,19 +71,8 @@ class Timeline:
 
     def take(self, sequence: int, message: Telemetry, payload: bytes) -> None:
         """The next message; see `History.append`."""
-        last = self.last_sequence
-        if last is not None:
-            if isinstance(message, Snapshot):
-                if sequence < last or (sequence == last and not self.needs_snapshot):
-                    return
-                if sequence > last:  # it stands for messages that never came
-                    self._note_gap(last + 1, sequence)
-                self.needs_snapshot = False
-            elif sequence <= last:
-                return
-            elif sequence > last + 1:
-                self._note_gap(last + 1, sequence - 1)
-        self.last_sequence = sequence
+        if not self._is_next(sequence, message):
+            return
         state = self.state
         step = message.step if isinstance(message, StepRecord) else None
         if step is not None and self.columns.steps and step <= self.columns.steps[-1]:
@@ -104,6 +93,35 @@ class Timeline:
             self._add_knobs(message)
         if isinstance(message, EngineInfo | Snapshot) and state.info is not None:
             self.wall_clock.take(state.info)
+
+    def pass_over(self, sequence: int, message: Telemetry) -> None:
+        """The next message, of which nothing is kept but that it came."""
+        if not self._is_next(sequence, message):
+            return
+        if isinstance(message, StepRecord):
+            self.state.step = message.step
+            self.state.time_ns = max(self.state.time_ns, message.tokens_ns)
+            self._end_gaps(message.step)
+        elif isinstance(message, EngineStatus):
+            self.state.state = message.state
+            self.state.time_ns = max(self.state.time_ns, message.time_ns)
+
+    def _is_next(self, sequence: int, message: Telemetry) -> bool:
+        """Whether a message is new; what is missing before it becomes a gap."""
+        last = self.last_sequence
+        if last is not None:
+            if isinstance(message, Snapshot):
+                if sequence < last or (sequence == last and not self.needs_snapshot):
+                    return False
+                if sequence > last:  # it stands for messages that never came
+                    self._note_gap(last + 1, sequence)
+                self.needs_snapshot = False
+            elif sequence <= last:
+                return False
+            elif sequence > last + 1:
+                self._note_gap(last + 1, sequence - 1)
+        self.last_sequence = sequence
+        return True
 
     def rewind(self, step: int) -> bool:
         """Back to just after the record of `step`; False when it is not kept."""
@@ -178,13 +196,17 @@ class Timeline:
         text = f"{gap.num_messages:,} messages lost after step {step:,}"
         self.log.add(SessionEvent(max(step, 0), self.state.time_ns, "gap", text))
 
-    def _add_step(self, sequence: int, record: StepRecord, outcome: Outcome) -> None:
-        step, now_ns = record.step, record.tokens_ns
+    def _end_gaps(self, step: int) -> None:
+        """The first step after lost messages says how far they reached."""
         for index in range(len(self.gaps) - 1, -1, -1):
             if self.gaps[index].before_step is not None:
                 break
             self.gaps[index] = self.gaps[index]._replace(before_step=step)
             self.gap_steps.add(step)
+
+    def _add_step(self, sequence: int, record: StepRecord, outcome: Outcome) -> None:
+        step, now_ns = record.step, record.tokens_ns
+        self._end_gaps(step)
         leave_out_pauses(outcome, self.pauses, self.state, now_ns)
         self.columns.append(sequence, record, outcome)
         self.latencies.add(now_ns, now_ns - record.schedule_start_ns, outcome)

@@ -5,7 +5,7 @@ import signal
 import time
 from pathlib import Path
 
-from stepscope.recordings.history import History
+from stepscope.recordings.journal import Journal
 from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.rotation import MIN_ROTATE_BYTES, MIN_ROTATE_S, FileSeries, Limits
 from stepscope.recordings.subscriber import Subscriber
@@ -17,7 +17,6 @@ from stepscope.tui.recent import remember
 
 _TICK_S = 0.2
 _GONE_S = 10.0  # an engine that is silent for so long does not come back in this recording
-_MAX_STEPS = 1_000  # in memory; the file has them all
 
 
 def record(
@@ -45,7 +44,7 @@ def record(
         raise CommandFailed(f"{output} is there already; remove it or choose another name")
     chosen = choose(endpoint, "stepscope record {} -o FILE")
     connect(chosen).close()
-    source = Subscriber(chosen, History(max_steps=_MAX_STEPS))
+    source = Subscriber(chosen, Journal())
     recorder = Recorder(source, output if limits is None else FileSeries(output, limits, kept))
     stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     with stop:

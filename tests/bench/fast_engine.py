@@ -28,9 +28,9 @@ TICK_S = 0.002
 
 
 def session(num_steps: int, num_requests: int) -> list[Telemetry]:
-    """Messages of an engine that is always full."""
+    """Messages of an engine that is nearly always full, and hardly ever has a queue."""
     workload = SimulatedWorkload(
-        rate=5.0 * num_requests, chat_tokens=200, document_share=0.02, output_tokens=120
+        rate=0.75 * num_requests, chat_tokens=200, document_share=0.02, output_tokens=120
     )
     knobs = Knobs(max_num_batched_tokens=2048, max_num_seqs=num_requests)
     cost = CostModel(floor_ms=10.0, token_us=1.0, context_ns=0.0)

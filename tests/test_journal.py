@@ -1,0 +1,98 @@
+"""What a recorder keeps in memory is less than a history, and says the same of what it keeps."""
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.engine import wire
+from stepscope.engine.config import Knobs
+from stepscope.engine.simulated import SimulatedWorkload, simulate
+from stepscope.engine.wire import EngineInfo, Snapshot, StepRecord
+from stepscope.recordings.history import History
+from stepscope.recordings.journal import Journal
+from stepscope.recordings.keyframe_session import KeyframeSession
+from stepscope.recordings.session import SessionState
+
+# Small enough a cache that requests are preempted and come back.
+MESSAGES = simulate(
+    seed=3,
+    num_steps=1500,
+    num_blocks=160,
+    max_model_len=2048,
+    workload=SimulatedWorkload(rate=20.0, document_share=0.1, chat_tokens=150, document_tokens=900),
+    knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    first=st.integers(0, 900),
+    asked=st.sets(st.integers(0, 600), max_size=8),
+    lost=st.sets(st.integers(1, 600), max_size=6),
+    joined=st.booleans(),
+)
+def test_a_state_that_is_brought_up_to_date_when_asked_for_is_the_one_kept_up_to_date(
+    first: int, asked: set[int], lost: set[int], joined: bool
+) -> None:
+    eager, lazy = SessionState(), KeyframeSession()
+    if joined:  # from a snapshot on, else in the midst of everything
+        for _, message in MESSAGES[:first]:
+            eager.apply(message)
+        if (snapshot := eager.snapshot(first - 1)) is not None:
+            lazy.apply(snapshot)
+            eager = SessionState.from_snapshot(snapshot)
+    for place, (sequence, message) in enumerate(MESSAGES[first : first + 600]):
+        if place in lost:
+            continue
+        eager.apply(message)
+        lazy.apply(message)
+        if place in asked:
+            assert lazy.snapshot(sequence) == eager.snapshot(sequence)
+    assert lazy.snapshot(0) == eager.snapshot(0)
+
+
+def test_the_messages_hold_what_makes_it_hard() -> None:
+    events = {
+        type(event).__name__
+        for _, message in MESSAGES
+        if isinstance(message, StepRecord)
+        for event in message.events
+    }
+    assert events >= {"Arrived", "Admitted", "FirstToken", "Finished", "Preempted"}
+
+
+@pytest.mark.parametrize("lost", [range(0), range(300, 320), range(1490, 1495)])
+def test_a_journal_counts_as_a_history_does_and_keeps_no_step(lost: range) -> None:
+    journal, history = Journal(), History()
+    info = next(message for _, message in MESSAGES if isinstance(message, EngineInfo))
+    for each in (journal, history):
+        for sequence, message in MESSAGES:
+            if sequence not in lost:
+                each.append(sequence, message)
+    for name in ("num_lost", "gaps", "last_sequence", "needs_snapshot", "info"):
+        assert getattr(journal, name) == getattr(history, name), name
+    state, whole = journal.state, history.state
+    assert (state.state, state.step, state.time_ns) == (whole.state, whole.step, whole.time_ns)
+    assert journal.num_steps == 0
+    assert journal.snapshot() is None
+    assert not state.requests  # a week of them would not fit
+    # A snapshot mends the state, and another engine begins another journal.
+    mended = whole.snapshot(len(MESSAGES) + 10)
+    assert mended is not None
+    journal.append(mended.sequence, mended)
+    assert not journal.needs_snapshot
+    assert journal.num_lost == len(lost) + 11
+    other = msgspec.structs.replace(info, engine_id="another")
+    journal.append(5, Snapshot(**_fields(mended) | {"info": other, "sequence": 5}))
+    assert journal.num_lost == 0
+    assert journal.last_sequence == 5
+    assert journal.previous is not None
+    assert journal.previous.num_lost == len(lost) + 11
+    with pytest.raises(msgspec.DecodeError):
+        journal.append(6, b"nonsense")
+    assert wire.encode(other)
+
+
+def _fields(snapshot: Snapshot) -> dict[str, object]:
+    return {name: getattr(snapshot, name) for name in snapshot.__struct_fields__}
