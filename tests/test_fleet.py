@@ -1,0 +1,390 @@
+"""Several engines in figures: what is unknown stays unknown, who stands out is named, and since
+when; engines that go, come back or start anew are told as what they are."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.engine.wire import EngineInfo, EngineStatus, KVCounts, Snapshot, StepRecord
+from stepscope.recordings.fleet import (
+    FLEET_STEPS,
+    LOOK_S,
+    NUM_LOADS,
+    Fleet,
+    shared_bytes,
+)
+from stepscope.recordings.fleet_figures import EngineFigures, figures, measure
+from stepscope.recordings.history import MAX_STEPS, History
+from stepscope.recordings.imbalance import (
+    HOLD_S,
+    LAPSE_S,
+    ImbalanceKeeper,
+    differences,
+    findings,
+)
+
+MS = 1_000_000
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def engine(name: str, **values: Any) -> EngineFigures:
+    """One that is up and has nothing unusual about it."""
+    usual = {
+        "status": "live",
+        "state": "running",
+        "num_running": 30,
+        "num_waiting": 2,
+        "num_seats": 64,
+        "kv_used": 0.5,
+        "ttft_p95_ms": 200.0,
+        "itl_p95_ms": 20.0,
+        "preemptions_per_min": 0.0,
+        "prefix_hit_rate": 0.5,
+    }
+    return EngineFigures(name, **{**usual, **values})
+
+
+def info(engine_id: str, **values: Any) -> EngineInfo:
+    return EngineInfo(
+        engine_id=engine_id,
+        name="e",
+        software_version="1",
+        model="m",
+        monotonic_ns=0,
+        wall_ns=0,
+        **values,
+    )
+
+
+def told(source: Any) -> str:
+    return "; ".join(f"{event.name} {event.text}" for event in source.picture.events)
+
+
+# Figures
+
+
+def test_what_an_engine_does_not_tell_is_unknown_and_never_nought(
+    still_source: Callable[..., Any],
+) -> None:
+    source = still_source(2)
+    history = source.history = History()
+    history.append(0, info("attached"))
+    for number in range(20):
+        step = StepRecord(
+            step=number,
+            schedule_start_ns=number * 20 * MS,
+            tokens_ns=(number + 1) * 20 * MS,
+            num_prefill_tokens=0,
+            num_decode_tokens=4,
+            num_running=4,
+            num_waiting=1,
+        )
+        history.append(number + 1, step)
+    found = figures("attached", source, measure(history))
+    assert (found.num_running, found.num_waiting) == (4, 1)
+    assert found.steps_per_s == pytest.approx(50)
+    assert found.step_p95_ms == pytest.approx(20)
+    for unknown in (
+        "kv_used",
+        "num_seats",
+        "budget_used",
+        "ttft_p95_ms",
+        "itl_p95_ms",
+        "preemptions_per_min",
+        "output_tokens_per_s",
+        "prefix_hit_rate",
+    ):
+        assert getattr(found, unknown) is None, unknown
+
+
+def test_the_figures_of_a_busy_engine_are_those_of_its_history(
+    still_source: Callable[..., Any],
+) -> None:
+    source = still_source()
+    found = figures("busy", source, measure(source.history))
+    state, latency = source.history.state, source.history.latency()
+    assert found.num_running == state.num_running
+    assert found.num_seats == 32  # the knob, not the capacity
+    assert found.ttft_p95_ms == latency.ttft.p95_ms
+    assert found.itl_p95_ms == latency.itl.p95_ms
+    last = source.history.summary(source.history.last_step)
+    first_ns = last.tokens_ns - 10_000 * MS
+    recent = [
+        each
+        for each in source.history.summaries(0, last.step)
+        if each is not None and each.tokens_ns > first_ns
+    ]
+    spent, budget = sum(s.num_spent_tokens for s in recent), sum(s.token_budget for s in recent)
+    assert found.budget_used == pytest.approx(spent / budget)
+    assert found.kv_used == pytest.approx(
+        state.kv.used / (state.kv.used + state.kv.cached + state.kv.empty)
+    )
+
+
+@pytest.mark.parametrize("status", ["down", "connecting"])
+def test_nothing_is_claimed_of_an_engine_that_does_not_answer(
+    still_source: Callable[..., Any], status: str
+) -> None:
+    source = still_source()
+    source.status, source.error = status, "nobody there"
+    found = figures("gone", source, measure(source.history))
+    assert found.status == "down"
+    assert found.num_running is found.kv_used is found.itl_p95_ms is found.steps_per_s is None
+    assert found.load is None
+
+
+# Who stands out
+
+
+def test_one_engine_with_most_of_the_queue_is_named_with_its_share_and_who_has_least() -> None:
+    engines = [
+        engine("a", num_waiting=2, kv_used=0.12),
+        engine("b", num_waiting=12),
+        engine("c", num_waiting=38, kv_used=0.97),
+        engine("d", num_waiting=10),
+    ]
+    found = {each.figure: each for each in findings(engines)}
+    assert found["waiting"].engine == found["kv"].engine == 2
+    assert found["waiting"].text == "61% of all waiting requests (38 of 62), a has 2"
+    assert found["kv"].text == "KV 97%, a 12%"
+    assert set(found) == {"waiting", "kv"}
+
+
+def test_a_slow_engine_is_named_with_the_factor() -> None:
+    engines = [engine("a"), engine("b", ttft_p95_ms=1040.0, itl_p95_ms=62.0), engine("c")]
+    texts = [each.text for each in findings(engines)]
+    assert "TTFT p95 1.0 s, 5.2x the others" in texts
+    assert "ITL p95 62 ms, 3.1x the others" in texts
+
+
+def test_room_is_where_nothing_waits_while_others_queue() -> None:
+    engines = [
+        engine("a", num_running=2, num_waiting=0, kv_used=0.1),
+        engine("b", num_waiting=9, num_running=64),
+        engine("c", num_waiting=8, num_running=64),
+    ]
+    found = {each.figure: each for each in findings(engines)}
+    assert found["room"].engine == 0
+    assert found["room"].text == "has room: 2 of 64 seats, KV 10%, 17 wait elsewhere"
+    paused = [engines[0]._replace(state="paused"), *engines[1:]]
+    assert "room" not in {each.figure for each in findings(paused)}
+
+
+def test_an_engine_far_from_the_cached_beginnings_of_its_prompts_is_named() -> None:
+    engines = [engine("a"), engine("b", prefix_hit_rate=0.1), engine("c")]
+    (found,) = findings(engines)
+    assert (found.engine, found.text) == (1, "prefix hits 10%, the others 50%")
+
+
+def test_down_engines_and_unknown_figures_are_neither_high_nor_low() -> None:
+    unknown = engine(
+        "u", kv_used=None, ttft_p95_ms=None, itl_p95_ms=None, num_waiting=None, prefix_hit_rate=None
+    )
+    gone = EngineFigures("gone", "down")
+    assert findings([engine("a"), unknown, gone, engine("b")]) == []
+    assert findings([]) == findings([engine("a", kv_used=1.0, num_waiting=99)]) == []
+
+
+_share = st.one_of(st.none(), st.floats(0, 1))
+_figures = st.builds(
+    engine,
+    st.sampled_from("abcdef"),
+    status=st.sampled_from(["live", "stale", "down"]),
+    num_waiting=st.one_of(st.none(), st.integers(0, 500)),
+    kv_used=_share,
+    ttft_p95_ms=st.one_of(st.none(), st.floats(0, 1e5)),
+    itl_p95_ms=st.one_of(st.none(), st.floats(0, 1e4)),
+    preemptions_per_min=st.one_of(st.none(), st.floats(0, 1e3)),
+    prefix_hit_rate=_share,
+)
+
+
+@given(st.lists(_figures, max_size=8))
+def test_what_is_found_is_about_engines_that_are_up_and_all_equal_ones_are_alike(
+    engines: list[EngineFigures],
+) -> None:
+    for found in findings(engines):
+        assert engines[found.engine].is_up
+        assert found.weight >= 0
+    same = [each._replace(name=str(n)) for n, each in enumerate(engines[:1] * 5)]
+    assert [found for found in findings(same) if found.figure != "room"] == []
+
+
+def test_an_imbalance_is_named_after_seconds_and_survives_a_short_lapse() -> None:
+    keeper = ImbalanceKeeper()
+    calm = [engine("a"), engine("b"), engine("c")]
+    loud = [engine("a"), engine("b", num_waiting=30), engine("c")]
+    assert keeper.update(loud, 10.0) == []
+    assert keeper.update(calm, 10.5) == []
+    (found,) = keeper.update(loud, 10.0 + HOLD_S)
+    assert (found.name, found.since_s, found.has_room) == ("b", 10.0, False)
+    (found,) = keeper.update(calm, 10.0 + HOLD_S + LAPSE_S)
+    assert found.since_s == 10.0
+    assert keeper.update(calm, 10.1 + HOLD_S + LAPSE_S) == []
+    assert keeper.update(loud, 40.0) == []  # from the beginning
+
+
+def test_an_engine_that_goes_down_does_not_stand_out_any_more() -> None:
+    keeper = ImbalanceKeeper()
+    engines = [engine("a"), engine("b", kv_used=0.99)]
+    keeper.update(engines, 0.0)
+    assert keeper.update(engines, HOLD_S)
+    assert keeper.update([engine("a"), EngineFigures("b", "down")], HOLD_S + 0.5) == []
+
+
+def test_settings_that_differ_are_told_against_those_of_most() -> None:
+    def knobs(budget: int) -> dict[str, Any]:
+        return {"max_num_batched_tokens": budget, "policy": "fcfs"}
+
+    engines = [
+        engine("a", info=info("1"), knobs=knobs(8192)),
+        engine("b", info=info("2", num_blocks=99), knobs=knobs(512)),
+        engine("c", info=info("3"), knobs=knobs(8192)),
+    ]
+    assert differences(engines) == ["max_num_batched_tokens: b 512; the others 8192"]
+    assert differences(engines[:2]) == ["max_num_batched_tokens: a 8192; b 512"]
+    assert differences([engines[0], engines[0]._replace(name="z")]) == [
+        "a and z are one and the same engine"
+    ]
+
+
+# The fleet over time
+
+
+def test_engines_that_go_come_back_or_start_anew_are_told(
+    still_source: Callable[..., Any], clock: Clock
+) -> None:
+    source, other = still_source(), still_source()
+    source.name, other.name = "a", "b"
+    fleet = Fleet([source, other], clock, clock)
+
+    def look() -> Any:
+        clock.now_s += LOOK_S
+        return fleet.look().lines[0]
+
+    assert look().figures.is_up
+    source.status, source.error = "down", "nobody answers"
+    clock.now_s += 7
+    line = look()
+    assert (line.figures.status, line.status_s, line.load[-1]) == ("down", 0.0, None)
+    assert fleet.picture.num_up == 1
+    assert "a is down: nobody answers" in told(fleet)
+    source.status, source.error = "live", None
+    assert look().figures.is_up
+    assert told(fleet).endswith("a is back, the same engine as before")
+    assert look().new_s is None
+    old = source.history.info
+    history = source.history
+    history.append(history.last_sequence + 1, msgspec.structs.replace(old, engine_id="another"))
+    line = look()
+    assert told(fleet).endswith("a started anew: another engine than before")
+    assert line.new_s == 0.0
+    clock.now_s += 100
+    assert look().new_s is None
+    status = EngineStatus(time_ns=1, state="paused", step=-1, num_running=0, num_waiting=0)
+    history.append(history.last_sequence + 1, status)
+    look()
+    assert told(fleet).endswith("a was paused")
+    source.status = "stale"
+    assert look().silent_s == LOOK_S
+    assert told(fleet).endswith("a answers, but sends no telemetry")
+    assert not any(event.name == "b" for event in fleet.picture.events)
+
+
+def test_silence_is_counted_from_the_last_message(
+    still_source: Callable[..., Any], clock: Clock
+) -> None:
+    source = still_source()
+    fleet = Fleet([source], clock, clock)
+    fleet.look()
+    clock.now_s += 3.2
+    assert fleet.look().lines[0].silent_s == pytest.approx(3.2)
+    status = EngineStatus(time_ns=1, state="idle", step=-1, num_running=0, num_waiting=0)
+    source.history.append(source.history.last_sequence + 1, status)
+    clock.now_s += 1
+    assert fleet.look().lines[0].silent_s == 0
+
+
+def test_what_is_kept_does_not_grow_with_the_number_of_engines(
+    still_source: Callable[..., Any], clock: Clock
+) -> None:
+    sources = [still_source() for _ in range(16)]
+    for number, source in enumerate(sources):
+        source.name = f"e{number}"
+    fleet = Fleet(sources, clock, clock)
+    fleet.open(sources[3])
+    kept = [source.history.max_steps for source in sources]
+    assert kept.pop(3) == MAX_STEPS
+    assert set(kept) == {FLEET_STEPS}
+    assert sources[0].history.max_bytes == shared_bytes(16)
+    assert 16 * shared_bytes(16) <= 4 * shared_bytes(4) == shared_bytes(1)
+    fleet.open(sources[0])
+    assert sources[3].history.max_steps == FLEET_STEPS
+    for _ in range(NUM_LOADS + 10):
+        clock.now_s += LOOK_S
+        fleet.look()
+    assert {len(line.load) for line in fleet.picture.lines} == {NUM_LOADS}
+
+
+def test_a_smaller_bound_forgets_the_oldest_steps(still_source: Callable[..., Any]) -> None:
+    history = still_source(1_500).history
+    assert history.num_steps == 1_500
+    history.keep(300, 10**9)
+    last = history.record(history.last_step)
+    status = EngineStatus(
+        time_ns=last.tokens_ns, state="idle", step=last.step, num_running=0, num_waiting=0
+    )
+    history.append(history.last_sequence + 1, status)
+    assert 300 <= history.num_steps <= 600
+    assert history.last_step == 1_499
+
+
+def test_two_engines_of_one_name_are_told_apart(
+    still_source: Callable[..., Any], clock: Clock
+) -> None:
+    fleet = Fleet([still_source(), still_source(), still_source()], clock)
+    assert fleet.names == ("still", "still#2", "still#3")
+    fleet.remove(fleet.sources[0])
+    assert len(fleet.look().lines) == len(fleet) == 2
+
+
+def test_an_engine_without_a_step_is_live_with_what_its_snapshot_says(
+    still_source: Callable[..., Any],
+) -> None:
+    source = still_source(2)
+    source.history = History()
+    source.history.append(
+        7,
+        Snapshot(
+            sequence=7,
+            step=-1,
+            time_ns=5,
+            info=info("new", max_num_seqs=8),
+            knobs={"max_num_seqs": 4},
+            knobs_version=1,
+            state="idle",
+            requests=[],
+            blocks=None,
+            kv=KVCounts(used=1, cached=0, empty=9, evicted=0),
+        ),
+    )
+    found = figures("new", source, measure(source.history))
+    assert (found.num_running, found.num_seats, found.kv_used) == (0, 4, 0.1)
+    assert found.steps_per_s == 0.0  # it is idle: that is known
+    assert found.itl_p95_ms is None

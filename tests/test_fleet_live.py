@@ -1,0 +1,155 @@
+"""`stepscope top A B` in a terminal, over real processes: one dies, and another takes its place."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.engine.client import ControlClient
+from stepscope.engine.commands import SamplingParams, Submit
+from stepscope.engine.config import ConfigError
+from stepscope.engine.endpoints import Endpoint
+from stepscope.tui import cli_top
+from stepscope.tui.cli_errors import CommandFailed, WrongUsage
+
+ENGINE = str(Path(__file__).with_name("simulated_engine.py"))
+
+
+class Engines:
+    """Simulated engines in processes of their own."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self._clients: list[ControlClient] = []
+
+    def start(self, address: str) -> None:
+        """Another one each time, also at the address of one before."""
+        self.running[address] = subprocess.Popen([sys.executable, ENGINE, address])
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        for address in list(self.running):
+            self.kill(address)
+
+    def kill(self, address: str) -> None:
+        process = self.running.pop(address)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def wait(self, address: str) -> None:
+        """Until it answers."""
+        deadline_s = time.monotonic() + 30
+        while not Path(address).exists():
+            assert time.monotonic() < deadline_s, "the engine never started"
+            time.sleep(0.02)
+
+    def submit(self, address: str, number: int) -> None:
+        """So many requests, more than there are seats or blocks for."""
+        client = ControlClient(Endpoint.parse(address))
+        self._clients.append(client)  # requests end with their client
+        for each in range(number):
+            sampling = SamplingParams(max_tokens=900, ignore_eos=True)
+            client.send(
+                Submit(client_id=f"r{each}", prompt_token_ids=[each] * 90, sampling=sampling)
+            )
+
+
+@pytest.fixture
+def engines() -> Iterator[Engines]:
+    made = Engines()
+    yield made
+    made.close()
+
+
+def test_an_engine_that_dies_and_another_in_its_place_are_shown_as_what_they_are(
+    terminal: Callable[..., Any], engines: Engines, runtime_folder: Path
+) -> None:
+    a, b = f"{runtime_folder}/engine-a", f"{runtime_folder}/engine-b"
+    engines.start(a)
+    engines.start(b)
+    engines.wait(a)
+    engines.wait(b)
+    screen = terminal(
+        *(sys.executable, "-m", "stepscope.tui.cli", "top", b, a, f"{runtime_folder}/engine-c"),
+        STEPSCOPE_CONFIG="none",
+    )
+    screen.wait_for("2/3 up  1 DOWN")
+    screen.wait_for("engine-c DOWN .* there is no such socket")
+    engines.submit(b, 60)
+    screen.wait_for(r"▲ engine-b since [\d:]+ \(\d\d:\d\d\)  100% of all waiting requests")
+    screen.wait_for("▼ engine-a since .* has room: 0 of 64 seats")
+    screen.send("\r")
+    screen.wait_for("ipc://engine-b .*step [1-9]")
+    screen.wait_for("requests × steps")
+    screen.send("8")
+    screen.wait_for("▶engine-b")
+    engines.kill(b)
+    screen.wait_for(r"1/3 up  2 DOWN", timeout_s=8)
+    screen.wait_for(r"engine-b is down: no engine answers")
+    engines.start(b)
+    screen.wait_for(r"engine-b started anew: another engine than before", timeout_s=20)
+    screen.wait_for(r"▶engine-b +LIVE new")
+    screen.wait_for("2/3 up  1 DOWN")
+    screen.send("q")
+    assert screen.wait_for_exit() == 0
+
+
+@pytest.fixture
+def nothing_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("STEPSCOPE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+
+@pytest.mark.usefixtures("nothing_configured")
+def test_engines_named_win_over_the_environment_and_that_over_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime_folder: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
+
+    def shown(*named: str) -> list[str]:
+        return [endpoint.name for endpoint in cli_top.engines_to_show(named)]
+
+    with pytest.raises(CommandFailed, match="no engine runs on this machine"):
+        shown()
+    config = tmp_path / "stepscope" / "config.toml"
+    config.parent.mkdir()
+    config.write_text('[fleet]\nengines = ["x", "tcp://10.0.0.7:5555"]\n')
+    assert shown() == ["x", "10.0.0.7:5555"]
+    monkeypatch.setenv("STEPSCOPE_FLEET_ENGINES", "y, z")
+    assert shown() == ["y", "z"]
+    assert shown("a", "b", "a") == ["a", "b"]
+    with pytest.raises(ConfigError, match="tcp://HOST:PORT"):
+        shown("a", "http://b")
+    config.write_text("[fleet]\nengines = 3\n")
+    with pytest.raises(WrongUsage, match=r"\[fleet\] engines = 3: Expected `array`"):
+        shown()
+
+
+def test_of_several_engines_one_that_answers_is_enough(runtime_folder: Path) -> None:
+    nobody = [Endpoint.parse(f"{runtime_folder}/{name}") for name in ("p", "q")]
+    with pytest.raises(CommandFailed, match=r"none of 2 engines answers; p: no engine at .*; q: "):
+        cli_top.check_any(nobody)
+
+
+def test_leaving_waits_for_dead_engines_together_not_one_after_the_other(
+    engines: Engines, runtime_folder: Path
+) -> None:
+    from stepscope.recordings.fleet import Fleet
+    from stepscope.recordings.subscriber import Subscriber
+
+    sources = [Subscriber(f"{runtime_folder}/none-{number}") for number in range(12)]
+    fleet = Fleet(sources)
+    fleet.start()
+    fleet.stop()
+    names = {thread.name for thread in threading.enumerate()}
+    assert "subscriber" not in names
+    assert "end of a source" not in names
