@@ -109,10 +109,11 @@ class Gate:
                 frame = publisher.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            public, descriptor = frame.get("User-Id"), frame.get(zmq.SRCFD)
-            assert isinstance(public, str)
-            assert isinstance(descriptor, int)
-            self.note(descriptor, public)
+            with contextlib.suppress(zmq.ZMQError):  # one that has left has no name any more
+                public, descriptor = frame.get("User-Id"), frame.get(zmq.SRCFD)
+                assert isinstance(public, str)
+                assert isinstance(descriptor, int)
+                self.note(descriptor, public)
 
     # The thread
 

@@ -29,6 +29,7 @@ _KEEP_ALIVE = {  # seconds: asked after 10, given up after 25
     zmq.TCP_KEEPALIVE_INTVL: 5,
     zmq.TCP_KEEPALIVE_CNT: 3,
 }
+_ENOUGH = 2  # failed handshakes
 _IPC = "ipc://"
 _MECHANISM_MISMATCH = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
 
@@ -150,7 +151,9 @@ class Handshakes:
             if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._refusal, self._num_failed = None, 0
                 continue
-            self._num_failed += 1
+            # One may fail because the engine is just starting or ending; these say why.
+            is_certain = kind != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            self._num_failed += _ENOUGH if is_certain else 1
             if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self._refusal = (
                     f"the engine at {where} does not know this key (any more); on its machine: "
@@ -169,8 +172,7 @@ class Handshakes:
                     f"what answers at {where} is not the engine that the key is for, or does not "
                     "hold its key any more; get a new key file from its machine"
                 )
-        # One may fail because the engine is just starting or ending.
-        return self._refusal if self._num_failed > 1 else None
+        return self._refusal if self._num_failed >= _ENOUGH else None
 
     def close(self) -> None:
         self._socket.disable_monitor()

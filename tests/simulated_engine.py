@@ -1,8 +1,10 @@
-"""A simulated engine behind real sockets, to be killed: `simulated_engine.py ENDPOINT`.
+"""A simulated engine behind real sockets, to be killed: `simulated_engine.py ENDPOINT [KEYS]`.
 
-Not a test. Like the fixture `live_engine`, in a process of its own and without torch.
+Not a test. Like the fixture `live_engine`, in a process of its own and without torch. KEYS is
+a folder of authorised keys, for those addresses that need none.
 """
 
+import os
 import sys
 import time
 
@@ -11,6 +13,7 @@ from stepscope.engine.config import Knobs, Limits
 from stepscope.engine.control import ControlServer
 from stepscope.engine.core import EngineCore
 from stepscope.engine.endpoints import Endpoint, EndpointLock
+from stepscope.engine.gate import gate_of, local_key
 from stepscope.engine.intake import Intake
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.scheduler import Scheduler
@@ -40,10 +43,11 @@ class PacedRunner(SimulatedRunner):
 def main() -> None:
     endpoint = Endpoint.parse(sys.argv[1])
     limits = Limits(max_num_batched_tokens=2048, max_num_seqs=64, max_model_len=1024)
-    with EndpointLock(endpoint):
-        publisher = Publisher(endpoint.telemetry, ring_size=4096)
+    keys = sys.argv[2] if len(sys.argv) > 2 else ""
+    with gate_of(keys, endpoint) as gate, EndpointLock(endpoint, local_key(gate)):
+        publisher = Publisher(endpoint.telemetry, ring_size=4096, gate=gate)
         core = EngineCore(
-            simulated_info(limits, 256, 16, seed=0),
+            simulated_info(limits, 256, 16, seed=os.getpid()),
             PacedRunner(CostModel(floor_ms=2.0, token_us=2.0, context_ns=0.0)),
             Scheduler(KVCacheManager(256, 16), Knobs(max_num_seqs=64), limits),
             limits,
@@ -57,6 +61,7 @@ def main() -> None:
             None,
             publisher.replay,
             lambda spec: None,
+            gate,
         )
         control.start()
         core.run()
