@@ -449,3 +449,16 @@ def test_a_step_that_broke_the_itl_bound_is_marked_late_on_the_axis(source: Any)
     on_time = next(s for s in range(late, 0, -1) if (history.summary(s).max_itl_ns or 0) <= 30e6)
     assert chart_rows(frame_of(source, paused(late)))[-1][-1] == "!"
     assert chart_rows(frame_of(source, paused(on_time)))[-1][-1] != "!"
+
+
+def test_a_label_of_the_axis_never_covers_what_happened_there(source: Any) -> None:
+    history = source.history
+    for last in range(150, 400, 7):
+        frame = frame_of(source, paused(last))
+        axis = chart_rows(frame)[-1]
+        for x, column in enumerate(frame.columns):
+            if column is not None and (column.has_breach or column.has_preemption):
+                assert axis[x + len(axis) - len(frame.columns)] in "!✗◆", (last, column.first)
+        labelled = re.findall(r"[┴◆✗!](\d+)", axis)
+        assert all(int(label) % 20 == 0 for label in labelled), axis
+        assert history.first_step <= int(labelled[0])
