@@ -77,6 +77,8 @@ class Comparison(NamedTuple):
 
 def compare(a: Side, b: Side) -> Comparison:
     """Both sides as they stand. To be called by the thread that feeds them."""
+    for side in (a, b):
+        side.settle()
     figures = [*latency_figures(a, b), *total_figures(a, b)]
     return Comparison(
         (a.name, b.name),

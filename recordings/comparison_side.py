@@ -9,15 +9,12 @@ from typing import Literal, TypeAlias
 
 from stepscope.engine.wire import (
     Arrived,
-    BatchRow,
     EngineInfo,
     EngineStatus,
     KnobsChanged,
     KnobValue,
     Mark,
-    Phase,
     RequestView,
-    RowFlag,
     StepRecord,
     Telemetry,
 )
@@ -34,8 +31,6 @@ from stepscope.recordings.session import SessionState
 
 Kind: TypeAlias = Literal["TTFT", "ITL"]
 
-_DECODE = int(Phase.DECODE)
-_LAST_CHUNK = int(RowFlag.LAST_CHUNK)
 MAX_VALUES = 8  # of a knob that was changed again and again, the last ones
 
 
@@ -77,13 +72,8 @@ class Side:
         self._pauses = Pauses(state)
         self._explainer = Explainer(slo.itl_ms * 1e6, slo.ttft_ms * 1e6, state=state)
         self._state = state.copy()
+        self._state.table.longest_gaps = {}
         self._state.blocks = None  # which block moved where is nobody's business here
-        # Of requests with a token: position and time of the last one.
-        self._tokens: dict[int, tuple[int, int]] = {
-            view.request_id: (_end(view), view.last_token_ns)
-            for view in state.requests.values()
-            if view.last_token_ns is not None and view.status != "finished"
-        }
         self._knob_steps: set[int] = set()
         self._note_knobs(state.knobs)
         for view in state.requests.values():
@@ -138,7 +128,8 @@ class Side:
             return  # of a publisher that repeats steps under new numbers
         leave_out_pauses(outcome, self._pauses, self._state, now_ns)
         self._take_waits(record, outcome)
-        self._take_rows(record.batch or (), record.step, now_ns)
+        if outcome.longer_request_ids:
+            self._take_longest(outcome, record.step, now_ns)
         self._take_events(record, now_ns)
         for request_id, ttft_ns in outcome.ttft_ns:
             run = self.requests.get(request_id)
@@ -189,29 +180,30 @@ class Side:
 
     # Requests
 
-    def _take_rows(self, batch: "list[BatchRow] | tuple[()]", step: int, now_ns: int) -> None:
-        """Keep the longest wait of each request for a token."""
-        tokens, requests = self._tokens, self.requests
-        for row in batch:
-            if row.phase != _DECODE and not row.flags & _LAST_CHUNK:
-                continue
-            end = row.start + row.num_tokens
-            before = tokens.get(row.request_id)
-            tokens[row.request_id] = (end, now_ns)
-            run = requests.get(row.request_id)
+    def _take_longest(self, outcome: Outcome, step: int, now_ns: int) -> None:
+        """Keep the longest wait of each request for a token, the operator's pauses left out."""
+        longest = self._state.table.longest_gaps
+        assert longest is not None
+        for request_id in outcome.longer_request_ids:
+            gap_ns = longest[request_id]
+            paused_ns = self._pauses.within(now_ns - gap_ns, now_ns)
+            run = self.requests.get(request_id)
             if run is None:
                 continue
-            run.num_output_tokens += 1
-            if before is None or before[0] + 1 != end:
-                continue
-            gap_ns = now_ns - before[1]
-            if gap_ns > (run.worst_itl_ns or -1):
-                gap_ns -= self._pauses.within(before[1], now_ns)
-                if gap_ns > (run.worst_itl_ns or -1):
-                    run.worst_itl_ns, run.worst_step = gap_ns, step
+            if run.worst_itl_ns is None or gap_ns - paused_ns > run.worst_itl_ns:
+                run.worst_itl_ns, run.worst_step = gap_ns - paused_ns, step
+            if paused_ns:
+                longest[request_id] = run.worst_itl_ns
+
+    def settle(self) -> None:
+        """Bring the requests up to date that are still there."""
+        for request_id, view in self._state.requests.items():
+            run = self.requests.get(request_id)
+            if run is not None and view.status != "finished":
+                run.num_output_tokens = view.num_output_tokens
 
     def _take_events(self, message: StepRecord | EngineStatus, time_ns: int) -> None:
-        views = self._state.requests
+        views, longest = self._state.requests, self._state.table.longest_gaps or {}
         for event in message.events:
             view = views.get(event.request_id)
             if view is None:
@@ -225,7 +217,7 @@ class Side:
             if view.status == "finished":
                 run.end_ns = time_ns
                 run.num_output_tokens = view.num_output_tokens
-                self._tokens.pop(event.request_id, None)
+                longest.pop(event.request_id, None)
 
     def _list(self, view: RequestView) -> None:
         if view.request_id in self.requests:
@@ -262,8 +254,3 @@ class Side:
                 key = each.kind, piece.cause
                 self.cause_ns[key] = self.cause_ns.get(key, 0) + piece.ns
         late.clear()
-
-
-def _end(view: RequestView) -> int:
-    """Position after the last token computed for it."""
-    return view.num_prompt_tokens + view.num_output_tokens - 1

@@ -8,11 +8,13 @@ class Outcome:
     """Latency samples (in nanoseconds) and counts of one step.
 
     Gaps between two tokens come as gap -> number of requests: those that decode side by side share
-    theirs. One of them is named for each gap.
+    theirs. One of them is named for each gap. Those who have never waited longer are named if the
+    table of requests keeps `longest_gaps`.
     """
 
     gaps_ns: dict[int, int] = field(default_factory=dict)
     gap_request_ids: dict[int, int] = field(default_factory=dict)
+    longer_request_ids: list[int] = field(default_factory=list)
     ttft_ns: list[tuple[int, int]] = field(default_factory=list)  # (request id, time)
     tpot_ns: list[tuple[int, int]] = field(default_factory=list)
     num_output_tokens: int = 0

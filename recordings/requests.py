@@ -33,9 +33,11 @@ _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
 class RequestTable:
     """Live requests and recently finished ones, by id."""
 
-    __slots__ = ("_finished", "views")
+    __slots__ = ("_finished", "longest_gaps", "views")
 
     def __init__(self, views: Iterable[RequestView] = ()) -> None:
+        # Of each request the longest wait between two tokens; None: nobody wants to know.
+        self.longest_gaps: dict[int, int] | None = None
         self.views = {view.request_id: copy.copy(view) for view in views}
         self._finished = deque(_in_order_of_finish(self.views.values()))
 
@@ -59,7 +61,7 @@ class RequestTable:
     def take_rows(self, batch: list[BatchRow], now_ns: int, outcome: Outcome) -> None:
         """The batch of a step whose tokens were known at `now_ns`."""
         views = self.views
-        gaps = outcome.gaps_ns
+        gaps, longest = outcome.gaps_ns, self.longest_gaps
         for row in batch:
             view = views.get(row.request_id)
             if view is None or view.status != "running":
@@ -93,6 +95,9 @@ class RequestTable:
                 else:
                     gaps[gap_ns] = 1
                     outcome.gap_request_ids[gap_ns] = row.request_id
+                if longest is not None and gap_ns > longest.get(row.request_id, -1):
+                    longest[row.request_id] = gap_ns
+                    outcome.longer_request_ids.append(row.request_id)
             view.num_output_tokens = num_output_tokens
             view.last_token_ns = now_ns
 

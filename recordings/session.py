@@ -210,6 +210,7 @@ class SessionState:
         fresh = SessionState.from_snapshot(snapshot)
         if self.info is not None and self.info.engine_id == snapshot.info.engine_id:
             fresh.table.keep_ended(self.table, snapshot.step)
+            fresh.table.longest_gaps = self.table.longest_gaps
         self._become(fresh)
 
     def _become(self, other: "SessionState") -> None:
