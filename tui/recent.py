@@ -4,6 +4,7 @@ A short list of paths in the state folder of the platform, and nothing but that:
 of a file is read from the file. A list that cannot be read or written is no error of anybody's.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -57,7 +58,8 @@ class RecentFiles:
             unfinished.replace(self.path)
         except OSError as error:
             log.warning("the list of recent files is not written: %s", error)
-            unfinished.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
 
 
 def remember(file: Path) -> None:
