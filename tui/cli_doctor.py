@@ -18,7 +18,7 @@ from stepscope.engine.endpoints import find_local, runtime_dir, stale_files
 from stepscope.tui.cli_errors import CommandFailed, WrongUsage, say
 from stepscope.tui.settings import config_path, load_settings
 
-_DASHBOARD = ("msgspec", "pyzmq", "mcap", "textual", "typer", "platformdirs", "psutil")
+_DASHBOARD = ("msgspec", "pyzmq", "mcap", "textual", "tomlkit", "typer", "platformdirs", "psutil")
 _ENGINE = ("torch", "transformers", "tokenizers", "safetensors")
 _GPU = ("triton", "flash-attn")
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")

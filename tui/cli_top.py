@@ -181,8 +181,18 @@ def dashboard_options(settings: DashboardSettings) -> DashboardOptions:
         own_load=settings.own_load,
         actions=load_actions(),
         preferences=Preferences(path, began, why_not),
-        log_file=None if settings.log is None else Path(settings.log).expanduser(),
+        log_file=None if settings.log is None else _writable(Path(settings.log).expanduser()),
     )
+
+
+def _writable(path: Path) -> Path:
+    """A file that was named for errors; WrongUsage where none can be written to it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+    except OSError as error:
+        raise WrongUsage(f"--log: {path} cannot be written: {error.strerror}") from error
+    return path
 
 
 def replay(file: str, speed: float | None, at: int | None, flags: Mapping[str, Any]) -> None:

@@ -1,6 +1,8 @@
 """`Canvas`: the widgets of the main screen, where they stand, and what each of them shows."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
+from typing import ParamSpec
 
 from textual.geometry import Region, Size
 
@@ -38,11 +40,17 @@ _VIEWS: Mapping[str, Callable[[Frame, int, int, int], list[Line]]] = {
     "events": event_list.draw,
     "scrub": scrub_bar.draw,
 }
+log = logging.getLogger("stepscope.tui")
+
+_P = ParamSpec("_P")
 _FAST_VIEWS = frozenset({"chart", "lanes"})  # the others are read rather than watched
 
 
 class Canvas:
-    """Draws frames into widgets; knows nothing of keys, clocks or sources."""
+    """Draws frames into widgets; knows nothing of keys, clocks or sources.
+
+    A view that fails says so in its place, and the others go on; see `failure`.
+    """
 
     def __init__(self, session: Session, skin: Skin) -> None:
         self.widgets = {name: Lines(skin, id=name) for name in layout.VIEWS}
@@ -51,6 +59,13 @@ class Canvas:
         self.size = Size(0, 0)
         self._session = session
         self._small: list[Line] = []
+        self._broken: dict[str, str] = {}  # views that failed when they were drawn last
+        self._logged: set[str] = set()
+
+    @property
+    def failure(self) -> str | None:
+        """Why a view that should be there is not, in one line."""
+        return next(iter(self._broken.values()), None)
 
     def set_skin(self, skin: Skin) -> None:
         for widget in self.widgets.values():
@@ -60,6 +75,7 @@ class Canvas:
         """Put the widgets where they belong on a screen of this size."""
         self.size, self.page = size, page
         self.places = layout.plan(size.width, size.height, page)
+        self._broken.clear()
         for name, widget in self.widgets.items():
             region = self.places.get(name)
             widget.display = region is not None and region.area > 0
@@ -117,30 +133,46 @@ class Canvas:
             return
         page = self.places.get("page")
         if page is not None and everything:
-            view = PAGE_VIEWS[self.page]
-            self.widgets["page"].show(view.draw(frame, page.width, page.height))
+            self._show("page", PAGE_VIEWS[self.page].draw, frame, page.width, page.height)
+        gutter = self.label_width
         for name, draw in _VIEWS.items():
             place = self.places.get(name)
             if place is not None and (everything or name in _FAST_VIEWS):
-                self.widgets[name].show(draw(frame, place.width, place.height, self.label_width))
+                self._show(name, draw, frame, place.width, place.height, gutter)
         if self.page == "fleet":
-            lines = fleet_page.header(frame, connection.title, connection.fps, width)
+            self._show("header", fleet_page.header, frame, connection.title, connection.fps, width)
         elif self.page == "compare":
-            lines = compare_page.header(frame, connection.title, connection.fps, width)
+            title, fps = connection.title, connection.fps
+            self._show("header", compare_page.header, frame, title, fps, width)
         else:
-            lines = header.draw(frame, connection, width)
-        self.widgets["header"].show(lines)
+            self._show("header", header.draw, frame, connection, width)
         if everything:
             self._draw_rest(frame, pending, following)
+
+    def _show(
+        self, name: str, draw: Callable[_P, list[Line]], *args: _P.args, **kw: _P.kwargs
+    ) -> None:
+        """What `draw` gives for these arguments."""
+        try:
+            lines = draw(*args, **kw)
+        except Exception as error:  # whatever it is: the next frame tries again
+            text = f"drawing failed, see the log: {error!r} ({name})"
+            if text not in self._logged:  # it may happen ten times a second
+                self._logged.add(text)
+                log.exception("drawing failed: %s", name)
+            self._broken[name] = text
+            lines = [((" ? this could not be drawn", "caution"),)]
+        else:
+            self._broken.pop(name, None)
+        self.widgets[name].show(lines)
 
     def _draw_rest(self, frame: Frame, pending: str, following: bool) -> None:
         abilities = self._session.abilities
         if (place := self.places.get("knobs")) is not None:
             editable = abilities.allows(abilities.action("knobs"))
-            self.widgets["knobs"].show(
-                knob_panel.draw(frame, place.width, place.height, pending, editable)
-            )
-        self.widgets["footer"].show(footer.draw(abilities, following, self.size.width, self.page))
+            size = place.width, place.height
+            self._show("knobs", knob_panel.draw, frame, *size, pending, editable)
+        self._show("footer", footer.draw, abilities, following, self.size.width, self.page)
 
     def notice(self, line: Line) -> None:
         """What the operator is told; on a screen too small for anything else, too."""

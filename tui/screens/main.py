@@ -69,6 +69,7 @@ class MainScreen(Screen[None]):
         self.is_shown = True  # not that of another engine
         self._all_drawn_s = 0.0
         self._failure: str | None = None
+        self._logged: set[str] = set()
         self._bindings = BindingsMap(
             [_binding(each) for each in session.abilities.actions if each.keys]
         )
@@ -126,6 +127,10 @@ class MainScreen(Screen[None]):
 
     def draw_if_changed(self) -> None:
         """A frame, unless it would be the same picture."""
+        with self._failures_shown("the dashboard"):
+            self._look()
+
+    def _look(self) -> None:
         if not self.is_shown:
             self.meter.rest()
             return
@@ -180,6 +185,7 @@ class MainScreen(Screen[None]):
             self._all_drawn_s = self.session.clock()
         pending = self.operator.pending
         canvas.draw(frame, self._connection(), pending, self.following, everything)
+        self._failure = canvas.failure
 
     def new_frame(self) -> Frame:
         """What there is to see now."""
@@ -295,8 +301,11 @@ class MainScreen(Screen[None]):
         try:
             yield
         except Exception as error:
-            log.exception("%s failed", what)
-            self.notices.say(f"{what} failed, see the log: {error!r}", "breach")
+            text = f"{what} failed, see the log: {error!r}"
+            if text not in self._logged:  # it may happen ten times a second
+                self._logged.add(text)
+                log.exception("%s failed", what)
+            self.notices.say(text, "breach")
 
     # Mouse
 
