@@ -13,6 +13,7 @@ import math
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.outcome import Outcome
@@ -107,19 +108,27 @@ class Samples:
         values, weights = self.window(start_ns, end_ns)
         if not values:
             return Series(0, None, None, None, None, None, (None,) * buckets)
-        ordered = sorted(zip(values, weights, strict=True))
-        count = sum(weights)
-        p50, p95, p99 = percentiles(ordered, count, (50, 95, 99))
+        # Value and weight in one number: sorting those takes a quarter of sorting pairs.
+        base = max(weights) + 1
+        ordered = sorted(
+            [value * base + weight for value, weight in zip(values, weights, strict=True)]
+        )
+        ranks = list(accumulate([number % base for number in ordered]))
+        count = ranks[-1]
+        p50, p95, p99 = (
+            ordered[bisect_left(ranks, math.ceil(rank * count / 100))] // base
+            for rank in (50, 95, 99)
+        )
         within_slo = None
         if slo_ms is not None:
-            slo_ns = slo_ms * 1e6
-            within_slo = sum(weight for value, weight in ordered if value <= slo_ns) / count
+            num_within = bisect_right(ordered, math.floor(slo_ms * 1e6) * base + base - 1)
+            within_slo = ranks[num_within - 1] / count if num_within else 0.0
         trend = tuple(
             None if worst is None else worst / 1e6
             for worst in self._trend(start_ns, end_ns, buckets)
         )
         return Series(
-            count, p50 / 1e6, p95 / 1e6, p99 / 1e6, ordered[-1][0] / 1e6, within_slo, trend
+            count, p50 / 1e6, p95 / 1e6, p99 / 1e6, ordered[-1] // base / 1e6, within_slo, trend
         )
 
     def _trend(self, start_ns: int, end_ns: int, buckets: int) -> list[int | None]:

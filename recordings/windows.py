@@ -70,13 +70,14 @@ class Windows:
         if not steps:
             return
         del known[: bisect_left(known, steps[0], key=_step)]
+        found: list[Breach] = []
         for kind, bound_ms, name in (("ITL", slo.itl_ms, "itl"), ("TTFT", slo.ttft_ms, "ttft")):
             longest_ns = columns.column(f"max_{name}_ns")
             request_ids = columns.column(f"max_{name}_request_id")
             bound_ns = bound_ms * 1e6
             for index in range(bisect_right(steps, self._scanned), len(steps)):
                 if longest_ns[index] > bound_ns:
-                    known.append(
+                    found.append(
                         Breach(
                             steps[index],
                             tokens_ns[index],
@@ -85,7 +86,7 @@ class Windows:
                             request_ids[index],
                         )
                     )
-        known.sort(key=_step)
+        known += sorted(found, key=_step)
         self._scanned = steps[-1]
 
     def _window(self, end_ns: int | None, window_s: float | None) -> tuple[int, int]:

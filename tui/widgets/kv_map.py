@@ -80,14 +80,16 @@ def block_states(owner: "array[int]", refs: "array[int]") -> bytes:
     if stride > 1:
         owner, refs = owner[::stride], refs[::stride]
     return bytes(
-        KV_EMPTY
-        if who == EMPTY
-        else KV_CACHED
-        if who == CACHED
-        else KV_SHARED
-        if count > 1
-        else KV_USED
-        for who, count in zip(owner, refs, strict=True)
+        [
+            KV_EMPTY
+            if who == EMPTY
+            else KV_CACHED
+            if who == CACHED
+            else KV_SHARED
+            if count > 1
+            else KV_USED
+            for who, count in zip(owner, refs, strict=True)
+        ]
     )
 
 

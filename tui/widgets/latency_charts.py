@@ -1,6 +1,7 @@
 """How latencies spread: a heat map over time, and the same bands summed up as a histogram."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -54,12 +55,15 @@ def count(
     while last // step - first // step + 1 > max(2, most_bands):  # two share the service level
         step += 1
     first, last = first // step, last // step
-    edges = [base_ns / 1e6 * 10 ** (at * step / _PER_DECADE) for at in range(first, last + 1)]
+    edges_ns = [base_ns * 10 ** (at * step / _PER_DECADE) for at in range(first, last + 1)]
     extent_ns = round(window_s * 1e9)
-    cells = [[0] * num_slices for _ in edges]
+    start_ns = end_ns - extent_ns
+    cells = [[0] * num_slices for _ in edges_ns]
+    upper_ns = edges_ns[1:]
     for time_ns, value_ns, weight in samples:
-        x = (time_ns - end_ns + extent_ns) * num_slices // extent_ns
-        cells[level(value_ns) // step - first][min(num_slices - 1, max(0, x))] += weight
+        x = min(num_slices - 1, max(0, (time_ns - start_ns) * num_slices // extent_ns))
+        cells[bisect_left(upper_ns, value_ns)][x] += weight
+    edges = [edge_ns / 1e6 for edge_ns in edges_ns]
     num_late = 0 if bound_ms is None else max(0, min(len(edges), last + 1))
     return Counted(edges, num_late, cells)
 

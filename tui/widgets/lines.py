@@ -10,22 +10,16 @@ A run without text is a mark: what is right of it, up to an edge, leads somewher
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from typing import NamedTuple, TypeAlias
 
 from rich.cells import cell_len
-from rich.color import ColorSystem
-from rich.console import Console
-from rich.segment import Segment
-from rich.style import Style
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
 from stepscope.tui.theme import Skin
-
-Run: TypeAlias = tuple[str, str]  # text, style name
-Line: TypeAlias = tuple[Run, ...]
+from stepscope.tui.widgets.line_strip import Line as Line
+from stepscope.tui.widgets.line_strip import Painter
+from stepscope.tui.widgets.line_strip import Run as Run
 
 _MARK = "@"
 _EDGE: Run = ("│", "frame")
@@ -38,73 +32,6 @@ def spot(kind: str, value: object) -> Run:
     return "", f"{_MARK}{kind}:{value}"
 
 
-class LineStrip(Strip):
-    """A strip whose runs write what differs from the run before, not their whole style again."""
-
-    def render(self, console: Console) -> str:
-        if self._render_cache is None:
-            color_system = console._color_system or ColorSystem.TRUECOLOR
-            parts: list[str] = []
-            before: _Codes | None = None
-            for text, style, _ in self._segments:
-                codes = _codes(style, color_system) if style is not None else _PLAIN
-                parts.append(codes.after(before))
-                parts.append(text)
-                before = codes
-            parts.append("\x1b[0m")
-            self._render_cache = "".join(parts)
-        return self._render_cache
-
-    def crop(self, start: int, end: int | None = None) -> Strip:
-        # The compositor asks for nothing at all of the neighbour of every changed line.
-        return _NOTHING if end == 0 else super().crop(start, end)
-
-
-_NOTHING = Strip([], 0)
-
-
-class _Codes(NamedTuple):
-    """A style as parameters of an SGR sequence."""
-
-    attributes: str
-    foreground: str
-    background: str
-
-    def after(self, before: "_Codes | None") -> str:
-        """What to write to get here from the style of the run before."""
-        if before is None or before.attributes != self.attributes:
-            codes = [code for code in ("0", *self) if code]
-        else:
-            codes = []
-            if self.foreground != before.foreground:
-                codes.append(self.foreground or "39")
-            if self.background != before.background:
-                codes.append(self.background or "49")
-        return f"\x1b[{';'.join(codes)}m" if codes else ""
-
-
-_PLAIN = _Codes("", "", "")
-
-
-@lru_cache(maxsize=1024)
-def _codes(style: Style, color_system: ColorSystem) -> _Codes:
-    attributes = [
-        code
-        for code, is_set in (
-            ("1", style.bold),
-            ("4", style.underline),
-            ("7", style.reverse),
-        )
-        if is_set
-    ]
-    foreground = background = ""
-    if style.color is not None:
-        foreground = ";".join(style.color.downgrade(color_system).get_ansi_codes())
-    if style.bgcolor is not None:
-        background = ";".join(style.bgcolor.downgrade(color_system).get_ansi_codes(False))
-    return _Codes(";".join(attributes), foreground, background)
-
-
 class Lines(Widget):
     """Shows lines that somebody else computed, cut or filled to its size."""
 
@@ -113,7 +40,7 @@ class Lines(Widget):
 
     def __init__(self, skin: Skin, *, id: str) -> None:
         super().__init__(id=id)
-        self._skin = skin
+        self._painter = Painter(skin)
         self._lines: list[Line] = []
         self._strips: list[Strip | None] = []  # of the lines, None where not painted yet
         self._painted: dict[Line, Strip] = {}
@@ -121,11 +48,11 @@ class Lines(Widget):
 
     @property
     def skin(self) -> Skin:
-        return self._skin
+        return self._painter.skin
 
     @skin.setter
     def skin(self, skin: Skin) -> None:
-        self._skin = skin
+        self._painter = Painter(skin)
         self._forget()
         self.refresh()
 
@@ -197,38 +124,8 @@ class Lines(Widget):
         if strip is None:
             if len(self._painted) >= _MAX_PAINTED:
                 self._painted.clear()
-            strip = self._painted[line] = LineStrip(_segments(line, width, self._skin), width)
+            strip = self._painted[line] = self._painter.strip(line, width)
         return strip
-
-
-def _segments(line: Line, width: int, skin: Skin) -> list[Segment]:
-    """As few as possible, for each costs a colour change on the wire: blanks join what is before
-    them where nothing shows the difference."""
-    segments: list[Segment] = []
-    plain = skin.plain_styles
-    text, style, left = "", "text", width
-    for more, next_style in line:
-        if not more:
-            continue
-        left -= len(more)
-        if left < 0:
-            more = more[:left]
-        if next_style != style and not (next_style in plain and style in plain and more.isspace()):
-            if text:
-                segments.append(Segment(skin.text(text, style), skin.style(style)))
-            text, style = more, next_style
-        else:
-            text += more
-        if left <= 0:
-            break
-    if left > 0:
-        if style in plain:
-            text += " " * left
-        else:
-            segments.append(Segment(skin.text(text, style), skin.style(style)))
-            text, style = " " * left, "text"
-    segments.append(Segment(skin.text(text, style), skin.style(style)))
-    return segments
 
 
 def _bands(rows: Sequence[int], width: int) -> list[Region]:
