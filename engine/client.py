@@ -148,7 +148,7 @@ class ControlClient:
         self._given_up |= wanted
         raise EngineUnreachable(
             f"no engine answers at {self.endpoint.control} (waited {timeout_s:g} s); "
-            "is it running? 'stepscope top' without an endpoint lists the local ones"
+            "is it running? 'stepscope' alone lists those of this machine"
         )
 
     def info(self, again_s: float | None = None) -> EngineInfo:

@@ -189,7 +189,7 @@ async def test_everything_that_can_be_looked_at_is_listed(tmp_path: Path) -> Non
             "not readable",
             "freeze",
             "demo",
-            "e  an engine elsewhere",
+            "e  address or file",
             "q Quit",
         ):
             assert part in text, part
@@ -265,7 +265,7 @@ async def test_it_fills_every_size(size: tuple[int, int], ascii_only: bool) -> N
             assert "the engine is gone" in screen_text(app)
             for _ in range(10):
                 await pilot.press("down")
-            assert (">" if ascii_only else "▶") + "8 e  an engine" in screen_text(app)
+            assert (">" if ascii_only else "▶") + "8 e  address" in screen_text(app)
 
 
 async def test_looks_can_be_changed() -> None:

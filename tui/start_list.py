@@ -15,6 +15,8 @@ Kind: TypeAlias = Literal["engines", "file", "demo", "ask"]
 Cell: TypeAlias = tuple[str, str]  # text, style
 
 MAX_RECORDINGS = 12
+PART_SUFFIX = ".part"  # of a file that is being written
+_GROWING_S = 10.0  # a writer adds to its file once a second
 
 
 class Choice(NamedTuple):
@@ -25,12 +27,17 @@ class Choice(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One line to choose. `cells` stand under the columns of its section."""
+    """One line to choose.
+
+    `cells` stand under the columns of its section; where there are fewer of them, the last takes
+    the room of all that are left. `about` is the longest of what is said of it.
+    """
 
     choice: Choice
     title: str
     cells: tuple[Cell, ...]
     style: str = "strong"
+    about: str = ""
 
 
 class Section(NamedTuple):
@@ -102,6 +109,7 @@ def _engine(address: str, line: "EngineLine") -> Entry:
         Choice("engines", (address,)),
         figures.name,
         ((state, style), (steps, "text"), (running, "text"), (waiting, "text"), (model, "muted")),
+        about=address,
     )
 
 
@@ -111,10 +119,10 @@ def recordings_section(files: Sequence[File], now_s: float) -> Section:
         "recordings",
         (
             ("when", 12, False),
-            ("length", 8, True),
+            ("length", 7, True),
             ("steps", 10, True),
             ("size", 7, True),
-            ("engine", 22, False),
+            ("engine", 16, False),
             ("folder", 0, False),
         ),
         tuple(_file(file, now_s) for file in files[:MAX_RECORDINGS]),
@@ -129,15 +137,15 @@ def _file(file: File, now_s: float) -> Entry:
     title = file.path.name
     choice = Choice("file", (str(file.path),))
     if seen is not None and seen.error is not None:
-        return Entry(
-            choice, title, ((when, "muted"), ("", "text"), ("", "text"), (size, "text"),
-                            ("not readable", "caution"), (seen.error, "caution")), "caution",
-        )  # fmt: skip
+        cells = ((when, "muted"), (f"not readable: {seen.error}", "caution"))
+        return Entry(choice, title, cells, "caution", f"{file.path}: {seen.error}")
     length = steps = engine = "…"
     if seen is not None:
         length = "-" if seen.duration_s is None else length_text(seen.duration_s)
         steps = fmt.count(seen.num_steps)
-        engine = f"{seen.engine}{', cut' if seen.is_cut else ''}"
+        is_growing = file.path.suffix == PART_SUFFIX and now_s - file.changed_s < _GROWING_S
+        engine = f"{seen.engine}{', cut' if seen.is_cut and not is_growing else ''}"
+        steps += "+" if is_growing else ""
     return Entry(
         choice,
         title,
@@ -146,26 +154,27 @@ def _file(file: File, now_s: float) -> Entry:
             (length, "text"),
             (steps, "text"),
             (size, "text"),
-            (engine, "caution" if seen is not None and seen.is_cut else "text"),
+            (engine, "caution" if ", cut" in engine else "text"),
             (folder, "muted"),
         ),
+        about=str(file.path),
     )
 
 
 def samples_section(samples: Sequence[tuple[str, str]], demo_about: str) -> Section:
     """What is shipped: recordings with what each shows, and the demo."""
     entries = [
-        Entry(Choice("file", (name,)), name, ((f"recording: {about}", "muted"),))
+        Entry(Choice("file", (name,)), name, ((about, "muted"),), about=about)
         for name, about in samples
     ]
-    entries.append(Entry(Choice("demo"), "demo", ((demo_about, "muted"),)))
+    entries.append(Entry(Choice("demo"), "demo", ((demo_about, "muted"),), about=demo_about))
     return Section("to look at", (("what it shows", 0, False),), tuple(entries))
 
 
 def elsewhere_section() -> Section:
     """An address to be typed."""
-    about = "type tcp://HOST:PORT, several with blanks between them, or the path of a recording"
-    entry = Entry(Choice("ask"), "e  an engine elsewhere", ((about, "muted"),))
+    about = "an engine elsewhere: tcp://HOST:PORT, several with blanks; or the path of a recording"
+    entry = Entry(Choice("ask"), "e  address or file", ((about, "muted"),), about=about)
     return Section("elsewhere", (("", 0, False),), (entry,))
 
 
@@ -180,7 +189,7 @@ def when_text(then_s: float, now_s: float) -> str:
 
 
 def length_text(seconds: float) -> str:
-    """At most eight cells: 12.4s, 12m41s, 3h05m."""
+    """At most seven cells: 12.4s, 12m41s, 3h05m."""
     if seconds < 99.5:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(round(seconds), 60)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 # By name, in the order in which they are best seen.
 SHOWS: Mapping[str, str] = {
-    "freeze": "seven long prompts, each prefilled whole in one step: all chats stand still for it",
-    "chunked": "the same prompts sliced into chunks of 256 tokens: the chats go on beside them",
+    "freeze": "long prompts prefilled whole: every chat stands still for most of a second",
+    "chunked": "the same prompts in chunks of 256 tokens: the chats go on beside them",
 }
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("stepscope.tui")
 
 _TICK_S = 0.5
+_AIRY_ROWS = 30
 _QUESTION = "endpoint (tcp://HOST:PORT or a name; several with blanks), or a recording:"
 
 
@@ -150,7 +151,7 @@ class StartApp(App[Choice], inherit_bindings=False):
     def sections(self) -> list[Section]:
         """What can be chosen now."""
         finder = self._finder
-        demo = "a real engine with chats and documents to serve, on this machine; ends with it"
+        demo = "a real engine with chats and documents to serve; it ends with the dashboard"
         if find_spec("torch") is None:
             demo = "needs an engine on this machine: pip install 'stepscope[engine]'"
         shows = [(name, samples.SHOWS.get(name, "")) for name in samples.shipped()]
@@ -177,15 +178,19 @@ class StartApp(App[Choice], inherit_bindings=False):
         """The list as it is now."""
         width, height = self.size
         sections = self.sections()
-        chosen = self._number(start_page.entries_of(sections))
+        entries = start_page.entries_of(sections)
+        chosen = self._number(entries)
         rest = 3 if height >= 6 else 0  # header, notice and footer
-        drawn = start_page.draw(sections, chosen, width, max(1, height - rest))
-        lines: list[Line] = drawn.lines
-        self._rows = drawn.entries
+        gap = 1 if height >= _AIRY_ROWS else 0  # below the header
+        drawn = start_page.draw(sections, chosen, width, max(1, height - rest - gap))
+        lines: list[Line] = [*[()] * gap, *drawn.lines]
+        self._rows = [*[None] * gap, *drawn.entries]
         if rest:
             standing: list[tuple[str, Tone]] = []
             if self._checking is not None:
                 standing.append((f"opening {' '.join(self._checking.names)} …", "muted"))
+            if not standing and entries:
+                standing.append((entries[chosen].about, "muted"))
             notice = self.notices.line(standing, width)
             header = start_page.header(version("stepscope"), width)
             lines = [header, *lines, notice, start_page.footer(width)]

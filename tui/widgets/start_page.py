@@ -121,8 +121,11 @@ def _entry(section: Section, entry: Entry, number: int, is_selected: bool, width
         (f"{clean(entry.title, room):<{room}} ", f"{entry.style}{mark}"),
     ]
     columns = _columns(section, width)
-    if len(entry.cells) == 1:  # it says one thing, under all of the columns
-        columns = [("", max(0, width - 4 - room), False)]
+    last = len(entry.cells) - 1
+    if last < len(section.columns) - 1:
+        before_it = columns[:last]
+        used = 4 + room + sum(cells + 1 for _, cells, _ in before_it)
+        columns = [*before_it, ("", max(0, width - used), False)]
     for (_, cells, is_right), (text, style) in zip(columns, entry.cells, strict=False):
         text = clean(text, cells)
         before = cells - len(text) if is_right else 0
