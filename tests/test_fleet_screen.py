@@ -252,12 +252,12 @@ def test_states_and_figures_are_told_apart_without_colour(sources: list[Any]) ->
 
 def test_the_spark_is_on_one_scale_and_knows_no_load_from_an_unknown_one() -> None:
     load = (None, 0, 1, 8, 16, 16)
-    assert fleet_columns.spark(load, 6, 240, 16)[-6:] == " ·▁▄██"
+    assert fleet_columns.spark(load, 6, 240, 16)[-6:] == " ·▁▄▇▇"
     assert fleet_columns.spark(load, 6, 240, 160)[-6:] == " ·▁▁▁▁"
     # A cell that stands for several shows the most, and keeps its samples while time goes on.
     cells = fleet_columns.spark((1, 9, 1, 1, 1, 1, 1), 7, 120, 9)[-4:]
     later = fleet_columns.spark((1, 9, 1, 1, 1, 1, 1, 1), 8, 120, 9)[-4:]
-    assert cells == later == "█▁▁▁"
+    assert cells == later == "▇▁▁▁"
 
 
 def test_names_that_are_too_long_keep_the_end_in_which_they_differ() -> None:

@@ -220,8 +220,9 @@ def spark(load: Sequence[int | None], num_looks: int, width: int, top: int) -> s
 def _level(value: int, top: int) -> str:
     if value <= 0:
         return "·"
-    eighths = round(value / max(1, top) * len(LEVELS))
-    return LEVELS[max(1, min(len(LEVELS), eighths)) - 1]
+    # Never a full cell: those of two engines above each other would be one block.
+    eighths = round(value / max(1, top) * (len(LEVELS) - 1))
+    return LEVELS[max(1, min(len(LEVELS) - 1, eighths)) - 1]
 
 
 def heading(places: Sequence[Placed], page: FleetPage) -> Line:

@@ -349,7 +349,9 @@ def _loads(page: FleetPage, width: int, rows: int) -> list[Line]:
     for line in page.lines:
         values = spark_values(line.load, page.picture.num_looks, cells)
         styles = ["decode"] * cells
-        chart = column_chart([None if v is None else float(v) for v in values], rows, top, styles)
+        loads = [None if value is None else float(value) for value in values]
+        # An eighth of a cell stays free below the engine above.
+        chart = column_chart(loads, rows, top * 8 * rows / (8 * rows - 1), styles)
         now = "-" if line.figures.load is None else fmt.short(line.figures.load)
         for y, chart_line in enumerate(chart):
             is_last = y == rows - 1

@@ -91,11 +91,14 @@ def _cell(text: str, width: int, is_right: bool) -> str:
 
 
 def bar(share: float | None, width: int, style: str) -> Line:
-    """A horizontal bar, full at 1; blank where the share is not known."""
+    """A horizontal bar, full at 1; blank where the share is not known.
+
+    A little less high than a row, for two of them above each other would be one block.
+    """
     if share is None:
         return ((" " * width, "text"),)
     full = round(max(0.0, min(1.0, share)) * width)
-    return (("█" * full, style), ("·" * (width - full), "idle"))
+    return (("▇" * full, style), ("·" * (width - full), "idle"))
 
 
 def column_chart(

@@ -56,7 +56,7 @@ def _line(late: Late, number: int, width: int) -> Line:
         (f" {piece.ns / 1e6:>10,.1f} ms {share:>4.0%} ", "strong" if share >= 0.5 else "text"),
         (glyph, style),
         (" ", "text"),
-        ("█" * cells + " " * (bar_width - cells + 1), bar_style),
+        ("▇" * cells + " " * (bar_width - cells + 1), bar_style),
         (text, "text"),
         (where, "muted"),
     )
