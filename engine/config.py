@@ -103,6 +103,13 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     replay_memory: Annotated[
         str, Meta(description="... and what they may take up: a size (256MB)")
     ] = "256MB"
+    with_tokens: Annotated[
+        bool,
+        Meta(
+            description="put prompts and outputs (token ids and text) into telemetry, for whoever "
+            "watches or records"
+        ),
+    ] = False
     seed: Annotated[int, Meta(description="seed of sampled requests that bring none")] = 0
 
     def hash(self) -> str:

@@ -21,6 +21,7 @@ from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.snapshot_desk import SnapshotDesk
 from stepscope.engine.step import Runner, ScheduledRow, ScheduledStep, StepResult
 from stepscope.engine.stop_strings import StopText
+from stepscope.engine.token_teller import TokenTeller
 from stepscope.engine.wire import (
     Arrived,
     ControlCounts,
@@ -91,6 +92,7 @@ class EngineCore:
         self.set_workload: Callable[[WorkloadSpec | None], None] = lambda spec: None
         self.control_counts: Callable[[], ControlCounts | None] = lambda: None
         self.anchored: Callable[[EngineInfo], EngineInfo] = lambda info: info
+        self.token_teller: TokenTeller | None = None  # None: tokens stay here
         self.snapshots = SnapshotDesk(self.snapshot, runner.clock)
         self._apply = apply
         self._request_ids = itertools.count()
@@ -132,6 +134,8 @@ class EngineCore:
             return True
         batch = records.batch_rows(rows, self.scheduler) if self.sink is not None else []
         self.scheduler.update(rows, result.token_ids)
+        teller = self.token_teller
+        texts = None if teller is None else teller.texts(rows, result.token_ids)
         self._delivery.deliver(rows, result)
         if self.sink is not None:
             self.sink.publish(
@@ -144,6 +148,8 @@ class EngineCore:
                     knobs_version=self.knobs_version,
                     events=self._drain_events(),
                     num_dropped=self.sink.num_dropped,
+                    token_ids=None if teller is None else result.token_ids,
+                    texts=texts,
                 )
             )
         self.next_step += 1
@@ -205,8 +211,14 @@ class EngineCore:
         token_ids: list[int],
         client: Client,
         stop_text: StopText | None = None,
+        prompt_text: str | None = None,
     ) -> Request:
-        """Queue a prepared prompt; `stop_text` looks for the stop strings of `submit`."""
+        """Queue a prepared prompt.
+
+        Args:
+            stop_text: looks for the stop strings of `submit`.
+            prompt_text: for telemetry, where it is to be told.
+        """
         request = Request(
             request_id=next(self._request_ids),
             prompt_token_ids=token_ids,
@@ -218,6 +230,8 @@ class EngineCore:
             stop_text=stop_text,
         )
         self._delivery.expect(request, client, submit)
+        if self.token_teller is not None:
+            self.token_teller.arrived(request, prompt_text)
         self._events.append(
             Arrived(
                 request_id=request.request_id,
@@ -226,6 +240,8 @@ class EngineCore:
                 max_tokens=submit.sampling.max_tokens,
                 priority=request.priority,
                 time_ns=request.arrival_ns,
+                prompt_token_ids=None if self.token_teller is None else token_ids,
+                prompt_text=prompt_text,
             )
         )
         self.scheduler.add(request)
@@ -243,6 +259,8 @@ class EngineCore:
         if request is None:
             return False
         self._delivery.abort(request)
+        if self.token_teller is not None:
+            self.token_teller.ended(request_id)
         return True
 
     def publish(self, message: Telemetry) -> None:
@@ -277,6 +295,7 @@ class EngineCore:
             workload=self.describe_workload(),
             control=self.control_counts(),
             audit=self.audit.last(),
+            transcripts=None if self.token_teller is None else self.token_teller.transcripts(),
         )
 
     # Signs of life

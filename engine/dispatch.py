@@ -215,14 +215,16 @@ def _submit(core: EngineCore, call: Call, command: Submit) -> None:
         raise ConfigError(
             "queue_full", f"{core.max_waiting} requests are waiting already; try again later"
         )
-    request = core.add(command, call.token_ids, call.client, call.stop_text)
+    request = core.add(
+        command, call.token_ids, call.client, call.stop_text, call.prompt_text
+    )
     call.client.reply(
         Submitted(request_id=request.request_id, num_prompt_tokens=request.num_prompt_tokens)
     )
 
 
 def _get_snapshot(core: EngineCore, call: Call, _: GetSnapshot) -> None:
-    call.client.reply(core.snapshot())
+    core.snapshots.ask(call.client)
 
 
 def _get_audit(core: EngineCore, call: Call, command: GetAudit) -> None:

@@ -30,6 +30,7 @@ class Call:
     client: Client
     token_ids: list[int] | None = None
     stop_text: StopText | None = None
+    prompt_text: str | None = None  # for telemetry, where it is to be told
     asker: Asker | None = None
 
 

@@ -39,10 +39,19 @@ class Intake:
         codec: tokenizer of the model, None when prompts must come as token ids.
         vocab_size: token ids are below it.
         max_model_len: most tokens of a request, prompt and output.
+        with_tokens: observers are to be told of prompts.
     """
 
-    def __init__(self, codec: TextCodec | None, vocab_size: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        codec: TextCodec | None,
+        vocab_size: int,
+        max_model_len: int,
+        *,
+        with_tokens: bool = False,
+    ) -> None:
         self._codec = codec
+        self._with_tokens = with_tokens
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
 
@@ -81,6 +90,13 @@ class Intake:
             return None
         assert self._codec is not None, "prepare refuses stop strings without a tokenizer"
         return StopText(self._codec.text_stream(), sampling.stop, sampling.include_stop)
+
+    def prompt_text(self, token_ids: Sequence[int]) -> str | None:
+        """The text of a prompt for observers; None where they are not told, or it has none."""
+        if not self._with_tokens or self._codec is None:
+            return None
+        stream = self._codec.text_stream()
+        return stream.push(token_ids) + stream.finish()
 
     def _token_ids(self, command: Submit) -> list[int]:
         sources = (command.prompt, command.prompt_token_ids, command.messages)

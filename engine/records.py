@@ -19,6 +19,7 @@ from stepscope.engine.wire import (
     RowFlag,
     Snapshot,
     StepRecord,
+    Transcript,
 )
 
 _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
@@ -79,6 +80,8 @@ def step_record(
     knobs_version: int,
     events: list[RequestEvent],
     num_dropped: int,
+    token_ids: list[int | None] | None = None,
+    texts: list[str | None] | None = None,
 ) -> StepRecord:
     """The record of a step, built after `update`.
 
@@ -86,6 +89,7 @@ def step_record(
         schedule_ns: when scheduling began and ended.
         batch: from `batch_rows`, taken before `update`.
         events: of this step and of the time since the step before.
+        token_ids, texts: of each row, only where they are to be told (`TokenTeller`).
     """
     knobs = scheduler.knobs
     # The counts of this step are drained with its block moves.
@@ -111,6 +115,8 @@ def step_record(
         waiting_reasons=scheduler.waiting_reasons(),
         events=events,
         num_dropped=num_dropped,
+        token_ids=token_ids,
+        texts=texts,
     )
 
 
@@ -148,6 +154,7 @@ def snapshot(
     workload: str | None,
     control: ControlCounts | None = None,
     audit: list[Audited] | None = None,
+    transcripts: list[Transcript] | None = None,
 ) -> Snapshot:
     """Everything at once, true right after the message `sequence` was published."""
     return Snapshot(
@@ -165,4 +172,5 @@ def snapshot(
         workload=workload,
         control=control,
         audit=audit or None,
+        transcripts=transcripts,
     )

@@ -28,6 +28,7 @@ from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.memory import replay_memory_bytes
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.telemetry import Publisher
+from stepscope.engine.token_teller import TokenTeller
 from stepscope.engine.wire import EngineInfo
 
 if TYPE_CHECKING:
@@ -131,7 +132,14 @@ def open_engine(
             runner.eos_token_ids,
             config.max_waiting,
         )
-        intake = Intake(runner.tokenizer, runner.vocab_size, limits.max_model_len)
+        if config.with_tokens and config.telemetry:
+            core.token_teller = TokenTeller(runner.tokenizer.text_stream)
+        intake = Intake(
+            runner.tokenizer,
+            runner.vocab_size,
+            limits.max_model_len,
+            with_tokens=config.with_tokens,
+        )
         workload = WorkloadDriver(
             _workload_submit(core, intake),
             chars_per_token=runner.tokenizer.chars_per_token,
@@ -190,6 +198,7 @@ def _info(
         http_endpoint=http_endpoint,
         monotonic_ns=time.monotonic_ns(),
         wall_ns=time.time_ns(),
+        with_tokens=config.with_tokens,
         config_hash=config.hash(),
     )
 
@@ -215,7 +224,8 @@ def _workload_submit(core: EngineCore, intake: Intake) -> Callable[[Submit], Non
         except ConfigError as error:
             core.inbox.put(Refusal(command.client_id, str(error)))
             return
-        core.inbox.put(Call(command, silent, token_ids, intake.stop_text(command.sampling)))
+        stop_text, prompt_text = intake.stop_text(command.sampling), intake.prompt_text(token_ids)
+        core.inbox.put(Call(command, silent, token_ids, stop_text, prompt_text))
 
     return submit
 

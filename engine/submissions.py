@@ -59,7 +59,8 @@ class Submissions:
             raise
         command = self._intake.fitted(command, len(token_ids))
         stop_text = self._intake.stop_text(command.sampling)
-        self._inbox.put(Call(command, client, token_ids, stop_text))
+        prompt_text = self._intake.prompt_text(token_ids)
+        self._inbox.put(Call(command, client, token_ids, stop_text, prompt_text))
 
     def _prepare_long(self, command: Submit, client: RemoteClient) -> None:
         try:

@@ -85,12 +85,14 @@ class Event(Struct, frozen=True, tag_field="type", tag=str.lower):
     request_id: int
 
 
-class Arrived(Event, frozen=True):
+class Arrived(Event, frozen=True, omit_defaults=True):
     client_id: str
     num_prompt_tokens: int
     max_tokens: int
     priority: int
     time_ns: int
+    prompt_token_ids: list[int] | None = None  # only of an engine with `with_tokens`, ...
+    prompt_text: str | None = None  # ... and only if it has a tokenizer
 
 
 class Admitted(Event, frozen=True):
@@ -173,7 +175,7 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
     http_endpoint: str | None = None  # HOST:PORT where the engine's own HTTP server listens
     monotonic_ns: int  # these two name the same instant
     wall_ns: int
-    with_tokens: bool = False
+    with_tokens: bool = False  # prompts and outputs are in its telemetry
     config_hash: str | None = None
 
 
@@ -209,6 +211,9 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
     waiting_reasons: dict[str, int] | None = None
     events: list[RequestEvent] = []
     num_dropped: int = 0  # telemetry messages dropped by the publisher so far
+    # Only of an engine with `with_tokens`, one entry a row, None where none was sampled:
+    token_ids: list[int | None] | None = None
+    texts: list[str | None] | None = None  # what the token made certain of the output's text
 
 
 class ControlCounts(Struct, frozen=True, omit_defaults=True):
@@ -284,6 +289,16 @@ class RequestView(Struct, kw_only=True):
     is_partial: bool = False
 
 
+class Transcript(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Prompt and output so far of an unfinished request. Text is None without a tokenizer."""
+
+    request_id: int
+    prompt_token_ids: list[int] | None = None
+    prompt_text: str | None = None
+    output_token_ids: list[int] | None = None
+    output_text: str | None = None
+
+
 class Snapshot(Telemetry, frozen=True, kw_only=True):
     """Everything a late joiner needs, true right after the message `sequence` was published."""
 
@@ -304,6 +319,7 @@ class Snapshot(Telemetry, frozen=True, kw_only=True):
     waiting_reasons: dict[str, int] | None = None
     control: ControlCounts | None = None
     audit: list[Audited] | None = None  # the last ones
+    transcripts: list[Transcript] | None = None  # only of an engine with `with_tokens`
 
 
 class Mark(Telemetry, frozen=True, kw_only=True):

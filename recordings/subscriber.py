@@ -251,6 +251,8 @@ class Subscriber:
             try:
                 replayed = self._replay(client, self._next_sequence, limit)
             except CommandRefused as error:
+                if error.code == "rate_limited" and not self._stopping.wait(ASK_AGAIN_S):
+                    continue
                 log.warning("%s replays nothing: %s", self.endpoint.control, error)
                 return
             before = self._next_sequence

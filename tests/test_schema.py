@@ -45,6 +45,7 @@ from stepscope.engine.wire import (
     Snapshot,
     StepRecord,
     Telemetry,
+    Transcript,
 )
 from stepscope.recordings.history import History
 from stepscope.recordings.mcap_index import RecordingError
@@ -106,6 +107,7 @@ EVENTS: list[wire.RequestEvent] = [
     Preempted(5, 12, "no free block"),
     Aborted(4, "client"),
     Rejected(3, "chat-3", "too long"),
+    Arrived(8, "chat-8", 3, 60, 2, 1_000_000_000_200, [17, 4, 99], "Why?"),
 ]
 MOVES = [BlockMove(0, 7, 1), BlockMove(1, CACHED, 0), BlockMove(2, EMPTY, 0)]
 VIEW = RequestView(
@@ -186,6 +188,8 @@ MESSAGES: dict[str, Telemetry] = {
         waiting_reasons={"seats": 1},
         events=EVENTS,
         num_dropped=9,
+        token_ids=[12, None],
+        texts=["Be", None],
     ),
     "StepRecord.least": StepRecord(**_STEP),
     "EngineStatus.full": EngineStatus(
@@ -212,6 +216,15 @@ MESSAGES: dict[str, Telemetry] = {
         num_running=2,
         num_waiting=1,
         waiting_reasons={"seats": 1},
+        transcripts=[
+            Transcript(
+                request_id=7,
+                prompt_token_ids=[17, 4, 99],
+                prompt_text="Why?",
+                output_token_ids=[12],
+                output_text="Be",
+            )
+        ],
         control=ControlCounts(bad=1, limited=2, denied=3, keyless=4),
         audit=[AUDITED],
     ),

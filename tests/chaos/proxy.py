@@ -140,10 +140,17 @@ class Proxies:
     def __exit__(self, *_: object) -> None:
         for proxy in self._proxies:
             self.do(proxy.close())
-        self.do(asyncio.sleep(0.05))
+        self.do(self._end_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    @staticmethod
+    async def _end_tasks() -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def open(self, upstream: int, listen: int) -> Proxy:
         proxy = Proxy(upstream, listen)

@@ -266,8 +266,9 @@ class Chaos:
         for client in self.clients.values():
             number = signal.SIGINT if client.name == "recorder" else signal.SIGTERM
             client.process.send_signal(number)
-        engine.process.send_signal(signal.SIGTERM)
         for process in (*(client.process for client in self.clients.values()), engine.process):
+            if process is engine.process:  # not before all others have ended
+                process.send_signal(signal.SIGTERM)
             if process.wait(WAIT_S):
                 said = (self.folder / "stderr").read_text()[-2000:]
                 raise Wrong(f"a process ended with {process.returncode}: {said}")
