@@ -218,7 +218,7 @@ def _requests(page: ComparePage, found: Comparison, width: int, height: int) -> 
     number = f"{len(matched.pairs):,}"
     title: Line = (
         ("requests in both", "title"),
-        (f" ({number}, by {matched.by}); ms, largest difference first", "muted"),
+        (f" ({number}, by {matched.by}); ms, largest gap first", "muted"),
     )
     return framed(body, width, height, title)
 
