@@ -129,7 +129,8 @@ class FrameBuilder:
         windows = {}
         if view.page == "latency":
             windows = self._windows.reports(None if view.live else state.time_ns)
-        latency, rates, stall, trend = self._paced(view, cursor, state)
+        figures = self._paced(view, cursor, state, windows.get("60 s"))
+        latency, rates, stall, trend = figures
         return Frame(
             history=history,
             view=view,
@@ -158,9 +159,13 @@ class FrameBuilder:
     # Figures that are read, not watched
 
     def _paced(
-        self, view: View, cursor: int | None, state: SessionState
+        self, view: View, cursor: int | None, state: SessionState, minute: LatencyReport | None
     ) -> tuple[LatencyReport, Rates, Late | None, int]:
-        """Taken anew once a second, and less often where a minute of samples is dear to sum up."""
+        """Taken anew once a second, and less often where a minute of samples is dear to sum up.
+
+        Args:
+            minute: the report of the last minute, where somebody has made it already.
+        """
         history = self._history
         info = history.info
         mode = (view.live, None if info is None else info.engine_id)
@@ -169,7 +174,7 @@ class FrameBuilder:
         if self._figures is None or self._figures_mode != mode or is_due:
             end_ns = None if view.live else state.time_ns
             self._figures = (
-                history.latency(end_ns, LATENCY_WINDOW_S),
+                minute or history.latency(end_ns, LATENCY_WINDOW_S),
                 history.rates(end_ns),
                 history.last_stall(cursor),
                 self._waiting_trend(cursor, state),
