@@ -1,0 +1,392 @@
+"""Two runs side by side: the figures are those of the dashboard, and nobody wins by chance."""
+
+import random
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.engine import wire
+from stepscope.engine.config import Knobs
+from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.wire import EngineInfo, EngineStatus, Mark, StepRecord, Telemetry
+from stepscope.recordings import comparison_counts, comparison_points
+from stepscope.recordings.comparer import Comparer
+from stepscope.recordings.comparison import compare
+from stepscope.recordings.comparison_columns import axis_of
+from stepscope.recordings.comparison_counts import Spread, WaitCounts
+from stepscope.recordings.comparison_feed import Stretch
+from stepscope.recordings.comparison_points import KNOB, LATE, MARKED, PREEMPTED, StepPoints
+from stepscope.recordings.comparison_requests import RequestRun, matched
+from stepscope.recordings.comparison_side import Side
+from stepscope.recordings.comparison_tests import means_differ, rates_differ, shares_differ
+from stepscope.recordings.comparison_totals import TokensOverTime
+from stepscope.recordings.history import History
+from stepscope.recordings.history_feed import HistoryFeed
+from stepscope.recordings.latency import SLO, percentiles
+from stepscope.recordings.session import SessionState
+
+SLO_ = SLO(ttft_ms=500.0, itl_ms=30.0)
+WORKLOAD = SimulatedWorkload(rate=9.0, document_share=0.25, document_tokens=2600, output_tokens=140)
+Messages = list[tuple[int, Telemetry]]
+
+
+def run_of(budget: int, num_steps: int = 300, seed: int = 3, **options: Any) -> Messages:
+    return simulate(
+        seed=seed,
+        num_steps=num_steps,
+        knobs=Knobs(max_num_batched_tokens=budget, max_num_seqs=32),
+        workload=WORKLOAD,
+        cost=CostModel(floor_ms=12.0, token_us=120.0, context_ns=4.0),
+        num_blocks=512,
+        **options,
+    )
+
+
+def side_of(messages: Messages, name: str = "run", **knobs: Any) -> Side:
+    side = Side(name, SLO_, SessionState(knobs=knobs))
+    for _, message in messages:
+        side.take(message)
+    return side
+
+
+def history_of(messages: Messages) -> History:
+    history = History(SLO_)
+    for sequence, message in messages:
+        history.append(sequence, message)
+    return history
+
+
+@pytest.fixture(scope="module")
+def small_and_large() -> tuple[Messages, Messages]:
+    """The same arrivals under two budgets."""
+    return run_of(256), run_of(4096)
+
+
+# A side
+
+
+def paused(messages: Messages) -> Messages:
+    """The same run, with the operator's pause of a second in the middle."""
+    found: Messages = []
+    shift_ns, number = 0, 0
+    for _, message in messages:
+        if isinstance(message, StepRecord) and message.step == 120:
+            begin_ns = message.schedule_start_ns
+            found.append((number, EngineStatus(
+                time_ns=begin_ns, state="paused", step=119, num_running=1, num_waiting=0
+            )))  # fmt: skip
+            number, shift_ns = number + 1, 1_000_000_000
+        if shift_ns and isinstance(message, StepRecord):
+            times = ("schedule_start_ns", "schedule_end_ns", "launch_ns", "tokens_ns")
+            moved = {name: getattr(message, name) for name in times}
+            moved = {name: None if ns is None else ns + shift_ns for name, ns in moved.items()}
+            message = msgspec.structs.replace(message, **moved)
+        found.append((number, message))
+        number += 1
+    return found
+
+
+@pytest.mark.parametrize("with_pause", [False, True])
+def test_a_side_measures_what_the_dashboard_measures(
+    small_and_large: tuple[Messages, Messages], with_pause: bool
+) -> None:
+    messages = paused(small_and_large[0]) if with_pause else small_and_large[0]
+    side, history = side_of(messages), history_of(messages)
+    report, rates = history.latency(None, None, 1), history.rates(None, None)
+    for kind in ("ttft", "itl", "tpot", "step"):
+        series, spread = getattr(report, kind), Spread(side.waits[kind])
+        assert series.num_samples == spread.num_samples > 0
+        for rank, name in ((50, "p50_ms"), (95, "p95_ms"), (99, "p99_ms"), (100, "max_ms")):
+            assert (spread.at(rank) or 0) / 1e6 == getattr(series, name)
+        assert spread.within_slo == series.within_slo
+    totals = side.totals
+    assert totals.num_steps == rates.num_steps
+    assert totals.num_mixed / totals.num_steps == rates.mixed_share
+    assert totals.num_hit_tokens / totals.num_queried_tokens == rates.prefix_hit_rate
+    assert totals.num_out_tokens == sum(
+        s.num_output_tokens for s in history.summaries(0, history.last_step or 0) if s is not None
+    )
+
+
+def test_each_request_has_its_longest_wait(small_and_large: tuple[Messages, Messages]) -> None:
+    messages = paused(small_and_large[0])
+    side, history = side_of(messages), history_of(messages)
+    views = history.state.requests
+    checked = 0
+    for request_id, run in side.requests.items():
+        life = history.life(views[request_id]) if request_id in views else None
+        waits = [] if life is None else [w for w in life.waits if w.token_idx > 0]
+        if not waits:
+            continue
+        checked += 1
+        assert run.worst_itl_ns == max(w.gap_ns - w.paused_ns for w in waits)
+        assert run.worst_step in [
+            w.step for w in waits if w.gap_ns - w.paused_ns == run.worst_itl_ns
+        ]
+    assert checked > 5
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 9999), min_size=1, max_size=200), st.data())
+def test_any_number_of_steps_takes_bounded_memory_and_keeps_the_worst(
+    prefills: list[int], data: st.DataObject
+) -> None:
+    points = StepPoints()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comparison_points, "MAX_POINTS", 8)
+        for step, tokens in enumerate(prefills):
+            flags = LATE if tokens > 9000 else 0
+            points.append(step, step * 10, step * 10 + 9, tokens, 1, 256, None, 0, None, flags)
+    assert len(points) <= 8
+    whole = points.worst(0, len(points) - 1)
+    assert whole is not None
+    assert (whole.first, whole.last) == (0, len(prefills) - 1)
+    assert whole.num_prefill_tokens == max(prefills)
+    assert whole.num_rows is None
+    assert whole.longest_us is None
+    step = data.draw(st.integers(0, len(prefills) - 1))
+    index = points.index_of_step(step)
+    point = points.worst(index, index)
+    assert point is not None
+    assert point.first <= step <= point.last
+    assert point.num_prefill_tokens == max(prefills[point.first : point.last + 1])
+    assert bool(point.flags & LATE) == any(
+        tokens > 9000 for tokens in prefills[point.first : point.last + 1]
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=300))
+def test_percentiles_are_exact_or_tell_how_exact(values: list[int]) -> None:
+    counts = WaitCounts(bound_ns=10**9)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comparison_counts, "MAX_DISTINCT", 100)
+        for value in values:
+            counts.add(value)
+    assert (counts.resolution_ns == 1) or len(set(values)) > 100
+    spread = Spread(counts)
+    exact = percentiles([(value, 1) for value in sorted(values)], len(values), (50, 95, 99))
+    for rank, value in zip((50, 95, 99), exact, strict=True):
+        found = spread.at(rank)
+        assert found is not None
+        assert 0 <= value - found < counts.resolution_ns
+    assert spread.at(100) == max(values)
+    assert counts.num_within == sum(value <= 10**9 for value in values)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 10**10), st.integers(0, 500)), min_size=1, max_size=60))
+def test_no_token_is_lost_when_a_run_grows_long(gaps: list[tuple[int, int]]) -> None:
+    over, now_ns = TokensOverTime(), 0
+    for gap_ns, tokens in gaps:
+        now_ns += gap_ns * 50
+        over.add(now_ns, tokens)
+    assert sum(over._sums) == sum(tokens for _, tokens in gaps)
+    assert len(over._sums) <= 4096
+
+
+# Chance
+
+
+def test_a_difference_that_may_be_chance_is_not_called_one() -> None:
+    draw = random.Random(1)
+    wrong = 0
+    for _ in range(200):
+        a = [draw.expovariate(1) for _ in range(200)]
+        b = [draw.expovariate(1) for _ in range(200)]
+        share_a, share_b = (sum(x > 1.5 for x in xs) / 200 for xs in (a, b))
+        wrong += shares_differ(share_a, 200, share_b, 200)
+        wrong += means_differ(a[:20], b[:20])
+        wrong += rates_differ(sum(x > 2 for x in a), 60.0, sum(x > 2 for x in b), 60.0)
+    assert wrong <= 0.06 * 600
+
+
+def test_a_difference_that_can_hardly_be_chance_is_seen() -> None:
+    assert shares_differ(7 / 450, 450, 0.0, 460)
+    assert not shares_differ(2 / 450, 450, 0.0, 460)
+    assert shares_differ(0.5, 10**6, 0.51, 10**6)
+    assert rates_differ(40, 60.0, 15, 60.0)
+    assert not rates_differ(3, 60.0, 1, 60.0)
+    assert rates_differ(5000, 60.0, 6000, 60.0)
+    assert means_differ([10, 11, 10, 9, 10, 11], [20, 21, 19, 20, 20, 22])
+    assert not means_differ([10, 11], [20, 21])
+    assert not shares_differ(0.0, 0, 1.0, 5)
+
+
+def test_few_samples_say_so_instead_of_naming_a_winner() -> None:
+    a, b = (Side(name, SLO_, SessionState()) for name in "ab")
+    for side, waits in ((a, (10, 12, 14)), (b, (10, 13, 90))):
+        for wait in waits:
+            side.waits["ttft"].add(wait * 1_000_000)
+    found = compare(a, b)
+    assert found.figure("ttft_max_ms").verdict == "unclear"
+    assert found.figure("ttft_p50_ms").verdict == "unclear"
+    assert found.figure("itl_p50_ms").verdict == "unknown"
+
+
+# Both
+
+
+def test_the_better_run_is_named_with_what_was_set_otherwise(
+    small_and_large: tuple[Messages, Messages],
+) -> None:
+    small = side_of(small_and_large[0], "small", max_num_batched_tokens=256, order="arrival")
+    large = side_of(small_and_large[1], "large", max_num_batched_tokens=4096, order="arrival")
+    found = compare(small, large)
+    itl = found.figure("itl_p95_ms")
+    assert itl.a is not None
+    assert itl.b is not None
+    assert itl.a > 2 * itl.b  # chunks in every other step, not whole prompts now and then
+    assert itl.verdict == "b"
+    assert itl.factor == pytest.approx(itl.a / itl.b)
+    assert [(each.name, each.a, each.b) for each in found.settings] == [
+        ("max_num_batched_tokens", (256,), (4096,))
+    ]
+    reverse = compare(large, small).figure("itl_p95_ms")
+    assert (reverse.a, reverse.b, reverse.verdict) == (itl.b, itl.a, "a")
+    causes = {(share.kind, share.cause): share for share in found.causes}
+    beside = causes["ITL", "prefill"]
+    assert beside.num_a > beside.num_b > 0
+    late = sum(share.num_a for share in found.causes if share.kind == "ITL")
+    within = found.figure("itl_within_slo")
+    assert late == round((1 - (within.a or 0)) * within.num_a)
+
+
+def test_a_run_is_no_better_than_itself(small_and_large: tuple[Messages, Messages]) -> None:
+    found = compare(side_of(small_and_large[0]), side_of(small_and_large[0]))
+    assert {figure.verdict for figure in found.figures} <= {"alike", "unknown"}
+    assert found.settings == []
+    assert found.different_work is None
+    assert all(pair.difference_ns == 0 for pair in found.requests.pairs)
+
+
+def test_other_work_is_not_passed_off_as_a_difference() -> None:
+    found = compare(side_of(run_of(1024, 100)), side_of(run_of(1024, 300)))
+    assert found.different_work is not None
+    assert "output tokens" in found.different_work
+
+
+def test_what_an_engine_does_not_tell_is_unknown_never_zero(
+    small_and_large: tuple[Messages, Messages],
+) -> None:
+    bare = [
+        (n, msgspec.structs.replace(m, batch=None, kv=None, moves=[], token_budget=None))
+        if isinstance(m, StepRecord)
+        else (n, m)
+        for n, m in small_and_large[0]
+    ]
+    found = compare(side_of(bare, "bare"), side_of(small_and_large[0]))
+    for key in ("itl_p50_ms", "kv_used", "kv_peak", "prefix_hit_rate", "recomputed_share",
+                "budget_used"):  # fmt: skip
+        figure = found.figure(key)
+        assert (figure.a, figure.verdict) == (None, "unknown"), key
+        assert figure.b is not None, key
+    assert found.figure("ttft_p50_ms").a is not None  # events tell it
+    point = side_of(bare).points.worst(0, 0)
+    assert point is not None
+    assert (point.token_budget, point.num_rows, point.longest_us) == (None, None, None)
+
+
+def run(request_id: int, name: str, arrival_ns: int, ttft_ns: int = 1, prompt: int = 9) -> Any:
+    return RequestRun(request_id, name, prompt, arrival_ns, ttft_ns=ttft_ns)
+
+
+def test_requests_are_matched_by_their_clients_names_or_by_the_order_of_arrival() -> None:
+    a = {1: run(1, "x", 10), 2: run(2, "y", 20), 3: run(3, "x", 30), 4: run(4, "only a", 40)}
+    b = {7: run(7, "y", 10, 50), 8: run(8, "x", 20, 5), 9: run(9, "x", 30, 900)}
+    found = matched(a, b)
+    assert found.by == "client id"
+    assert [(p.a.request_id, p.b.request_id) for p in found.pairs] == [(3, 9), (2, 7), (1, 8)]
+    assert (found.only_a, found.only_b) == (1, 0)
+    nameless = {k: run(v.request_id, f"other-{k}", v.arrival_ns) for k, v in b.items()}
+    found = matched(a, nameless)
+    assert found.by == "order of arrival"
+    assert sorted((p.a.request_id, p.b.request_id) for p in found.pairs) == [(1, 7), (2, 8), (3, 9)]
+    assert matched({}, b).pairs == []
+
+
+# One axis
+
+
+def test_the_same_offset_shows_the_same_time_step_or_moment_of_a_request(
+    small_and_large: tuple[Messages, Messages],
+) -> None:
+    a, b = (side_of(messages) for messages in small_and_large)
+    by_step = axis_of("step", a, b, None)
+    point = by_step.column(by_step.a, 40, 41)
+    other = by_step.column(by_step.b, 40, 41)
+    assert point is not None
+    assert other is not None
+    assert (point.first, other.first) == (40, 40)
+    assert by_step.column(by_step.a, 10_000, 10_001) is None
+    by_time = axis_of("time", a, b, None)
+    for place in (by_time.a, by_time.b):
+        found = by_time.column(place, 2_000_000_000, 2_000_000_001)
+        assert found is not None
+        assert found.start_ns <= 2_000_000_000 < found.end_ns
+    pair = compare(a, b).requests.pairs[0]
+    by_request = axis_of("request", a, b, pair)
+    for place, side, one in ((by_request.a, a, pair.a), (by_request.b, b, pair.b)):
+        assert one.ttft_ns is not None
+        first = by_request.column(place, one.ttft_ns - 1, one.ttft_ns)
+        assert first is not None
+        assert first.first == one.first_token_step
+        assert place.zero + (side.origin_ns or 0) == one.arrival_ns
+    whole = [by_time.column(by_time.a, s, s + 10**8) for s in range(0, by_time.end, 10**8)]
+    shown = [each for each in whole if each is not None]
+    assert max(p.num_prefill_tokens for p in shown) == max(
+        m.num_prefill_tokens for _, m in small_and_large[0] if isinstance(m, StepRecord)
+    )
+    assert all(p.first <= q.first for p, q in pairwise(shown))
+
+
+def test_what_happened_is_kept_where_it_happened() -> None:
+    messages = run_of(1024, 200, changes={90: {"max_num_batched_tokens": 512}})
+    messages.append((len(messages), Mark(step=50, time_ns=0, text="here", who="me")))
+    points = side_of(messages).points
+    found = {flag: points.next_flagged(-1, 1, flag) for flag in (KNOB, MARKED)}
+    assert found == {KNOB: 90, MARKED: 50}
+    preempted = [m.step for _, m in messages if isinstance(m, StepRecord)
+                 and any(isinstance(e, wire.Preempted) for e in m.events)]  # fmt: skip
+    assert points.next_flagged(-1, 1, PREEMPTED) == (preempted[0] if preempted else None)
+
+
+# A session in memory
+
+
+def test_a_session_is_divided_at_a_step_and_its_end_is_followed() -> None:
+    messages = run_of(1024, 200, changes={90: {"max_num_batched_tokens": 256}})
+    history = history_of(messages[:150])
+    before = HistoryFeed(history, "before", SLO_, Stretch(None, 89))
+    after = HistoryFeed(history, "after", SLO_, Stretch(90, None))
+    comparer = Comparer(before, after)
+    while comparer.read_some():
+        pass
+    assert before.is_done
+    assert not after.is_done
+    for sequence, message in messages[150:]:
+        history.append(sequence, message)
+    while comparer.read_some():
+        pass
+    found = comparer.renew()
+    steps = [work.num_steps for work in found.works]
+    assert steps == [90, (history.last_step or 0) - 89]
+    assert comparer.sides is not None
+    left, right = comparer.sides
+    assert (left.points.first_step, left.points.last_step) == (0, 89)
+    assert right.points.first_step == 90
+    budgets = [each for each in found.settings if each.name == "max_num_batched_tokens"]
+    assert [each.b for each in budgets] in ([], [(256,)])
+    other = EngineInfo(
+        engine_id="another", name="x", software_version="0", model="m", monotonic_ns=0, wall_ns=0
+    )
+    history.append((history.last_sequence or 0) + 1, other)
+    comparer.read_some()
+    comparer.read_some()
+    assert after.is_done
+    assert "started anew" in comparer.notes[0]
+    assert comparer.renew().works[1].num_steps == steps[1]
