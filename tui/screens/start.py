@@ -28,7 +28,7 @@ from stepscope.tui.screens.prompt import Prompt
 from stepscope.tui.start_list import Choice, Entry, Section
 from stepscope.tui.theme import Skin, ThemeName, colour_mode
 from stepscope.tui.widgets import start_page
-from stepscope.tui.widgets.lines import Line, Lines
+from stepscope.tui.widgets.lines import Line, Lines, clean
 
 if TYPE_CHECKING:
     from stepscope.tui.start_finder import Finder
@@ -189,9 +189,9 @@ class StartApp(App[Choice], inherit_bindings=False):
             standing: list[tuple[str, Tone]] = []
             if self._checking is not None:
                 standing.append((f"opening {' '.join(self._checking.names)} …", "muted"))
-            if not standing and entries:
-                standing.append((entries[chosen].about, "muted"))
             notice = self.notices.line(standing, width)
+            if not notice and entries:
+                notice = ((f" {clean(entries[chosen].about, width - 1)}", "muted"),)
             header = start_page.header(version("stepscope"), width)
             lines = [header, *lines, notice, start_page.footer(width)]
             self._rows = [None, *self._rows]
