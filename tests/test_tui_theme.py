@@ -62,6 +62,16 @@ def test_all_ways_of_colouring_know_the_same_styles() -> None:
         assert all(skin.style(f"{name}+cursor") != skin.style("text") for name in names)
 
 
+def test_nothing_is_drawn_in_the_colour_of_its_ground() -> None:
+    for mode in ("dark", "light", "ansi", "none"):
+        skin = Skin(mode)
+        for name in styles(mode):
+            for each in (name, f"{name}+cursor"):
+                style = skin.style(each)
+                same = style.color is not None and style.color == style.bgcolor
+                assert not same or style.color.is_default, (mode, each)
+
+
 def test_no_colour_means_none() -> None:
     for style in styles("none").values():
         assert style.color is None

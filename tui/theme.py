@@ -207,7 +207,9 @@ def styles(mode: ColourMode) -> Mapping[str, Style]:
         "badge_paused": on(c.badge_text, bold=True, background=c.caution),
         "badge_replay": on(c.badge_text, bold=True, background=c.accent),
         "badge_down": Style(color=c.text, bgcolor=c.background, bold=True, reverse=True),
-        "edit": on(c.text, bold=True, background=c.raised),
+        "edit": Style(bold=True, reverse=True)
+        if mode == "ansi"
+        else on(c.text, bold=True, background=c.raised),
     }
 
 
@@ -241,9 +243,12 @@ class Skin:
             self._styles[f"{name}+cursor"] = self._raised(style, name in self.plain_styles)
 
     def _raised(self, style: Style, is_plain: bool) -> Style:
-        if self.mode == "none":
+        if self.mode in ("none", "ansi"):
+            # Of sixteen colours none is sure to differ from the ground and from all the others.
             return style + (Style(reverse=True) if is_plain else Style(underline=True))
         raised = Style(bgcolor=_BY_MODE[self.mode].raised)
+        if style.bgcolor == raised.bgcolor:
+            return style + Style(underline=True)
         # What is told by its background is told by its foreground there.
         return style + raised if is_plain else style + Style(color=style.bgcolor) + raised
 
