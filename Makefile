@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 PACKAGES := engine kernels recordings tui
 ARGS ?=
 
-.PHONY: demo test lint types test-clients schema bench bench-wire chaos clean
+.PHONY: demo test lint types test-clients schema snapshots bench bench-wire chaos clean
 
 demo: $(INSTALLED)
 	$(BIN)/stepscope demo $(ARGS)
@@ -32,6 +32,10 @@ types:
 # The golden files of the wire anew, after a field was added; refuses what needs a new version.
 schema: $(INSTALLED)
 	$(BIN)/python tests/test_schema.py
+
+# The pictures of tests/test_snapshots.py anew, after a screen was changed; look at the diff.
+snapshots: $(INSTALLED)
+	$(BIN)/python tests/test_snapshots.py
 
 bench: $(INSTALLED)
 	@for script in tests/bench/bench_*.py; do \
