@@ -314,7 +314,9 @@ def _described(style: Style) -> str:
 
 
 def picture_text(world: World, screen: str, size: Size, look: Look) -> str:
-    return as_text(asyncio.run(taken(world, screen, size, look)), look)
+    text = as_text(asyncio.run(taken(world, screen, size, look)), look)
+    assert "see the log" not in text, f"{screen} at {size} is broken:\n{text}"
+    return text
 
 
 @pytest.fixture(scope="module")
