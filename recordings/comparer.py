@@ -51,12 +51,12 @@ class Comparer:
             return False
         if all(feed.is_done for feed in self.feeds):
             return self._is_stale
-        return any((feed.share or 1) < 1 and not feed.is_done for feed in self.feeds)
+        return any(_has_more(feed) for feed in self.feeds)
 
     @property
     def was_cancelled(self) -> bool:
         """Whether it was stopped with something left to read."""
-        return self._is_stopped.is_set() and any((feed.share or 1) < 1 for feed in self.feeds)
+        return self._is_stopped.is_set() and any(_has_more(feed) for feed in self.feeds)
 
     @property
     def notes(self) -> list[str]:
@@ -130,3 +130,8 @@ class Comparer:
             self._is_stopped.wait(_REST_S if taken else _FOLLOW_S)
         if self._is_stale and self.sides is not None:
             self.renew()
+
+
+def _has_more(feed: Feed) -> bool:
+    """Whether there is more to read now."""
+    return not feed.is_done and feed.share is not None and feed.share < 1

@@ -1,0 +1,190 @@
+"""`stepscope compare` for scripts and for people without a screen."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.engine import wire
+from stepscope.engine.config import Knobs
+from stepscope.engine.simulated import SimulatedWorkload, simulate
+from stepscope.engine.wire import Mark
+from stepscope.recordings.history import History
+from stepscope.recordings.reader import Recording
+from stepscope.recordings.recorder import Recorder
+from stepscope.recordings.source import FrameTap, SourceStatus
+from stepscope.tui import cli_compare
+from stepscope.tui.cli_errors import CommandFailed, WrongUsage
+
+
+class Received:
+    """A live source that is handed its messages."""
+
+    is_live = True
+    name = "engine"
+    num_bad = 0
+    status: SourceStatus = "live"
+    error = None
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.tap = FrameTap()
+
+    def start(self) -> None:
+        return
+
+    def stop(self) -> None:
+        return
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A budget that is made smaller in step 200, and a mark in step 300."""
+    path = tmp_path_factory.mktemp("compare") / "session.mcap"
+    source = Received()
+    recorder = Recorder(source, path)
+    messages = simulate(
+        seed=3,
+        num_steps=400,
+        knobs=Knobs(max_num_batched_tokens=2048, max_num_seqs=16),
+        changes={200: {"max_num_batched_tokens": 256}},
+        workload=SimulatedWorkload(rate=8.0, document_tokens=2500, output_tokens=60),
+        num_blocks=512,
+    )
+    mark = Mark(step=300, time_ns=0, text="after lunch", who="me")
+    for sequence, message in [*messages, (messages[-1][0], mark)]:
+        payload = wire.encode(message)
+        source.history.append(sequence, payload)
+        source.tap.send(wire.TOPICS[type(message)], sequence, payload)
+    recorder.stop()
+    assert recorder.error is None, recorder.error
+    return path
+
+
+def printed(capsys: pytest.CaptureFixture[str], a: str, b: str | None, **options: Any) -> str:
+    options = {"mark": None, "align": None, "limit": 20, "as_table": False, "as_json": False,
+               "flags": {}, **options}  # fmt: skip
+    cli_compare.compare(a, b, **options)
+    return capsys.readouterr().out
+
+
+def document(capsys: pytest.CaptureFixture[str], *names: Any, **options: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(printed(capsys, *names, as_json=True, **options))
+    return found
+
+
+def test_the_samples_tell_what_chunked_prefill_does(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "freeze", "chunked")
+    told = {line[:9].strip(): line[10:] for line in text.split("\n\n")[1].splitlines()}
+    assert told["B better"].startswith("ITL p99 766→90.1 ms (8.5x), max 837→143 ms (5.8x)")
+    assert told["A better"].startswith("ITL p95 8.0→62.8 ms (7.8x), within 50 ms 98.4%→86.0%")
+    assert told["differs"] == "max_num_batched_tokens 8192 | 256"
+    assert "enable_chunked_prefill off | on" in text
+    assert "shared a step with a prefill 99.9%" in text
+    assert "not the same work" not in text
+    figures = text.split("\n\n")[2]
+    assert "B better" in next(line for line in figures.splitlines() if "ITL max" in line)
+    assert "too few to say" in next(line for line in figures.splitlines() if "TTFT p99" in line)
+
+
+def test_service_levels_are_those_that_were_given(capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(capsys, "freeze", "chunked", flags={"slo_itl_ms": "0.15s"})
+    assert found["slo"] == {"ttft_ms": 500.0, "itl_ms": 150.0}
+    within = found["figures"]["itl_within_slo"]
+    assert within["b"] == 1.0
+    assert within["verdict"] == "b"
+
+
+def test_the_document_holds_everything_the_table_says(capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(capsys, "freeze", "chunked", align="time")
+    itl = found["figures"]["itl_p99_ms"]
+    assert (round(itl["a"], 1), round(itl["b"], 1)) == (765.7, 90.1)
+    assert itl["ratio"] == itl["b"] / itl["a"]
+    assert (itl["better"], itl["verdict"], itl["num_a"]) == ("lower", "b", 4893)
+    assert found["a"]["num_steps"] == 454
+    assert found["settings"][0]["name"] == "max_num_batched_tokens"
+    assert found["resolution_ns"] == 1
+    pairs = found["requests"]["pairs"]
+    assert len(pairs) == 19
+    assert {pair["name"] for pair in pairs} >= {"chat-0", "document-6"}
+    assert len(found["aligned"]) == cli_compare.NUM_STRETCHES
+    longest = max(each["a"]["longest_us"] for each in found["aligned"] if each["a"])
+    assert longest == round(found["figures"]["itl_max_ms"]["a"] * 1000)
+
+
+def test_requests_stand_side_by_side_the_most_different_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = printed(capsys, "freeze", "chunked", align="request", limit=3)
+    rows = text.split("by client id")[1].splitlines()
+    assert rows[2].split() == ["chat-0", "96", "17.9", "12.5", "836.7", "143.3", "r0", "r0"]
+    assert rows[-1] == "and 16 more: --limit 0 shows all"
+    everything = printed(capsys, "freeze", "chunked", align="request", limit=0)
+    assert len(everything.split("by client id")[1].splitlines()) == 2 + 19
+    steps = printed(capsys, "freeze", "chunked", align="step")
+    assert "4,096" in steps.split("step from")[1]
+
+
+@pytest.mark.parametrize(
+    ("mark", "step"),
+    [("after lunch", 300), ("lunch", 300), ("max_num_batched", 200), ("120", 120), ("1,2", 12)],
+)
+def test_a_session_is_compared_before_and_after(
+    session: Path, capsys: pytest.CaptureFixture[str], mark: str, step: int
+) -> None:
+    found = document(capsys, str(session), None, mark=mark)
+    with Recording(session) as recording:
+        assert recording.last_step is not None
+        num_after = recording.last_step + 1 - step
+    assert (found["a"]["num_steps"], found["b"]["num_steps"]) == (step, num_after)
+    if step == 200:
+        assert found["b"]["name"] == "after max_num_batched_tokens=256"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("freeze", None), "what is freeze to be compared with? Give B, or --mark"),
+        (("freeze", "chunked", "--mark"), "Give one of both, B or --mark"),
+        (("freeze", "nothing"), "there is no recording nothing; shipped samples"),
+        (("freeze", None, "tea"), "there is no mark or knob change 'tea'; there are: none"),
+        (("freeze", None, "9999"), "expected a step from 1 to 453"),
+    ],
+)
+def test_what_cannot_be_compared_is_said_in_a_line(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str | None, ...], message: str
+) -> None:
+    a, b, *mark = arguments
+    assert a is not None
+    with pytest.raises((WrongUsage, CommandFailed), match=message.replace("?", r"\?")) as failed:
+        printed(capsys, a, b, mark=mark[0] if mark else None)
+    assert "\n" not in str(failed.value)
+
+
+def test_options_that_cannot_be_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    for options, message in (
+        ({"align": "clock"}, "--align: expected time, step, request, got 'clock'"),
+        ({"as_table": True, "as_json": True}, "--table and --json: give one of both"),
+        ({"limit": -1}, "--limit: expected 0"),
+    ):
+        with pytest.raises(WrongUsage, match=message):
+            printed(capsys, "freeze", "chunked", **options)
+
+
+def test_the_command_prints_where_there_is_no_terminal() -> None:
+    command = [sys.executable, "-m", "stepscope.tui.cli", "compare", "freeze", "chunked"]
+    done = subprocess.run(
+        [*command, "--json"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["figures"]["itl_max_ms"]["verdict"] == "b"
+    wrong = subprocess.run(
+        [*command, "--slo-itl", "soon"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr == (
+        "stepscope: error: --slo-itl: expected a duration such as 50ms or 0.5s, got 'soon'\n"
+    )
