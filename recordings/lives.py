@@ -99,10 +99,11 @@ class LifeKeeper:
             steps = self._timeline.columns.steps
             index = self._timeline.columns.index(step)
             before = None if not index else steps[index - 1]
+            known_ns = None if index is None else self._told_start(index, request_id)
         if index is None:
             return None
-        start_ns = 0
-        if before is not None:
+        start_ns = known_ns or 0
+        if before is not None and known_ns is None:
             view = self._cache.state_at(before).requests.get(request_id)
             if view is None:  # it arrived since
                 view = self._cache.state_at(step).requests.get(request_id)
@@ -116,6 +117,20 @@ class LifeKeeper:
         self._feed(explainer, number, step)
         late = explainer.late
         return late[-1] if late and late[-1].step == step else None
+
+    def _told_start(self, index: int, request_id: int) -> int | None:
+        """When the longest wait of a step began, as its figures tell; None for any other wait.
+
+        Figures leave the operator's pauses out: with one before the step they do not tell.
+        """
+        columns = self._timeline.columns
+        end_ns = columns.tokens_ns[index]
+        if self._timeline.pauses.within(0, end_ns):
+            return None
+        for kind in ("itl", "ttft"):
+            if columns.column(f"max_{kind}_request_id")[index] == request_id:
+                return end_ns - columns.column(f"max_{kind}_ns")[index]
+        return None
 
     def _begin(self, request_id: int, start_ns: int) -> tuple[Explainer, int] | None:
         """An explainer at the last step before a time, and the number of the message after it."""

@@ -14,10 +14,11 @@ from stepscope.recordings.session import SessionState
 from stepscope.recordings.timeline import Timeline
 
 MAX_RECORDS = 512  # kept decoded
+MAX_STATES = 4  # kept: of the cursor, and of waits that are explained beside it
 
 
 class _Visited(NamedTuple):
-    """The state that was asked for last: the next one is often a step further."""
+    """A state that was asked for: the next one is often a step further."""
 
     segment: Segment
     place: int
@@ -35,7 +36,7 @@ class StepCache:
         self._lock = lock
         self._timeline = timeline
         self._records: OrderedDict[int, StepRecord] = OrderedDict()
-        self._visited: _Visited | None = None
+        self._visited: list[_Visited] = []  # the one that was asked for last at the end
 
     def record(self, step: int) -> StepRecord | None:
         """See `History.record`."""
@@ -63,9 +64,7 @@ class StepCache:
             if found is None:
                 return ring.segments[0].keyframe.restore()
             segment, place = found
-            visited = self._visited
-            if visited is None or visited.segment is not segment or visited.place > place:
-                visited = None
+            visited = self._nearest(segment, place)
             begin = 0 if visited is None else visited.place + 1
             payloads = segment.payloads[begin : place + 1]
         if visited is None:
@@ -76,5 +75,13 @@ class StepCache:
             return visited.state
         for payload in payloads:
             state.apply(wire.decode(payload))
-        self._visited = _Visited(segment, place, state)
+        with self._lock:
+            # Its own beginning is not kept where there is no room: one goes on from the end.
+            others = [each for each in self._visited if each is not visited]
+            self._visited = [*others[1 - MAX_STATES :], _Visited(segment, place, state)]
         return state
+
+    def _nearest(self, segment: Segment, place: int) -> _Visited | None:
+        """The state nearest before a place that is known already."""
+        known = [e for e in self._visited if e.segment is segment and e.place <= place]
+        return max(known, key=lambda each: each.place, default=None)

@@ -173,14 +173,13 @@ def _breaches(frame: Frame) -> list[Breach]:
 def _explained(frame: Frame, breaches: Sequence[Breach], room: int, width: int) -> list[list[Cell]]:
     """Cells of all rows; only those that will be seen are explained."""
     first = first_shown(len(breaches), room, frame.view.row if breaches else None)
+    whys = {}
+    for breach in reversed(breaches[first : first + room]):  # on in time costs less than back
+        late = frame.history.wait(breach.step, breach.request_id)
+        whys[breach] = "not in memory any more" if late is None else wait_pieces.brief(late, width)
     rows: list[list[Cell]] = []
-    for number, breach in enumerate(breaches):
-        why = ""
-        if first <= number < first + room:
-            late = frame.history.wait(breach.step, breach.request_id)
-            why = "not in memory any more"
-            if late is not None:
-                why = wait_pieces.brief(late, width)
+    for breach in breaches:
+        why = whys.get(breach, "")
         rows.append(
             [
                 (f"{breach.step:,}", "text"),
