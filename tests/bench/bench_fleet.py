@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import psutil
 import ptyprocess
-from bench_tui import spin_ms
 
 WARM_UP_S = 5.0
 
@@ -31,6 +30,15 @@ class Cost(NamedTuple):
     megabytes: float
     kilobytes_per_s: float  # written to the terminal
     spin_ms: float
+
+
+def spin_ms() -> float:
+    """CPU time of a fixed piece of work: how fast this machine is just now."""
+    start_s = time.thread_time()
+    total = 0
+    for number in range(20_000):
+        total += number * number
+    return (time.thread_time() - start_s) * 1000
 
 
 class Child:
