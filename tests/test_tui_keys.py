@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from stepscope.engine.wire import EngineStatus, StepRecord
-from stepscope.tui.app import Dashboard, shown_thread_errors
+from stepscope.tui.app import Dashboard
+from stepscope.tui.guards import shown_thread_errors
 from stepscope.tui.log_file import logged_to_file
 from stepscope.tui.picture import screenshot
 

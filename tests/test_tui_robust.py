@@ -20,7 +20,8 @@ from stepscope.engine.client import ControlClient
 from stepscope.engine.commands import SamplingParams, Submit
 from stepscope.engine.endpoints import Endpoint
 from stepscope.recordings.subscriber import Subscriber
-from stepscope.tui.app import Dashboard, shown_thread_errors
+from stepscope.tui.app import Dashboard
+from stepscope.tui.guards import shown_thread_errors
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.view import PAGES
 from stepscope.tui.widgets import kv_page, lanes

@@ -1,16 +1,13 @@
-"""The dashboard as an application, and the two ways to start it.
+"""The dashboard as an application: screens, and what all of them have in common.
 
 The caller owns the source and the history: it starts the source before and stops it afterwards;
 the dashboard only reads, and asks a replay source to seek and play.
 """
 
 import asyncio
-import gc
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -28,13 +25,12 @@ from stepscope.tui.actions import ACTIONS, Action
 from stepscope.tui.compare_origin import Origin
 from stepscope.tui.fleet_desk import FleetDesk
 from stepscope.tui.key_order import KeyOrder
-from stepscope.tui.log_file import log_path, logged_to_file
+from stepscope.tui.log_file import log_path
 from stepscope.tui.new_session import SessionMaker
 from stepscope.tui.preferences import Preferences
 from stepscope.tui.screens.main import MainScreen
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.side_screens import SideScreens
-from stepscope.tui.terminal import only_ascii, said_environment
 from stepscope.tui.theme import Skin, ThemeName, colour_mode
 from stepscope.tui.view import Axis, Page, Sort
 
@@ -42,92 +38,6 @@ if TYPE_CHECKING:
     from stepscope.recordings.recorder import Recorder
 
 log = logging.getLogger("stepscope.tui")
-
-
-def run_dashboard(
-    source: Source,
-    history: History,
-    *,
-    control_endpoint: str | None = None,
-    readonly: bool = False,
-    fps: float | None = None,
-    ascii: bool | None = None,
-    recorder: "Recorder | None" = None,
-    on_exit: Callable[[], None] | None = None,
-    title: str = "stepscope",
-    theme: ThemeName = "dark",
-    sort: Sort = "arrival",
-    axis: Axis = "step",
-    own_load: bool = False,
-    actions: tuple[Action, ...] = ACTIONS,
-    preferences: Preferences | None = None,
-    log_file: Path | None = None,
-    fleet: Fleet | None = None,
-    compared: tuple[Origin, Origin, Align] | None = None,
-) -> None:
-    """Run the dashboard in this terminal until the operator quits. Blocks.
-
-    Args:
-        source: fills `history` from its own daemon thread; started and stopped by the caller.
-        history: what is drawn; its SLO tells what is a breach.
-        control_endpoint: control address of the engine, as `Endpoint.parse` takes it; None where
-            there is none (a replay): actions that change the engine are hidden then.
-        readonly: hide and disable everything that changes the engine.
-        fps: frames a second; None: 10, or 5 over SSH. `+` and `-` change it.
-        ascii: draw with ASCII characters only; None: where the terminal can show no others.
-        recorder: a recording of `source` that is under way already; it ends with `R` or with the
-            dashboard. Without one `R` starts a new file in the current folder.
-        on_exit: called once after the terminal is restored, also after an error.
-        title: shown first in the header line, and the title of screenshots.
-        theme: "dark" or "light"; `T` changes it. 16 colours and NO_COLOR are found out from the
-            terminal.
-        sort, axis: how the lanes and the charts begin.
-        own_load: the header says what the dashboard itself costs.
-        actions: the action table, with the keys that the operator wants.
-        preferences: takes what the operator changes; by default it is forgotten.
-        log_file: where errors are written; by default a file in the state folder of the platform.
-        fleet: several engines, `source` among them, started and stopped by the caller; they are
-            shown side by side to begin with.
-        compared: two runs to be compared, and how they are aligned; they are shown to begin with.
-
-    Raises:
-        SystemExit: the application itself broke, and has printed how. A failing source, recorder
-            or engine is a visible line instead.
-    """
-    why_ascii = only_ascii(said_environment()) if ascii is None else None
-    app = Dashboard(
-        source,
-        history,
-        control_endpoint=control_endpoint,
-        readonly=readonly,
-        fps=fps,
-        ascii_only=ascii or why_ascii is not None,
-        recorder=recorder,
-        title=title,
-        theme=theme,
-        sort=sort,
-        axis=axis,
-        own_load=own_load,
-        actions=actions,
-        preferences=preferences,
-        log_file=log_file,
-        fleet=fleet,
-    )
-    if compared is not None:
-        app.compare(*compared)
-    if why_ascii is not None:
-        key = app.session.abilities.key("glyphs")
-        text = f"ASCII characters only: {why_ascii}; {key} draws all the same, --no-ascii always"
-        app.main.notices.say(text, "caution")
-    try:
-        with logged_to_file(app.session.log_file), shown_thread_errors(app), _calm_collector():
-            app.run()
-        if app.return_code:
-            raise SystemExit(app.return_code)
-    finally:
-        app.close()
-        if on_exit is not None:
-            on_exit()
 
 
 class Dashboard(App[None], inherit_bindings=False):
@@ -310,36 +220,3 @@ class Dashboard(App[None], inherit_bindings=False):
                 session.link.close()
             if session.record_switch is not None:
                 session.record_switch.stop()
-
-
-@contextmanager
-def shown_thread_errors(app: Dashboard) -> Iterator[None]:
-    """An exception that ends a background thread becomes a line on the screen."""
-    before = threading.excepthook
-
-    def note(args: threading.ExceptHookArgs) -> None:
-        name = "a thread" if args.thread is None else args.thread.name
-        log.error("%s died", name, exc_info=args.exc_value)
-        app.session.background_error = f"{name} died, see the log: {args.exc_value!r}"
-
-    threading.excepthook = note
-    try:
-        yield
-    finally:
-        threading.excepthook = before
-
-
-@contextmanager
-def _calm_collector() -> Iterator[None]:
-    """Collect cyclic garbage less often: a frame makes many small objects and hardly a cycle.
-
-    Measured: a tenth of what drawing costs.
-    """
-    before = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()

@@ -133,7 +133,7 @@ def run_live(
 ) -> None:
     """The dashboard of a source that has been started, until the operator leaves it."""
     # Textual is imported here so that an endpoint that is wrong is told of at once.
-    from stepscope.tui.app import run_dashboard
+    from stepscope.tui.run import run_dashboard
 
     run_dashboard(
         source,
@@ -220,7 +220,7 @@ def replay(file: str, speed: float | None, at: int | None, flags: Mapping[str, A
 
 
 def _run_replay(source: ReplaySource, settings: DashboardSettings) -> None:
-    from stepscope.tui.app import run_dashboard
+    from stepscope.tui.run import run_dashboard
 
     run_dashboard(source, source.history, **dashboard_options(settings))
 

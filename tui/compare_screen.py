@@ -89,7 +89,7 @@ def _origin(name: str, slo: SLO) -> Origin:
 def _run(
     source: Source, origins: tuple[Origin, Origin], align: Align, settings: DashboardSettings
 ) -> None:
-    from stepscope.tui.app import run_dashboard
+    from stepscope.tui.run import run_dashboard
 
     run_dashboard(
         source,

@@ -4,17 +4,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from stepscope.recordings.source import add_mark
-from stepscope.tui.lane_rows import FilterError, lane_filter
-from stepscope.tui.operator import BUDGET
 from stepscope.tui.screens import compare_handlers as comparing
+from stepscope.tui.screens import look_handlers as looks
+from stepscope.tui.screens import opening
 from stepscope.tui.screens import page_handlers as pages
-from stepscope.tui.screens.help import HelpPage
-from stepscope.tui.screens.knob_editor import KnobChange, KnobEditor
-from stepscope.tui.screens.palette import Palette
-from stepscope.tui.screens.prompt import Prompt
-from stepscope.tui.screens.stepper import Stepper
-from stepscope.tui.theme import Skin, ThemeName
 from stepscope.tui.view import PAGES
 
 if TYPE_CHECKING:
@@ -44,13 +37,13 @@ def handlers(screen: "MainScreen") -> Mapping[str, Callable[[], None]]:
         "previous_of_request": partial(navigator.of_request, -1),
         "next_of_request": partial(navigator.of_request, 1),
         "previous_mark": navigator.mark,
-        "goto": partial(_goto, screen),
+        "goto": partial(opening.goto, screen),
         "previous_session": partial(_previous_session, screen),
         "slower": partial(navigator.change_speed, 0.5),
         "faster": partial(navigator.change_speed, 2.0),
         "zoom_in": partial(view.change_zoom, -1),
         "zoom_out": partial(view.change_zoom, 1),
-        "axis": partial(_axis, screen),
+        "axis": partial(looks.axis, screen),
         "lane_up": partial(_select_lane, screen, -1),
         "lane_down": partial(_select_lane, screen, 1),
         "sort": partial(_sort, screen),
@@ -59,23 +52,23 @@ def handlers(screen: "MainScreen") -> Mapping[str, Callable[[], None]]:
         "other_side": screen.session.compare.other_side,
         "follow": partial(pages.follow, screen),
         "copy": partial(pages.copy, screen),
-        "filter": partial(_filter, screen),
-        "glyphs": partial(_glyphs, screen),
+        "filter": partial(opening.filter_, screen),
+        "glyphs": partial(looks.glyphs, screen),
         "inspect": partial(pages.inspect, screen),
-        "budget": partial(_budget, screen),
-        "knobs": partial(_knobs, screen),
+        "budget": partial(opening.budget, screen),
+        "knobs": partial(opening.knobs, screen),
         "undo": operator.undo,
         "pause_engine": operator.pause_or_resume,
         "step_engine": operator.run_one_step,
         "record": partial(_record, screen),
         "screenshot": partial(_screenshot, screen),
-        "mark": partial(_mark, screen),
-        "help": partial(_help, screen),
-        "palette": partial(_palette, screen),
-        "theme": partial(_theme, screen),
-        "more_frames": partial(_frames, screen, 1),
-        "fewer_frames": partial(_frames, screen, -1),
-        "own_load": partial(_own_load, screen),
+        "mark": partial(opening.mark, screen),
+        "help": partial(opening.help_, screen),
+        "palette": partial(opening.palette, screen),
+        "theme": partial(looks.theme, screen),
+        "more_frames": partial(looks.frames, screen, 1),
+        "fewer_frames": partial(looks.frames, screen, -1),
+        "own_load": partial(looks.own_load, screen),
         "redraw": partial(_redraw, screen),
         "suspend": partial(_suspend, screen),
         "back": partial(_back, screen),
@@ -114,11 +107,6 @@ def _sort(screen: "MainScreen") -> None:
         screen.session.preferences.set("sort", screen.view.sort)
 
 
-def _axis(screen: "MainScreen") -> None:
-    screen.view.next_axis()
-    screen.session.preferences.set("axis", screen.view.axis)
-
-
 def _previous_session(screen: "MainScreen") -> None:
     current, shown = screen.session.history, screen.history
     if shown is not current:
@@ -130,89 +118,6 @@ def _previous_session(screen: "MainScreen") -> None:
         key = screen.session.abilities.key
         back = f"{key('previous_session')} or {key('live')} goes back"
         screen.notices.say(f"the session before the restart; {back}")
-
-
-def _goto(screen: "MainScreen") -> None:
-    def go(text: str | None) -> None:
-        if text is not None:
-            screen.navigator.goto(text)
-            screen.draw()
-
-    question = "go to a step (1200), a time (12:41:58), back (-30s):"
-    screen.app.push_screen(Prompt(screen.skin, question, check=screen.navigator.check_target), go)
-
-
-def _filter(screen: "MainScreen") -> None:
-    def check(text: str) -> str | None:
-        try:
-            lane_filter(text)
-        except FilterError as error:
-            return str(error)
-        return None
-
-    def use(text: str | None) -> None:
-        if text is not None:
-            screen.view.filter = text.strip()
-            screen.view.first_lane = None
-            screen.draw()
-
-    question = "lanes (state:dec state:out id:12 text !regex, empty for all):"
-    screen.app.push_screen(Prompt(screen.skin, question, screen.view.filter, check), use)
-
-
-def _mark(screen: "MainScreen") -> None:
-    key = screen.session.abilities.key
-    step = screen.frame.cursor if screen.frame is not None else None
-    if step is None:
-        screen.notices.say("there is no step to mark yet", "caution")
-        return
-    if screen.history is not screen.session.history:
-        text = f"marks are for the session that runs; {key('live')} goes back to it"
-        screen.notices.say(text, "caution")
-        return
-
-    def set_mark(text: str | None) -> None:
-        if text is not None:
-            add_mark(screen.session.source, text.strip() or "mark", screen.operator.who, step)
-            text = f"mark at step {step:,}; {key('previous_mark')} goes back to it"
-            screen.notices.say(text, "good")
-            screen.draw()
-
-    screen.app.push_screen(Prompt(screen.skin, f"mark at step {step:,}, note:"), set_mark)
-
-
-def _budget(screen: "MainScreen") -> None:
-    state = screen.session.history.state
-    spec, value = screen.operator.spec(BUDGET), state.knobs.get(BUDGET)
-    if spec is None or not isinstance(value, int):
-        screen.notices.say("this engine has no token budget to change", "caution")
-        return
-
-    def apply(chosen: int | None) -> None:
-        if chosen is not None:
-            screen.operator.set_knob(BUDGET, chosen, state.knobs_version)
-            screen.draw()
-
-    screen.app.push_screen(Stepper(screen.skin, spec, value), apply)
-
-
-def _knobs(screen: "MainScreen") -> None:
-    edit_knob(screen, None)
-
-
-def edit_knob(screen: "MainScreen", name: str | None) -> None:
-    """Open the editor, at one of the knobs if it is named."""
-    state = screen.session.history.state
-    if state.info is None or not state.info.knobs:
-        screen.notices.say("the engine has not told its knobs yet", "caution")
-        return
-
-    def apply(change: KnobChange | None) -> None:
-        if change is not None:
-            screen.operator.set_knob(change.name, change.value, state.knobs_version)
-            screen.draw()
-
-    screen.app.push_screen(KnobEditor(screen.skin, state.info.knobs, state.knobs, name), apply)
 
 
 def _record(screen: "MainScreen") -> None:
@@ -266,58 +171,12 @@ def _select_lane(screen: "MainScreen", direction: int) -> None:
             screen.view.selected = shown[-1 if direction > 0 else 0].request_id
 
 
-def _glyphs(screen: "MainScreen") -> None:
-    screen.set_skin(Skin(screen.skin.mode, not screen.skin.ascii_only))
-    screen.session.preferences.set("ascii", screen.skin.ascii_only)
-
-
-def _theme(screen: "MainScreen") -> None:
-    mode = screen.skin.mode
-    if mode not in ("dark", "light"):
-        screen.notices.say(
-            "this terminal's own colours are used; there is no other theme", "caution"
-        )
-        return
-    other: ThemeName = "light" if mode == "dark" else "dark"
-    screen.set_skin(Skin(other, screen.skin.ascii_only))
-    screen.session.preferences.set("theme", other)
-
-
-def _frames(screen: "MainScreen", change: int) -> None:
-    screen.set_fps(screen.fps + change)
-    screen.session.preferences.set("fps", screen.fps)
-
-
-def _own_load(screen: "MainScreen") -> None:
-    screen.view.own_load = not screen.view.own_load
-    screen.session.preferences.set("own_load", screen.view.own_load)
-
-
 def _redraw(screen: "MainScreen") -> None:
     screen.app.screen.refresh(layout=True)
 
 
 def _suspend(screen: "MainScreen") -> None:
     screen.app.action_suspend_process()
-
-
-def _help(screen: "MainScreen") -> None:
-    session = screen.session
-    page = HelpPage(screen.skin, session.abilities, screen.view.page, session.log_file)
-    screen.app.push_screen(page)
-
-
-def _palette(screen: "MainScreen") -> None:
-    def run(action_id: str | None) -> None:
-        if action_id is not None:
-            screen.action_do(action_id)
-
-    available = [
-        action
-        for action in screen.session.abilities.available()
-        if action.id != "palette" and screen.view.page in action.pages
-    ]
-    screen.app.push_screen(Palette(screen.skin, available), run)
 
 
 def _back(screen: "MainScreen") -> None:

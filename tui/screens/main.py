@@ -2,8 +2,6 @@
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import astuple
 
 from textual import events
@@ -18,15 +16,16 @@ from stepscope.tui.actions import BY_ID, Action
 from stepscope.tui.frame import Frame, FrameBuilder
 from stepscope.tui.frame_meter import FrameMeter
 from stepscope.tui.navigator import Navigator, recorded_extent, replay_of
-from stepscope.tui.notices import Notices, Tone
+from stepscope.tui.notices import Notices
 from stepscope.tui.operator import Operator
 from stepscope.tui.pages import targets
-from stepscope.tui.screens import mouse
+from stepscope.tui.screens import mouse, status
 from stepscope.tui.screens.canvas import Canvas
+from stepscope.tui.screens.failures import Failures
 from stepscope.tui.session import Session
 from stepscope.tui.theme import Skin
 from stepscope.tui.view import View
-from stepscope.tui.widgets import compare_page, fleet_page, header
+from stepscope.tui.widgets import compare_page, fleet_page
 
 log = logging.getLogger("stepscope.tui")
 
@@ -54,6 +53,7 @@ class MainScreen(Screen[None]):
         self.fps = fps or (SSH_FPS if os.environ.get("SSH_CONNECTION") else DEFAULT_FPS)
         self.view = View()
         self.notices = Notices(session.clock)
+        self.failures = Failures(self.notices)
         self.frame: Frame | None = None
         self.history = session.history  # that is shown: this one, or the one before a restart
         self.navigator = Navigator(
@@ -69,7 +69,6 @@ class MainScreen(Screen[None]):
         self.is_shown = True  # not that of another engine
         self._all_drawn_s = 0.0
         self._failure: str | None = None
-        self._logged: set[str] = set()
         self._bindings = BindingsMap(
             [_binding(each) for each in session.abilities.actions if each.keys]
         )
@@ -127,7 +126,7 @@ class MainScreen(Screen[None]):
 
     def draw_if_changed(self) -> None:
         """A frame, unless it would be the same picture."""
-        with self._failures_shown("the dashboard"):
+        with self.failures.shown("the dashboard"):
             self._look()
 
     def _look(self) -> None:
@@ -183,8 +182,10 @@ class MainScreen(Screen[None]):
         frame = self.new_frame()
         if everything:
             self._all_drawn_s = self.session.clock()
+        load = self.meter.load() if self.view.own_load else None
+        connection = status.connection(self.session, self.history, self.fps, load)
         pending = self.operator.pending
-        canvas.draw(frame, self._connection(), pending, self.following, everything)
+        canvas.draw(frame, connection, pending, self.following, everything)
         self._failure = canvas.failure
 
     def new_frame(self) -> Frame:
@@ -221,40 +222,13 @@ class MainScreen(Screen[None]):
         view.row = max(0, min(view.row, len(rows) - 1))
 
     def _show_notice(self) -> None:
-        session, switch = self.session, self.session.record_switch
-        standing: list[tuple[str, Tone]] = []
-        if self.operator.pending:
-            standing.append((f"asking: {self.operator.pending} …", "muted"))
-        for error in (
-            self._failure,
-            session.background_error,
-            None if self.view.page == "fleet" else session.source.error,
-            None if switch is None else switch.error,
-        ):
-            if error is not None:
-                standing.append((error, "caution"))
+        standing = status.standing(self.session, self.operator, self.view, self._failure)
         self.canvas.notice(self.notices.line(standing, self.size.width))
 
     @property
     def following(self) -> bool:
         """Whether the picture moves by itself."""
         return self.view.live and (self._replay is None or self._replay.status == "playing")
-
-    def _connection(self) -> header.Connection:
-        session, switch = self.session, self.session.record_switch
-        recording = None
-        if switch is not None and switch.active:
-            recording = (switch.seconds, switch.num_bytes)
-        return header.Connection(
-            session.title,
-            session.endpoint,
-            session.source.status,
-            self.fps,
-            None if self._replay is None else self._replay.speed,
-            recording,
-            self.history is not session.history,
-            self.meter.load() if self.view.own_load else None,
-        )
 
     @property
     def is_busy(self) -> bool:
@@ -279,7 +253,7 @@ class MainScreen(Screen[None]):
         if not abilities.allows(action):
             return
         if self.view.page in action.pages:
-            with self._failures_shown(action.label):
+            with self.failures.shown(action.label):
                 self._handlers[action_id]()
         else:
             main_key = abilities.key("screen_live")
@@ -295,28 +269,16 @@ class MainScreen(Screen[None]):
                 self.notices.say(abilities.why_not(action), "caution")
                 self.draw()
 
-    @contextmanager
-    def _failures_shown(self, what: str) -> Iterator[None]:
-        """A bug in what a key or the mouse does is a line and a log entry, never the end."""
-        try:
-            yield
-        except Exception as error:
-            text = f"{what} failed, see the log: {error!r}"
-            if text not in self._logged:  # it may happen ten times a second
-                self._logged.add(text)
-                log.exception("%s failed", what)
-            self.notices.say(text, "breach")
-
     # Mouse
 
     def on_click(self, event: events.Click) -> None:
-        with self._failures_shown("the click"):
+        with self.failures.shown("the click"):
             mouse.click(self, event)
         self.draw()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         if event.button and event.widget is self.canvas.widgets["scrub"]:
-            with self._failures_shown("the scrub bar"):
+            with self.failures.shown("the scrub bar"):
                 mouse.scrub_to(self, event.x)
             self.draw()
 
@@ -327,7 +289,7 @@ class MainScreen(Screen[None]):
         self._scroll(1, event.shift)
 
     def _scroll(self, direction: int, through_time: bool) -> None:
-        with self._failures_shown("the wheel"):
+        with self.failures.shown("the wheel"):
             mouse.scroll(self, direction, through_time)
         self.draw()
 

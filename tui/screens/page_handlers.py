@@ -91,7 +91,7 @@ def _find_row(screen: "MainScreen", request_id: int | None) -> None:
 
 
 def edit(screen: "MainScreen", name: str) -> None:
-    from stepscope.tui.screens.handlers import edit_knob
+    from stepscope.tui.screens.opening import edit_knob
 
     abilities = screen.session.abilities
     action = abilities.action("knobs")

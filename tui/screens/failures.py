@@ -1,0 +1,29 @@
+"""`Failures`: a bug in what a key, the mouse or a timer does is a line, and never the end."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from stepscope.tui.notices import Notices
+
+log = logging.getLogger("stepscope.tui")
+
+
+class Failures:
+    """Says and logs what goes wrong; the same thing is logged once, however often it happens."""
+
+    def __init__(self, notices: Notices) -> None:
+        self._notices = notices
+        self._logged: set[str] = set()
+
+    @contextmanager
+    def shown(self, what: str) -> Iterator[None]:
+        """An exception in here is a notice that `what` failed."""
+        try:
+            yield
+        except Exception as error:
+            text = f"{what} failed, see the log: {error!r}"
+            if text not in self._logged:
+                self._logged.add(text)
+                log.exception("%s failed", what)
+            self._notices.say(text, "breach")

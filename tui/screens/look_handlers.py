@@ -1,0 +1,40 @@
+"""How the dashboard looks: what is changed here is kept for the next time."""
+
+from typing import TYPE_CHECKING
+
+from stepscope.tui.theme import Skin, ThemeName
+
+if TYPE_CHECKING:
+    from stepscope.tui.screens.main import MainScreen
+
+
+def axis(screen: "MainScreen") -> None:
+    screen.view.next_axis()
+    screen.session.preferences.set("axis", screen.view.axis)
+
+
+def glyphs(screen: "MainScreen") -> None:
+    screen.set_skin(Skin(screen.skin.mode, not screen.skin.ascii_only))
+    screen.session.preferences.set("ascii", screen.skin.ascii_only)
+
+
+def theme(screen: "MainScreen") -> None:
+    mode = screen.skin.mode
+    if mode not in ("dark", "light"):
+        screen.notices.say(
+            "this terminal's own colours are used; there is no other theme", "caution"
+        )
+        return
+    other: ThemeName = "light" if mode == "dark" else "dark"
+    screen.set_skin(Skin(other, screen.skin.ascii_only))
+    screen.session.preferences.set("theme", other)
+
+
+def frames(screen: "MainScreen", change: int) -> None:
+    screen.set_fps(screen.fps + change)
+    screen.session.preferences.set("fps", screen.fps)
+
+
+def own_load(screen: "MainScreen") -> None:
+    screen.view.own_load = not screen.view.own_load
+    screen.session.preferences.set("own_load", screen.view.own_load)

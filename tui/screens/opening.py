@@ -1,0 +1,117 @@
+"""What opens above the main screen to ask or to tell: prompts, editors, help, the palette."""
+
+from typing import TYPE_CHECKING
+
+from stepscope.recordings.source import add_mark
+from stepscope.tui.lane_rows import FilterError, lane_filter
+from stepscope.tui.operator import BUDGET
+from stepscope.tui.screens.help import HelpPage
+from stepscope.tui.screens.knob_editor import KnobChange, KnobEditor
+from stepscope.tui.screens.palette import Palette
+from stepscope.tui.screens.prompt import Prompt
+from stepscope.tui.screens.stepper import Stepper
+
+if TYPE_CHECKING:
+    from stepscope.tui.screens.main import MainScreen
+
+
+def goto(screen: "MainScreen") -> None:
+    def go(text: str | None) -> None:
+        if text is not None:
+            screen.navigator.goto(text)
+            screen.draw()
+
+    question = "go to a step (1200), a time (12:41:58), back (-30s):"
+    screen.app.push_screen(Prompt(screen.skin, question, check=screen.navigator.check_target), go)
+
+
+def filter_(screen: "MainScreen") -> None:
+    def check(text: str) -> str | None:
+        try:
+            lane_filter(text)
+        except FilterError as error:
+            return str(error)
+        return None
+
+    def use(text: str | None) -> None:
+        if text is not None:
+            screen.view.filter = text.strip()
+            screen.view.first_lane = None
+            screen.draw()
+
+    question = "lanes (state:dec state:out id:12 text !regex, empty for all):"
+    screen.app.push_screen(Prompt(screen.skin, question, screen.view.filter, check), use)
+
+
+def mark(screen: "MainScreen") -> None:
+    key = screen.session.abilities.key
+    step = screen.frame.cursor if screen.frame is not None else None
+    if step is None:
+        screen.notices.say("there is no step to mark yet", "caution")
+        return
+    if screen.history is not screen.session.history:
+        text = f"marks are for the session that runs; {key('live')} goes back to it"
+        screen.notices.say(text, "caution")
+        return
+
+    def set_mark(text: str | None) -> None:
+        if text is not None:
+            add_mark(screen.session.source, text.strip() or "mark", screen.operator.who, step)
+            text = f"mark at step {step:,}; {key('previous_mark')} goes back to it"
+            screen.notices.say(text, "good")
+            screen.draw()
+
+    screen.app.push_screen(Prompt(screen.skin, f"mark at step {step:,}, note:"), set_mark)
+
+
+def budget(screen: "MainScreen") -> None:
+    state = screen.session.history.state
+    spec, value = screen.operator.spec(BUDGET), state.knobs.get(BUDGET)
+    if spec is None or not isinstance(value, int):
+        screen.notices.say("this engine has no token budget to change", "caution")
+        return
+
+    def apply(chosen: int | None) -> None:
+        if chosen is not None:
+            screen.operator.set_knob(BUDGET, chosen, state.knobs_version)
+            screen.draw()
+
+    screen.app.push_screen(Stepper(screen.skin, spec, value), apply)
+
+
+def knobs(screen: "MainScreen") -> None:
+    edit_knob(screen, None)
+
+
+def edit_knob(screen: "MainScreen", name: str | None) -> None:
+    """Open the editor, at one of the knobs if it is named."""
+    state = screen.session.history.state
+    if state.info is None or not state.info.knobs:
+        screen.notices.say("the engine has not told its knobs yet", "caution")
+        return
+
+    def apply(change: KnobChange | None) -> None:
+        if change is not None:
+            screen.operator.set_knob(change.name, change.value, state.knobs_version)
+            screen.draw()
+
+    screen.app.push_screen(KnobEditor(screen.skin, state.info.knobs, state.knobs, name), apply)
+
+
+def help_(screen: "MainScreen") -> None:
+    session = screen.session
+    page = HelpPage(screen.skin, session.abilities, screen.view.page, session.log_file)
+    screen.app.push_screen(page)
+
+
+def palette(screen: "MainScreen") -> None:
+    def run(action_id: str | None) -> None:
+        if action_id is not None:
+            screen.action_do(action_id)
+
+    available = [
+        action
+        for action in screen.session.abilities.available()
+        if action.id != "palette" and screen.view.page in action.pages
+    ]
+    screen.app.push_screen(Palette(screen.skin, available), run)

@@ -1,0 +1,58 @@
+"""How the source, the recorder and the dashboard itself do, for the header and the notice line."""
+
+from stepscope.recordings.history import History
+from stepscope.tui.frame_meter import Load
+from stepscope.tui.navigator import replay_of
+from stepscope.tui.notices import Tone
+from stepscope.tui.operator import Operator
+from stepscope.tui.session import Session
+from stepscope.tui.view import View
+from stepscope.tui.widgets import header
+
+
+def standing(
+    session: Session, operator: Operator, view: View, failure: str | None
+) -> list[tuple[str, Tone]]:
+    """What is asked for and not answered yet, and what is wrong for as long as it is.
+
+    Args:
+        failure: why the picture is not whole.
+    """
+    switch = session.record_switch
+    lines: list[tuple[str, Tone]] = []
+    if operator.pending:
+        lines.append((f"asking: {operator.pending} …", "muted"))
+    for error in (
+        failure,
+        session.background_error,
+        None if view.page == "fleet" else session.source.error,
+        None if switch is None else switch.error,
+    ):
+        if error is not None:
+            lines.append((error, "caution"))
+    return lines
+
+
+def connection(
+    session: Session, shown: History, fps: float, load: Load | None
+) -> header.Connection:
+    """What the header says beside the history.
+
+    Args:
+        shown: the history on the screen, this one or the one before a restart.
+        load: of the dashboard itself, where it is to be told.
+    """
+    switch, replay = session.record_switch, replay_of(session.source)
+    recording = None
+    if switch is not None and switch.active:
+        recording = (switch.seconds, switch.num_bytes)
+    return header.Connection(
+        session.title,
+        session.endpoint,
+        session.source.status,
+        fps,
+        None if replay is None else replay.speed,
+        recording,
+        shown is not session.history,
+        load,
+    )
