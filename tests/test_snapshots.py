@@ -14,7 +14,6 @@ import difflib
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,9 +40,10 @@ from stepscope.tui.picture import Cells, cells
 from stepscope.tui.screens.start import StartApp
 from stepscope.tui.start_finder import Finder
 from stepscope.tui.start_list import File
-from stepscope.tui.theme import ColourMode, Skin
+from stepscope.tui.theme import ColourMode, Skin, styles
 
 FOLDER = Path(__file__).parent / "snapshots"
+LETTERS = " abcdefghijklmnopqrstuvwxyzαβγδεζηθικλμ"  # of styles in the order of the theme's table
 NUM_STEPS = 400
 BOUNDS = SLO(ttft_ms=500.0, itl_ms=30.0)
 AT = "250"  # a step with a long queue, preemptions around it and prefills in it
@@ -284,24 +284,32 @@ async def _start_drawn(app: StartApp, keys: list[str], size: Size, look: Look) -
 def as_text(picture: list[Cells], look: Look) -> str:
     lines = ["".join(run for run, _ in row).rstrip() for row in picture]
     if look.has_styles:
-        lines += ["", *_styles(picture)]
+        lines += ["", *_styles(picture, look.mode)]
     return "\n".join(lines) + "\n"
 
 
-def _styles(picture: list[Cells]) -> list[str]:
-    """A letter for each cell, the key below; what is most frequent is left blank."""
-    counts: Counter[str] = Counter()
+def _styles(picture: list[Cells], mode: ColourMode) -> list[str]:
+    """A letter for each cell, the same in every picture, and a key; ordinary text is blank."""
+    skin = Skin(mode)
+    letters: dict[str, tuple[str, str]] = {}
+    names = list(styles(mode))
+    for case, suffix in ((str, ""), (str.upper, "+cursor")):
+        for letter, name in zip(LETTERS, names, strict=False):
+            letters.setdefault(_described(skin.style(name + suffix)), (case(letter), name + suffix))
+    used: dict[str, tuple[str, str]] = {}
+    rows = []
     for row in picture:
+        cells = ""
         for run, style in row:
-            counts[_described(style)] += len(run)
-    ordered = [style for style, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
-    letters = dict(
-        zip(ordered, " abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", strict=False)
-    )
-    assert len(letters) == len(ordered), "too many styles for a screen"
-    rows = ["".join(letters[_described(style)] * len(run) for run, style in row) for row in picture]
-    key = [f"{letter or ' '} {style}" for style, letter in letters.items()]
-    return ["-- styles --", *(row.rstrip() for row in rows), "-- key --", *key]
+            described = _described(style)
+            if described not in used:
+                # What is not of the theme is Textual's own.
+                unknown = str(sum(letter.isdigit() for letter, _ in used.values())), "of Textual"
+                used[described] = letters.get(described, unknown)
+            cells += used[described][0] * len(run)
+        rows.append(cells.rstrip())
+    key = sorted(f"{letter} {name}: {style}" for style, (letter, name) in used.items())
+    return ["-- styles --", *rows, "-- key --", *key]
 
 
 def _described(style: Style) -> str:
@@ -321,23 +329,19 @@ def picture_text(world: World, screen: str, size: Size, look: Look) -> str:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with fixed_surroundings():
+    with Surroundings():
         yield World(tmp_path_factory.mktemp("snapshots"))
 
 
-def fixed_surroundings() -> "patch.dict[str, str]":
-    """Times of day in UTC, wherever this runs."""
-    return _Utc({"TZ": "UTC"})
+class Surroundings:
+    """Times of day in UTC, and colours, wherever and however this runs."""
 
-
-class _Utc:
-    """`os.environ` with a time zone, and the C library told of it."""
-
-    def __init__(self, values: Mapping[str, str]) -> None:
-        self._patch = patch.dict(os.environ, values)
+    def __init__(self) -> None:
+        self._patch = patch.dict(os.environ, TZ="UTC")
 
     def __enter__(self) -> None:
         self._patch.start()
+        os.environ.pop("NO_COLOR", None)
         time.tzset()
 
     def __exit__(self, *_: object) -> None:
@@ -378,7 +382,7 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for path in FOLDER.iterdir():
         path.unlink()
-    with fixed_surroundings(), TemporaryDirectory() as folder:
+    with Surroundings(), TemporaryDirectory() as folder:
         world = World(Path(folder))
         for picture in PICTURES:
             file_of(*picture).write_text(picture_text(world, *picture), "utf-8")
