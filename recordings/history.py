@@ -77,6 +77,7 @@ class History(HistoryView):
             old = self._timeline
             self.previous = None
             self._begin(self._new_timeline(SessionState.from_snapshot(snapshot), snapshot.sequence))
+            self._timeline.know_transcripts(snapshot)
             self._keep_marks(old)
             self.version += 1
 
@@ -135,6 +136,8 @@ class History(HistoryView):
                 else SessionState(info=info)
             )
             self._begin(self._new_timeline(state, sequence))
+            if isinstance(message, Snapshot):
+                self._timeline.know_transcripts(message)
             text = f"{info.name} started anew (pid {info.pid or '?'})"
             self._timeline.log.add(SessionEvent(max(state.step, 0), state.time_ns, "engine", text))
             return

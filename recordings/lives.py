@@ -9,11 +9,12 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from stepscope.engine import wire
-from stepscope.engine.wire import RequestView, Snapshot, StepRecord
+from stepscope.engine.wire import RequestView, Snapshot, StepRecord, Transcript
 from stepscope.recordings.causes import Late, Piece
 from stepscope.recordings.explain import Explainer
 from stepscope.recordings.step_cache import StepCache
 from stepscope.recordings.timeline import Timeline
+from stepscope.recordings.transcripts import Told, TranscriptReader
 
 MAX_LIFE_STEPS = 8192  # followed back in search of an arrival
 _MAX_KNOWN = 512
@@ -30,13 +31,21 @@ class Life(NamedTuple):
     waits: tuple[Late, ...]  # one for each token, in order
     pieces: tuple[Piece, ...]  # all of its time up to its last token, in order and not merged
     waiting_since_ns: int | None  # of the wait it is in; None: it has ended
+    told: Told | None = None  # its prompt and output; None where the engine does not tell
 
 
 class _Follower:
     """An `Explainer` and its place in the ring."""
 
-    def __init__(self, request_id: int, explainer: Explainer, next_number: int) -> None:
+    def __init__(
+        self,
+        request_id: int,
+        explainer: Explainer,
+        next_number: int,
+        transcript: TranscriptReader,
+    ) -> None:
         self.request_id = request_id
+        self.transcript = transcript
         self.explainer = explainer
         self.next_number = next_number
         self.life: Life | None = None
@@ -80,9 +89,10 @@ class LifeKeeper:
                 begun = self._begin(view.request_id, start_ns)
                 if begun is None:
                     return None
-                follower = self._follower = _Follower(view.request_id, *begun)
+                reader = TranscriptReader(view.request_id, self._known_transcript(view.request_id))
+                follower = self._follower = _Follower(view.request_id, *begun, reader)
             number = follower.next_number
-            follower.next_number = self._feed(follower.explainer, number, last)
+            follower.next_number = self._feed(follower.explainer, number, last, follower.transcript)
             if follower.life is None or number != follower.next_number:
                 explainer = follower.explainer
                 follower.life = Life(
@@ -90,8 +100,14 @@ class LifeKeeper:
                     tuple(explainer.late),
                     tuple(explainer.life),
                     explainer.waiting_since(view.request_id),
+                    follower.transcript.told(),
                 )
             return follower.life
+
+    def _known_transcript(self, request_id: int) -> Transcript | None:
+        """What the snapshot that the timeline began from told of a request."""
+        with self._lock:
+            return self._timeline.transcripts.get(request_id)
 
     def _explain(self, step: int, request_id: int) -> Late | None:
         """The wait of a request that ended in `step`."""
@@ -151,7 +167,13 @@ class LifeKeeper:
         state = keyframe.restore() if found is None else self._cache.state_at(steps[index])
         return Explainer(-1, -1, request_id, state), number
 
-    def _feed(self, explainer: Explainer, number: int, last: int | None) -> int:
+    def _feed(
+        self,
+        explainer: Explainer,
+        number: int,
+        last: int | None,
+        transcript: TranscriptReader | None = None,
+    ) -> int:
         """Messages from a number on, up to the record of `last` (None: all).
 
         Gives the number to go on from.
@@ -173,4 +195,6 @@ class LifeKeeper:
                 else:
                     # A snapshot is only kept where messages before it are missing.
                     explainer.take(message, isinstance(message, Snapshot))
+                if transcript is not None:
+                    transcript.take(message)
                 number += 1

@@ -15,6 +15,7 @@ from stepscope.engine.wire import (
     Snapshot,
     StepRecord,
     Telemetry,
+    Transcript,
 )
 from stepscope.recordings.clocks import WallClock
 from stepscope.recordings.columns import Span, StepColumns, StepSummary
@@ -57,6 +58,7 @@ class Timeline:
         self.lanes = LaneBoard(state, state.step + 1)
         self.latencies = Latencies(slo)
         self.log = EventLog()
+        self.transcripts: dict[int, Transcript] = {}  # as of the beginning, where they were told
         self.gaps: list[Gap] = []
         self.marks: list[Mark] = []
         self.knob_changes: list[KnobsChanged] = []
@@ -68,6 +70,10 @@ class Timeline:
         self._next_slo_event_ns = 0
         self.needs_snapshot = False
         self._num_lost_before = 0
+
+    def know_transcripts(self, snapshot: Snapshot) -> None:
+        """Of the snapshot that it begins from."""
+        self.transcripts = {each.request_id: each for each in snapshot.transcripts or ()}
 
     def take(self, sequence: int, message: Telemetry, payload: bytes) -> None:
         """The next message; see `History.append`."""

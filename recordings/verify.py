@@ -17,6 +17,7 @@ from stepscope.recordings.loaded_chunk import KEYFRAME, Frame
 from stepscope.recordings.mcap_chunk import has_sound_head
 from stepscope.recordings.mcap_index import read_index
 from stepscope.recordings.reader import Recording
+from stepscope.recordings.strip import holds_tokens
 
 MAX_PROBLEMS = 10  # told of each check; all are counted
 
@@ -54,6 +55,7 @@ class VerifyReport:
 
     Attributes:
         num_lost_messages: that were sent and are not in it.
+        with_tokens: prompts and outputs are in it.
     """
 
     path: Path
@@ -64,6 +66,7 @@ class VerifyReport:
     first_step: int | None = None
     last_step: int | None = None
     num_lost_messages: int = 0
+    with_tokens: bool = False
     file: Check = field(default_factory=lambda: Check("file", "parts"))
     checksums: Check = field(default_factory=lambda: Check("checksums", "chunks"))
     messages: Check = field(default_factory=lambda: Check("messages", "messages"))
@@ -72,6 +75,7 @@ class VerifyReport:
     times: Check = field(default_factory=lambda: Check("times", "steps"))
     blocks: Check = field(default_factory=lambda: Check("block accounting", "steps"))
     keyframes: Check = field(default_factory=lambda: Check("keyframes", "keyframes"))
+    privacy: Check = field(default_factory=lambda: Check("privacy", "messages"))
 
     @property
     def checks(self) -> tuple[Check, ...]:
@@ -84,6 +88,7 @@ class VerifyReport:
             self.times,
             self.blocks,
             self.keyframes,
+            self.privacy,
         )
 
     @property
@@ -100,6 +105,7 @@ def verify(path: Path, progress: Progress) -> VerifyReport:
     report = VerifyReport(path)
     with Recording(path) as recording:
         report.num_bytes = recording.size
+        report.with_tokens = recording.info.with_tokens
         report.num_chunks = recording.num_chunks
         report.first_step, report.last_step = recording.first_step, recording.last_step
         _check_file(recording, report)
@@ -183,6 +189,7 @@ class _Session:
                 f"message {frame.sequence:,} under {frame.topic.decode()} is a "
                 f"{type(message).__name__}"
             )
+        self._check_privacy(frame, message)
         if not isinstance(message, Mark):
             self._take_sequence(frame, message)
         if isinstance(message, StepRecord):
@@ -191,6 +198,15 @@ class _Session:
             self._take_changes(message, f"after step {message.step:,}", message.step < 0)
         elif isinstance(message, Snapshot):
             self._take_keyframe(frame, message)
+
+    def _check_privacy(self, frame: Frame, message: Telemetry) -> None:
+        check = self._report.privacy
+        check.num_checked += 1
+        if not self._report.with_tokens and holds_tokens(message):
+            check.problem(
+                f"message {frame.sequence:,} holds prompts or outputs, and the file says that it "
+                "has none; 'stepscope repair --strip-tokens' takes them out"
+            )
 
     def _take_sequence(self, frame: Frame, message: Telemetry) -> None:
         check = self._report.sequence

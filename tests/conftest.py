@@ -9,10 +9,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import msgspec
 import ptyprocess
 import pyte
 import pytest
@@ -39,6 +41,7 @@ from stepscope.engine.simulated import (
 )
 from stepscope.engine.step import ScheduledStep, StepResult
 from stepscope.engine.telemetry import Publisher
+from stepscope.engine.token_teller import TokenTeller
 from stepscope.engine.tokenizer import TextStream
 from stepscope.engine.wire import Telemetry
 from stepscope.recordings.history import History
@@ -69,7 +72,9 @@ class ByteCodec:
         raise ConfigError("no_chat_template", "messages: bytes have no chat template")
 
     def text_stream(self) -> TextStream:
-        return TextStream(lambda token_ids: bytes(token_ids).decode(errors="replace"))
+        return TextStream(
+            lambda token_ids: bytes(i for i in token_ids if i < 256).decode(errors="replace")
+        )
 
 
 @dataclass
@@ -85,24 +90,40 @@ class LiveEngine:
 @pytest.fixture
 def live_engine(tmp_path: Path) -> Iterator[LiveEngine]:
     """Steps of about 2 ms, 256 blocks of 16 tokens, requests of up to 1024 tokens."""
+    with _live_engine(tmp_path, with_tokens=False) as engine:
+        yield engine
+
+
+@pytest.fixture
+def telling_engine(tmp_path: Path) -> Iterator[LiveEngine]:
+    """The same with prompts and outputs in its telemetry."""
+    with _live_engine(tmp_path, with_tokens=True) as engine:
+        yield engine
+
+
+@contextmanager
+def _live_engine(tmp_path: Path, *, with_tokens: bool) -> Iterator[LiveEngine]:
     endpoint = Endpoint.parse(f"{tmp_path}/engine")
     limits = Limits(max_num_batched_tokens=2048, max_num_seqs=64, max_model_len=1024)
     cost = CostModel(floor_ms=2.0, token_us=2.0, context_ns=0.0)
     with EndpointLock(endpoint):
         publisher = Publisher(endpoint.telemetry, ring_size=4096)
         scheduler = Scheduler(KVCacheManager(256, 16), Knobs(max_num_seqs=64), limits)
+        info = simulated_info(limits, 256, 16, seed=0)
         core = EngineCore(
-            simulated_info(limits, 256, 16, seed=0),
+            msgspec.structs.replace(info, with_tokens=with_tokens),
             PacedRunner(cost),
             scheduler,
             limits,
             publisher,
             dispatch.apply,
         )
+        if with_tokens:
+            core.token_teller = TokenTeller(ByteCodec().text_stream)
         control = ControlServer(
             endpoint.control,
             core,
-            Intake(ByteCodec(), VOCAB_SIZE, limits.max_model_len),
+            Intake(ByteCodec(), VOCAB_SIZE, limits.max_model_len, with_tokens=with_tokens),
             None,
             publisher.replay,
             lambda spec: None,

@@ -454,7 +454,7 @@ def test_the_command_exports_and_says_what_it_wrote(
     code, said, _ = run("--to", "mooncake", "-o", out)
     assert code == 0
     assert f"{out}: " in said
-    assert "holds no tokens" in said
+    assert "no tokens are looked at" in said
     code, _, error = run("--to", "csv", "-o", out)
     assert code == 1
     assert "is there already" in error

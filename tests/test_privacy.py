@@ -3,22 +3,29 @@
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 import zmq
 
+from stepscope.engine import wire
 from stepscope.engine.client import ControlClient
 from stepscope.engine.commands import Error, Output, ReplayFrom, SamplingParams, Submit
 from stepscope.engine.endpoints import Endpoint
-from stepscope.engine.simulated import SimulatedRunner
+from stepscope.engine.simulated import SimulatedRunner, simulate
 from stepscope.engine.step import ScheduledStep, StepResult
+from stepscope.engine.wire import StepRecord
+from stepscope.recordings.export.export import FORMATS, export
+from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.history import History
 from stepscope.recordings.mcap_chunk import read_chunk
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.verify import verify
+from stepscope.recordings.writer import RecordingWriter
+from stepscope.tui import cli_repair, cli_verify
 
 # No eight characters of these may be in a help text.
 PROMPT = "Patient in room seven wants her biopsy looked at by somebody else."
@@ -31,8 +38,8 @@ WAIT_S = 30.0
 
 
 @pytest.fixture
-def talking_engine(live_engine: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """One token a byte; whatever it is asked, it answers `ANSWER`."""
+def talking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines of this test: one token a byte; whatever they are asked, they answer `ANSWER`."""
     silent = SimulatedRunner.execute
 
     def execute(runner: SimulatedRunner, step: ScheduledStep) -> StepResult:
@@ -44,7 +51,6 @@ def talking_engine(live_engine: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         return StepResult(token_ids, launch_ns=result.launch_ns, tokens_ns=result.tokens_ns)
 
     monkeypatch.setattr(SimulatedRunner, "execute", execute)
-    return live_engine
 
 
 def pieces() -> list[bytes]:
@@ -117,11 +123,11 @@ def ask(client: ControlClient, command: Submit) -> str:
     raise AssertionError("no answer")
 
 
-def serve(endpoint: Endpoint, source: Subscriber) -> bytes:
+def serve(endpoint: Endpoint, source: Subscriber, *, with_tokens: bool) -> bytes:
     """Have the prompts answered; gives what else the control socket tells."""
     sampling = SamplingParams(max_tokens=len(ANSWER), ignore_eos=True, stop=(STOP,))
     with ControlClient(endpoint) as client:
-        assert client.info().with_tokens is False
+        assert client.info().with_tokens is with_tokens
         for prompt in (
             Submit(prompt=PROMPT, sampling=sampling, client_id="clinic"),
             Submit(prompt=PROMPT, sampling=sampling),  # a prefix hit
@@ -135,39 +141,162 @@ def serve(endpoint: Endpoint, source: Subscriber) -> bytes:
         return msgspec.msgpack.encode([client.snapshot(), client.ask(ReplayFrom(sequence=0))])
 
 
-def test_no_text_and_no_token_ids_are_in_telemetry_replies_or_a_recording(
-    talking_engine: Any, tmp_path: Path
-) -> None:
-    endpoint = talking_engine.endpoint
+class Session(NamedTuple):
+    """What was told of a session, and its recording."""
+
+    telemetry: bytes
+    replies: bytes
+    path: Path
+    source: Subscriber
+
+
+def session(engine: Any, folder: Path, *, with_tokens: bool) -> Session:
+    endpoint = engine.endpoint
     source = Subscriber(endpoint, History())
-    path = tmp_path / "session.mcap"
+    path = folder / "session.mcap"
     recorder = Recorder(source, path)
     tap = Tap(endpoint.telemetry)
     source.start()
     try:
-        others = serve(endpoint, source)
+        replies = serve(endpoint, source, with_tokens=with_tokens)
         deadline_s = time.monotonic() + WAIT_S
         while recorder.num_steps < len(ANSWER) and time.monotonic() < deadline_s:
             time.sleep(0.05)
     finally:
         recorder.stop()
         source.stop()
-        told = tap.close()
-    assert b"clinic" in told  # the tap hears what is told
-    assert b"clinic" in others
-    assert leaks(told) == []
-    assert leaks(others) == []
+        telemetry = tap.close()
+    return Session(telemetry, replies, path, source)
+
+
+def file_content(path: Path) -> bytes:
+    """All bytes of a recording: as they are, decompressed, and as they were received."""
     content = path.read_bytes()
     with Recording(path) as recording:
-        assert recording.metadata["with_tokens"] == "false"
-        assert recording.info.with_tokens is False
         for place in recording.index.chunks:
             with open(path, "rb") as stream:
                 content += read_chunk(stream, place).records
-        payloads = b"\n".join(frame.payload for frame, _ in recording.frames())
+        content += b"\n".join(frame.payload for frame, _ in recording.frames())
+    return content
+
+
+@pytest.mark.usefixtures("talking")
+def test_no_text_and_no_token_ids_are_in_telemetry_replies_or_a_recording(
+    live_engine: Any, tmp_path: Path
+) -> None:
+    told = session(live_engine, tmp_path, with_tokens=False)
+    assert b"clinic" in told.telemetry  # the tap hears what is told
+    assert b"clinic" in told.replies
+    assert leaks(told.telemetry) == []
+    assert leaks(told.replies) == []
+    with Recording(told.path) as recording:
+        assert recording.metadata["with_tokens"] == "false"
+        assert recording.info.with_tokens is False
+    content = file_content(told.path)
     assert b"clinic" in content
     assert leaks(content) == []
-    assert leaks(payloads) == []
+    view = next(iter(told.source.history.state.requests.values()))
+    life = told.source.history.life(view)
+    assert life is not None
+    assert life.told is None
+
+
+@pytest.mark.usefixtures("talking")
+def test_with_tokens_all_of_it_is_told_and_the_file_says_so_and_can_be_stripped(
+    telling_engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = session(telling_engine, tmp_path, with_tokens=True)
+    content = file_content(told.path)
+    for where in (told.telemetry, told.replies, content):
+        assert PROMPT.encode() in where
+        assert msgspec.msgpack.encode(PROMPT_IDS)[1:] in where
+    with Recording(told.path) as recording:
+        assert recording.metadata["with_tokens"] == "true"
+        assert recording.info.with_tokens is True
+        steps = [wire.decode(f.payload) for f, _ in recording.frames() if f.topic == b"step"]
+    said: dict[int, str] = {}
+    for step in steps:
+        assert isinstance(step, StepRecord)
+        assert step.batch is not None
+        for row, token_id, text in zip(
+            step.batch, step.token_ids or [], step.texts or [], strict=True
+        ):
+            assert (token_id is None) == (text is None)
+            said[row.request_id] = said.get(row.request_id, "") + (text or "")
+    assert set(said.values()) == {ANSWER}
+    # Who looks at a request sees what it was asked and what it answered, up to any step.
+    history = told.source.history
+    views = {view.request_id: view for view in history.state.requests.values()}
+    for request_id, prompt in ((0, PROMPT), (1, PROMPT), (2, None)):
+        life = history.life(views[request_id])
+        assert life is not None
+        assert life.told is not None
+        assert prompt in (None, life.told.prompt_text)
+        assert life.told.output_text(float("inf")) == ANSWER
+        assert life.told.output_text(life.told.said[4].step) == ANSWER[:5]
+    assert verify(told.path, lambda share: None).is_good
+    assert cli_verify.verify_file(str(told.path), False) == 0
+    assert "holds prompts and outputs" in capsys.readouterr().out
+    # Exports have none unless asked; no format but jsonl ever has.
+    for target in FORMATS:
+        if target not in ("jsonl", "mooncake", "csv", "chrome"):
+            continue  # parquet and perfetto are of the same moments, in other packages' encodings
+        output = tmp_path / target
+        with Recording(told.path) as recording:
+            export(recording, output, target, StepRange(), "requests", lambda share: None)
+        assert leaks(output.read_bytes()) == []
+    output = tmp_path / "asked"
+    with Recording(told.path) as recording:
+        export(
+            recording, output, "jsonl", StepRange(), "steps", lambda share: None, with_tokens=True
+        )
+    assert PROMPT.encode() in output.read_bytes()
+    cli_repair.repair_file(str(told.path), None, strip_tokens=True)
+    bare = told.path.with_name("session-stripped.mcap")
+    assert leaks(file_content(bare)) == []
+    report = verify(bare, lambda share: None)
+    assert [check.name for check in report.checks if not check.is_good] == []
+    assert report.num_steps == len(steps)
+    with Recording(bare) as recording:
+        assert recording.metadata["with_tokens"] == "false"
+        assert recording.info.with_tokens is False
+
+
+@pytest.mark.usefixtures("talking")
+def test_who_joins_late_gets_the_text_of_what_is_under_way(telling_engine: Any) -> None:
+    sampling = SamplingParams(max_tokens=900, ignore_eos=True)
+    with ControlClient(telling_engine.endpoint) as client:
+        client.send(Submit(prompt=PROMPT, sampling=sampling))
+        while client.snapshot().step < 40:
+            time.sleep(0.02)
+        late = Subscriber(telling_engine.endpoint)
+        late.start()
+        deadline_s = time.monotonic() + WAIT_S
+        while late.history.num_steps < 10 and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        late.stop()
+    (view,) = late.history.state.requests.values()
+    life = late.history.life(view)
+    assert life is not None
+    assert life.told is not None
+    assert life.told.prompt_text == PROMPT
+    text = life.told.output_text(float("inf"))
+    assert len(text) == view.num_output_tokens > 40
+    assert text == (ANSWER * 20)[: len(text)]
+
+
+def test_a_file_that_hides_tokens_is_found_out(tmp_path: Path) -> None:
+    path = tmp_path / "liar.mcap"
+    writer = RecordingWriter(path)
+    writer.start()
+    for sequence, message in simulate(seed=2, num_steps=30):
+        if isinstance(message, StepRecord) and message.step == 20:
+            message = msgspec.structs.replace(message, token_ids=[7])
+        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+    writer.close()
+    report = verify(path, lambda share: None)
+    assert [check.name for check in report.checks if not check.is_good] == ["privacy"]
+    assert "--strip-tokens" in report.privacy.problems[0]
 
 
 def test_the_search_finds_what_it_looks_for() -> None:

@@ -53,6 +53,7 @@ def demo(
     record: Path | None,
     screenshot: Path | None,
     flags: Mapping[str, Any],
+    with_tokens: bool = False,
 ) -> None:
     """Raises CommandFailed when the engine or the recording fails, or when messages were lost."""
     settings = resolve(DashboardSettings, "dashboard", flags, SERVICE_LEVELS)
@@ -69,7 +70,9 @@ def demo(
     stop = StopSignals(signal.SIGINT, signal.SIGTERM)
     with _ending_on_signals(), Progress() as progress, ExitStack() as until_the_engine_ended:
         progress("starting the engine", None)
-        with EngineProcess(_options(model), lambda line: progress(line, None)) as engine:
+        with EngineProcess(
+            _options(model, with_tokens), lambda line: progress(line, None)
+        ) as engine:
             engine.wait_until_ready()
             source = Subscriber(engine.endpoint, new_history(settings))
             recorder = None if record is None else Recorder(source, record)
@@ -111,9 +114,10 @@ def _check_writable(option: str, path: Path) -> None:
         raise WrongUsage(f"{option}: {path} cannot be written")
 
 
-def _options(model: str) -> dict[str, KnobValue]:
+def _options(model: str, with_tokens: bool) -> dict[str, KnobValue]:
     """Everything that the demo relies on, so that no config file can break it."""
     options: dict[str, KnobValue] = {"model": model, **KNOBS.as_dict()}
+    options["with_tokens"] = with_tokens
     if model == EngineConfig().model:
         options["kv_memory"] = KV_MEMORY
     return options

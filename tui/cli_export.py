@@ -14,7 +14,13 @@ from stepscope.tui.cli_top import find_recording
 
 
 def export_file(
-    file: str, target: str, output: str, first: int | None, last: int | None, table: str
+    file: str,
+    target: str,
+    output: str,
+    first: int | None,
+    last: int | None,
+    table: str,
+    with_tokens: bool,
 ) -> None:
     """Write the file, and say what is in it.
 
@@ -30,10 +36,16 @@ def export_file(
         raise WrongUsage(f"--table: expected one of {', '.join(TABLES)}, got {table!r}")
     if first is not None and last is not None and first > last:
         raise WrongUsage(f"--from {first} is after --until {last}")
+    if with_tokens and chosen != "jsonl":
+        raise WrongUsage(f"--with-tokens: {chosen} has no place for them; --to jsonl has")
     path = Path(output)
     if path.is_dir():
         raise CommandFailed(f"{output} is a folder; name the file to write in it")
     with Recording(find_recording(file)) as recording, Progress() as progress:
+        if with_tokens and not recording.info.with_tokens:
+            raise CommandFailed(
+                f"--with-tokens: {file} holds none, its engine ran without --with-tokens"
+            )
         try:
             done = export(
                 recording,
@@ -42,6 +54,7 @@ def export_file(
                 StepRange(first, last),
                 which,
                 lambda share: progress(f"exporting to {chosen}", share),
+                with_tokens=with_tokens,
             )
         except MissingPackage as error:
             raise CommandFailed(str(error)) from error

@@ -5,14 +5,15 @@ from pathlib import Path
 from stepscope.recordings.mcap_index import PART_SUFFIX
 from stepscope.recordings.reader import REPAIR_HINT
 from stepscope.recordings.repair import Loss, RepairReport, default_output, repair, what_is_wrong
+from stepscope.recordings.strip import strip
 from stepscope.tui.cli_errors import CommandFailed, say
 from stepscope.tui.cli_progress import Progress
 from stepscope.tui.cli_record import size
 from stepscope.tui.cli_top import find_recording
 
 
-def repair_file(file: str, output: str | None) -> None:
-    """Write a repaired copy, unless nothing is wrong.
+def repair_file(file: str, output: str | None, strip_tokens: bool) -> None:
+    """Write a repaired copy, unless nothing is wrong; or one without prompts and outputs.
 
     Raises:
         CommandFailed, RecordingError: there is nothing to keep, or nowhere to write it.
@@ -22,6 +23,9 @@ def repair_file(file: str, output: str | None) -> None:
     path = part if part.exists() and not path.exists() else find_recording(file)
     if output is not None and Path(output).exists():
         raise CommandFailed(f"{output} is there already; remove it or choose another name")
+    if strip_tokens:
+        _strip(path, output)
+        return
     with Progress() as progress:
         wrong = what_is_wrong(path, lambda share: progress(f"reading {path.name}", share))
         if wrong is None:
@@ -30,6 +34,16 @@ def repair_file(file: str, output: str | None) -> None:
         target = default_output(path) if output is None else Path(output)
         report = repair(path, target, lambda share: progress(f"repairing {path.name}", share))
     say(wrong.replace(REPAIR_HINT, ""), *summary(report, target))
+
+
+def _strip(path: Path, output: str | None) -> None:
+    whole = path.with_name(path.name.removesuffix(PART_SUFFIX))
+    target = whole.with_name(f"{whole.stem}-stripped{whole.suffix}")
+    target = target if output is None else Path(output)
+    with Progress() as progress:
+        done = strip(path, target, lambda share: progress(f"stripping {path.name}", share))
+    what = "without the prompts and outputs" if done.had_tokens else "there was nothing to take out"
+    say(f"{target}: {done.num_messages:,} messages, {size(done.num_bytes)}, {what}")
 
 
 def summary(report: RepairReport, target: Path) -> list[str]:

@@ -42,6 +42,9 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool) -> None:
         what = ", ".join(part for part in (info.dtype, info.device, info.attention_backend) if part)
         print(f"{info.name} serves {info.model} ({what}) on {info.control_endpoint}", flush=True)
         print(f"watch it: stepscope top {info.name}    stop it: Ctrl-C", flush=True)
+        if info.with_tokens:
+            said = "--with-tokens: whoever watches or records it gets prompts and outputs"
+            print(said, flush=True)
         if http is not None:
             http.start(Endpoint.parse(info.control_endpoint).here.control)
 

@@ -46,6 +46,8 @@ def _summary(taken: Snapshot) -> list[tuple[str, str]]:
     lines.append(("workload", taken.workload or "none of its own"))
     knobs = ", ".join(f"{name}={shown(value)}" for name, value in taken.knobs.items())
     lines.append(("knobs", f"version {taken.knobs_version}: {knobs}"))
+    if info.with_tokens:
+        lines.append(("privacy", "whoever watches or records gets prompts and outputs"))
     if taken.num_dropped:
         lines.append(("dropped", f"{taken.num_dropped:,} telemetry messages so far"))
     return lines

@@ -40,6 +40,7 @@ def as_document(report: VerifyReport) -> dict[str, Any]:
         "num_steps": report.num_steps,
         "first_step": report.first_step,
         "last_step": report.last_step,
+        "with_tokens": report.with_tokens,
         "checks": [
             {
                 "name": check.name,
@@ -60,6 +61,10 @@ def table(report: VerifyReport) -> list[str]:
     if report.first_step is not None and report.last_step is not None:
         steps = f"{report.num_steps:,} steps ({report.first_step:,} to {report.last_step:,})"
     lines = [f"{report.path}: {size(report.num_bytes)}, {report.num_messages:,} messages, {steps}"]
+    if report.with_tokens:
+        lines.append(
+            "  it holds prompts and outputs ('stepscope repair --strip-tokens' takes them out)"
+        )
     for check in report.checks:
         lines.append(f"  {check.name:18} {check.num_checked:>12,} {check.unit:10} {_result(check)}")
         lines += [f"      {problem}" for problem in check.problems]

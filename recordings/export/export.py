@@ -33,18 +33,21 @@ def export(
     steps: StepRange,
     table: Table,
     progress: Progress,
+    *,
+    with_tokens: bool = False,
 ) -> Exported:
     """Write `output`; it is there in full afterwards, or not at all.
 
     Args:
         table: which one, for formats of tables (csv, parquet).
+        with_tokens: prompts and outputs too, for jsonl; no other format has a place for them.
 
     Raises:
         RecordingError: `output` is there already or cannot be written, or no step is in range.
         MissingPackage: the format needs a package that is not installed.
     """
     with writing(output) as stream:
-        return _write(recording, stream, target, steps, table, progress)
+        return _write(recording, stream, target, steps, table, progress, with_tokens)
 
 
 def _write(
@@ -54,6 +57,7 @@ def _write(
     steps: StepRange,
     table: Table,
     progress: Progress,
+    with_tokens: bool,
 ) -> Exported:
     source = moments(recording, steps, progress)
     if target == "perfetto":
@@ -65,10 +69,15 @@ def _write(
     if target == "csv":
         return Exported(write_csv(source, stream, table), f"{table}")
     if target == "jsonl":
-        return Exported(write_jsonl(source, stream), "messages")
+        count = write_jsonl(source, stream, with_tokens=with_tokens)
+        notes = ()
+        if recording.info.with_tokens:
+            kept = "are in it" if with_tokens else "are left out (--with-tokens keeps them)"
+            notes = (f"the prompts and outputs of the recording {kept}",)
+        return Exported(count, "messages", notes)
     written = write_mooncake(source, stream, recording.info.block_size)
     notes = [
-        "a recording holds no tokens: hash_ids are equal where the engine's prefix cache showed "
+        "no tokens are looked at: hash_ids are equal where the engine's prefix cache showed "
         f"it ({written.num_hits:,} hits, {written.num_unknown_hits:,} of unknown origin), and "
         "unique elsewhere"
     ]

@@ -7,15 +7,20 @@ import msgspec
 
 from stepscope.engine import wire
 from stepscope.recordings.export.moments import Moment
+from stepscope.recordings.strip import stripped
 
 _encode = msgspec.json.Encoder().encode
 
 
-def write_jsonl(moments: Iterable[Moment], stream: IO[bytes]) -> int:
-    """Gives the number of lines. A step has its batch rows as lists, in the order of `BatchRow`."""
+def write_jsonl(moments: Iterable[Moment], stream: IO[bytes], *, with_tokens: bool) -> int:
+    """Gives the number of lines. A step has its batch rows as lists, in the order of `BatchRow`.
+
+    Args:
+        with_tokens: prompts and outputs too, if the recording has them.
+    """
     count = 0
     for moment in moments:
-        message = moment.message
+        message = moment.message if with_tokens else stripped(moment.message)
         time_ns = getattr(message, "tokens_ns", None) or getattr(message, "time_ns", None)
         line = {
             "sequence": moment.sequence,

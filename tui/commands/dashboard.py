@@ -35,13 +35,16 @@ def demo(
         Path | None,
         typer.Option(metavar="FILE", help="draw the last moment (SVG), with --headless"),
     ] = None,
+    with_tokens: Annotated[
+        bool, typer.Option("--with-tokens", help="show and record prompts and outputs too")
+    ] = False,
     *,
     flags: dict[str, Any],
 ) -> None:
     """Watch a real engine at work; all of it ends with the dashboard."""
     from stepscope.tui import cli_demo
 
-    cli_demo.demo(model, headless, seconds, record, screenshot, flags)
+    cli_demo.demo(model, headless, seconds, record, screenshot, flags, with_tokens)
 
 
 @commands.command(

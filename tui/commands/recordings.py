@@ -61,6 +61,12 @@ def repair(
             "--output", "-o", metavar="FILE", help="the new file (default: named after the old one)"
         ),
     ] = None,
+    strip_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--strip-tokens", help="leave out all prompts and outputs, of a whole recording too"
+        ),
+    ] = False,
 ) -> None:
     """Make a whole recording of one that is cut or damaged.
 
@@ -68,7 +74,7 @@ def repair(
     """
     from stepscope.tui import cli_repair
 
-    cli_repair.repair_file(file, output)
+    cli_repair.repair_file(file, output, strip_tokens)
 
 
 @commands.command(epilog=example("stepscope verify session.mcap", "stepscope verify f.mcap --json"))
@@ -160,8 +166,14 @@ def export(
         str,
         typer.Option(metavar="TABLE", help="for csv and parquet: steps, rows or requests"),
     ] = "steps",
+    with_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--with-tokens", help="prompts and outputs too, if the recording has them (jsonl)"
+        ),
+    ] = False,
 ) -> None:
     """Write a recording in the format of another program."""
     from stepscope.tui import cli_export
 
-    cli_export.export_file(file, target, output, first, last, table)
+    cli_export.export_file(file, target, output, first, last, table, with_tokens)

@@ -62,6 +62,8 @@ def draw(frame: Frame, connection: Connection, width: int) -> list[Line]:
     state = frame.state.state
     if state in ("paused", "draining", "stopped"):
         parts.append((0, ((f" engine {state} ", "caution"),)))
+    if info is not None and info.with_tokens:
+        parts.append((0, ((" with tokens ", "caution"),)))
     if info is not None:
         parts.append((2, ((f" {clean(info.model, 40)}", "text"),)))
     parts.append((4, ((f"  {clean(connection.endpoint, 40)}", "muted"),)))

@@ -12,7 +12,7 @@ from stepscope.recordings.session import request_name
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.lane_rows import lane_status
-from stepscope.tui.widgets import life_line, wait_pieces
+from stepscope.tui.widgets import life_line, transcript, wait_pieces
 from stepscope.tui.widgets.life_line import with_unit
 from stepscope.tui.widgets.lines import Line, Run, clean, framed
 from stepscope.tui.widgets.panels import Cell, Column, Target, column_chart, pairs, table
@@ -80,6 +80,11 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     facts = _facts(frame, view, waits, width - 2)
     body = [*facts, *life_line.draw(frame, view, waits.life, width - 2, 4 if height >= 24 else 1)]
     lines = framed(body, width, len(body) + 2, title)
+    told = None if waits.life is None else waits.life.told
+    text_height = transcript.height_for(told, height)
+    if told is not None and text_height:
+        cursor = math.inf if frame.cursor is None else frame.cursor
+        lines += transcript.draw(told, cursor, width, text_height)
     strip_height = 0
     if height >= 20:
         # Few late tokens leave more room for the picture of all of them.

@@ -1,0 +1,80 @@
+"""What a request was asked and has answered, where its engine tells (`--with-tokens`)."""
+
+from typing import NamedTuple
+
+from stepscope.engine.wire import Arrived, EngineStatus, Snapshot, StepRecord, Telemetry, Transcript
+
+
+class Said(NamedTuple):
+    """A token of the output, or several of which only the first step is known.
+
+    `text` is None where the engine has no tokenizer.
+    """
+
+    step: int  # -1: before anybody listened
+    token_ids: tuple[int, ...]
+    text: str | None
+
+
+class Told(NamedTuple):
+    """Prompt and output as far as they were heard."""
+
+    prompt_token_ids: tuple[int, ...] | None  # None: it arrived before anybody listened
+    prompt_text: str | None
+    said: tuple[Said, ...]
+
+    def output_text(self, last_step: float) -> str:
+        """Of the steps up to one."""
+        return "".join(each.text or "" for each in self.said if each.step <= last_step)
+
+
+class TranscriptReader:
+    """Fed with the messages of a session, in order; looks at one request.
+
+    Args:
+        known: what a snapshot told of it before the first message.
+    """
+
+    def __init__(self, request_id: int, known: Transcript | None) -> None:
+        self._request_id = request_id
+        self._prompt_token_ids: tuple[int, ...] | None = None
+        self._prompt_text: str | None = None
+        self._said: list[Said] = []
+        if known is not None:
+            self._begin_from(known, -1)
+
+    def take(self, message: Telemetry) -> None:
+        if isinstance(message, StepRecord | EngineStatus):
+            for event in message.events:
+                if isinstance(event, Arrived) and event.request_id == self._request_id:
+                    if event.prompt_token_ids is not None:
+                        self._prompt_token_ids = tuple(event.prompt_token_ids)
+                    self._prompt_text = event.prompt_text
+            if isinstance(message, StepRecord) and message.token_ids is not None:
+                self._take_row(message, message.token_ids)
+        elif isinstance(message, Snapshot):
+            for known in message.transcripts or ():
+                if known.request_id == self._request_id:
+                    self._begin_from(known, message.step)
+
+    def told(self) -> Told | None:
+        """None where nothing was told."""
+        if self._prompt_token_ids is None and not self._said:
+            return None
+        return Told(self._prompt_token_ids, self._prompt_text, tuple(self._said))
+
+    def _take_row(self, record: StepRecord, token_ids: list[int | None]) -> None:
+        for place, row in enumerate(record.batch or ()):
+            if row.request_id == self._request_id:
+                token_id = token_ids[place] if place < len(token_ids) else None
+                if token_id is not None:
+                    texts = record.texts
+                    text = texts[place] if texts is not None and place < len(texts) else None
+                    self._said.append(Said(record.step, (token_id,), text))
+                return
+
+    def _begin_from(self, known: Transcript, step: int) -> None:
+        """A snapshot has it all, what was missed too."""
+        self._prompt_token_ids = tuple(known.prompt_token_ids or ())
+        self._prompt_text = known.prompt_text
+        self._said = [Said(step, tuple(known.output_token_ids or ()), known.output_text)]
