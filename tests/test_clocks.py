@@ -158,10 +158,10 @@ async def test_the_dashboard_says_what_happened_and_goes_on(
         for sequence, message in messages[len(messages) * 2 // 3 - 40 :]:
             source.history.append(sequence, message)
         for page in "123456":
-            await pilot.press(page, "L", "left", "t", "right")
+            await pilot.press(page, "L", "left")
             shown = "\n".join(strip.text for strip in app.main._compositor.render_strips())
             assert "failed" not in shown
-        await pilot.press("1", "L")
+        await pilot.press("1", "t", "L")
         shown = "\n".join(strip.text for strip in app.main._compositor.render_strips())
         assert "clock went back" in shown
         assert f"step {NUM_STEPS - 1}" in shown

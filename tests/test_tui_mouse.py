@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from textual import events
 
 from stepscope.tui.app import Dashboard
 from stepscope.tui.pages import PAGE_VIEWS, targets
@@ -40,10 +41,21 @@ def place_of(app: Dashboard, widget: str, kind: str, value: object) -> tuple[int
 
 
 @pytest.mark.parametrize("page", ROWS)
-async def test_a_click_chooses_a_row_and_a_second_one_follows_it(source: Any, page: Page) -> None:
+async def test_wheel_and_click_choose_a_row_and_a_second_click_follows_it(
+    source: Any, page: Page
+) -> None:
     app = dashboard(source)
     async with app.run_test(size=(160, 50)) as pilot:
         await pilot.press(str(PAGES.index(page) + 1))
+        # The wheel goes through the rows, with shift through time.
+        await pilot._post_mouse_events([events.MouseScrollDown], "#page", offset=(5, 5))
+        await pilot.pause()
+        assert app.main.view.row == 1
+        await pilot._post_mouse_events([events.MouseScrollUp], "#page", offset=(5, 5), shift=True)
+        await pilot.pause()
+        assert app.main.view.cursor == 396
+        await pilot.press("L")
+
         rows = targets(app.main.frame)
         assert len(rows) > 2
         number = 2
@@ -63,33 +75,6 @@ async def test_a_click_chooses_a_row_and_a_second_one_follows_it(source: Any, pa
                 assert app.main.view.selected == rows[number].request_id
             else:
                 assert app.main.view.cursor == rows[number].step
-
-
-@pytest.mark.parametrize("page", ROWS)
-async def test_the_wheel_moves_through_the_rows_and_with_shift_through_time(
-    source: Any, page: Page
-) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press(str(PAGES.index(page) + 1))
-        await pilot._post_mouse_events([_wheel_down()], "#page", offset=(5, 5))
-        await pilot.pause()
-        assert app.main.view.row == 1
-        await pilot._post_mouse_events([_wheel_up()], "#page", offset=(5, 5), shift=True)
-        await pilot.pause()
-        assert app.main.view.cursor == 396
-
-
-def _wheel_down() -> Any:
-    from textual.events import MouseScrollDown
-
-    return MouseScrollDown
-
-
-def _wheel_up() -> Any:
-    from textual.events import MouseScrollUp
-
-    return MouseScrollUp
 
 
 async def test_changes_of_knobs_lead_to_their_step(source: Any) -> None:
@@ -152,7 +137,7 @@ async def test_the_badge_pauses_and_goes_on(source: Any) -> None:
         assert app.main.view.live
 
 
-@pytest.mark.parametrize("page", PAGES[:6])
+@pytest.mark.parametrize("page", ["live", "latency"])
 async def test_every_entry_of_the_footer_does_what_its_key_does(source: Any, page: Page) -> None:
     app = dashboard(source)
     async with app.run_test(size=(200, 60)) as pilot:
