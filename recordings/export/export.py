@@ -70,11 +70,10 @@ def _write(
         return Exported(write_csv(source, stream, table), f"{table}")
     if target == "jsonl":
         count = write_jsonl(source, stream, with_tokens=with_tokens)
-        notes = ()
-        if recording.info.with_tokens:
-            kept = "are in it" if with_tokens else "are left out (--with-tokens keeps them)"
-            notes = (f"the prompts and outputs of the recording {kept}",)
-        return Exported(count, "messages", notes)
+        if not recording.info.with_tokens:
+            return Exported(count, "messages")
+        kept = "are in it" if with_tokens else "are left out (--with-tokens keeps them)"
+        return Exported(count, "messages", (f"the prompts and outputs of the recording {kept}",))
     written = write_mooncake(source, stream, recording.info.block_size)
     notes = [
         "no tokens are looked at: hash_ids are equal where the engine's prefix cache showed "
