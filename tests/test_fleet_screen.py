@@ -260,6 +260,28 @@ def test_the_spark_is_on_one_scale_and_knows_no_load_from_an_unknown_one() -> No
     assert cells == later == "▇▁▁▁"
 
 
-def test_names_that_are_too_long_keep_the_end_in_which_they_differ() -> None:
-    assert fleet_columns.shortened("gpu-node-12:5555", 10) == "…e-12:5555"
-    assert fleet_columns.shortened("engine-0", 10) == "engine-0"
+def test_names_that_are_too_long_keep_that_in_which_they_differ() -> None:
+    racks = [f"gpu-{number:02}.rack7:5555" for number in range(12)]
+    assert fleet_columns.labels(racks, 20)["gpu-11.rack7:5555"] == "gpu-11.rack7:5555"
+    assert fleet_columns.labels(racks, 10)["gpu-11.rack7:5555"] == "gpu-11…"
+    assert fleet_columns.labels(racks, 5)["gpu-11.rack7:5555"] == "…11…"
+    ports = ["10.0.0.7:5555", "10.0.0.7:5556"]
+    assert fleet_columns.labels(ports, 10)["10.0.0.7:5556"] == "…6"
+    assert fleet_columns.labels([*ports, "b"], 10)["10.0.0.7:5556"] == "….0.7:5556"
+    for width in (1, 4, 7, 30):
+        found = fleet_columns.labels([*racks, *ports], width)
+        assert all(len(label) <= width for label in found.values())
+
+
+async def test_many_engines_that_stand_out_alike_are_told_together(
+    still_source: Callable[..., Any],
+) -> None:
+    made = [still_source(), *[still_source(12) for _ in range(9)]]
+    for number, source in enumerate(made):
+        source.name = f"e{number}"
+    app = dashboard(made)
+    async with app.run_test(size=(120, 40)):
+        text = screen_text(app)
+        assert "▲ e0 since" in text
+        assert "likewise e2, e3, e4, e5, e6, e7 and 2 more" in text
+        assert text.count("has room") == 1

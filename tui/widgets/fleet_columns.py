@@ -1,6 +1,7 @@
 """The columns of the fleet screen: what a line says of an engine, at each width."""
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from stepscope.recordings.fleet import NUM_LOADS, EngineLine
@@ -183,10 +184,32 @@ def _sum(columns: Sequence[Column], is_wide: bool) -> int:
     return 1 + sum((column.wide if is_wide else column.narrow) + 1 for column in columns)
 
 
-def shortened(name: str, width: int) -> str:
-    """The end of a name that is too long: there engines of one kind differ."""
-    name = clean(name, max(len(name), 1))
-    return name if len(name) <= width else "…" + name[len(name) - width + 1 :]
+def labels(names: Sequence[str], width: int) -> dict[str, str]:
+    """Names in at most so many cells, without what all of them end or begin with.
+
+    Engines of one kind differ in the middle (gpu-03.rack7:5555) or at the end (10.0.0.7:5556).
+    """
+    plain = {name: clean(name, max(len(name), 1)) for name in names}
+    if max((len(name) for name in names), default=0) <= width:
+        return plain
+    end = start = 0
+    if len(plain) > 1:
+        end, start = _common([name[::-1] for name in plain]), _common(list(plain))
+    found = {}
+    for name, label in plain.items():
+        if end and len(label) > width:
+            label = label[:-end] + "…"
+        if len(label) > width and start:
+            label = "…" + label[start:]
+        if len(label) > width:
+            label = "…" + label[len(label) - width + 1 :]
+        found[name] = label
+    return found
+
+
+def _common(names: Sequence[str]) -> int:
+    """How many characters all of them begin with."""
+    return sum(1 for _ in takewhile(lambda each: len(set(each)) == 1, zip(*names, strict=False)))
 
 
 def looks_of_cell(width: int) -> int:
@@ -245,6 +268,7 @@ def row(places: Sequence[Placed], line: EngineLine, page: FleetPage, is_selected
     """One engine. What stands out among the engines has a sign of its own before the figure."""
     mark = "+cursor" if is_selected else ""
     figures = page.standing_out.get(line.figures.name, frozenset())
+    names = [each.name for each in page.engines]
     top = max((each for other in page.lines for each in other.load if each is not None), default=0)
     runs: list[Run] = [("▶" if is_selected else " ", f"text{mark}")]
     for place in places:
@@ -258,7 +282,7 @@ def row(places: Sequence[Placed], line: EngineLine, page: FleetPage, is_selected
         if line.figures.status == "stale" and style in ("text", "good"):
             style = "muted"  # of before it fell silent
         is_name = column.key == "engine"
-        text = shortened(text, place.width) if is_name else clean(text, place.width)
+        text = labels(names, place.width)[text] if is_name else clean(text, place.width)
         if column.figure is not None and column.figure in figures:
             style = style if style == "breach" else "caution"
             if len(text) < place.width:

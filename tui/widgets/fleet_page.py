@@ -13,19 +13,18 @@ from stepscope.recordings.imbalance import Figure
 from stepscope.tui import format as fmt
 from stepscope.tui.fleet_desk import ColumnKey, FleetPage
 from stepscope.tui.frame import Frame
+from stepscope.tui.widgets import fleet_notes
 from stepscope.tui.widgets.fleet_columns import (
     heading,
+    labels,
     looks_of_cell,
     placed,
     row,
-    shortened,
     spark_values,
-    state_text,
 )
 from stepscope.tui.widgets.lines import Line, Run, clean, fitted, framed, length_of, spread
 from stepscope.tui.widgets.panels import Target, bar, beside, column_chart, first_shown
 
-_NUM_DIFFERENCES = 6
 _LOAD_ROWS = 4  # at most, of the load of each engine
 _EVENTS_HEIGHT = 8  # kept for events before the load takes more than it needs
 _LEAST_ROWS = 3  # of the table, when there is room for little
@@ -42,7 +41,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     page = frame.fleet
     if page is None or width < 4 or height < 3:
         return [fitted((), width)] * height
-    notes = _notes(page, width - 2)
+    notes = fleet_notes.notes(page, width - 2)
     table_height = _table_height(page, height, len(notes))
     lines = _table(page, width, table_height)
     left = height - len(lines)
@@ -84,7 +83,7 @@ def small(frame: Frame, width: int, height: int) -> list[Line]:
     if page is None:
         return []
     first = _as_many(((" ", "text"), *_up(page)), _totals(page), width)
-    return [first, *_notes(page, width)][:height]
+    return [first, *fleet_notes.notes(page, width)][:height]
 
 
 def hit(frame: Frame, width: int, height: int, x: int, y: int) -> str | ColumnKey | None:
@@ -92,7 +91,7 @@ def hit(frame: Frame, width: int, height: int, x: int, y: int) -> str | ColumnKe
     page = frame.fleet
     if page is None:
         return None
-    table_height = _table_height(page, height, len(_notes(page, width - 2)))
+    table_height = _table_height(page, height, len(fleet_notes.notes(page, width - 2)))
     if y == 1:
         for place in placed(width - 2):
             if place.x <= x - 1 <= place.x + place.width:
@@ -193,95 +192,6 @@ def _cut(notes: Sequence[Line], room: int) -> list[Line]:
     return [*notes[: max(0, room - 1)], more]
 
 
-def _notes(page: FleetPage, width: int) -> list[Line]:
-    """What an operator should know first, in words."""
-    picture = page.picture
-    lines: list[Line] = []
-    for each in picture.lines:
-        if not each.figures.is_up and each.figures.status != "connecting":
-            text, style = state_text(each)
-            error = each.figures.error or "nothing has come from it yet"
-            begin: Line = ((" ", "text"), (f"{each.figures.name} {text}", style), ("  ", "text"))
-            lines += _wrapped(begin, [(clean(error, 300), "text")], width)
-    for imbalance in picture.imbalances:
-        sign = "▼" if imbalance.has_room else "▲"
-        style = "good" if imbalance.has_room else "caution"
-        seconds = picture.now_s - imbalance.since_s
-        since = f" for {fmt.duration(seconds).split('.')[0]}"
-        if width >= 98:
-            begun = fmt.clock(round((picture.wall_s - seconds) * 1e9))
-            since = f" since {begun} ({fmt.duration(seconds).split('.')[0]})"
-        begin = ((f" {sign} {imbalance.name}", style), (f"{since}  ", "muted"))
-        lines += _wrapped(begin, [(text, "text") for text in imbalance.texts], width)
-    if not lines or (not picture.imbalances and picture.num_up > 1):
-        lines.append(((f" {_all_well(page)}", "good" if len(picture.lines) > 1 else "text"),))
-    if len(picture.lines) < 2:
-        lines += _how_to_add()
-    for number, text in enumerate(picture.differences[:_NUM_DIFFERENCES]):
-        label = " set up differently  " if not number else " " * 21
-        lines += _wrapped(((label, "muted"),), [(clean(text, 300), "text")], width)
-    hidden = len(picture.differences) - _NUM_DIFFERENCES
-    if hidden > 0:
-        lines.append(((f"{' ' * 21}and {fmt.plural(hidden, 'more setting')}", "muted"),))
-    return lines
-
-
-def _all_well(page: FleetPage) -> str:
-    picture = page.picture
-    if len(picture.lines) < 2:
-        return "one engine: there is nothing to compare it with"
-    if picture.num_up < 2:
-        return "fewer than two engines are up: there is nothing to compare"
-    return (
-        "no engine stands out: waiting within 2x, KV within 25 points, TTFT within 2x and ITL "
-        "within 1.5x of the others"
-    )
-
-
-def _how_to_add() -> list[Line]:
-    return [
-        ((" to see more engines side by side:", "muted"),),
-        (("   stepscope top engine-0 engine-1 tcp://10.0.0.7:5555", "text"),),
-        ((" or in the config file, for 'stepscope top' alone:", "muted"),),
-        (('   [fleet] engines = ["engine-0", "tcp://10.0.0.7:5555"]', "text"),),
-    ]
-
-
-def _wrapped(begin: Line, pieces: Sequence[Run], width: int) -> list[Line]:
-    """Pieces after a beginning, apart by points; more of them in lines below it."""
-    indent = length_of(begin)
-    if indent > width // 2:
-        indent = 4
-    lines: list[Line] = []
-    line: list[Run] = list(begin)
-    is_empty = True  # but for the beginning
-    for text, style in pieces:
-        if not is_empty and length_of(line) + 3 + len(text) > width:
-            lines.append(tuple(line))
-            line, is_empty = [(" " * indent, "text")], True
-        if not is_empty:
-            line.append((" · ", "muted"))
-        first, *rest = _broken(text, max(8, width - length_of(line)))
-        line.append((first, style))
-        is_empty = False
-        for part in rest:
-            lines.append(tuple(line))
-            line = [(" " * indent, "text"), (part, style)]
-    lines.append(tuple(line))
-    return lines
-
-
-def _broken(text: str, width: int) -> list[str]:
-    """At blanks, into parts of at most so many cells."""
-    parts: list[str] = []
-    while len(text) > width:
-        at = text.rfind(" ", 0, width + 1)
-        at = at if at > 0 else width
-        parts.append(text[:at])
-        text = text[at:].lstrip()
-    return [*parts, text]
-
-
 # Side by side
 
 _SIDES: tuple[tuple[str, Figure, Callable[[EngineFigures], float | None], str], ...] = (
@@ -319,8 +229,8 @@ def _bar(
     width: int,
 ) -> Line:
     name = line.figures.name
-    longest = max(len(each.name) for each in page.engines)
-    room = max(4, min(longest, (width - 10) // 2))
+    names = [each.name for each in page.engines]
+    room = max(4, min(max(len(each) for each in names), (width - 10) // 2))
     text = "-"
     if value is not None:
         text = fmt.percent(value) if figure == "kv" else fmt.short(value)
@@ -329,7 +239,7 @@ def _bar(
     stands_out = figure in page.standing_out.get(name, frozenset())
     share = None if value is None else value / top if top else 0.0
     marks: Run = (f"{'▲' if stands_out else ' '}{text:>5} ", "caution" if stands_out else "text")
-    runs: list[Run] = [(f" {shortened(name, room):<{room}} ", "muted")]
+    runs: list[Run] = [(f" {labels(names, room)[name]:<{room}} ", "muted")]
     cells = max(0, width - room - 2 - len(marks[0]))
     runs += ((" " * cells, "text"),) if share is None else bar(share, cells, style)
     return fitted((*runs, marks), width)
@@ -342,8 +252,9 @@ def _loads(page: FleetPage, width: int, rows: int) -> list[Line]:
     """Requests in each engine, upwards, on one scale."""
     known = [each for line in page.lines for each in line.load if each is not None]
     top = max(known, default=0)
-    names = min(24, max(len(each.name) for each in page.engines))
-    cells = width - 2 - names - 8
+    names = [each.name for each in page.engines]
+    room = min(24, max(len(each) for each in names))
+    cells = width - 2 - room - 8
     seconds = cells * looks_of_cell(cells) * LOOK_S
     body: list[Line] = []
     for line in page.lines:
@@ -355,7 +266,7 @@ def _loads(page: FleetPage, width: int, rows: int) -> list[Line]:
         now = "-" if line.figures.load is None else fmt.short(line.figures.load)
         for y, chart_line in enumerate(chart):
             is_last = y == rows - 1
-            label = f" {shortened(line.figures.name, names):<{names}} {now:>5} "
+            label = f" {labels(names, room)[line.figures.name]:<{room}} {now:>5} "
             runs: Line = ((label if is_last else " " * len(label), "muted"), *chart_line)
             body.append(fitted(runs, width - 2))
     title: Line = (
@@ -371,7 +282,7 @@ def _events(page: FleetPage, width: int, height: int) -> list[Line]:
         body.append(
             (
                 (f" {fmt.clock(round(event.wall_s * 1e9))} ", "muted"),
-                (f"{shortened(event.name, 20)} ", "strong"),
+                (f"{clean(event.name, 30)} ", "strong"),
                 (clean(event.text, width), "text" if event.is_good else "caution"),
             )
         )
