@@ -40,6 +40,7 @@ class Comparison(NamedTuple):
 
     Attributes:
         causes: of waits beyond the service level, what took most time first.
+        is_one_session: both sides are parts of one, so that they may be of any length.
         resolution_ns: latencies are exact to this.
     """
 
@@ -52,6 +53,7 @@ class Comparison(NamedTuple):
     requests: Matched
     resolution_ns: int
     num_unlisted: int
+    is_one_session: bool
 
     def figure(self, key: str) -> Figure:
         return next(figure for figure in self.figures if figure.key == key)
@@ -62,7 +64,10 @@ class Comparison(NamedTuple):
 
     @property
     def different_work(self) -> str | None:
-        """How the work of both differs, in a few words; None when it was about the same."""
+        """How the work of both differs, in a few words; None when it was about the same.
+
+        Parts of one session are compared by what came in a second.
+        """
         a, b = self.works
         parts = []
         for label, left, right in (
@@ -70,8 +75,12 @@ class Comparison(NamedTuple):
             ("prompt tokens", a.num_in_tokens, b.num_in_tokens),
             ("output tokens", a.num_out_tokens, b.num_out_tokens),
         ):
-            if abs(left - right) > 0.1 * max(left, right):
-                parts.append(f"{left:,} and {right:,} {label}")
+            per_a, per_b, unit, digits = float(left), float(right), "", 0
+            if self.is_one_session:
+                per_a, per_b = left / max(a.seconds, 1e-9), right / max(b.seconds, 1e-9)
+                unit, digits = " a second", 1 if max(per_a, per_b) < 100 else 0
+            if abs(per_a - per_b) > 0.1 * max(per_a, per_b):
+                parts.append(f"{per_a:,.{digits}f} and {per_b:,.{digits}f} {label}{unit}")
         return ", ".join(parts) or None
 
 
@@ -90,6 +99,7 @@ def compare(a: Side, b: Side) -> Comparison:
         matched(a.requests, b.requests),
         max(counts.resolution_ns for side in (a, b) for counts in side.waits.values()),
         a.num_unlisted + b.num_unlisted,
+        a.info is not None and b.info is not None and a.info.engine_id == b.info.engine_id,
     )
 
 

@@ -124,7 +124,7 @@ def total_figures(a: Side, b: Side) -> Iterator[Figure]:
     for key, label, sum_a, sum_b, over_a, over_b in (
         (
             "out_tokens_per_s",
-            "out tokens/s",
+            "output tokens/s",
             left.num_out_tokens,
             right.num_out_tokens,
             left.tokens_out,
@@ -132,7 +132,7 @@ def total_figures(a: Side, b: Side) -> Iterator[Figure]:
         ),
         (
             "in_tokens_per_s",
-            "in tokens/s",
+            "input tokens/s",
             left.num_in_tokens,
             right.num_in_tokens,
             left.tokens_in,

@@ -4,7 +4,6 @@ Whatever it keeps is bounded: a run may have any number of steps.
 """
 
 import threading
-from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 from stepscope.engine.wire import (
@@ -15,6 +14,7 @@ from stepscope.engine.wire import (
     KnobValue,
     Mark,
     RequestView,
+    Snapshot,
     StepRecord,
     Telemetry,
 )
@@ -74,8 +74,8 @@ class Side:
         self._state = state.copy()
         self._state.table.longest_gaps = {}
         self._state.blocks = None  # which block moved where is nobody's business here
-        self._knob_steps: set[int] = set()
-        self._note_knobs(state.knobs)
+        self._in_force = dict(state.knobs)  # at the last step, or before the first
+        self._coming: list[KnobsChanged] = []  # told, but not in force yet
         for view in state.requests.values():
             if view.status != "finished" and not view.is_partial:
                 self._list(view)
@@ -103,16 +103,15 @@ class Side:
         if isinstance(message, Mark):
             self.points.flag(message.step, MARKED)
             return
-        knobs_before = self._state.knobs
         outcome = self._state.apply(message)
         self._state.blocks = None
         self._pauses.take(message)
         self._explainer.take(message, after_gap)
         self._count_causes()
         if isinstance(message, KnobsChanged):
-            self._knob_steps.add(message.effective_step)
-        if self._state.knobs is not knobs_before:
-            self._note_knobs(self._state.knobs)
+            self._coming.append(message)
+        elif isinstance(message, Snapshot):
+            self._in_force, self._coming = dict(message.knobs), []
         if isinstance(message, StepRecord) and outcome is not None:
             self._take_step(message, outcome, after_gap)
         elif isinstance(message, EngineStatus):
@@ -135,7 +134,7 @@ class Side:
             run = self.requests.get(request_id)
             if run is not None:
                 run.ttft_ns, run.first_token_step = ttft_ns, record.step
-        flags = self._flags(record, outcome, after_gap)
+        flags = self._note_knobs(record.step) | self._flags(outcome, after_gap)
         start_ns, end_ns = self._since(record.schedule_start_ns), self._since(now_ns)
         self.totals.add(record, outcome, end_ns)
         self.points.append(
@@ -167,15 +166,12 @@ class Side:
         for _, tpot_ns in outcome.tpot_ns:
             waits["tpot"].add(tpot_ns)
 
-    def _flags(self, record: StepRecord, outcome: Outcome, after_gap: bool) -> int:
+    def _flags(self, outcome: Outcome, after_gap: bool) -> int:
         slo = self.slo
         late = (outcome.max_gap_ns or 0) > slo.itl_ms * 1e6 or any(
             ns > slo.ttft_ms * 1e6 for _, ns in outcome.ttft_ns
         )
         flags = (PREEMPTED if outcome.num_preempted else 0) | (LATE if late else 0)
-        if record.step in self._knob_steps:
-            flags |= KNOB
-            self._knob_steps.discard(record.step)
         return flags | (LOST if after_gap else 0)
 
     # Requests
@@ -236,12 +232,21 @@ class Side:
 
     # Rest
 
-    def _note_knobs(self, knobs: Mapping[str, KnobValue]) -> None:
-        for name, value in knobs.items():
+    def _note_knobs(self, step: int) -> int:
+        """Keep the values that hold for a step; `KNOB` if they are new with it."""
+        due = [change for change in self._coming if change.effective_step <= step]
+        if due:
+            self._coming = [change for change in self._coming if change.effective_step > step]
+            for change in due:
+                self._in_force |= change.new
+        elif self.points.num_steps:
+            return 0
+        for name, value in self._in_force.items():
             values = self.knob_values.setdefault(name, [])
             if not values or values[-1] != value:
                 values.append(value)
                 del values[:-MAX_VALUES]
+        return KNOB if any(change.new for change in due) else 0
 
     def _count_causes(self) -> None:
         late = self._explainer.late

@@ -380,7 +380,7 @@ def test_a_session_is_divided_at_a_step_and_its_end_is_followed() -> None:
     assert (left.points.first_step, left.points.last_step) == (0, 89)
     assert right.points.first_step == 90
     budgets = [each for each in found.settings if each.name == "max_num_batched_tokens"]
-    assert [each.b for each in budgets] in ([], [(256,)])
+    assert budgets == []  # of a session that never told the budget it began with
     other = EngineInfo(
         engine_id="another", name="x", software_version="0", model="m", monotonic_ns=0, wall_ns=0
     )
@@ -390,3 +390,33 @@ def test_a_session_is_divided_at_a_step_and_its_end_is_followed() -> None:
     assert after.is_done
     assert "started anew" in comparer.notes[0]
     assert comparer.renew().works[1].num_steps == steps[1]
+
+
+def test_before_and_after_a_knob_change_differ_in_that_knob() -> None:
+    """The change is told before the step it holds for: that is no part of the time before it."""
+    messages = run_of(1024, 120, changes={90: {"max_num_batched_tokens": 256}})
+    history = history_of(messages)
+    history.reset(msgspec.structs.replace(  # as a dashboard that has asked who is there
+        _snapshot(messages), knobs={"max_num_batched_tokens": 1024}
+    ))  # fmt: skip
+    for sequence, message in messages:
+        history.append(sequence, message)
+    stretches = (Stretch(None, 89), Stretch(90, None))
+    comparer = Comparer(*(HistoryFeed(history, "x", SLO_, stretch) for stretch in stretches))
+    while comparer.read_some():
+        pass
+    found = comparer.renew()
+    assert [(each.name, each.a, each.b) for each in found.settings] == [
+        ("max_num_batched_tokens", (1024,), (256,))
+    ]
+    assert found.is_one_session
+    assert found.works[0].num_steps == 90
+    assert found.different_work is None or "a second" in found.different_work
+
+
+def _snapshot(messages: Messages) -> wire.Snapshot:
+    history = History()
+    history.append(*messages[0])
+    snapshot = history.snapshot()
+    assert snapshot is not None
+    return snapshot

@@ -98,7 +98,7 @@ def _landmarks(source: Source) -> list[Landmark]:
         mark = landmark_of(message)
         if mark is not None and mark not in found:
             found.append(mark)
-    found = [each for each in found if first is None or each.step > first]
+    found = [each for each in found if first is not None and each.step > first]
     found.sort(key=lambda each: -each.step)
     return found[:MAX_SPLITS]
 

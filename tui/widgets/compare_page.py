@@ -52,9 +52,11 @@ def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
     page = frame.compare
     line: list[Run] = [(f" {clean(title, 24)} ", "strong"), ("▐COMPARE▌", "badge_replay")]
     if page is not None and page.names[0]:
-        room = max(8, (width - 70) // 2)
-        for letter, name in zip("AB", page.names, strict=True):
+        names, of = _short_names(*page.names)
+        room = max(8, (width - 62) // 2)
+        for letter, name in zip("AB", names, strict=True):
             line += [(f"  {letter} ", "strong"), (clean(name, room), "text")]
+        line += [(f"  {clean(of, max(8, width - 76))}", "mark")] if of else []
         line += [("  by ", "muted"), (page.align, "text")]
         if page.is_reading:
             shares = [1.0 if share is None else share for share in page.shares]
@@ -62,6 +64,14 @@ def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
         elif page.was_cancelled:
             line.append(("  reading was stopped", "caution"))
     return [spread(tuple(line), ((f"{fps:g}fps ", "muted"),), width)]
+
+
+def _short_names(a: str, b: str) -> tuple[tuple[str, str], str]:
+    """Names of both sides, and what they are before and after of."""
+    of = a.removeprefix("before ")
+    if a != of and b == f"after {of}":
+        return ("before", "after"), of
+    return (a, b), ""
 
 
 def small(frame: Frame, width: int, height: int) -> list[Line]:
@@ -116,8 +126,11 @@ def _verdict(
     title: Line = (("which is better", "title"),)
     key = compare_figures.KEY
     body = [*sentences, *figures, *others]
-    notes = [found.different_work and f"not the same work: {found.different_work}", *page.notes]
-    told = "; ".join(note for note in notes if note)
+    idle = [letter for letter, work in zip("AB", found.works, strict=True) if not work.num_steps]
+    notes = [f"{letter} has no step yet" for letter in idle] + page.notes
+    if found.different_work is not None and not idle:
+        notes.insert(0, f"not the same work: {found.different_work}")
+    told = "; ".join(notes)
     if told:
         title = (*title, (f"  ! {clean(told, max(10, inner - 75))}", "caution"))
     return framed(body, width, len(body) + 2, title, key)
