@@ -5,10 +5,16 @@ from textual.geometry import Region
 from stepscope.engine.wire import KnobSpec
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.theme import Skin
-from stepscope.tui.widgets.lines import Line, fitted
+from stepscope.tui.widgets.lines import Line, fitted, length_of
 
 _STEPS = {"left": -0.05, "right": 0.05, "shift+left": -0.25, "shift+right": 0.25}
 _BAR_WIDTH = 24
+_HINTS = (
+    "  ←/→ 5 %  ⇧←/→ 25 %  digits  Enter applies  Esc drops",
+    "  ←/→ 5 %  digits  Enter applies  Esc drops",
+    "  Enter applies  Esc drops",
+    "  Enter, Esc",
+)
 
 
 class Stepper(Overlay[int]):
@@ -28,21 +34,23 @@ class Stepper(Overlay[int]):
 
     def lines(self, width: int, height: int) -> list[Line]:
         share = (self._value - self._low) / max(1, self._high - self._low)
-        full = round(max(0.0, min(1.0, share)) * _BAR_WIDTH)
+        bar_width = _BAR_WIDTH if width >= 100 else _BAR_WIDTH // 3
+        full = round(max(0.0, min(1.0, share)) * bar_width)
         shown = f"{self._typed}_" if self._typed else f"{self._value}"
         line: Line = (
             (f" {self._spec.name} ", "edit"),
             (f"{self._before} → ", "edit"),
             (f"[ {shown:>7} ]", "badge_paused"),
             (" ", "edit"),
-            ("█" * full + "·" * (_BAR_WIDTH - full), "edit"),
+            ("█" * full + "·" * (bar_width - full), "edit"),
             (f" {self._low}..{self._high}", "edit"),
         )
         wrong = self._wrong()
         if wrong:
             line = (*line, (f"  {wrong}", "breach"))
         else:
-            line = (*line, ("  ←/→ 5 %  ⇧←/→ 25 %  digits  Enter applies  Esc drops", "edit"))
+            room = width - length_of(line)
+            line = (*line, (next((hint for hint in _HINTS if len(hint) <= room), ""), "edit"))
         line = fitted(line, width)
         return [tuple((text, "edit" if style == "text" else style) for text, style in line)]
 
