@@ -70,9 +70,18 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     kv_memory: Annotated[
         str,
         Meta(
-            description="memory for the KV cache: a size (512MB) or a share of what is free (20%)"
+            description="memory for the KV cache: a size (512MB), a share of what is free (20%), "
+            "or 'auto': 10% on a CPU, on a GPU what gpu_memory_utilization leaves"
         ),
-    ] = "10%"
+    ] = "auto"
+    gpu_memory_utilization: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="share of a GPU's memory for weights, steps and KV cache together",
+        ),
+    ] = 0.9
     max_model_len: Annotated[
         int, Meta(ge=0, description="longest request, prompt and output (0: the model's own limit)")
     ] = 0

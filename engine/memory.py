@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import psutil
@@ -11,6 +12,8 @@ from stepscope.engine.config import ConfigError, EngineConfig
 # A share of what is free would give a small model far more than it can ever use, and would commit
 # memory of a machine that serves more than this; a size that is asked for outright is not capped.
 CPU_SHARE_CAP_BYTES = 1 << 30
+# What kv_memory=auto stands for on a CPU.
+CPU_SHARE = "10%"
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
@@ -32,7 +35,9 @@ class KVShape(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def kv_memory_bytes(setting: str, free_bytes: int, *, cap_share: bool) -> int:
+def kv_memory_bytes(
+    setting: str, free_bytes: int, *, cap_share: bool, auto: str = CPU_SHARE
+) -> int:
     """Bytes that `setting` stands for: a size ("512MB", "1.5GiB") or a share of what is free.
 
     K, M, G and T are powers of 1024, with or without "i" and "B".
@@ -40,11 +45,12 @@ def kv_memory_bytes(setting: str, free_bytes: int, *, cap_share: bool) -> int:
     Args:
         free_bytes: memory that is free on the device.
         cap_share: whether a share (not a size) ends at `CPU_SHARE_CAP_BYTES`.
+        auto: the share or size that "auto" stands for.
 
     Raises:
         ConfigError: not a size and not a share, or zero, or more than is free.
     """
-    text = setting.strip()
+    text = auto if setting.strip() == "auto" else setting.strip()
     if share := _SHARE.fullmatch(text):
         percent = float(share[1])
         if not 0 < percent <= 100:
@@ -60,7 +66,7 @@ def kv_memory_bytes(setting: str, free_bytes: int, *, cap_share: bool) -> int:
             )
         return size_bytes
     raise ConfigError(
-        "kv_memory", f"kv_memory is a size (512MB, 1.5GiB) or a share (20%), not {setting!r}"
+        "kv_memory", f"kv_memory is auto, a size (512MB, 1.5GiB) or a share (20%), not {setting!r}"
     )
 
 
@@ -81,15 +87,63 @@ def _size_bytes(text: str) -> int | None:
     return None if size is None else int(float(size[1]) * _UNITS[size[2].upper()])
 
 
+class DeviceUse(NamedTuple):
+    """Where the memory of a GPU goes, in bytes."""
+
+    total: int
+    others: int  # other programs, and what CUDA and its libraries need here
+    weights: int
+    activations: int  # of the largest step
+    graphs: int
+
+    def in_words(self) -> str:
+        parts = (
+            f"{_amount(count)} {name}"
+            for name, count in zip(self._fields, self, strict=True)
+            if count
+        )
+        return ", ".join(parts)
+
+
+def device_kv_blocks(
+    config: EngineConfig, shape: KVShape, max_model_len: int, use: DeviceUse
+) -> int:
+    """Blocks the KV cache gets on a GPU: of what the rest leaves of `gpu_memory_utilization`.
+
+    Raises:
+        ConfigError: that does not hold one request of `max_model_len` tokens.
+    """
+    share = config.gpu_memory_utilization
+    allowed = int(use.total * share)
+    left = allowed - use.others - use.weights - use.activations - use.graphs
+    if left <= 0:
+        raise ConfigError(
+            "gpu_memory_utilization",
+            f"gpu_memory_utilization={share:g} allows {_amount(allowed)}, and nothing of it is "
+            f"left for the KV cache ({use.in_words()}): raise it, free memory that others use, "
+            "lower --token-capacity or --seq-capacity, or take a smaller model",
+        )
+    return num_kv_blocks(config, shape, max_model_len, left, cap_share=False, auto="100%")
+
+
 def num_kv_blocks(
-    config: EngineConfig, shape: KVShape, max_model_len: int, free_bytes: int, *, cap_share: bool
+    config: EngineConfig,
+    shape: KVShape,
+    max_model_len: int,
+    free_bytes: int,
+    *,
+    cap_share: bool,
+    auto: str = CPU_SHARE,
 ) -> int:
     """Blocks the KV cache gets: what the memory holds, and never more than could be in use.
+
+    Args:
+        auto: what kv_memory=auto stands for.
 
     Raises:
         ConfigError: the memory does not hold one request of `max_model_len` tokens.
     """
-    memory = kv_memory_bytes(config.kv_memory, free_bytes, cap_share=cap_share)
+    memory = kv_memory_bytes(config.kv_memory, free_bytes, cap_share=cap_share, auto=auto)
     block_bytes = shape.block_bytes(config.block_size)
     affordable = memory // block_bytes
     per_request = -(-max_model_len // config.block_size)

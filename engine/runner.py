@@ -9,19 +9,31 @@ import numpy as np
 import torch
 
 from stepscope.engine import input_batch
-from stepscope.engine.commands import SamplingParams
 from stepscope.engine.config import ConfigError, EngineConfig
+from stepscope.engine.devices import (
+    DeviceTimer,
+    find_device,
+    find_dtype,
+    free_bytes,
+    give_back_memory,
+    is_out_of_memory,
+    memory_for,
+    zeros,
+)
 from stepscope.engine.environment import keep_freed_memory, num_threads
-from stepscope.engine.memory import free_host_bytes, kv_memory_bytes, num_kv_blocks
+from stepscope.engine.gpu_start import TRIAL_BLOCKS, prepare
+from stepscope.engine.graphs import DecodeGraphs
+from stepscope.engine.memory import kv_memory_bytes, num_kv_blocks
 from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.model import Model, StepContext
 from stepscope.engine.models.support import longest_request
-from stepscope.engine.request import Request
 from stepscope.engine.sampler import Sampled, Sampler
-from stepscope.engine.step import ScheduledRow, ScheduledStep, StepResult
+from stepscope.engine.smaller_steps import run_in_halves
+from stepscope.engine.step import ScheduledStep, StepResult
+from stepscope.engine.step_buffers import StepInputs
 from stepscope.engine.thread_choice import ThreadChoice
 from stepscope.engine.tokenizer import Tokenizer
-from stepscope.engine.wire import Phase
+from stepscope.engine.trial_steps import trial_step
 from stepscope.kernels.paged_attention import (
     AttentionBackend,
     BackendUnavailableError,
@@ -72,23 +84,23 @@ class ModelRunner:
         seed: int,
         threads: ThreadChoice | None = None,
     ) -> None:
-        self.num_blocks = num_blocks
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
         self.tokenizer = tokenizer
         self.vocab_size = model.vocab_size
+        self.block_size = block_size
+        self.device = model.device
+        self.dtype = model.kv_dtype
+        self.kv_shape = model.kv_shape
+        self.graphs: DecodeGraphs | None = None
         self._model = model
         self._backend = backend
-        self._block_size = block_size
-        self._device = model.device
         self._sampler = Sampler(seed)
         self._threads = threads
         self._tables = input_batch.BlockTables()
-        shape = (num_blocks, block_size, model.kv_shape.num_kv_heads, model.kv_shape.head_dim)
-        self._key_caches, self._value_caches = (
-            [_zeros(shape, model.kv_dtype, model.device) for _ in range(model.kv_shape.num_layers)]
-            for _ in range(2)
-        )
+        self._key_caches: list[torch.Tensor] = []
+        self._value_caches: list[torch.Tensor] = []
+        self.allocate(num_blocks)
 
     @classmethod
     def load(cls, config: EngineConfig, progress: Progress) -> "ModelRunner":
@@ -100,46 +112,92 @@ class ModelRunner:
         Raises:
             ConfigError: anything that is wrong with the model, the device or the memory.
         """
-        device = _device(config.device)
+        device = find_device(config.device)
         torch.set_num_threads(num_threads(config))
         if device.type == "cpu":
             keep_freed_memory()
-        dtype = _dtype(config.dtype, device)
+        dtype = find_dtype(config.dtype, device)
         try:
             backend, _ = choose(config.attention, str(device), dtype)
         except BackendUnavailableError as error:
             raise ConfigError("attention", str(error)) from None
         # A wrong setting is refused now, not after minutes of loading.
-        kv_memory_bytes(config.kv_memory, _free_bytes(device), cap_share=False)
+        kv_memory_bytes(config.kv_memory, free_bytes(device), cap_share=False)
         progress("finding the model", 0.0)
         folder = checkpoint.locate(config.model, progress)
         name = config.model if config.model == "demo" else _name(config.model, folder)
         model_config = loader.load_config(folder, name)
         max_model_len = longest_request(model_config, name, config.max_model_len)
         tokenizer = checkpoint.load_tokenizer(folder)
-        model = loader.load_model(
-            folder, name, model_config, config.model_impl, max_model_len, dtype, device, progress
-        )
-        progress("allocating the KV cache", 0.0)
+        with memory_for(f"the weights of {name}", "take a smaller model, or free memory there"):
+            model = loader.load_model(
+                folder,
+                name,
+                model_config,
+                config.model_impl,
+                max_model_len,
+                dtype,
+                device,
+                progress,
+            )
+        on_gpu = device.type == "cuda"
+        num_blocks = TRIAL_BLOCKS
+        if not on_gpu:
+            progress("allocating the KV cache", 0.0)
+            num_blocks = num_kv_blocks(
+                config, model.kv_shape, max_model_len, free_bytes(device), cap_share=True
+            )
         runner = cls(
             model,
             tokenizer,
             backend,
             loader.eos_token_ids(model_config, folder),
-            num_blocks=num_kv_blocks(
-                config,
-                model.kv_shape,
-                max_model_len,
-                _free_bytes(device),
-                cap_share=device.type == "cpu",
-            ),
+            num_blocks=num_blocks,
             block_size=config.block_size,
             max_model_len=max_model_len,
             seed=config.seed,
             threads=_thread_choice(config, device, model),
         )
-        runner.warm_up(progress)
+        if on_gpu:
+            prepare(runner, config, progress)
+        else:
+            runner.warm_up(progress)
         return runner
+
+    def allocate(self, num_blocks: int) -> None:
+        """Give the KV cache `num_blocks` blocks; what it held is gone.
+
+        With graphs there is one more, for what fills steps up to their sizes: `scratch_slot`.
+        """
+        self._key_caches, self._value_caches = [], []
+        give_back_memory(self.device)
+        shape = self.kv_shape
+        size = (
+            num_blocks + self.is_capturable,
+            self.block_size,
+            shape.num_kv_heads,
+            shape.head_dim,
+        )
+        self._key_caches, self._value_caches = (
+            [zeros(size, self.dtype, self.device) for _ in range(shape.num_layers)]
+            for _ in range(2)
+        )
+        self.num_blocks = num_blocks
+
+    @property
+    def scratch_slot(self) -> int:
+        """A slot of the KV cache that no block has; there where steps can be captured."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def kv_bytes(self) -> int:
+        """Memory of the KV cache."""
+        return sum(cache.nbytes for cache in (*self._key_caches, *self._value_caches))
+
+    @property
+    def is_capturable(self) -> bool:
+        """Whether decodes can be recorded as graphs."""
+        return self._model.is_capturable and self._backend.is_capturable
 
     @property
     def description(self) -> ModelDescription:
@@ -148,8 +206,9 @@ class ModelRunner:
             model=self._model.name,
             architecture=self._model.architecture,
             dtype=str(self._model.kv_dtype).removeprefix("torch."),
-            device=str(self._device),
-            implementation=self._model.implementation,
+            device=str(self.device),
+            implementation=self._model.implementation
+            + ("" if self.graphs is None else f", CUDA graphs up to {self.graphs.sizes[-1]}"),
             attention_backend=self._backend.name,
             num_layers=shape.num_layers,
             num_kv_heads=shape.num_kv_heads,
@@ -163,30 +222,39 @@ class ModelRunner:
         return time.monotonic_ns()
 
     def execute(self, step: ScheduledStep) -> StepResult:
-        """Run the model over `step.rows` and sample where a row asks for it."""
-        batch = input_batch.build(step.rows, self._tables, self._block_size)
-        timer = _DeviceTimer(self._device)
+        """Run the model over `step.rows` and sample where a row asks for it.
+
+        A step that a GPU has no memory for is run in halves.
+        """
+        if self.device.type == "cpu":
+            return self._execute(step)
+        return run_in_halves(
+            self._execute, step, is_out_of_memory, lambda: give_back_memory(self.device)
+        )
+
+    def forward(self, inputs: StepInputs) -> torch.Tensor:
+        """Logits `[len(inputs.logits_of), vocab_size]`; launches, and waits for nothing."""
+        context = StepContext(inputs.batch, self._key_caches, self._value_caches, self._backend)
+        return self._model.forward(inputs.input_ids, inputs.positions, context, inputs.logits_of)
+
+    def _execute(self, step: ScheduledStep) -> StepResult:
+        batch = input_batch.build(step.rows, self._tables, self.block_size)
+        num_tokens = len(batch.input_ids)
+        timer = DeviceTimer(self.device)
         with torch.inference_mode():
-            context = StepContext(
-                PagedBatch(
-                    query_starts=batch.query_starts,
-                    context_lens=batch.context_lens,
-                    block_tables=batch.block_tables,
-                    slot_mapping=self._tensor(batch.slot_mapping),
-                    block_size=self._block_size,
-                    device=self._device,
-                    decodes=batch.decodes,
-                ),
-                self._key_caches,
-                self._value_caches,
-                self._backend,
-            )
-            input_ids, positions = self._tensor(batch.input_ids), self._tensor(batch.positions)
-            logits_of = self._tensor(batch.logits_of)
-            threads = self._use_threads(len(batch.input_ids))
+            size = None if self.graphs is None else self.graphs.size_for(batch)
+            inputs = self._inputs(batch) if size is None else None
+            threads = self._use_threads(num_tokens)
             launch_ns = self.clock()
             timer.start()
-            logits = self._model.forward(input_ids, positions, context, logits_of)
+            if inputs is not None:
+                logits = self.forward(inputs)
+            else:
+                assert self.graphs is not None
+                assert size is not None
+                logits = self.graphs.run(batch, size)
+                if len(batch.logits_of) < num_tokens:
+                    logits = logits[self._tensor(batch.logits_of)]
             timer.stop()
             sampled = Sampled([], {})
             if batch.sampling_rows:
@@ -195,12 +263,35 @@ class ModelRunner:
             device_ns = timer.elapsed_ns()
         tokens_ns = self.clock()
         if self._threads is not None:
-            self._threads.note(len(batch.input_ids), threads, tokens_ns - launch_ns)
+            self._threads.note(num_tokens, threads, tokens_ns - launch_ns)
         token_ids: list[int | None] = [None] * len(step.rows)
         for row, token_id in zip(batch.sampling_rows, sampled.token_ids, strict=True):
             token_ids[row] = token_id
         logprobs = {batch.sampling_rows[i]: found for i, found in sampled.logprobs.items()}
-        return StepResult(token_ids, launch_ns, tokens_ns, device_ns, logprobs=logprobs)
+        return StepResult(
+            token_ids,
+            launch_ns,
+            tokens_ns,
+            device_ns,
+            num_padded_tokens=0 if size is None else size - num_tokens,
+            logprobs=logprobs,
+        )
+
+    def _inputs(self, batch: input_batch.InputBatch) -> StepInputs:
+        return StepInputs(
+            self._tensor(batch.input_ids),
+            self._tensor(batch.positions),
+            self._tensor(batch.logits_of),
+            PagedBatch(
+                query_starts=batch.query_starts,
+                context_lens=batch.context_lens,
+                block_tables=batch.block_tables,
+                slot_mapping=self._tensor(batch.slot_mapping),
+                block_size=self.block_size,
+                device=self.device,
+                decodes=batch.decodes,
+            ),
+        )
 
     def warm_up(self, progress: Progress) -> None:
         """Run steps of several shapes, so that the first one of a request is like any other.
@@ -210,20 +301,9 @@ class ModelRunner:
         for done, (num_tokens, num_requests) in enumerate(WARM_UP_STEPS):
             progress("warming up", done / len(WARM_UP_STEPS))
             num_tokens = min(num_tokens, self.max_model_len)
-            num_blocks = -(-num_tokens // self._block_size)
-            rows = []
-            for i in range(num_requests):
-                request = Request(
-                    request_id=-1 - i,
-                    prompt_token_ids=[0] * num_tokens,
-                    sampling=SamplingParams(),
-                    arrival_ns=0,
-                )
-                request.block_table = [
-                    (i * num_blocks + j) % self.num_blocks for j in range(num_blocks)
-                ]
-                rows.append(ScheduledRow(request, Phase.PREFILL, 0, num_tokens, True))
-            self.execute(ScheduledStep(-1, rows))
+            self.execute(
+                trial_step([(0, num_tokens)] * num_requests, self.num_blocks, self.block_size)
+            )
         progress("ready", 1.0)
 
     def _use_threads(self, num_tokens: int) -> int:
@@ -235,34 +315,7 @@ class ModelRunner:
         return threads
 
     def _tensor(self, array: input_batch.IntArray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
-
-
-class _DeviceTimer:
-    """Time that an accelerator spends on a step; knows nothing on a CPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-        if device.type == "cuda":
-            self._events = (
-                torch.cuda.Event(enable_timing=True),
-                torch.cuda.Event(enable_timing=True),
-            )
-
-    def start(self) -> None:
-        if self._events is not None:
-            self._events[0].record()
-
-    def stop(self) -> None:
-        if self._events is not None:
-            self._events[1].record()
-
-    def elapsed_ns(self) -> int | None:
-        """Waits for the device, also when no token was asked for."""
-        if self._events is None:
-            return None
-        self._events[1].synchronize()
-        return round(self._events[0].elapsed_time(self._events[1]) * 1e6)
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
 
 
 def _thread_choice(config: EngineConfig, device: torch.device, model: Model) -> ThreadChoice | None:
@@ -271,55 +324,6 @@ def _thread_choice(config: EngineConfig, device: torch.device, model: Model) -> 
     if config.threads or most == 1 or device.type != "cpu" or not model.is_thread_invariant:
         return None
     return ThreadChoice(most)
-
-
-def _device(setting: str) -> torch.device:
-    if setting == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(setting)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError("device", f"device is auto, cpu, cuda or cuda:N, not {setting!r}")
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            raise ConfigError(
-                "device",
-                f"device {setting!r} is not there: torch {torch.__version__} sees {count} GPUs; "
-                "use --device cpu, or a torch built for your GPU",
-            )
-    return device
-
-
-def _dtype(setting: str, device: torch.device) -> torch.dtype:
-    if setting == "auto":
-        # On a CPU with bf16 instructions the demo model takes 0.65 to 0.85 of the time of fp32 (a
-        # chunk of 256 with 8 decodes 65 against 95 ms); without them bf16 is emulated, and slow.
-        has_bf16 = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-        return torch.bfloat16 if device.type == "cuda" or has_bf16() else torch.float32
-    dtype = getattr(torch, setting)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A cache without NaN: a padded gather multiplies what it finds by 0, and 0 * NaN is NaN.
-
-    On a CPU its pages are those of calloc, zero without being written: a cache of 1 GiB is there at
-    once (writing it takes seconds) and occupies what is used of it.
-    """
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = int(np.prod(shape)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return free_host_bytes()
 
 
 def _name(model: str, folder: Path) -> str:

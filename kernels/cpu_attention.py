@@ -30,6 +30,7 @@ class CpuAttention:
     """
 
     name = "cpu"
+    is_capturable = False
 
     def __init__(self, library: CpuLibrary) -> None:
         self.level = library.level

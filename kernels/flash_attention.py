@@ -67,6 +67,7 @@ class GatheredAttention:
 
     def __init__(self, name: str, varlen: Varlen, rest: AttentionBackend) -> None:
         self.name = name
+        self.is_capturable = rest.is_capturable
         self._varlen = varlen
         self._rest = rest
 

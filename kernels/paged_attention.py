@@ -81,6 +81,8 @@ class AttentionBackend(Protocol):
     """
 
     name: str
+    is_capturable: bool
+    """Whether a decode's launches depend on nothing but the shapes of the batch's tensors."""
 
     def __call__(
         self,

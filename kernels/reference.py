@@ -12,6 +12,7 @@ class ReferenceAttention:
     """Plain softmax attention, one request and one full score matrix at a time."""
 
     name = "reference"
+    is_capturable = False
 
     def __call__(
         self,

@@ -57,6 +57,7 @@ class TorchAttention:
     """See the module; `AttentionBackend` says what is computed."""
 
     name = "torch"
+    is_capturable = False
 
     def __init__(self) -> None:
         # A tile's mask depends on the distance between query and key alone, so all tiles of all

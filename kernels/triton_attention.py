@@ -209,6 +209,7 @@ class TritonAttention:
     """See the module; `AttentionBackend` says what is computed."""
 
     name = "triton"
+    is_capturable = True
 
     def __init__(self, device: Device) -> None:
         self._device = device

@@ -196,4 +196,8 @@ def warm_up_steps(max_model_len: int) -> list[tuple[int, int]]:
     """
     long = max(0, min(3 * MIN_SPLIT_KEYS, max_model_len) - 3 * MIN_ROWS)
     counts = (1, 2, 3 * MIN_ROWS)  # the tile of decodes, the smaller and the larger of chunks
-    return [(before, count) for before in (0, long) for count in counts]
+    return [
+        (before, count)
+        for before in dict.fromkeys((0, long))
+        for count in dict.fromkeys(min(each, max_model_len) for each in counts)
+    ]

@@ -5,7 +5,9 @@ import pytest
 from stepscope.engine.config import ConfigError, EngineConfig
 from stepscope.engine.memory import (
     CPU_SHARE_CAP_BYTES,
+    DeviceUse,
     KVShape,
+    device_kv_blocks,
     free_host_bytes,
     kv_memory_bytes,
     num_kv_blocks,
@@ -91,3 +93,49 @@ def test_no_room_for_a_single_block_suggests_a_smaller_model() -> None:
 
 def test_free_memory_of_this_machine_is_known() -> None:
     assert 0 < free_host_bytes() < 1 << 50
+
+
+# A GPU of 100 GiB: 60 GiB are left of 90 %.
+USE = DeviceUse(total=100 * GIB, others=GIB, weights=20 * GIB, activations=6 * GIB, graphs=3 * GIB)
+
+
+def gpu_blocks(use: DeviceUse = USE, **config: object) -> int:
+    settings = EngineConfig(seq_capacity=65536, **config)  # type: ignore[arg-type]
+    return device_kv_blocks(settings, SHAPE, 8192, use)
+
+
+def test_on_a_gpu_the_cache_gets_what_the_rest_leaves_of_the_utilization() -> None:
+    block = SHAPE.block_bytes(16)
+    assert gpu_blocks() == 60 * GIB // block
+    assert gpu_blocks(gpu_memory_utilization=0.5) == 20 * GIB // block
+    assert gpu_blocks(kv_memory="50%") == 30 * GIB // block
+    assert gpu_blocks(kv_memory="7GB") == 7 * GIB // block
+    # Of a small model no more than can be in use.
+    assert device_kv_blocks(EngineConfig(seq_capacity=2), SHAPE, 8192, USE) == 2 * 512
+
+
+def test_on_a_cpu_auto_is_a_share_of_what_is_free() -> None:
+    assert kv_memory_bytes("auto", 8 * GIB, cap_share=True) == 8 * GIB // 10
+    assert blocks("auto") == blocks("10%")
+
+
+def test_a_size_beyond_what_is_left_on_a_gpu_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"kv_memory=61GB is more than the 60GB that are free"):
+        gpu_blocks(kv_memory="61GB")
+
+
+def test_a_gpu_without_room_for_the_cache_says_where_the_memory_is() -> None:
+    with pytest.raises(ConfigError) as caught:
+        gpu_blocks(gpu_memory_utilization=0.2)
+    assert caught.value.code == "gpu_memory_utilization"
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "gpu_memory_utilization=0.2 allows 20GB" in message
+    assert "100GB total, 1GB others, 20GB weights, 6GB activations, 3GB graphs" in message
+    assert "raise it" in message
+
+
+def test_a_gpu_without_room_for_one_request_says_what_to_lower() -> None:
+    tight = USE._replace(weights=80 * GIB - (10 << 20))
+    with pytest.raises(ConfigError, match=r"kv_memory=auto gives 10MB: .*--max-model-len"):
+        gpu_blocks(tight)

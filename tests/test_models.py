@@ -296,7 +296,7 @@ def test_a_device_nobody_knows(folder: Path, device: str) -> None:
 
 
 def test_an_attention_backend_nobody_knows(folder: Path) -> None:
-    assert "there are: auto, cpu, torch, reference" in refusal(
+    assert "there are: auto, flash-attn, triton, torch-varlen, cpu, torch, reference" in refusal(
         lambda: load(folder, attention="warp")
     )
 

@@ -16,11 +16,15 @@ from stepscope.kernels.cpu_library import LEVELS
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("engine", "kernels", "recordings", "tui")
 TORCH_SIDE = (
+    "stepscope.engine.devices",
+    "stepscope.engine.gpu_start",
+    "stepscope.engine.graphs",
     "stepscope.engine.host_sampling",
     "stepscope.engine.input_batch",
     "stepscope.engine.models",
     "stepscope.engine.runner",
     "stepscope.engine.sampler",
+    "stepscope.engine.step_buffers",
     "stepscope.engine.token_counts",
     "stepscope.kernels",
 )

@@ -190,6 +190,10 @@ class Decoder:
         return self._head.layout == "packed"
 
     @property
+    def is_capturable(self) -> bool:
+        return True
+
+    @property
     def architecture(self) -> str:
         return self._config.architecture
 

@@ -42,6 +42,11 @@ class Model(Protocol):
         ...
 
     @property
+    def is_capturable(self) -> bool:
+        """Whether what a step launches depends on nothing but the shapes of its inputs."""
+        ...
+
+    @property
     def architecture(self) -> str: ...
 
     @property

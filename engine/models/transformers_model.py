@@ -166,6 +166,10 @@ class TransformersModel:
         return False  # nobody says so of all that it calls
 
     @property
+    def is_capturable(self) -> bool:
+        return False  # nor that it never waits for the device
+
+    @property
     def vocab_size(self) -> int:
         return int(self.config.get_text_config().vocab_size)
 

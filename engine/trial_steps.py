@@ -1,0 +1,30 @@
+"""Steps of requests that nobody sent, to try a runner with and to warm it up."""
+
+from collections.abc import Sequence
+
+from stepscope.engine.commands import SamplingParams
+from stepscope.engine.request import Request
+from stepscope.engine.step import ScheduledRow, ScheduledStep
+from stepscope.engine.wire import Phase
+
+
+def trial_step(
+    lengths: Sequence[tuple[int, int]], num_blocks: int, block_size: int
+) -> ScheduledStep:
+    """(tokens before the step, tokens in it) of each request; every row asks for a token.
+
+    Requests share blocks where `num_blocks` are not enough: what they store belongs to nobody.
+    """
+    rows = []
+    for i, (before, count) in enumerate(lengths):
+        request = Request(
+            request_id=-1 - i,
+            prompt_token_ids=[0] * (before + count),
+            sampling=SamplingParams(),
+            arrival_ns=0,
+        )
+        held = -(-(before + count) // block_size)
+        request.block_table = [(i * held + j) % num_blocks for j in range(held)]
+        phase = Phase.DECODE if before and count == 1 else Phase.PREFILL
+        rows.append(ScheduledRow(request, phase, before, count, True))
+    return ScheduledStep(-1, rows)

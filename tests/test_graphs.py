@@ -1,0 +1,162 @@
+"""Decode by recorded graphs gives what a step gives, whatever its size and what was there before.
+
+Graphs need a GPU; here a device takes its place that "records" by keeping the function and
+launches it again on replay. As on a GPU, only what lies in tensors can change from step to step.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.engine import input_batch
+from stepscope.engine.commands import SamplingParams
+from stepscope.engine.graphs import LARGEST_GRAPH, DecodeGraphs, graph_sizes
+from stepscope.engine.input_batch import BlockTables, InputBatch
+from stepscope.engine.request import Request
+from stepscope.engine.step import ScheduledRow
+from stepscope.engine.step_buffers import StepBuffers, StepInputs
+from stepscope.engine.trial_steps import trial_step
+from stepscope.engine.wire import Phase
+from stepscope.kernels.triton_plan import warm_up_steps
+
+BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN, VOCAB_SIZE = 4, 64, 40, 11
+SCRATCH_SLOT = NUM_BLOCKS * BLOCK_SIZE
+
+
+class Recorded:
+    def __init__(self, launch: Callable[[], None]) -> None:
+        self.replay = launch
+
+
+class KeepingDevice:
+    """Notes in which order sizes were recorded, by how often `launch` ran."""
+
+    def record(self, launch: Callable[[], None]) -> Recorded:
+        launch()
+        return Recorded(launch)
+
+
+class Model:
+    """Every number that a real one reads of its inputs goes into its logits, and into its cache."""
+
+    def __init__(self) -> None:
+        self.cache = torch.zeros(SCRATCH_SLOT + BLOCK_SIZE, dtype=torch.int64)
+        self.sizes: list[int] = []
+
+    def forward(self, inputs: StepInputs) -> torch.Tensor:
+        self.sizes.append(len(inputs.input_ids))
+        tensors = inputs.batch.on_device()
+        self.cache[inputs.batch.slot_mapping] = 1000 * inputs.input_ids + inputs.positions
+        logits = torch.zeros(len(inputs.logits_of), VOCAB_SIZE)
+        for r in range(len(tensors.context_lens)):
+            length = int(tensors.context_lens[r])
+            assert tensors.query_starts[r + 1] - tensors.query_starts[r] == 1
+            positions = torch.arange(length)
+            blocks = tensors.block_tables[r, positions // BLOCK_SIZE].long()
+            seen = self.cache[blocks * BLOCK_SIZE + positions % BLOCK_SIZE]
+            logits[r, 0] = float((seen * (1 + positions)).sum() % 9973)
+        return logits[inputs.logits_of]
+
+
+def steps(rng: np.random.Generator, num_steps: int) -> Iterator[list[ScheduledRow]]:
+    """Decodes of requests that come, grow and go, so that rows change places."""
+    free = list(rng.permutation(NUM_BLOCKS))
+    running: list[Request] = []
+    for number in range(num_steps):
+        if len(running) < 5 and (not running or rng.random() < 0.6):
+            request = Request(
+                number, rng.integers(0, 9, rng.integers(1, 9)).tolist(), SamplingParams(), 0
+            )
+            running.append(request)
+        if len(running) > 1 and rng.random() < 0.3:
+            gone = running.pop(int(rng.integers(len(running))))
+            free.extend(gone.block_table)
+        rows = []
+        for request in running:
+            start = request.num_tokens - 1
+            while len(request.block_table) * BLOCK_SIZE <= start:
+                request.block_table.append(int(free.pop()))
+            rows.append(ScheduledRow(request, Phase.DECODE, start, 1, True))
+        yield rows
+
+
+def eager(model: Model, batch: InputBatch) -> torch.Tensor:
+    """As a step is run without graphs."""
+    size = len(batch.input_ids)
+    buffers = StepBuffers(size, MAX_MODEL_LEN, BLOCK_SIZE, SCRATCH_SLOT, torch.device("cpu"))
+    buffers.fill(batch, size)
+    return model.forward(buffers.inputs(size))
+
+
+def recorded(model: Model, most: int) -> DecodeGraphs:
+    sizes = graph_sizes(most)
+    buffers = StepBuffers(most, MAX_MODEL_LEN, BLOCK_SIZE, SCRATCH_SLOT, torch.device("cpu"))
+    logits = torch.zeros(most, VOCAB_SIZE)
+    graphs = DecodeGraphs(sizes, model.forward, buffers, logits, KeepingDevice())
+    graphs.record(lambda what, share: None)
+    return graphs
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.integers(0, 2**32))
+def test_a_replayed_step_is_the_step_itself(seed: int) -> None:
+    plain, replayed = Model(), Model()
+    graphs = recorded(replayed, 6)
+    tables, again = BlockTables(), BlockTables()
+    for rows in steps(np.random.default_rng(seed), 20):
+        batch = input_batch.build(rows, tables, BLOCK_SIZE)
+        size = graphs.size_for(batch)
+        assert size is not None
+        assert size >= len(rows)
+        found = graphs.run(input_batch.build(rows, again, BLOCK_SIZE), size)
+        assert torch.equal(found, eager(plain, batch))
+        # Padding has written to nobody's slots.
+        assert torch.equal(replayed.cache[:SCRATCH_SLOT], plain.cache[:SCRATCH_SLOT])
+        for row in rows:
+            row.request.token_ids.append(int(found.argmax()) % 9)
+
+
+def test_the_largest_size_is_recorded_first_and_progress_is_told() -> None:
+    model = Model()
+    told: list[float] = []
+    sizes = graph_sizes(6)
+    buffers = StepBuffers(6, MAX_MODEL_LEN, BLOCK_SIZE, SCRATCH_SLOT, torch.device("cpu"))
+    graphs = DecodeGraphs(
+        sizes, model.forward, buffers, torch.zeros(6, VOCAB_SIZE), KeepingDevice()
+    )
+    graphs.record(lambda what, share: told.append(share))
+    assert model.sizes == [6, 4, 2, 1]
+    assert told == [0, 0.25, 0.5, 0.75]
+
+
+def test_sizes_go_up_to_the_capacity_and_no_further_than_helps() -> None:
+    assert graph_sizes(1) == [1]
+    assert graph_sizes(3) == [1, 2, 3]
+    assert graph_sizes(40) == [1, 2, 4, 8, 16, 32, 40]
+    assert graph_sizes(256) == [1, 2, 4, 8, *range(16, 257, 16)]
+    assert graph_sizes(60_000)[-1] == LARGEST_GRAPH
+
+
+def test_a_step_with_a_chunk_or_with_too_many_requests_is_run_kernel_by_kernel() -> None:
+    graphs = recorded(Model(), 6)
+
+    def size_for(*lengths: tuple[int, int]) -> int | None:
+        rows = trial_step(lengths, NUM_BLOCKS, BLOCK_SIZE).rows
+        return graphs.size_for(input_batch.build(rows, BlockTables(), BLOCK_SIZE))
+
+    assert size_for((3, 1), (0, 1), (9, 1)) == 4
+    assert size_for((3, 1), (0, 2)) is None
+    assert size_for((0, 2)) is None
+    assert size_for(*[(3, 1)] * 6) == 6
+    assert size_for(*[(3, 1)] * 7) is None
+
+
+@pytest.mark.parametrize("max_model_len", [1, 16, 50, 400, 8192])
+def test_warm_up_steps_are_no_longer_than_a_request_may_be(max_model_len: int) -> None:
+    pairs = warm_up_steps(max_model_len)
+    assert len(set(pairs)) == len(pairs)
+    assert all(count >= 1 and before + count <= max_model_len for before, count in pairs)
