@@ -44,6 +44,10 @@ def page_of(app: Dashboard) -> ComparePage:
     return page
 
 
+def shown_page(app: Dashboard) -> list[str]:
+    return app.main.text_of("page")
+
+
 async def read_all(app: Dashboard, pilot: Pilot[None]) -> None:
     """Until everything that is compared is read, and shown."""
     comparer = app.main.session.compare.comparer
@@ -130,6 +134,12 @@ async def test_one_cursor_goes_through_both_runs() -> None:
         assert b is not None
         assert b.last == 472
         assert "no step here" in screen_text(app)
+        # The mouse does the same.
+        place = app.main.canvas.places["page"]
+        at = next(y for y, line in enumerate(shown_page(app)) if "A decode" in line)
+        await pilot.click("#page", offset=(12 + 40, at))
+        assert page_of(app).cursor_column == 40
+        assert place.height > at
         await pilot.press("home", "x", "x", "x", "x", "x", "left")
         assert page_of(app).cursor == 0
         await pilot.press("left_curly_bracket")
@@ -137,7 +147,7 @@ async def test_one_cursor_goes_through_both_runs() -> None:
 
 
 async def test_a_request_is_shown_in_both_runs_and_opened_on_either_side() -> None:
-    async with samples_compared() as (app, pilot):
+    async with samples_compared((200, 60)) as (app, pilot):
         home = app.main
         await pilot.press("o", "o", "down", "down")
         page = page_of(app)
@@ -145,6 +155,12 @@ async def test_a_request_is_shown_in_both_runs_and_opened_on_either_side() -> No
         assert page.pair.name == "chat-2"
         assert "aligned by request chat-2" in screen_text(app)
         assert "A chat-2" in screen_text(app)
+        await pilot.press("o")
+        row = next(y for y, line in enumerate(shown_page(app)) if "document-0" in line)
+        await pilot.click("#page", offset=(20, row))  # and is aligned by it at once
+        assert "aligned by request document-0" in screen_text(app)
+        await pilot.click("#page", offset=(20, row - 10))
+        assert "aligned by request chat-2" in screen_text(app)
         await pilot.press("s", "enter")
         assert app.main is not home
         await pilot.pause()
@@ -217,7 +233,7 @@ async def test_one_chooses_among_ones_own_past_and_recordings(
         await pilot.press("enter")
         await read_all(app, pilot)
         shown = screen_text(app)
-        assert "A before before lunch  B after before lunch" in shown
+        assert "A before  B after  before lunch" in shown
         origins = app.main.session.compare.origins
         assert origins is not None
         assert [origin.stretch for origin in origins] == [Stretch(None, 99), Stretch(100, None)]

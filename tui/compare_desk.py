@@ -162,6 +162,20 @@ class CompareDesk:
             self._zoom, self._cursor, self._left = 0, 0, 0
             self._forget()
 
+    def take_row(self, row: int) -> None:
+        """A choice, or a request: both runs are aligned by it then."""
+        if self.choices is None:
+            self.align = "request"
+        number = len(self.pairs) if self.choices is None else len(self.choices)
+        self.selected = 0
+        self.select(row, number)
+
+    def go_to_column(self, column: int) -> None:
+        """The cursor to a column of the charts."""
+        axis = self._axis()
+        if axis is not None:
+            self._go(axis, self._left + column * self._width(axis))
+
     def move(self, columns: int) -> None:
         axis = self._axis()
         if axis is not None:

@@ -8,7 +8,7 @@ from textual import events
 from stepscope.tui.fleet_desk import ColumnKey
 from stepscope.tui.screens import page_handlers as pages
 from stepscope.tui.view import LATENCIES, Page
-from stepscope.tui.widgets import fleet_page, footer, key_figures, scrub_bar
+from stepscope.tui.widgets import compare_page, fleet_page, footer, key_figures, scrub_bar
 
 # Panels of the main screen, and the screens that say more of the same.
 _DETAILS: Mapping[str, Page] = {
@@ -44,6 +44,8 @@ def click(screen: "MainScreen", event: events.Click) -> None:
             screen.action_do(found)
     elif name == "page" and frame.fleet is not None:
         _click_fleet(screen, event)
+    elif name == "page" and frame.compare is not None and _click_charts(screen, event):
+        pass
     elif name in ("page", "events", *_DETAILS):
         _click_spot(screen, event, name)
     elif name == "header" and _is_badge(screen, event.x):
@@ -85,6 +87,18 @@ def _click_spot(screen: "MainScreen", event: events.Click, name: str) -> None:
         pages.show(screen, _DETAILS[name])
 
 
+def _click_charts(screen: "MainScreen", event: events.Click) -> bool:
+    """A column of two runs; False beside the charts."""
+    line = "".join(text for text, _ in screen.canvas.widgets["page"].content(event.y))
+    column = compare_page.column_at(line, screen.size.width, event.x)
+    if column is None:
+        return False
+    screen.session.compare.go_to_column(column)
+    if event.chain == 2:
+        screen.action_do("inspect")
+    return True
+
+
 def _click_fleet(screen: "MainScreen", event: events.Click) -> None:
     """An engine, or the heading of a column to order by."""
     place, desk = screen.canvas.places["page"], screen.session.desk
@@ -107,7 +121,9 @@ def scrub_to(screen: "MainScreen", x: int) -> None:
 
 def scroll(screen: "MainScreen", direction: int, through_time: bool) -> None:
     """The wheel: lanes or rows, with shift time."""
-    if through_time:
+    if through_time and screen.view.page == "compare":
+        screen.session.compare.move(direction * 3)
+    elif through_time:
         screen.navigator.move(direction * 3)
     elif screen.view.page != "live":
         screen.action_do("lane_down" if direction > 0 else "lane_up")

@@ -40,6 +40,9 @@ def open_engine(screen: "MainScreen", page: Page) -> None:
 def select(screen: "MainScreen", direction: int) -> None:
     """Another row of the screen."""
     view = screen.view
+    if view.page == "compare":
+        screen.session.compare.take_row(view.row + direction)
+        return
     rows = targets(screen.frame) if screen.frame is not None else []
     view.row = max(0, min(view.row + direction, len(rows) - 1))
     if view.page == "fleet" and rows:

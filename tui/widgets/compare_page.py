@@ -35,6 +35,14 @@ def chart_columns(width: int) -> int:
     return max(1, width - 2 - compare_charts.GUTTER)
 
 
+def column_at(line: str, width: int, x: int) -> int | None:
+    """The column of the charts at `x` of a line of the page; None beside them."""
+    first = (_TABLE_WIDTH if width >= _BESIDE else 0) + 1 + compare_charts.GUTTER
+    if len(line) <= first or line[first - 1] not in "│┤" or not first <= x < width - 1:
+        return None
+    return x - first
+
+
 def targets(frame: Frame) -> list[Target]:
     """One for each choice, or for each request in both runs."""
     page = frame.compare
