@@ -11,7 +11,8 @@ from stepscope.tui.commands import bench, dashboard, engines, keys, pictures, re
 app = typer.Typer(
     name="stepscope",
     help="See and steer every forward step of an LLM inference engine, in a terminal.",
-    epilog="\b\nExample:\n  stepscope demo\n\nExit codes: 0 done, 1 it failed, 2 wrong usage.",
+    epilog="Alone, in a terminal, it opens a start screen.\n\n"
+    "\b\nExample:\n  stepscope demo\n\nExit codes: 0 done, 1 it failed, 2 wrong usage.",
     add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

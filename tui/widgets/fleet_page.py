@@ -43,7 +43,12 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         return [fitted((), width)] * height
     notes = fleet_notes.notes(page, width - 2)
     table_height = _table_height(page, height, len(notes))
-    lines = _table(page, width, table_height)
+    key = frame.key
+    legend = (
+        f"{key('inspect')} opens one; {key('step_back')}/{key('step_forward')} orders by another "
+        f"column, {key('reverse')} turns it round"
+    )
+    lines = _table(page, width, table_height, ((legend, "muted"),))
     left = height - len(lines)
     if left >= 3:
         notes_height = min(left, len(notes) + 2)
@@ -168,7 +173,7 @@ def _table_height(page: FleetPage, height: int, num_notes: int) -> int:
     return min(height, max(min(wanted, height - least_notes), min(wanted, _LEAST_ROWS + 3)))
 
 
-def _table(page: FleetPage, width: int, height: int) -> list[Line]:
+def _table(page: FleetPage, width: int, height: int, legend: Line) -> list[Line]:
     places = placed(width - 2)
     room = height - 3
     first = first_shown(len(page.lines), room, page.selected)
@@ -181,7 +186,6 @@ def _table(page: FleetPage, width: int, height: int) -> list[Line]:
     title: Line = (("engines", "title"),)
     if hidden > 0:
         title = (*title, (f"  {first + 1}-{first + room} of {len(page.lines)}", "muted"))
-    legend: Line = (("Enter opens one; ←/→ orders by another column, i turns it round", "muted"),)
     return framed(body, width, height, title, legend)
 
 
