@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 PACKAGES := engine kernels recordings tui
 ARGS ?=
 
-.PHONY: demo test lint types test-clients schema snapshots bench bench-wire chaos clean
+.PHONY: demo test lint types test-clients schema fuzz snapshots bench bench-wire chaos clean
 
 demo: $(INSTALLED)
 	$(BIN)/stepscope demo $(ARGS)
@@ -36,6 +36,10 @@ schema: $(INSTALLED)
 # The pictures of tests/test_snapshots.py anew, after a screen was changed; look at the diff.
 snapshots: $(INSTALLED)
 	$(BIN)/python tests/test_snapshots.py
+
+# Malformed input against running engines: make fuzz ARGS="--seconds 60 --seed 7"
+fuzz: $(INSTALLED)
+	$(BIN)/python tests/fuzz/fuzz_control.py $(ARGS)
 
 bench: $(INSTALLED)
 	@for script in tests/bench/bench_*.py; do \

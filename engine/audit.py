@@ -120,7 +120,7 @@ class AuditTrail:
 
     def page(self, after: int, limit: int) -> AuditPage:
         oldest = self._entries[0].number if self._entries else 0
-        skipped = max(0, after + 1 - oldest)
+        skipped = min(len(self._entries), max(0, after + 1 - oldest))
         return AuditPage(
             entries=list(islice(self._entries, skipped, skipped + limit)),
             oldest=oldest,

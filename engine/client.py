@@ -62,6 +62,7 @@ class ControlClient:
         self._engine_id = ""  # of the one that answered last
         self._socket = client_socket(zmq.DEALER, self.endpoint)
         self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.SNDTIMEO, round(timeout_s * 1000))
         self._handshakes = Handshakes(self._socket, self.endpoint)
         self._socket.connect(self.endpoint.control)
 
@@ -81,9 +82,20 @@ class ControlClient:
         self._socket.close()
 
     def send(self, command: Command) -> int:
-        """Send without waiting; returns the id that the replies will carry."""
+        """Send without waiting for an answer; returns the id that the replies will carry.
+
+        Raises:
+            EngineUnreachable: what was sent before is not taken, or nobody lets us in.
+        """
         command_id = next(self._ids)
-        self._socket.send_multipart([command_id.to_bytes(8, "big"), commands.encode(command)])
+        frames = [command_id.to_bytes(8, "big"), commands.encode(command)]
+        try:
+            self._socket.send_multipart(frames)
+        except zmq.Again:
+            raise EngineUnreachable(
+                self._handshakes.refusal()
+                or f"the engine at {self.endpoint.control} takes no commands at the moment"
+            ) from None
         return command_id
 
     def receive(self, timeout_s: float) -> tuple[int, AnyReply] | None:

@@ -34,8 +34,11 @@ class Connections:
 
     def note(self, identity: bytes, frame: zmq.Frame) -> list[bytes]:
         """A frame came from a client; gives those who are gone as far as is known by now."""
-        descriptor = frame.get(zmq.SRCFD)
-        assert isinstance(descriptor, int)
+        try:
+            descriptor = frame.get(zmq.SRCFD)
+            assert isinstance(descriptor, int)
+        except zmq.ZMQError:
+            return []  # it speaks ZMTP 2 or older, which libzmq takes only where there are no keys
         if self._identities.get(descriptor) == identity:
             return []
         # Of another client before. That it is gone was told before the number was free again.

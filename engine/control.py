@@ -154,7 +154,11 @@ class ControlServer:
                 if self._connections.lost in ready:
                     self._forget_lost(self._connections.take_lost())
                 if self._socket in ready:
-                    self._receive()
+                    try:
+                        self._receive()
+                    except Exception:
+                        # Ours to repair, but the others are still to be answered.
+                        log.exception("a message to the control socket was not dealt with")
                 self._tell_floods()
         finally:
             self._connections.close()

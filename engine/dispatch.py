@@ -1,5 +1,6 @@
 """What each command does to the engine. Runs on the engine's thread, between two steps."""
 
+import logging
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -28,29 +29,32 @@ from stepscope.engine.core import EngineCore
 from stepscope.engine.inbox import Call
 from stepscope.engine.wire import Audited, KnobsChanged, KnobValue
 
+log = logging.getLogger("stepscope.engine")
+
 _NO_WORKLOAD = "none"
 
 
 def apply(core: EngineCore, call: Call) -> None:
-    """Carry out one command and answer it."""
-    command = call.command
+    """Carry out one command and answer it. Whatever the command, the engine goes on after it."""
+    try:
+        _apply(core, call, call.command)
+    except ConfigError as error:
+        call.client.reply(Error(code=error.code, message=str(error)))
+    except Exception:
+        log.exception("%s failed", type(call.command).__name__)
+        message = "the engine failed at it; its log says why"
+        call.client.reply(Error(code="internal", message=message))
+
+
+def _apply(core: EngineCore, call: Call, command: Command) -> None:
     if isinstance(command, Change):
         _change(core, call, command)
         return
     handler = _HANDLERS.get(type(command))
     if handler is None:
-        _refuse_unknown(call)
-        return
-    try:
-        handler(core, call, command)
-    except ConfigError as error:
-        call.client.reply(Error(code=error.code, message=str(error)))
-
-
-def _refuse_unknown(call: Call) -> None:
-    name = type(call.command).__name__
-    message = f"{name} is not answered by this engine"
-    call.client.reply(Error(code="unsupported", message=message))
+        name = type(command).__name__
+        raise ConfigError("unsupported", f"{name} is not answered by this engine")
+    handler(core, call, command)
 
 
 # Changes: done or refused whole, and in the audit trail either way
@@ -215,9 +219,7 @@ def _submit(core: EngineCore, call: Call, command: Submit) -> None:
         raise ConfigError(
             "queue_full", f"{core.max_waiting} requests are waiting already; try again later"
         )
-    request = core.add(
-        command, call.token_ids, call.client, call.stop_text, call.prompt_text
-    )
+    request = core.add(command, call.token_ids, call.client, call.stop_text, call.prompt_text)
     call.client.reply(
         Submitted(request_id=request.request_id, num_prompt_tokens=request.num_prompt_tokens)
     )

@@ -151,6 +151,7 @@ class Api:
             created=info.wall_ns // 1_000_000_000,
             root=info.model,
             max_model_len=info.max_model_len,
+            with_tokens=info.with_tokens,
         )
 
     def _head(self, identifier: str, info: EngineInfo) -> Head:

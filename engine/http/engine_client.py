@@ -177,7 +177,11 @@ class EngineClient:
         command_id = next(self._ids)
         if waiter is not None:
             self._waiters[command_id] = waiter
-        self._socket.send_multipart([command_id.to_bytes(8, "big"), payload], zmq.NOBLOCK)
+        try:
+            self._socket.send_multipart([command_id.to_bytes(8, "big"), payload], zmq.NOBLOCK)
+        except zmq.Again:  # no connection, and none to come: the engine does not let us in
+            self.forget(command_id)
+            raise EngineUnreachable(self._why_none()) from None
         self._reader.nudge()
         return command_id
 

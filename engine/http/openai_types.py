@@ -254,6 +254,7 @@ class Model(Struct, frozen=True, kw_only=True):
     root: str
     parent: str | None = None
     max_model_len: int | None = None
+    with_tokens: bool = False  # who watches or records the engine gets prompts and outputs
 
 
 class ModelList(Struct, frozen=True, kw_only=True):
