@@ -11,7 +11,7 @@ import pytest
 from textual import events
 
 from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import SamplingParams, Submit
+from stepscope.engine.commands import SamplingParams, Submit, WorkloadSpec
 from stepscope.engine.wire import KnobSpec
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.subscriber import Subscriber
@@ -20,6 +20,7 @@ from stepscope.tui.engine_link import EngineLink
 from stepscope.tui.screens.knob_editor import parse_value
 from stepscope.tui.screens.stepper import Stepper
 from stepscope.tui.theme import Skin
+from stepscope.tui.workload_text import parse_workload
 
 
 @pytest.fixture
@@ -140,6 +141,32 @@ async def test_the_engine_is_paused_and_run_step_by_step(source: Subscriber) -> 
         await press(app, "P")
         await until(lambda: (history.last_step or 0) > step + 5, "it does not go on")
     app.close()
+
+
+async def test_the_engine_is_given_work_and_relieved_of_it(
+    source: Subscriber, live_engine: Any
+) -> None:
+    given: list[WorkloadSpec | None] = []
+    live_engine.core.set_workload = given.append
+    app = dashboard(source)
+    async with app.run_test(size=(160, 40)):
+        await press(app, "W", *"rate=fast", "enter")
+        assert "Expected `float`" in "".join(
+            strip.text for strip in app.screen._compositor.render_strips()
+        )
+        await press(app, "ctrl+u", *"rate=2.5 output_tokens=9", "enter")
+        await until(lambda: bool(given), "no workload came")
+        await press(app, "W", *"off", "enter")
+        await until(lambda: len(given) == 2, "it was not stopped")
+        assert given == [WorkloadSpec(rate=2.5, output_tokens=9), None]
+        await until(lambda: "stop the workload: done" in screen_text(app), "no answer is shown")
+    app.close()
+
+
+@pytest.mark.parametrize("text", ["", "fast", "rate", "speed=3", "rate=0", "rate=2 off"])
+def test_what_is_no_workload_is_explained(text: str) -> None:
+    with pytest.raises(ValueError, match=r"off|Expected|speed"):
+        parse_workload(text)
 
 
 async def test_an_engine_that_does_not_answer_is_a_line_and_not_a_wait(

@@ -2,7 +2,16 @@
 
 import getpass
 
-from stepscope.engine.commands import Ack, Command, Pause, Resume, SetKnobs, StepOnce
+from stepscope.engine.commands import (
+    Ack,
+    Command,
+    Pause,
+    Resume,
+    SetKnobs,
+    SetWorkload,
+    StepOnce,
+    WorkloadSpec,
+)
 from stepscope.engine.wire import KnobSpec, KnobValue
 from stepscope.recordings.history import History
 from stepscope.tui.engine_link import Answer, EngineLink
@@ -69,6 +78,11 @@ class Operator:
 
     def run_one_step(self) -> None:
         self._ask("run one step", StepOnce(n=1))
+
+    def set_workload(self, spec: WorkloadSpec | None) -> None:
+        """Start, replace or (None) stop what the engine gives itself to do."""
+        what = "stop the workload" if spec is None else f"workload of {spec.rate:g} requests/s"
+        self._ask(what, SetWorkload(workload=spec))
 
     def _ask(self, what: str, command: Command) -> None:
         if self._link is None:

@@ -60,6 +60,7 @@ def handlers(screen: "MainScreen") -> Mapping[str, Callable[[], None]]:
         "undo": operator.undo,
         "pause_engine": operator.pause_or_resume,
         "step_engine": operator.run_one_step,
+        "workload": partial(opening.workload, screen),
         "record": partial(_record, screen),
         "screenshot": partial(_screenshot, screen),
         "mark": partial(opening.mark, screen),

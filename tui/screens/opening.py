@@ -10,6 +10,8 @@ from stepscope.tui.screens.knob_editor import KnobChange, KnobEditor
 from stepscope.tui.screens.palette import Palette
 from stepscope.tui.screens.prompt import Prompt
 from stepscope.tui.screens.stepper import Stepper
+from stepscope.tui.widgets.lines import clean
+from stepscope.tui.workload_text import EXAMPLE, OFF, parse_workload
 
 if TYPE_CHECKING:
     from stepscope.tui.screens.main import MainScreen
@@ -96,6 +98,26 @@ def edit_knob(screen: "MainScreen", name: str | None) -> None:
             screen.draw()
 
     screen.app.push_screen(KnobEditor(screen.skin, state.info.knobs, state.knobs, name), apply)
+
+
+def workload(screen: "MainScreen") -> None:
+    """What the engine gives itself to do."""
+
+    def check(text: str) -> str | None:
+        try:
+            parse_workload(text)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def use(text: str | None) -> None:
+        if text is not None:
+            screen.operator.set_workload(parse_workload(text))
+            screen.draw()
+
+    now = screen.session.history.state.workload or "none"
+    question = f"workload (now: {clean(now, 40)}), {EXAMPLE} or {OFF}:"
+    screen.app.push_screen(Prompt(screen.skin, question, check=check), use)
 
 
 def help_(screen: "MainScreen") -> None:
