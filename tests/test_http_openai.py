@@ -26,6 +26,7 @@ def client(served_model: Any) -> Iterator[openai.OpenAI]:
 def test_the_model_is_listed_and_found_by_its_name(client: openai.OpenAI) -> None:
     (model,) = client.models.list().data
     assert model.id == "tiny"
+    assert model.model_extra["with_tokens"] is False  # nobody but the client sees what it asks
     assert client.models.retrieve("tiny").id == "tiny"
     with pytest.raises(openai.NotFoundError, match="no model 'huge' here; this server has 'tiny'"):
         client.models.retrieve("huge")

@@ -23,9 +23,11 @@ from stepscope.recordings.mcap_chunk import read_chunk
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.transcripts import Said, Told
 from stepscope.recordings.verify import verify
 from stepscope.recordings.writer import RecordingWriter
 from stepscope.tui import cli_repair, cli_verify
+from stepscope.tui.widgets import transcript
 
 # No eight characters of these may be in a help text.
 PROMPT = "Patient in room seven wants her biopsy looked at by somebody else."
@@ -283,6 +285,32 @@ def test_who_joins_late_gets_the_text_of_what_is_under_way(telling_engine: Any) 
     text = life.told.output_text(float("inf"))
     assert len(text) == view.num_output_tokens > 40
     assert text == (ANSWER * 20)[: len(text)]
+
+
+def test_the_text_of_a_request_is_drawn_up_to_the_cursor_and_safe_for_a_terminal() -> None:
+    said = tuple(
+        Said(step, (step,), text) for step, text in enumerate(["Tell ", "no\x1b[2J", "body"])
+    )
+    told = Told((1, 2), "What?\tNow", said)
+
+    def drawn(told: Told, last: float, height: int = 6) -> str:
+        lines = transcript.draw(told, last, 40, height)
+        assert len(lines) == height
+        texts = ["".join(text for text, _ in line) for line in lines]
+        assert {len(text) for text in texts} == {40}
+        return "\n".join(texts)
+
+    assert "◂ What??Now" in drawn(told, 9)
+    assert "▸ Tell no?[2Jbody" in drawn(told, 9)
+    assert "body" not in drawn(told, 1)
+    assert "▸" not in drawn(told, -1).split("\n", 1)[1]
+    # Without a tokenizer there are numbers; of what is long, the end is shown.
+    assert "▸ 7 8" in drawn(Told((5, 6), None, (Said(1, (7, 8), None),)), 9)
+    long = Told((1,), "x" * 500, (Said(1, (2,), "y" * 500 + "END"),))
+    assert "END" in drawn(long, 9)
+    assert "…" in drawn(long, 9)
+    assert "arrived before" in drawn(Told(None, None, said), 9)
+    assert transcript.height_for(None, 40) == transcript.height_for(told, 12) == 0
 
 
 def test_a_file_that_hides_tokens_is_found_out(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.engine import telemetry, wire
-from stepscope.engine.commands import AnyReply
+from stepscope.engine.client import ControlClient
+from stepscope.engine.commands import AnyReply, GetSnapshot
 from stepscope.engine.snapshot_desk import MAX_WAIT_NS, SHARE, SnapshotDesk
 from stepscope.engine.telemetry import Publisher
-from stepscope.engine.wire import EngineStatus
+from stepscope.engine.wire import EngineStatus, Snapshot
 
 
 def status(step: int) -> EngineStatus:
@@ -209,3 +210,27 @@ def test_who_joins_alone_does_not_wait_and_nobody_waits_for_ever() -> None:
     desk.ask(third)
     desk.serve(at_once=True)  # the engine ends
     assert third.replies == ["snapshot"]
+
+
+def test_a_flood_of_those_who_join_does_not_stop_the_engine(
+    live_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, num_made = live_engine.core.snapshots._take, 0
+
+    def slow_take() -> Any:
+        nonlocal num_made
+        num_made += 1
+        time.sleep(0.01)
+        return take()
+
+    monkeypatch.setattr(live_engine.core.snapshots, "_take", slow_take)
+    started_s = time.monotonic()
+    with ControlClient(live_engine.endpoint) as client:
+        asked = {client.send(GetSnapshot()) for _ in range(60)}
+        while asked:
+            received = client.receive(20.0)
+            assert received is not None
+            assert isinstance(received[1], Snapshot), received
+            asked.discard(received[0])
+    # One at once, and after that one a second at most.
+    assert num_made <= 2 + (time.monotonic() - started_s)

@@ -9,7 +9,7 @@ _PROMPT_SHARE = 3  # one line in so many is the prompt's, where the output needs
 
 def height_for(told: Told | None, height: int) -> int:
     """Lines of the panel on a page of so many; 0: there is nothing to show, or no room."""
-    if told is None or height < 20:
+    if told is None or height < 18:
         return 0
     return min(12, max(MIN_HEIGHT, height // 5))
 
@@ -22,7 +22,7 @@ def draw(told: Told, last_step: float, width: int, height: int) -> list[Line]:
     if not output:
         ids = [each for said in told.said if said.step <= last_step for each in said.token_ids]
         output = _numbers(ids) if any(said.text is None for said in told.said) else ""
-    output_lines = _wrapped(output, width - 4)
+    output_lines = _wrapped(output, width - 4) if output else []
     num_prompt = max(1, room // _PROMPT_SHARE, room - len(output_lines))
     prompt_lines = _wrapped(prompt, width - 4)
     shown = [(line, "muted", "◂ ") for line in _tail(prompt_lines, num_prompt)]
