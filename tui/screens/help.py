@@ -138,8 +138,11 @@ class HelpPage(Overlay[None]):
         self._first = max(0, min(self._first, len(content) - (height - 2)))
         more = len(content) - self._first - (height - 2)
         below = f" {more} more lines below;" if more > 0 else ""
-        hint: Line = ((f"{below} ↑/↓ PgUp/PgDn scroll, any other key closes", "muted"),)
-        return framed(content[self._first :], width, height, (("help", "title"),), hint)
+        hint = f"{below} ↑/↓ PgUp/PgDn scroll, any other key closes"
+        if len(hint) > width - 16:
+            hint = f"{below} ↑/↓ scroll" if more > 0 else " ↑/↓ scroll"
+        legend: Line = ((hint, "muted"),)
+        return framed(content[self._first :], width, height, (("help", "title"),), legend)
 
     def clicked(self, x: int, y: int) -> None:
         self.dismiss(None)
