@@ -258,6 +258,8 @@ class MainScreen(Screen[None]):
         else:
             main_key = abilities.key("screen_live")
             text = f"{action.shown} does nothing here; {main_key} is the main screen"
+            if self.view.page == "fleet":
+                text += f" of the chosen engine, {abilities.key('inspect')} opens it"
             self.notices.say(text, "caution")
         self.draw()
 

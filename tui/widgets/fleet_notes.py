@@ -27,7 +27,8 @@ def notes(page: FleetPage, width: int) -> list[Line]:
     for group in _alike(picture.imbalances):
         lines += _imbalance(picture, group, width)
     if not lines or (not picture.imbalances and picture.num_up > 1):
-        lines.append(((f" {_all_well(page)}", "good" if len(picture.lines) > 1 else "text"),))
+        style = "good" if len(picture.lines) > 1 else "text"
+        lines += _wrapped(((" ", "text"),), [(_all_well(page), style)], width)
     if len(picture.lines) < 2:
         lines += _how_to_add()
     for number, text in enumerate(picture.differences[:_NUM_DIFFERENCES]):
