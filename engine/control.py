@@ -190,6 +190,7 @@ class ControlServer:
             command = commands.decode_command(frames[2])
         except msgspec.DecodeError as error:
             self.num_bad_messages += 1
+            self._limiter.charge(account, None)
             self._send(identity, answer_id, Error(code="bad_message", message=str(error)))
             return
         self._limiter.charge(account, command)
@@ -302,6 +303,6 @@ class ControlServer:
         for account, count in self._limiter.floods():
             holder = None if self._gate is None else self._gate.holder(account.decode())
             asker = Asker("a client", None if holder is None else holder.name)
-            log.warning("%d commands of %s were too many", count, asker.name)
+            log.warning("refused %d commands of %s: too many in a short time", count, asker.name)
             message = f"{count:,} commands beyond what one client may send were refused"
             self._core.inbox.put(Denial(asker, "", "rate_limited", message, count))

@@ -25,7 +25,7 @@ TOTAL_RATE, TOTAL_BURST = 8_000.0, 16_000.0
 MESSAGE = 0.2  # units of any message, ...
 BYTES_PER_UNIT = 65_536
 REFUSED = 16.0  # ... and what a refused one takes from the bound of all
-TELL_S = 5.0  # how often the same client's flood is told of
+FIRST_TELL_S, TELL_S = 0.5, 5.0  # how soon, and how often, the same client's flood is told of
 MAX_CLIENTS = 10_000
 # What a command costs beside its message: it holds up the engine between two steps.
 _COSTS: tuple[tuple[type[Command], float], ...] = (
@@ -84,14 +84,18 @@ class RateLimiter:
         if bucket.level < cost:
             self._total.level -= REFUSED
             self.num_limited += 1
-            flood = self._floods.setdefault(client, Flood(0, now_s))
+            flood = self._floods.setdefault(client, Flood(0, now_s + FIRST_TELL_S))
             flood.count += 1
             return False
         bucket.level -= cost
         return True
 
-    def charge(self, client: bytes, command: Command) -> None:
-        """What a command costs beside its message. The client may run into debt by it."""
+    def charge(self, client: bytes, command: Command | None) -> None:
+        """What a command costs beside its message. The client may run into debt by it.
+
+        Args:
+            command: None for a message that is no command.
+        """
         cost = next((cost for kind, cost in _COSTS if isinstance(command, kind)), _OTHER)
         self._bucket(client, self._clock()).level -= cost
         self._total.level -= cost

@@ -1,0 +1,145 @@
+"""What a flood on the control socket costs: step rate and telemetry with and without one, paired.
+
+The simulated engine decodes for 32 requests in steps of about 2 ms. Turns of a few seconds
+alternate: quiet, and with clients that send as fast as they can (pauses and changes of knobs that
+are malformed, snapshots, infos). In all of them an operator asks for the engine's info every 50 ms,
+and a subscriber counts what it misses.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from stepscope.engine import commands
+from stepscope.engine.client import ControlClient, EngineUnreachable
+from stepscope.engine.commands import GetInfo, GetSnapshot, Resume, SamplingParams, Submit
+from stepscope.engine.endpoints import Endpoint
+from stepscope.recordings.history import History
+from stepscope.recordings.subscriber import Subscriber
+
+ENGINE = Path(__file__).parent.parent / "simulated_engine.py"
+PAYLOADS = {
+    "info": commands.encode(GetInfo()),
+    "snapshot": commands.encode(GetSnapshot()),
+    "change": commands.encode(Resume()),
+    "garbage": b"\xc1" * 40,
+}
+FLOODER = """
+import os, sys, zmq
+from stepscope.engine.endpoints import Endpoint
+from stepscope.engine.sockets import client_socket
+socket = client_socket(zmq.DEALER, Endpoint(sys.argv[1]))
+socket.connect(sys.argv[1])
+payload, number = bytes.fromhex(sys.argv[2]), 0
+while True:
+    number += 1
+    socket.send_multipart([number.to_bytes(8, "big"), payload])
+    while socket.poll(0):
+        socket.recv_multipart()
+"""
+
+
+def keep_busy(client: ControlClient, stop: threading.Event) -> None:
+    """32 requests at any time."""
+    sampling = SamplingParams(max_tokens=900, ignore_eos=True)
+    open_requests = 0
+    while not stop.is_set():
+        while open_requests < 32:
+            client.send(Submit(prompt_token_ids=[1] * 20, sampling=sampling, stream=False))
+            open_requests += 1
+        received = client.receive(0.05)
+        if received is not None and type(received[1]).__name__ == "Output":
+            open_requests -= 1
+
+
+def turn(endpoint: Endpoint, kind: str, num_flooders: int, seconds: float) -> dict[str, float]:
+    flooders = [
+        subprocess.Popen([sys.executable, "-c", FLOODER, endpoint.control, PAYLOADS[kind].hex()])
+        for _ in range(num_flooders)
+    ]
+    time.sleep(0.7)
+    waits_ms, num_late = [], 0
+    with ControlClient(endpoint, timeout_s=5) as operator:
+        first, start_s = operator.snapshot(), time.monotonic()
+        while time.monotonic() - start_s < seconds:
+            asked_s = time.monotonic()
+            try:
+                operator.info()
+            except EngineUnreachable:
+                num_late += 1
+            waits_ms.append((time.monotonic() - asked_s) * 1000)
+            time.sleep(0.05)
+        last, end_s = operator.snapshot(), time.monotonic()
+    for flooder in flooders:
+        flooder.kill()
+        flooder.wait()
+    control = (last.control.limited if last.control else 0, last.control.bad if last.control else 0)
+    before = (first.control.limited, first.control.bad) if first.control is not None else (0, 0)
+    return {
+        "steps/s": (last.step - first.step) / (end_s - start_s),
+        "info p50 ms": statistics.median(waits_ms),
+        "info max ms": max(waits_ms),
+        "no answer": num_late,
+        "limited/s": (control[0] - before[0]) / (end_s - start_s),
+        "bad/s": (control[1] - before[1]) / (end_s - start_s),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--flooders", type=int, default=1)
+    parser.add_argument("--cpu", type=int, default=None, help="pin the engine to this CPU")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="flood-") as folder:
+        endpoint = Endpoint.parse(f"{folder}/engine")
+        engine = subprocess.Popen([sys.executable, str(ENGINE), endpoint.control])
+        if args.cpu is not None:
+            os.sched_setaffinity(engine.pid, {args.cpu})
+        time.sleep(2)
+        subscriber = Subscriber(endpoint, History(max_steps=5_000))
+        stop = threading.Event()
+        worker = ControlClient(endpoint)
+        thread = threading.Thread(target=keep_busy, args=(worker, stop))
+        thread.start()
+        subscriber.start()
+        print(f"{'flood':<9} {'steps/s quiet':>14} {'flooded':>8} {'ratio':>6}  with the flood")
+        try:
+            for kind in PAYLOADS:
+                pairs = [
+                    (
+                        turn(endpoint, kind, 0, args.seconds),
+                        turn(endpoint, kind, args.flooders, args.seconds),
+                    )
+                    for _ in range(args.pairs)
+                ]
+                quiet = statistics.median(pair[0]["steps/s"] for pair in pairs)
+                loud = statistics.median(pair[1]["steps/s"] for pair in pairs)
+                ratio = statistics.median(p[1]["steps/s"] / p[0]["steps/s"] for p in pairs)
+                rest = {
+                    name: statistics.median(pair[1][name] for pair in pairs)
+                    for name in pairs[0][1]
+                    if name != "steps/s"
+                }
+                told = ", ".join(f"{name} {value:,.1f}" for name, value in rest.items())
+                print(f"{kind:<9} {quiet:>14.1f} {loud:>8.1f} {ratio:>6.3f}  {told}", flush=True)
+        finally:
+            stop.set()
+            thread.join()
+            subscriber.stop()
+            worker.close()
+            engine.kill()
+            engine.wait()
+        history = subscriber.history
+        print(f"telemetry: {history.num_lost} messages lost, {subscriber.num_healed} healed")
+
+
+if __name__ == "__main__":
+    main()
