@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,7 +17,6 @@ from stepscope.tui.compare_origin import Origin
 from stepscope.tui.recent import RecentFiles
 
 MAX_SPLITS, MAX_FILES = 8, 12
-MAX_SEARCHED_BYTES = 16_000_000  # of a larger recording, only what is in memory is looked through
 
 
 class Choice(NamedTuple):
@@ -28,14 +28,17 @@ class Choice(NamedTuple):
     origins: tuple[Origin, Origin] | None
 
 
-def choices(source: Source, folders: Iterable[Path]) -> list[Choice]:
+def choices(
+    source: Source, folders: Iterable[Path], recorded: Iterable[Landmark] = ()
+) -> list[Choice]:
     """The session before and after its marks and knob changes, then files, then samples.
 
     Args:
         folders: where recordings are looked for, besides those that were used lately.
+        recorded: landmarks of a replayed file, of which only a part is in memory.
     """
     session = session_origin(source)
-    found = [_split(session, each) for each in _landmarks(source)]
+    found = [_split(session, each) for each in _landmarks(source, recorded)]
     own = None if session.path is None else session.path.absolute()
     shipped = sorted(Path(samples.__file__).parent.absolute().glob("*.mcap"))
     recent = [path for path, _ in RecentFiles().files()]
@@ -84,16 +87,12 @@ def _split(session: Origin, mark: Landmark) -> Choice:
     return Choice(what, mark.text, detail, split_origins(session, mark))
 
 
-def _landmarks(source: Source) -> list[Landmark]:
+def _landmarks(source: Source, recorded: Iterable[Landmark]) -> list[Landmark]:
     """The last ones, the newest first; none at the very beginning."""
     recording = getattr(source, "recording", None)
     history = source.history
-    first = history.first_step
-    found: list[Landmark] = []
-    if recording is not None:
-        first = recording.first_step
-        if recording.size <= MAX_SEARCHED_BYTES:
-            found = list(landmarks(recording))
+    first = history.first_step if recording is None else recording.first_step
+    found = list(recorded)
     for message in (*history.marks, *history.knob_changes):
         mark = landmark_of(message)
         if mark is not None and mark not in found:
@@ -110,3 +109,26 @@ def _recordings(
         with contextlib.suppress(OSError):  # it may be gone meanwhile
             if path.is_file():
                 yield path.absolute(), path.stat()
+
+
+class LandmarkSearch:
+    """Finds the marks and knob changes of a recording, in a thread: all of it has to be looked at.
+
+    Attributes:
+        found: None until it is done.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.found: list[Landmark] | None = None
+        threading.Thread(target=self._run, name="marks of a recording", daemon=True).start()
+
+    def _run(self) -> None:
+        from stepscope.recordings.mcap_index import RecordingError  # with mcap, only when needed
+        from stepscope.recordings.reader import Recording
+
+        try:
+            with Recording(self.path) as recording:
+                self.found = list(landmarks(recording))
+        except (RecordingError, OSError):
+            self.found = []  # whoever shows it says what is wrong with it

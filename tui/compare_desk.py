@@ -14,7 +14,7 @@ from stepscope.recordings.comparison_columns import ALIGNMENTS, Align, Axis, Pla
 from stepscope.recordings.comparison_points import KNOB, LATE, LOST, MARKED, PREEMPTED, Point
 from stepscope.recordings.comparison_requests import Pair
 from stepscope.recordings.source import Source
-from stepscope.tui.compare_choices import Choice, choices
+from stepscope.tui.compare_choices import Choice, LandmarkSearch, choices
 from stepscope.tui.compare_origin import Origin
 from stepscope.tui.view import Page
 
@@ -73,6 +73,9 @@ class CompareDesk:
     open: Callable[[Origin, int | None, int | None], None] = lambda origin, step, request_id: None
     # Back from the screens of a side to those of the session that is compared.
     go_home: Callable[[Page], None] = lambda page: None
+    _source: Source | None = None  # that has choices
+    _search: LandmarkSearch | None = None
+    _num_recorded: int = -1  # landmarks among the choices
     _zoom: int = 0  # the whole is shown, halved so often
     _cursor: int = 0
     _left: int = 0  # offset of the first column, where it does not show the whole
@@ -110,12 +113,27 @@ class CompareDesk:
 
     def choose(self, source: Source) -> None:
         """Show what this session can be compared with."""
-        folders = [Path.cwd()]
         recording = getattr(source, "recording", None)
-        if recording is not None:
-            folders.append(Path(recording.path).absolute().parent)
-        self.choices = choices(source, folders)
+        if recording is not None and (self._search is None or self._search.path != recording.path):
+            self._search = LandmarkSearch(recording.path)
+        self._source = source
+        self._num_recorded = -1
         self.selected = 0
+        self._find_choices()
+
+    def _find_choices(self) -> None:
+        """Anew when the search has found more; the row stays with what it shows."""
+        source, search = self._source, self._search
+        found = () if search is None else search.found or ()
+        if source is None or len(found) == self._num_recorded:
+            return
+        self._num_recorded = len(found)
+        before = self.choices or []
+        chosen = before[self.selected] if 0 < self.selected < len(before) else None
+        folders = [Path.cwd(), *([] if search is None else [search.path.absolute().parent])]
+        self.choices = choices(source, folders, found)
+        if chosen in self.choices:
+            self.selected = self.choices.index(chosen)
 
     def back(self) -> bool:
         """Escape: stop reading, or go back to the comparison there was; False when neither."""
@@ -142,7 +160,8 @@ class CompareDesk:
         if comparer is not None:
             shares = tuple(None if s is None else round(s, 2) for s in _shares(comparer))
             state = (id(comparer), comparer.version, shares, comparer.is_reading)
-        choosing = self.choices is not None
+        found = None if self._search is None else self._search.found
+        choosing = self.choices is not None, found is None
         return state, self.align, self.focus, self.selected, choosing, self._zoom, self._cursor
 
     # Where one looks
@@ -224,6 +243,8 @@ class CompareDesk:
     def page(self, num_columns: int) -> ComparePage:
         """Args: num_columns: of the charts."""
         self._num_columns = max(1, num_columns)
+        if self.choices is not None:
+            self._find_choices()
         comparer, axis = self.comparer, self._axis()
         found = None if comparer is None else comparer.comparison
         if comparer is None:
