@@ -159,6 +159,9 @@ def session(engine: Any, folder: Path, *, with_tokens: bool) -> Session:
     recorder = Recorder(source, path)
     tap = Tap(endpoint.telemetry)
     source.start()
+    deadline_s = time.monotonic() + WAIT_S
+    while source.status != "live" and time.monotonic() < deadline_s:
+        time.sleep(0.01)
     try:
         replies = serve(endpoint, source, with_tokens=with_tokens)
         deadline_s = time.monotonic() + WAIT_S
