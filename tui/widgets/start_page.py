@@ -7,8 +7,7 @@ from stepscope.tui.start_list import Entry, Section
 from stepscope.tui.widgets.lines import Line, Run, clean, fitted, length_of, spread
 from stepscope.tui.widgets.panels import first_shown
 
-_TITLE_WIDTH = 26
-_NARROW_TITLE = 18
+_TITLE_WIDTHS = ((120, 40), (100, 26), (0, 18))  # from which width of the screen on, how wide
 _LEAST_CELL = 10  # of the last column, or it is left out
 NUM_DIGITS = 9  # entries that a digit opens
 
@@ -97,7 +96,7 @@ def _columns(section: Section, width: int) -> list[tuple[str, int, bool]]:
 
 
 def _title_width(width: int) -> int:
-    return _TITLE_WIDTH if width >= 100 else _NARROW_TITLE
+    return next(wide for least, wide in _TITLE_WIDTHS if width >= least)
 
 
 def _heading(section: Section, width: int) -> Line:
@@ -110,6 +109,14 @@ def _heading(section: Section, width: int) -> Line:
     return tuple(runs)
 
 
+def _title(entry: Entry, room: int) -> str:
+    """Of a file that is too long the end, in which files of one engine differ."""
+    title = clean(entry.title, max(1, len(entry.title)))
+    if entry.choice.kind == "file" and len(title) > room:
+        return "…" + title[len(title) - room + 1 :]
+    return clean(title, room)
+
+
 def _entry(section: Section, entry: Entry, number: int, is_selected: bool, width: int) -> Line:
     mark = "+cursor" if is_selected else ""
     plain = f"text{mark}"
@@ -118,7 +125,7 @@ def _entry(section: Section, entry: Entry, number: int, is_selected: bool, width
     runs: list[Run] = [
         ("▶" if is_selected else " ", plain),
         (f"{digit} ", f"key{mark}"),
-        (f"{clean(entry.title, room):<{room}} ", f"{entry.style}{mark}"),
+        (f"{_title(entry, room):<{room}} ", f"{entry.style}{mark}"),
     ]
     columns = _columns(section, width)
     last = len(entry.cells) - 1
