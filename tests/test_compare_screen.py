@@ -18,7 +18,7 @@ from stepscope.recordings.replay import ReplaySource
 from stepscope.recordings.source import add_mark
 from stepscope.tui.app import Dashboard
 from stepscope.tui.compare_choices import file_origin, session_origin
-from stepscope.tui.compare_desk import ComparePage
+from stepscope.tui.compare_picture import ComparePage
 from stepscope.tui.frame import Frame, FrameBuilder
 from stepscope.tui.theme import Skin
 from stepscope.tui.view import View
@@ -297,4 +297,4 @@ def test_nothing_chosen_and_nothing_read_is_drawn_too(still_source: Callable[...
     desk.watch(True, source)
     frame.compare = desk.page(60)
     assert "what is B?" in "\n".join(text(compare_page.draw(frame, 80, 21)))
-    assert len(compare_page.targets(frame)) == len(desk.choices or [])
+    assert len(compare_page.targets(frame)) == len(desk.chooser.choices or [])

@@ -5,54 +5,19 @@ One desk serves all screens of a dashboard. Reading is the business of the `Comp
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.comparer import Comparer
-from stepscope.recordings.comparison import Comparison
 from stepscope.recordings.comparison_columns import ALIGNMENTS, Align, Axis, Place, axis_of
 from stepscope.recordings.comparison_points import KNOB, LATE, LOST, MARKED, PREEMPTED, Point
 from stepscope.recordings.comparison_requests import Pair
 from stepscope.recordings.source import Source
-from stepscope.tui.compare_choices import Choice, LandmarkSearch, choices
+from stepscope.tui.compare_chooser import CompareChooser
 from stepscope.tui.compare_origin import Origin
+from stepscope.tui.compare_picture import ComparePage, SideName
 from stepscope.tui.view import Page
 
-SideName: TypeAlias = Literal["a", "b"]
 EVENTS = KNOB | LATE | LOST | MARKED | PREEMPTED
 _MAX_CACHED = 8192
-
-
-class ComparePage(NamedTuple):
-    """The comparison as it is to be drawn.
-
-    Attributes:
-        comparison: None while nothing of one side is read yet, or nothing is chosen.
-        choices: what there is to compare with, while the operator chooses.
-        shares: of each side, how much of it is read; None for one that goes on.
-        columns: of both charts, from left to right; None where a side has no step.
-        start, width: offset of the first column, and what a column stands for.
-        cursor: offset looked at; `points` are what both sides did there.
-        selected: place among `comparison.requests.pairs`.
-    """
-
-    names: tuple[str, str]
-    comparison: Comparison | None
-    choices: list[Choice] | None
-    is_reading: bool
-    was_cancelled: bool
-    shares: tuple[float | None, float | None]
-    notes: list[str]
-    align: Align
-    focus: SideName
-    columns: tuple[list[Point | None], list[Point | None]]
-    start: int
-    width: int
-    cursor: int
-    cursor_column: int
-    points: tuple[Point | None, Point | None]
-    selected: int
-    pair: Pair | None
 
 
 @dataclass(slots=True)
@@ -60,22 +25,18 @@ class CompareDesk:
     """Belongs to the screen's thread.
 
     Attributes:
-        choices: what there is to compare with, while the operator chooses.
     """
 
     comparer: Comparer | None = None
     origins: tuple[Origin, Origin] | None = None
     align: Align = "time"
     focus: SideName = "a"
-    selected: int = 0  # pair of requests, or choice
-    choices: list[Choice] | None = None
+    selected: int = 0  # pair of requests
+    chooser: CompareChooser = field(default_factory=CompareChooser)
     # Shows the main screen of a side at a step and a request; the dashboard knows how.
     open: Callable[[Origin, int | None, int | None], None] = lambda origin, step, request_id: None
     # Back from the screens of a side to those of the session that is compared.
     go_home: Callable[[Page], None] = lambda page: None
-    _source: Source | None = None  # that has choices
-    _search: LandmarkSearch | None = None
-    _num_recorded: int = -1  # landmarks among the choices
     _zoom: int = 0  # the whole is shown, halved so often
     _cursor: int = 0
     _left: int = 0  # offset of the first column, where it does not show the whole
@@ -100,7 +61,7 @@ class CompareDesk:
         self.end()
         self.comparer = Comparer(first, second)
         self.origins = (a, b)
-        self.choices = None
+        self.chooser.close()
         self.selected, self._zoom, self._cursor, self._left = 0, 0, 0, 0
         self._forget()
         self.comparer.start()
@@ -113,34 +74,15 @@ class CompareDesk:
 
     def choose(self, source: Source) -> None:
         """Show what this session can be compared with."""
-        recording = getattr(source, "recording", None)
-        if recording is not None and (self._search is None or self._search.path != recording.path):
-            self._search = LandmarkSearch(recording.path)
-        self._source = source
-        self._num_recorded = -1
-        self.selected = 0
-        self._find_choices()
-
-    def _find_choices(self) -> None:
-        """Anew when the search has found more; the row stays with what it shows."""
-        source, search = self._source, self._search
-        found = () if search is None else search.found or ()
-        if source is None or len(found) == self._num_recorded:
-            return
-        self._num_recorded = len(found)
-        before = self.choices or []
-        chosen = before[self.selected] if 0 < self.selected < len(before) else None
-        folders = [Path.cwd(), *([] if search is None else [search.path.absolute().parent])]
-        self.choices = choices(source, folders, found)
-        if chosen in self.choices:
-            self.selected = self.choices.index(chosen)
+        self.chooser.open(source)
 
     def back(self) -> bool:
         """Escape: stop reading, or go back to the comparison there was; False when neither."""
-        if self.choices is not None and self.comparer is not None:
-            self.choices, self.selected = None, 0
+        is_choosing = self.chooser.choices is not None
+        if is_choosing and self.comparer is not None:
+            self.chooser.close()
             return True
-        if self.choices is None and self.comparer is not None and self.comparer.is_reading:
+        if not is_choosing and self.comparer is not None and self.comparer.is_reading:
             self.comparer.cancel()
             return True
         return False
@@ -149,7 +91,7 @@ class CompareDesk:
         """Whether it is on the screen; without anything to compare one has to choose."""
         if self.comparer is not None:
             self.comparer.watch(is_watched)
-        if is_watched and self.comparer is None and self.choices is None:
+        if is_watched and self.comparer is None and self.chooser.choices is None:
             self.choose(source)
 
     @property
@@ -160,8 +102,7 @@ class CompareDesk:
         if comparer is not None:
             shares = tuple(None if s is None else round(s, 2) for s in _shares(comparer))
             state = (id(comparer), comparer.version, shares, comparer.is_reading)
-        found = None if self._search is None else self._search.found
-        choosing = self.choices is not None, found is None
+        choosing = self.chooser.key
         return state, self.align, self.focus, self.selected, choosing, self._zoom, self._cursor
 
     # Where one looks
@@ -174,20 +115,22 @@ class CompareDesk:
     def other_side(self) -> None:
         self.focus = "b" if self.focus == "a" else "a"
 
-    def select(self, direction: int, number: int) -> None:
-        """Another row of so many."""
-        self.selected = max(0, min(self.selected + direction, number - 1))
-        if self.choices is None:
-            self._zoom, self._cursor, self._left = 0, 0, 0
-            self._forget()
+    def select(self, direction: int) -> None:
+        """Another choice, or another request in both runs."""
+        if self.chooser.choices is not None:
+            self.chooser.select(direction)
+            return
+        self.selected = max(0, min(self.selected + direction, len(self.pairs) - 1))
+        self._zoom, self._cursor, self._left = 0, 0, 0
+        self._forget()
 
     def take_row(self, row: int) -> None:
         """A choice, or a request: both runs are aligned by it then."""
-        if self.choices is None:
-            self.align = "request"
-        number = len(self.pairs) if self.choices is None else len(self.choices)
-        self.selected = 0
-        self.select(row, number)
+        if self.chooser.choices is not None:
+            self.chooser.selected = 0
+        else:
+            self.align, self.selected = "request", 0
+        self.select(row)
 
     def go_to_column(self, column: int) -> None:
         """The cursor to a column of the charts."""
@@ -243,8 +186,7 @@ class CompareDesk:
     def page(self, num_columns: int) -> ComparePage:
         """Args: num_columns: of the charts."""
         self._num_columns = max(1, num_columns)
-        if self.choices is not None:
-            self._find_choices()
+        self.chooser.refresh()
         comparer, axis = self.comparer, self._axis()
         found = None if comparer is None else comparer.comparison
         if comparer is None:
@@ -267,10 +209,12 @@ class CompareDesk:
             if 0 <= at < self._num_columns:
                 points = columns[0][at], columns[1][at]
         pair = self._pair()
+        choosing = self.chooser.choices is not None
+        selected = self.chooser.selected if choosing else self.selected
         return ComparePage(
-            names, found, self.choices, reading, cancelled, shares, notes,
+            names, found, self.chooser.choices, reading, cancelled, shares, notes,
             self.align if axis is None else axis.align, self.focus, columns, start, width,
-            self._cursor, at, points, self.selected, pair,
+            self._cursor, at, points, selected, pair,
         )  # fmt: skip
 
     @property

@@ -64,10 +64,8 @@ def _event(screen: "MainScreen", direction: int, flags: int) -> None:
 
 def _select(screen: "MainScreen", direction: int) -> None:
     desk = screen.session.compare
-    if desk.choices is not None:
-        desk.select(direction, len(desk.choices))
-    elif desk.align == "request":
-        desk.select(direction, len(desk.pairs))
+    if desk.chooser.choices is not None or desk.align == "request":
+        desk.select(direction)
     else:
         key = screen.session.abilities.key("sort")
         screen.notices.say(f"{key} aligns by request; then these choose one", "caution")
@@ -81,7 +79,7 @@ def _back(screen: "MainScreen") -> None:
 
 def _inspect(screen: "MainScreen") -> None:
     desk = screen.session.compare
-    if desk.choices is not None:
+    if desk.chooser.choices is not None:
         _take_choice(screen)
     elif desk.align == "request" and desk.pairs:
         pair = desk.pairs[min(desk.selected, len(desk.pairs) - 1)]
@@ -105,11 +103,9 @@ def _open(screen: "MainScreen", step: int | None, request_id: int | None) -> Non
 
 
 def _take_choice(screen: "MainScreen") -> None:
-    desk = screen.session.compare
-    found = desk.choices or []
-    if not found:
+    choice = screen.session.compare.chooser.chosen
+    if choice is None:
         return
-    choice = found[min(desk.selected, len(found) - 1)]
     if choice.origins is not None:
         begin(screen, *choice.origins)
         return
