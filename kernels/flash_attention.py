@@ -100,8 +100,8 @@ class GatheredAttention:
         chunks = query if plan.decodes is None else query[plan.chunk_tokens]
         attended = self._varlen.attend(
             chunks.contiguous(),
-            key_cache.flatten(0, 1)[plan.slots],
-            value_cache.flatten(0, 1)[plan.slots],
+            key_cache.flatten(0, 1).index_select(0, plan.slots),
+            value_cache.flatten(0, 1).index_select(0, plan.slots),
             plan.query_starts,
             plan.key_starts,
             plan.most_queries,

@@ -86,10 +86,11 @@ def _attend(  # type: ignore[no-untyped-def]
     """One program: a tile of rows (queries times heads of a group) against a range of keys."""
     QUERIES: tl.constexpr = 1 if DECODE else ROWS // GROUP
     NUM_HEADS: tl.constexpr = GROUP * NUM_KV_HEADS
-    kv_head = tl.program_id(0)
-    split = tl.program_id(2)
+    program = tl.program_id(0)
+    split = tl.program_id(1)
+    kv_head = program % NUM_KV_HEADS
     # The last queries of a chunk see the most keys: they begin first.
-    block = tl.num_programs(1) - 1 - tl.program_id(1)
+    block = (tl.num_programs(0) - 1 - program) // NUM_KV_HEADS
     if DECODE:
         request = block
     else:
@@ -298,7 +299,7 @@ class TritonAttention:
             )
             lse = query.new_empty((launch.num_splits, num_tokens, num_heads), dtype=torch.float32)
         tile = launch.tile
-        _attend[(num_kv_heads, launch.num_blocks, launch.num_splits)](
+        _attend[(num_kv_heads * launch.num_blocks, launch.num_splits)](
             query,
             key_cache,
             value_cache,

@@ -32,12 +32,12 @@ def _combine(  # type: ignore[no-untyped-def]
     SPLITS: tl.constexpr,  # that are added at a time
 ):
     """One program: one head of one token, the weighted mean of its splits."""
-    head = tl.program_id(0)
+    head = tl.program_id(0) % NUM_HEADS
     if DECODE:
-        request = tl.program_id(1)
+        request = tl.program_id(0) // NUM_HEADS
         token = tl.load(query_starts + request)
     else:
-        token = tl.program_id(1)
+        token = tl.program_id(0) // NUM_HEADS
         request = 0
         high = num_requests - 1
         while request < high:
@@ -99,7 +99,7 @@ def combine(
     Of the requests with one query if `decode`, else of those with more.
     """
     num_splits, num_tokens, num_heads, head_dim = partial.shape
-    _combine[(num_heads, num_requests if decode else num_tokens)](
+    _combine[(num_heads * (num_requests if decode else num_tokens),)](
         output,
         partial,
         partial_lse,

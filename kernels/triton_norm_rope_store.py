@@ -39,8 +39,9 @@ def _norm_rope_store(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr = (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM
     Q_PROGRAMS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
     KV_PROGRAMS: tl.constexpr = (NUM_KV_HEADS + HEADS - 1) // HEADS
-    part = tl.program_id(0)
-    token = tl.program_id(1).to(tl.int64)
+    PROGRAMS: tl.constexpr = Q_PROGRAMS + 2 * KV_PROGRAMS
+    part = tl.program_id(0) % PROGRAMS
+    token = (tl.program_id(0) // PROGRAMS).to(tl.int64)
     dims = tl.arange(0, HALF_PAD)[None, :]
     heads = tl.arange(0, HEADS)[:, None]
     slot = tl.load(slots + token)
@@ -138,7 +139,7 @@ def norm_rope_store(
     half_pad = triton.next_power_of_2(head_dim // 2)
     at_once = max(1, WARP_ELEMENTS // half_pad)
     num_programs = triton.cdiv(num_heads, at_once) + 2 * triton.cdiv(num_kv_heads, at_once)
-    _norm_rope_store[(num_programs, num_tokens)](
+    _norm_rope_store[(num_programs * num_tokens,)](
         qkv,
         rope,
         positions,

@@ -12,8 +12,9 @@ def _silu_mul(  # type: ignore[no-untyped-def]
     gate_up: tl.tensor, output: tl.tensor, SIZE: tl.constexpr, BLOCK: tl.constexpr
 ):
     """One program: `BLOCK` columns of a row."""
-    row = tl.program_id(1).to(tl.int64)
-    columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    PROGRAMS: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK
+    row = (tl.program_id(0) // PROGRAMS).to(tl.int64)
+    columns = tl.program_id(0) % PROGRAMS * BLOCK + tl.arange(0, BLOCK)
     mask = columns < SIZE
     source = gate_up + row * (2 * SIZE) + columns
     gate = tl.load(source, mask=mask, other=0.0).to(tl.float32)
@@ -28,7 +29,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     size = width // 2
     output = gate_up.new_empty(num_rows, size)
     if num_rows:
-        _silu_mul[(triton.cdiv(size, BLOCK), num_rows)](
+        _silu_mul[(triton.cdiv(size, BLOCK) * num_rows,)](
             gate_up,
             output,
             SIZE=size,
