@@ -81,6 +81,16 @@ class History(HistoryView):
             self._keep_marks(old)
             self.version += 1
 
+    def begin(self, state: SessionState, sequence: int) -> None:
+        """Forget everything, and go on from a state that is true after message `sequence`.
+
+        The state is not to be changed any more by who gives it.
+        """
+        with self._lock:
+            self.previous = None
+            self._begin(self._new_timeline(state, sequence))
+            self.version += 1
+
     def adopt(self, other: "History") -> None:
         """Show what another history holds; that one is not to be used any more."""
         with self._lock:
@@ -112,6 +122,19 @@ class History(HistoryView):
         """Keep a note; from any thread. The same one twice is kept once."""
         with self._lock:
             self._timeline.add_mark(mark)
+            self.version += 1
+
+    def set_slo(self, slo: SLO) -> None:
+        """Other bounds from now on, also for what has been; from any thread.
+
+        Breaches that were noted as events stay as they were.
+        """
+        with self._lock:
+            self.slo = slo
+            self._timeline.set_slo(slo)
+            self._drop_caches()
+            if self.previous is not None:
+                self.previous.set_slo(slo)
             self.version += 1
 
     # Inside

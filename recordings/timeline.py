@@ -8,6 +8,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 
 from stepscope.engine.wire import (
+    Audited,
     EngineInfo,
     EngineStatus,
     KnobsChanged,
@@ -19,7 +20,14 @@ from stepscope.engine.wire import (
 )
 from stepscope.recordings.clocks import WallClock
 from stepscope.recordings.columns import Span, StepColumns, StepSummary
-from stepscope.recordings.events import EventLog, Gap, SessionEvent, knobs_event, request_event
+from stepscope.recordings.events import (
+    EventLog,
+    Gap,
+    SessionEvent,
+    audit_event,
+    knobs_event,
+    request_event,
+)
 from stepscope.recordings.lanes import LaneBoard
 from stepscope.recordings.latency import SLO, Latencies
 from stepscope.recordings.outcome import Outcome
@@ -97,6 +105,8 @@ class Timeline:
             self._add_events(message, max(message.step, 0), message.time_ns)
         elif isinstance(message, KnobsChanged):
             self._add_knobs(message)
+        elif isinstance(message, Audited):
+            self._add_audited(message)
         if isinstance(message, EngineInfo | Snapshot) and state.info is not None:
             self.wall_clock.take(state.info)
 
@@ -151,6 +161,13 @@ class Timeline:
         del self._stall_steps[bisect_right(self._stall_steps, step) :]
         self._next_slo_event_ns = 0
         return True
+
+    def set_slo(self, slo: SLO) -> None:
+        """Other bounds for breaches, stalls and attainment."""
+        self.slo = self.latencies.slo = slo
+        gaps_ns, bound_ns = self.columns.column("max_itl_ns"), slo.itl_ms * 1e6
+        steps = zip(self.columns.steps, gaps_ns, strict=True)
+        self._stall_steps[:] = array("q", [step for step, ns in steps if ns > bound_ns])
 
     def add_mark(self, mark: Mark) -> None:
         if mark in self.marks:
@@ -258,6 +275,11 @@ class Timeline:
             line = request_event(event, self.state, step, time_ns)
             if line is not None:
                 self.log.add(line)
+
+    def _add_audited(self, entry: Audited) -> None:
+        line = audit_event(entry, max(self.state.step, 0))
+        if line is not None:
+            self.log.add(line)
 
     def _add_knobs(self, change: KnobsChanged) -> None:
         line = knobs_event(change)

@@ -85,7 +85,7 @@ def demo(
                     _wait(engine, source, seconds or HEADLESS_SECONDS, progress, stop)
                 else:
                     progress.close()
-                    run_live(source, settings, recorder)
+                    run_live(source, settings, recorder, keeps_levels=False)
             finally:
                 source.stop()
                 if recorder is not None:
@@ -153,7 +153,7 @@ def _start_workload(engine: EngineProcess, source: Subscriber, stop: StopSignals
         if stop.wait(0.02):
             return
     with ControlClient(engine.endpoint) as client:
-        client.ask(SetWorkload(workload=WORKLOAD))
+        client.ask(SetWorkload(workload=WORKLOAD, who="stepscope demo"))
 
 
 def _wait(

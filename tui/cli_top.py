@@ -130,6 +130,7 @@ def run_live(
     settings: DashboardSettings,
     recorder: Recorder | None = None,
     fleet: Fleet | None = None,
+    keeps_levels: bool = True,
 ) -> None:
     """The dashboard of a source that has been started, until the operator leaves it."""
     # Textual is imported here so that an endpoint that is wrong is told of at once.
@@ -141,7 +142,7 @@ def run_live(
         control_endpoint=source.endpoint.control,
         recorder=recorder,
         fleet=fleet,
-        **dashboard_options(settings),
+        **dashboard_options(settings, keeps_levels),
     )
 
 
@@ -160,8 +161,12 @@ class DashboardOptions(TypedDict):
     log_file: Path | None
 
 
-def dashboard_options(settings: DashboardSettings) -> DashboardOptions:
-    """The settings and the keys of the config file, for `run_dashboard`."""
+def dashboard_options(settings: DashboardSettings, keeps_levels: bool = True) -> DashboardOptions:
+    """The settings and the keys of the config file, for `run_dashboard`.
+
+    Args:
+        keeps_levels: service levels that are changed are for the next time, too.
+    """
     path, why_not = None, "--readonly"
     if not settings.keep:
         why_not = "--no-keep"
@@ -169,7 +174,9 @@ def dashboard_options(settings: DashboardSettings) -> DashboardOptions:
         why_not = "STEPSCOPE_CONFIG=none"
     elif not settings.readonly:
         path = config_path()
-    kept = ("theme", "ascii", "fps", "sort", "axis", "own_load")
+    kept = ["theme", "ascii", "fps", "sort", "axis", "own_load"]
+    if keeps_levels:
+        kept += ["slo_ttft_ms", "slo_itl_ms"]
     began = {name: getattr(settings, name) for name in kept}
     return DashboardOptions(
         readonly=settings.readonly,

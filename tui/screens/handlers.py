@@ -53,6 +53,7 @@ def handlers(screen: "MainScreen") -> Mapping[str, Callable[[], None]]:
         "follow": partial(pages.follow, screen),
         "copy": partial(pages.copy, screen),
         "filter": partial(opening.filter_, screen),
+        "service_levels": partial(opening.service_levels, screen),
         "glyphs": partial(looks.glyphs, screen),
         "inspect": partial(pages.inspect, screen),
         "budget": partial(opening.budget, screen),

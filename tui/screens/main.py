@@ -12,6 +12,7 @@ from textual.timer import Timer
 
 from stepscope.recordings.fleet import LOOK_S
 from stepscope.recordings.history import History
+from stepscope.recordings.latency import SLO
 from stepscope.tui.actions import BY_ID, Action
 from stepscope.tui.frame import Frame, FrameBuilder
 from stepscope.tui.frame_meter import FrameMeter
@@ -104,6 +105,16 @@ class MainScreen(Screen[None]):
         self.view.selected = self.view.followed = None
         if history is not self.session.history:
             self.view.pause(history.last_step)
+
+    def use_levels(self, slo: SLO) -> None:
+        """Other service levels, for all engines of this dashboard."""
+        session = self.session
+        for history in {session.history, *(each.history for each in session.desk.fleet.sources)}:
+            history.set_slo(slo)
+        self._builder = self._new_builder(self.history)  # what it has summed up is of the old ones
+        session.preferences.set("slo_ttft_ms", slo.ttft_ms)
+        session.preferences.set("slo_itl_ms", slo.itl_ms)
+        self.draw()
 
     def _new_builder(self, history: History) -> FrameBuilder:
         session = self.session

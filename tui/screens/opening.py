@@ -10,6 +10,7 @@ from stepscope.tui.screens.knob_editor import KnobChange, KnobEditor
 from stepscope.tui.screens.palette import Palette
 from stepscope.tui.screens.prompt import Prompt
 from stepscope.tui.screens.stepper import Stepper
+from stepscope.tui.service_levels import parse_levels
 from stepscope.tui.widgets.lines import clean
 from stepscope.tui.workload_text import EXAMPLE, OFF, parse_workload
 
@@ -118,6 +119,26 @@ def workload(screen: "MainScreen") -> None:
     now = screen.session.history.state.workload or "none"
     question = f"workload (now: {clean(now, 40)}), {EXAMPLE} or {OFF}:"
     screen.app.push_screen(Prompt(screen.skin, question, check=check), use)
+
+
+def service_levels(screen: "MainScreen") -> None:
+    """Which latencies are good enough."""
+    session = screen.session
+    now = session.history.slo
+
+    def check(text: str) -> str | None:
+        try:
+            parse_levels(text, now)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def use(text: str | None) -> None:
+        if text is not None:
+            screen.use_levels(parse_levels(text, now))
+
+    text = f"ttft={now.ttft_ms:g} itl={now.itl_ms:g}"
+    screen.app.push_screen(Prompt(screen.skin, "service levels in ms:", text, check), use)
 
 
 def help_(screen: "MainScreen") -> None:
