@@ -18,7 +18,7 @@ from stepscope.kernels.flash_attention import (
     load_torch_varlen,
     torch_varlen,
 )
-from stepscope.kernels.paged_attention import PagedBatch, available_backends
+from stepscope.kernels.paged_attention import PagedBatch, available_backends, choose
 from stepscope.kernels.reference import ReferenceAttention
 from stepscope.kernels.torch_attention import TorchAttention
 
@@ -129,24 +129,23 @@ def create(name: str, library: Library) -> GatheredAttention:
 
 
 def step(
-    lengths: list[tuple[int, int]],
+    lengths: list[tuple[int, int]], block_size: int = 4, head_dim: int = 8
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, PagedBatch]:
     """(tokens before the step, tokens in it) of each request; blocks lie in no order."""
-    generator = np.random.default_rng(0)
     counts = np.array([new for _, new in lengths])
     contexts = np.array([before + new for before, new in lengths])
-    width = -(-int(contexts.max()) // 4)
-    tables = generator.permutation(len(lengths) * width).reshape(len(lengths), width)
-    query = torch.randn(int(counts.sum()), 4, 8, generator=torch.Generator().manual_seed(1))
-    caches = torch.randn(
-        2, len(lengths) * width, 4, 2, 8, generator=torch.Generator().manual_seed(2)
-    )
+    width = -(-int(contexts.max()) // block_size)
+    num_blocks = len(lengths) * width
+    tables = np.random.default_rng(0).permutation(num_blocks).reshape(len(lengths), width)
+    generator = torch.Generator().manual_seed(1)
+    query = torch.randn(int(counts.sum()), 4, head_dim, generator=generator)
+    caches = torch.randn(2, num_blocks, block_size, 2, head_dim, generator=generator)
     batch = PagedBatch(
         query_starts=np.concatenate([[0], np.cumsum(counts)]),
         context_lens=contexts,
         block_tables=tables,
         slot_mapping=torch.zeros(len(query), dtype=torch.int64),
-        block_size=4,
+        block_size=block_size,
         device=CPU,
     )
     return query, caches[0], caches[1], batch
@@ -236,6 +235,30 @@ def test_a_trial_finds_what_is_wrong_with_a_backend() -> None:
         trial.failure(Broken(), CPU, torch.float32)
         == "it fails in a trial: no kernel image is available"
     )
+
+
+# Every backend that runs on this machine, on each of its devices.
+HERE = [
+    (device, each.name)
+    for device in ("cpu", "cuda")[: 1 + torch.cuda.is_available()]
+    for each in available_backends(device, torch.bfloat16)
+    if each.usable and each.name != "reference"
+]
+
+
+@pytest.mark.parametrize(("device", "name"), HERE, ids="-".join)
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 40}, {"softcap": 2.0}])
+def test_every_backend_of_this_machine_is_held_to_the_reference_in_half_precision(
+    device: str, name: str, options: dict[str, Any]
+) -> None:
+    lengths = [(700, 1), (0, 130), (90, 5), (3, 1), (300, 60)]
+    *tensors, batch = step(lengths, block_size=16, head_dim=64)
+    half = [tensor.to(device, torch.bfloat16) for tensor in tensors]
+    batch.device = torch.device(device)
+    found = choose(name, device, torch.bfloat16).backend(*half, batch, scale=0.125, **options)
+    exact = ReferenceAttention()(*(t.float() for t in half), batch, scale=0.125, **options)
+    # Weights and the result are rounded to 8 bits.
+    assert float((found.float() - exact).abs().max()) <= 2**-7 * float(half[2].abs().max())
 
 
 def test_a_torch_whose_attention_takes_no_window_is_not_used() -> None:
