@@ -16,6 +16,8 @@ from stepscope.engine.client import ControlClient
 from stepscope.engine.commands import SamplingParams, Submit
 from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import Endpoint
+from stepscope.recordings.fleet import Fleet
+from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui import cli_top
 from stepscope.tui.cli_errors import CommandFailed, WrongUsage
 
@@ -102,6 +104,26 @@ def test_an_engine_that_dies_and_another_in_its_place_are_shown_as_what_they_are
     assert screen.wait_for_exit() == 0
 
 
+def test_an_engine_that_is_killed_is_down_without_waiting_for_silence(
+    engines: Engines, runtime_folder: Path
+) -> None:
+    address = f"{runtime_folder}/engine"
+    engines.start(address)
+    engines.wait(address)
+    source = Subscriber(address, stale_s=3600.0)
+    source.start()
+    try:
+        for wanted in ("live", "down"):
+            deadline_s = time.monotonic() + 20
+            while source.status != wanted:
+                assert time.monotonic() < deadline_s, f"it is {source.status}"
+                time.sleep(0.02)
+            if wanted == "live":
+                engines.kill(address)
+    finally:
+        source.stop()
+
+
 @pytest.fixture
 def nothing_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in [name for name in os.environ if name.startswith("STEPSCOPE_")]:
@@ -143,9 +165,6 @@ def test_of_several_engines_one_that_answers_is_enough(runtime_folder: Path) -> 
 def test_leaving_waits_for_dead_engines_together_not_one_after_the_other(
     engines: Engines, runtime_folder: Path
 ) -> None:
-    from stepscope.recordings.fleet import Fleet
-    from stepscope.recordings.subscriber import Subscriber
-
     sources = [Subscriber(f"{runtime_folder}/none-{number}") for number in range(12)]
     fleet = Fleet(sources)
     fleet.start()
