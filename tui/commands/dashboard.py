@@ -41,7 +41,7 @@ def demo(
     *,
     flags: dict[str, Any],
 ) -> None:
-    """Watch a real engine at work; all of it ends with the dashboard."""
+    """Watch a real engine at work; it ends with the dashboard."""
     from stepscope.tui import cli_demo
 
     cli_demo.demo(model, headless, seconds, record, screenshot, flags, with_tokens)
@@ -122,6 +122,7 @@ def replay(
     epilog=example(
         "stepscope compare freeze chunked",
         "stepscope compare freeze chunked --align request --table",
+        "stepscope compare before.mcap after.mcap -o compare.svg --size 160x48",
         "stepscope compare session.mcap --mark 'new budget' --json | jq .figures.itl_p99_ms",
     )
 )
@@ -156,6 +157,15 @@ def compare(
     limit: Annotated[
         int, typer.Option(metavar="INT", help="so many requests in the table, 0 for all")
     ] = 20,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="draw the screen into a .svg, .png or .txt"
+        ),
+    ] = None,
+    size: Annotated[
+        str, typer.Option(metavar="COLUMNSxROWS", help="of the screen that is drawn")
+    ] = "120x40",
     *,
     flags: dict[str, Any],
 ) -> None:
@@ -166,4 +176,4 @@ def compare(
     """
     from stepscope.tui import cli_compare
 
-    cli_compare.compare(a, b, mark, align, limit, as_table, as_json, flags)
+    cli_compare.compare(a, b, mark, align, limit, as_table, as_json, flags, output, size)

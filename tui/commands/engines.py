@@ -43,7 +43,7 @@ def http(
     *,
     flags: dict[str, Any],
 ) -> None:
-    """Serve the OpenAI API over HTTP for an engine that runs, or will."""
+    """Serve the OpenAI API over HTTP for an engine, now or later."""
     from stepscope.tui import cli_http
 
     cli_http.http(endpoint, inherited, flags)

@@ -26,7 +26,7 @@ _SloTTFT = Annotated[
 @commands.command(
     epilog=example(
         "stepscope screenshot session.mcap --at 1200 -o stall.svg",
-        "stepscope screenshot freeze --at 410 --page latency --size 160x48 -o latency.png",
+        "stepscope screenshot freeze --page latency --size 160x48 -o late.png",
     )
 )
 def screenshot(
@@ -64,9 +64,9 @@ def screenshot(
     slo_itl: _SloITL = None,
     slo_ttft: _SloTTFT = None,
 ) -> None:
-    """Draw the dashboard at one step of a recording, without a terminal.
+    """Draw the dashboard at a step of a recording.
 
-    SVG keeps its text selectable; PNG needs 'stepscope[export]'. A file that is there is replaced.
+    No terminal is needed. SVG keeps its text selectable; PNG needs 'stepscope[export]'. A file that is there is replaced.
     Theme, ASCII and service levels are those of [dashboard] in the config file where no option
     says otherwise.
     """
@@ -79,7 +79,7 @@ def screenshot(
 @commands.command(
     epilog=example(
         "stepscope plot session.mcap -o session.svg --slo-itl 50ms",
-        "stepscope plot freeze --from 300 --until 400 --title 'One document' -o freeze.png",
+        "stepscope plot freeze --from 300 --until 400 --title Freeze -o f.png",
     )
 )
 def plot(
@@ -107,9 +107,9 @@ def plot(
         str | None, typer.Option(metavar="TEXT", help="heading  [default: the recording's name]")
     ] = None,
 ) -> None:
-    """Draw a figure of a recording for a report: budget, latencies, queue and KV cache.
+    """Draw a figure of a recording for a report.
 
-    Each column of pixels shows the worst that happened in it, so no stall is averaged away. Knob
+    Budget, step times, latencies, queue and KV cache over time. Each column of pixels shows the worst that happened in it, so no stall is averaged away. Knob
     changes and marks are lines with labels. Needs 'stepscope[export]'; a file that is there is
     replaced.
     """
