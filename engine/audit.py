@@ -23,7 +23,7 @@ from stepscope.engine.commands import (
 from stepscope.engine.wire import Audited, KnobValue
 
 MAX_ENTRIES = 10_000
-IN_SNAPSHOT = 50  # entries that a late joiner is told of
+IN_SNAPSHOT = 20  # entries that a late joiner is told of
 
 _Kind: TypeAlias = Literal["knobs", "loop", "workload"]
 # Changes of one kind undo each other; the others do not.
@@ -106,15 +106,22 @@ class AuditTrail:
             )
         )
 
-    def changed_since(self, number: int, command: Change) -> Audited | None:
-        """The last change of the same kind with a higher number; None when there is none."""
+    def changed_since(
+        self, number: int, command: Change, but_by: Asker | None = None
+    ) -> Audited | None:
+        """The last change of the same kind with a higher number, None when there is none.
+
+        Args:
+            but_by: whose changes do not count.
+        """
         kind = _KINDS.get(type(command).__name__)
         if kind is None:
             return None
         for entry in reversed(self._entries):
             if entry.number <= number:
                 return None
-            if not entry.code and _KINDS.get(entry.command) == kind:
+            is_own = but_by == Asker(entry.who, entry.key)
+            if not entry.code and not is_own and _KINDS.get(entry.command) == kind:
                 return entry
         return None
 

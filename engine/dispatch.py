@@ -69,7 +69,7 @@ def _change(core: EngineCore, call: Call, command: Change) -> None:
                 "another_engine",
                 "the engine was started anew since you asked; nothing was changed in this one",
             )
-        _check_seen(core, command)
+        _check_seen(core, command, asker)
         effect = _CHANGES[type(command)](core, command, asker)
     except ConfigError as error:
         knobs = core.scheduler.knobs.as_dict() if error.code == "conflict" else None
@@ -87,13 +87,15 @@ def _change(core: EngineCore, call: Call, command: Change) -> None:
     )
 
 
-def _check_seen(core: EngineCore, command: Change) -> None:
+def _check_seen(core: EngineCore, command: Change, asker: Asker) -> None:
     """Raises ConfigError when somebody else made a change that who asks has not seen."""
     if command.seen is None:
         return
-    later = core.audit.changed_since(command.seen, command)
+    later = core.audit.changed_since(command.seen, command, asker)
     if later is not None:
-        raise ConfigError("conflict", f"{_told(later)}; nothing else was changed: look, and again")
+        raise ConfigError(
+            "conflict", f"somebody was quicker ({_told(later)}); look, and ask again if need be"
+        )
 
 
 def _told(entry: Audited) -> str:

@@ -129,7 +129,7 @@ class LoadGenerator:
             for each in self._open.values():
                 if each.request_id is not None and each.request_id not in told:
                     told.add(each.request_id)
-                    self._client.send(Abort(request_id=each.request_id))
+                    self._client.send(Abort(request_id=each.request_id, who="load"))
             self._receive(0.05)
         return self.report
 

@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.engine.wire import (
     Aborted,
+    Audited,
     Finished,
     KnobsChanged,
     KnobValue,
@@ -12,6 +13,7 @@ from stepscope.engine.wire import (
     Rejected,
     RequestEvent,
 )
+from stepscope.recordings.audit_text import change_text, who_text
 from stepscope.recordings.session import SessionState, request_name
 
 MAX_EVENTS = 20_000
@@ -127,6 +129,20 @@ def request_event(
         who = event.client_id or name
         return SessionEvent(step, time_ns, "reject", f"rejected {who}: {event.reason}")
     return None
+
+
+def audit_event(entry: Audited, step: int) -> SessionEvent | None:
+    """The line for what somebody did or was refused; None for a change of knobs, which has one.
+
+    Args:
+        step: the newest one, for what took no effect.
+    """
+    if entry.command == "SetKnobs" and not entry.code:
+        return None
+    if entry.effective_step is not None:
+        step = entry.effective_step
+    text = f"{who_text(entry)}: {change_text(entry)}"
+    return SessionEvent(step, entry.time_ns, "engine", text)
 
 
 def knobs_event(change: KnobsChanged) -> SessionEvent | None:

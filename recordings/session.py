@@ -10,6 +10,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from stepscope.engine.wire import (
+    Audited,
     ControlCounts,
     EngineInfo,
     EngineState,
@@ -28,6 +29,8 @@ from stepscope.engine.wire import (
 from stepscope.recordings.blocks import BlockMap
 from stepscope.recordings.outcome import Outcome
 from stepscope.recordings.requests import RequestTable
+
+MAX_AUDIT = 20
 
 
 @dataclass(slots=True)
@@ -52,6 +55,7 @@ class SessionState:
     num_dropped: int = 0
     workload: str | None = None
     control: ControlCounts | None = None  # what the engine's control socket did not take
+    audit: list[Audited] = field(default_factory=list)  # the last MAX_AUDIT; replaced, not changed
 
     # Copies
 
@@ -102,6 +106,7 @@ class SessionState:
             num_waiting=self.num_waiting,
             waiting_reasons=self.waiting_reasons,
             control=self.control,
+            audit=self.audit or None,
         )
 
     @classmethod
@@ -128,6 +133,7 @@ class SessionState:
             num_dropped=snapshot.num_dropped,
             workload=snapshot.workload,
             control=snapshot.control,
+            audit=snapshot.audit or [],
         )
 
     # Messages
@@ -144,6 +150,8 @@ class SessionState:
             self.knobs = {**self.knobs, **message.new}
             self.knobs_version = message.version
             self.time_ns = max(self.time_ns, message.time_ns)
+        elif isinstance(message, Audited):
+            self.audit = [*self.audit, message][-MAX_AUDIT:]
         elif isinstance(message, Snapshot):
             self._resync(message)
         return None

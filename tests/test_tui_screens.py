@@ -73,7 +73,7 @@ async def test_a_digit_opens_each_screen_and_escape_leads_back(source: Any) -> N
             "3": "gaps between tokens",
             "4": "KV map by state",
             "5": "breaches (",
-            "6": "changes (",
+            "6": "audit (",
         }
         for key, title in titles.items():
             await pilot.press(key)

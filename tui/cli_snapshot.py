@@ -48,6 +48,15 @@ def _summary(taken: Snapshot) -> list[tuple[str, str]]:
     lines.append(("knobs", f"version {taken.knobs_version}: {knobs}"))
     if info.with_tokens:
         lines.append(("privacy", "whoever watches or records gets prompts and outputs"))
+    if (control := taken.control) is not None:
+        counts = {
+            "bad messages": control.bad,
+            "commands beyond a client's share": control.limited,
+            "commands of viewers": control.denied,
+            "connections without a key": control.keyless,
+        }
+        told = (f"{count:,} {what}" for what, count in counts.items() if count)
+        lines.append(("refused", ", ".join(told)))
     if taken.num_dropped:
         lines.append(("dropped", f"{taken.num_dropped:,} telemetry messages so far"))
     return lines

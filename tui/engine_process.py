@@ -106,7 +106,7 @@ class EngineProcess:
             return
         try:
             with ControlClient(self.endpoint, timeout_s=1.0) as client:
-                client.ask(Shutdown())
+                client.ask(Shutdown(who="stepscope demo"))
         except (EngineUnreachable, CommandRefused):
             process.terminate()  # it is still loading, or hangs
         try:

@@ -1,10 +1,10 @@
 """`Operator`: what the operator does to the engine, and what the engine answers."""
 
-import getpass
+import msgspec
 
 from stepscope.engine.commands import (
     Ack,
-    Command,
+    Change,
     Pause,
     Resume,
     SetKnobs,
@@ -14,6 +14,7 @@ from stepscope.engine.commands import (
 )
 from stepscope.engine.wire import KnobSpec, KnobValue
 from stepscope.recordings.history import History
+from stepscope.tui.cli_connect import who
 from stepscope.tui.engine_link import Answer, EngineLink
 from stepscope.tui.notices import Notices
 from stepscope.tui.widgets.knob_panel import value_text
@@ -32,7 +33,7 @@ class Operator:
         self._history = history
         self._link = link
         self._notices = notices
-        self.who = _user()
+        self.who = who()
 
     @property
     def pending(self) -> str:
@@ -50,7 +51,7 @@ class Operator:
             return
         self._ask(
             f"{name} {value_text(before)}→{value_text(value)}",
-            SetKnobs(changes={name: value}, who=self.who, expected_version=expected_version),
+            SetKnobs(changes={name: value}, expected_version=expected_version),
         )
 
     def undo(self) -> None:
@@ -67,7 +68,7 @@ class Operator:
         )
         self._ask(
             f"undo: {what}",
-            SetKnobs(changes=back, who=self.who, expected_version=last.version),
+            SetKnobs(changes=back, expected_version=last.version),
         )
 
     def pause_or_resume(self) -> None:
@@ -84,12 +85,15 @@ class Operator:
         what = "stop the workload" if spec is None else f"workload of {spec.rate:g} requests/s"
         self._ask(what, SetWorkload(workload=spec))
 
-    def _ask(self, what: str, command: Command) -> None:
+    def _ask(self, what: str, command: Change) -> None:
+        """Ask as this operator, who has seen what is on the screen: else it is a conflict."""
         if self._link is None:
             self._notices.say("there is no engine to ask: this is a recording", "caution")
             return
         self._notices.dismiss()
-        self._link.ask(what, command)
+        audit = self._history.state.audit
+        seen = audit[-1].number if audit else 0
+        self._link.ask(what, msgspec.structs.replace(command, who=self.who, seen=seen))
 
     def take_answers(self) -> None:
         """Say what the engine has answered since the last call."""
@@ -108,10 +112,3 @@ def _told(answer: Answer) -> str:
             return f"{answer.what} applied at step {reply.effective_step:,}{detail}"
         return f"{answer.what}: done before step {reply.effective_step:,}{detail}"
     return f"{answer.what}: {type(reply).__name__}"
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # no name for this user id
-        return "dashboard"

@@ -172,7 +172,7 @@ class Generation:
     def _abort(self, request_id: int) -> None:
         try:
             # The answer is of no use: the request may have finished meanwhile.
-            self._engine.send(Abort(request_id=request_id), None)
+            self._engine.send(Abort(request_id=request_id, who="http"), None)
         except EngineUnreachable:
             return  # it has ended with its engine
 

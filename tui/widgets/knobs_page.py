@@ -1,8 +1,11 @@
 """Knobs: what they are, what they may be, who changed them, and what the latencies did after it."""
 
 from collections.abc import Mapping
+from typing import TypeAlias
 
-from stepscope.engine.wire import KnobsChanged, KnobSpec
+from stepscope.engine.commands import SetKnobs
+from stepscope.engine.wire import Audited, KnobsChanged, KnobSpec
+from stepscope.recordings.audit_text import change_text, who_text
 from stepscope.recordings.history import History
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
@@ -11,14 +14,15 @@ from stepscope.tui.widgets.lines import Line, clean, framed
 from stepscope.tui.widgets.panels import Cell, Column, Target, table
 
 EFFECT_S = 10.0  # before and after a change, or to the next one
+_WHO_WIDTH = 12
 
 
 def _log_columns(width: int) -> tuple[Column, ...]:
     return (
         Column("step", 9, True),
         Column("at", 8),
-        Column("by", 9),
-        Column("change", max(20, min(90, width - 86))),
+        Column("by", _WHO_WIDTH),
+        Column("change", max(20, min(90, width - 77 - _WHO_WIDTH))),
         Column("ITL p50", 12, True),
         Column("ITL p99", 12, True),
         Column("TTFT p50", 12, True),
@@ -27,9 +31,9 @@ def _log_columns(width: int) -> tuple[Column, ...]:
 
 
 def targets(frame: Frame) -> list[Target]:
-    """One for each knob, then one for each change, the newest first."""
+    """One for each knob, then one for each entry of the audit trail, the newest first."""
     knobs = [Target(knob=name) for name in _names(frame)]
-    return knobs + [Target(step=change.effective_step) for change in _changes(frame)]
+    return knobs + [Target(step=_step(frame, entry)) for entry in _trail(frame)]
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
@@ -37,7 +41,8 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     names = _names(frame)
     row = frame.view.row
     specs = _specs(frame)
-    log_height = max(5, min(len(_changes(frame)) + 3, height * 2 // 5))
+    trail = _trail(frame)
+    log_height = max(5, min(len(trail) + 3, height * 2 // 5))
     body_height = max(5, min(len(names) + 4, height - log_height))
     title: Line = (
         ("knobs", "title"),
@@ -55,30 +60,33 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     )
     if not names:
         body = [((" the engine does not tell its knobs", "muted"),)]
-    changes = _changes(frame)
-    selected = row - len(names) if row >= len(names) and changes else None
+    selected = row - len(names) if row >= len(names) and trail else None
     about = "" if chosen is None else _about(specs.get(names[chosen]))
     if selected is not None:
-        about = _what(changes[min(selected, len(changes) - 1)])
+        about = _told(trail[min(selected, len(trail) - 1)])
     body = [*body[: body_height - 3], ((f" {clean(about, width - 4)}", "muted"),)]
     lines = framed(body, width, body_height, title, hint)
     rest = height - body_height
     log = table(
         _log_columns(width),
-        [_change(frame, change) for change in changes],
+        [
+            _change(frame, entry) if isinstance(entry, KnobsChanged) else _audited(frame, entry)
+            for entry in trail
+        ],
         width - 2,
         rest - 2,
         selected,
         len(names),
     )
-    if not changes:
-        text = " no knob has been changed since the oldest step in memory"
+    if not trail:
+        text = " nobody has changed anything since the oldest step in memory"
         if not names:
             text = " nor whether any has been changed"
         log = [((text, "muted"),)]
     heading: Line = (
-        (f"changes ({len(changes)})" if changes or names else "changes", "title"),
+        (f"audit ({len(trail)})" if trail or names else "audit", "title"),
         (f"  ms before→after, {EFFECT_S:g} s each, newest first", "muted"),
+        (_refused(frame), "breach"),
     )
     return [
         *lines,
@@ -137,7 +145,54 @@ def _about(spec: KnobSpec | None) -> str:
     return f"{spec.name}: {spec.help} (default {value_text(spec.default)}; {bounds_text(spec)})"
 
 
-# The audit log
+# The audit trail: changes of knobs with what came of them, and whatever else somebody did
+
+_Entry: TypeAlias = KnobsChanged | Audited
+
+
+def _trail(frame: Frame) -> list[_Entry]:
+    """Up to the cursor, the newest first."""
+    others = [
+        entry for entry in frame.state.audit if entry.code or entry.command != SetKnobs.__name__
+    ]
+    return sorted([*_changes(frame), *others], key=lambda entry: -entry.time_ns)
+
+
+def _step(frame: Frame, entry: _Entry) -> int | None:
+    """Where it is shown; for what was refused, the step it was asked in."""
+    if entry.effective_step is not None:
+        return entry.effective_step
+    return frame.history.step_at(entry.time_ns)
+
+
+def _told(entry: _Entry) -> str:
+    return _what(entry) if isinstance(entry, KnobsChanged) else change_text(entry)
+
+
+def _audited(frame: Frame, entry: Audited) -> list[Cell]:
+    style = "breach" if entry.code else "text"
+    return [
+        ("refused" if entry.code else f"{entry.effective_step or 0:,}", style),
+        (fmt.clock(frame.history.wall_ns(entry.time_ns)), "muted"),
+        (clean(who_text(entry), _WHO_WIDTH), "text"),
+        (change_text(entry), style),
+        *[("", "muted")] * 4,
+    ]
+
+
+def _refused(frame: Frame) -> str:
+    """What the control socket did not take, when it did not take something."""
+    control = frame.state.control
+    if control is None:
+        return ""
+    counts = {
+        "bad": control.bad,
+        "over the limit": control.limited,
+        "of viewers": control.denied,
+        "without a key": control.keyless,
+    }
+    told = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    return f"  refused: {told}"
 
 
 def _changes(frame: Frame) -> list[KnobsChanged]:
@@ -160,7 +215,7 @@ def _change(frame: Frame, change: KnobsChanged) -> list[Cell]:
     cells: list[Cell] = [
         (f"{change.effective_step:,}", "text"),
         (fmt.clock(frame.history.wall_ns(change.time_ns)), "muted"),
-        (clean(change.who, 9), "text"),
+        (clean(change.who, _WHO_WIDTH), "text"),
         (_what(change), "mark"),
     ]
     slo = frame.history.slo
