@@ -169,7 +169,7 @@ def compare(
     *,
     flags: dict[str, Any],
 ) -> None:
-    """Say which of two runs is better, in what, and where it comes from.
+    """Say which of two runs is better, in what, and why.
 
     On a terminal it opens the dashboard, elsewhere it prints. A ratio is B against A. A difference
     that may be chance is called 'too few to say'.

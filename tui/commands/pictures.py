@@ -66,9 +66,9 @@ def screenshot(
 ) -> None:
     """Draw the dashboard at a step of a recording.
 
-    No terminal is needed. SVG keeps its text selectable; PNG needs 'stepscope[export]'. A file that is there is replaced.
-    Theme, ASCII and service levels are those of [dashboard] in the config file where no option
-    says otherwise.
+    No terminal is needed. SVG keeps its text selectable; PNG needs 'stepscope[export]'. A file that
+    is there is replaced. Theme, ASCII and service levels are those of [dashboard] in the config
+    file where no option says otherwise.
     """
     from stepscope.tui import cli_screenshot
 
@@ -109,9 +109,9 @@ def plot(
 ) -> None:
     """Draw a figure of a recording for a report.
 
-    Budget, step times, latencies, queue and KV cache over time. Each column of pixels shows the worst that happened in it, so no stall is averaged away. Knob
-    changes and marks are lines with labels. Needs 'stepscope[export]'; a file that is there is
-    replaced.
+    Budget, step times, latencies, queue and KV cache over time. Each column of pixels shows the
+    worst that happened in it, so no stall is averaged away; knob changes and marks are lines with
+    labels. Needs 'stepscope[export]'. A file that is there is replaced.
     """
     from stepscope.tui import cli_plot
 
