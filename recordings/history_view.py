@@ -35,6 +35,7 @@ class HistoryView:
     def __init__(self, slo: SLO, timeline: Timeline) -> None:
         self.slo = slo
         self.version = 0  # grows with every message
+        self.is_short = False  # more of what came before the first step is about to be there
         self._lock = threading.RLock()
         self._newest: tuple[int, SessionState] | None = None  # version and state
         self._begin(timeline)

@@ -128,7 +128,8 @@ class LaneBoard:
         elif isinstance(message, Snapshot):
             live = {v.request_id for v in message.requests if v.status != "finished"}
             for request_id in [each for each in self._open if each not in live]:
-                del self._open[request_id]
+                track = self._open.pop(request_id)
+                track.fill_to(self.end, track.filler)  # as far as anybody knew it was there
 
     def view(self, first: int, last: int) -> list[Lane]:
         """Lanes of the steps [first, last] that show anything there, by request id."""

@@ -73,6 +73,9 @@ class LoadedChunk:
     def __len__(self) -> int:
         return len(self.frames)
 
+    def is_packed(self, place: int) -> bool:
+        return place in self._packed
+
     def frame(self, place: int) -> Frame | None:
         """The frame as it was received; None when it cannot be had, which a sound file has not."""
         frame = self.frames[place]

@@ -130,6 +130,10 @@ class Recording:
         """Of the file, in bytes."""
         return os.fstat(self._stream.fileno()).st_size
 
+    def chunk(self, number: int) -> LoadedChunk:
+        """What can be read of a chunk."""
+        return self._chunks.load(number)
+
     def chunk_frames(self, number: int) -> list[Frame]:
         """What can be read of a chunk; steps as they lie in the file, maybe packed."""
         return self._chunks.load(number).frames
@@ -210,8 +214,7 @@ class Recording:
                 if frame is None:
                     self._chunks.damaged.add(number)
                     continue
-                ahead = (frame.sequence - sequence) & 0xFFFF_FFFF
-                sequence += ahead if ahead < 1 << 31 else ahead - (1 << 32)
+                sequence = whole_sequence(frame.sequence, sequence)
                 yield frame._replace(sequence=sequence), Position(number, place + 1)
 
     # Inside
@@ -263,6 +266,12 @@ class Recording:
             first[0].log_ns if first else self._chunks.places[0].start_ns,
             last[-1].log_ns if last else self._chunks.places[-1].end_ns,
         )
+
+
+def whole_sequence(lower: int, before: int) -> int:
+    """A sequence number of which the lower 32 bits are known, near the one before."""
+    ahead = (lower - before) & 0xFFFF_FFFF
+    return before + (ahead if ahead < 1 << 31 else ahead - (1 << 32))
 
 
 def _step_at(chunk: LoadedChunk, place: int) -> int:

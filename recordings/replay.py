@@ -1,7 +1,8 @@
 """`ReplaySource`: a recording played into a `History`, at any speed, from any step.
 
-Its thread owns the place in the file. What a caller asks for is noted and done there; seeking
-prepares a history aside and swaps it in, so that nobody sees half of it.
+Its thread owns the place in the file. What a caller asks for is noted and done there. Seeking
+prepares a history aside and swaps it in, so that nobody sees half of it: first one of the last
+steps only, which is there at once, then one that reaches as far back as the windows do.
 """
 
 import threading
@@ -11,17 +12,14 @@ from typing import Literal
 
 import msgspec
 
-from stepscope.engine.wire import Snapshot
 from stepscope.recordings.history import History
 from stepscope.recordings.loaded_chunk import Frame
 from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.reader import Position, Recording
+from stepscope.recordings.seek import MAX_WINDOW_STEPS, WINDOW_STEPS, state_at, window_start
 from stepscope.recordings.source import FrameTap
 
 MIN_SPEED, MAX_SPEED = 0.1, 64.0
-WINDOW_S = 60.0  # of latencies that are there after a seek
-WINDOW_STEPS = 200  # of lanes and charts
-MAX_WINDOW_STEPS = 20_000  # ... at most, so that a seek stays short
 _TICK_S = 0.02
 
 
@@ -57,6 +55,8 @@ class ReplaySource:
         self._at_end = False
         self._wanted: int | None = recording.first_step or 0  # step to go to
         self._skips = 0  # steps to go from there
+        self._shown_steps = WINDOW_STEPS  # on the screen
+        self._is_short = False  # the history does not reach as far back as it should
         self._busy = True  # something that was asked for is not done
         self._stopping = False
         self._moved = True  # recorded time and host time have to be tied anew
@@ -66,8 +66,6 @@ class ReplaySource:
         self._reader: Iterator[tuple[Frame, Position]] = iter(())
         self._next: tuple[Frame, Position] | None = None  # frame, and the place after it
         self._origin = (0.0, 0)  # host time and recorded time of the same instant
-        self._loaded_from: Position | None = None  # the history holds what came after it
-        self._first_loaded: int | None = None  # its first step at that time
 
     # From any thread
 
@@ -126,6 +124,16 @@ class ReplaySource:
             self._busy = True
             self._wake.notify_all()
 
+    def show(self, num_steps: int) -> None:
+        """So many steps are on the screen: that many are to be there before the newest."""
+        if num_steps == self._shown_steps:
+            return
+        with self._wake:
+            self._shown_steps = num_steps
+            if self.history.num_steps < min(num_steps, MAX_WINDOW_STEPS):
+                self._is_short = self._busy = True
+                self._wake.notify_all()
+
     def wait(self, timeout_s: float = 10.0) -> bool:
         """Until what was asked for is done; False if it takes longer."""
         with self._wake:
@@ -140,7 +148,8 @@ class ReplaySource:
                     return
                 wanted, skips = self._wanted, self._skips
                 self._wanted, self._skips = None, 0
-                if wanted is None and not skips:
+                is_short = self._is_short and wanted is None and not skips
+                if wanted is None and not skips and not is_short:
                     if self._busy:
                         self._busy = False
                         self._wake.notify_all()
@@ -160,7 +169,10 @@ class ReplaySource:
                 if skips:
                     self._skip(skips)
                     self._moved = True
-                if wanted is None and not skips:
+                if is_short:
+                    self._reach_back()
+                    self._moved = True
+                elif wanted is None and not skips:
                     self._play_due()
             except (RecordingError, msgspec.DecodeError) as error:
                 self._error = str(error)
@@ -198,13 +210,15 @@ class ReplaySource:
         self._reader = self.recording.frames(position, sequence)
         self._advance()
 
-    def _read_to(self, position: Position, history: History) -> bool:
-        """Take all messages before a position; False when something else is wanted meanwhile."""
+    def _read_to(self, position: Position) -> None:
+        """Take all messages before a position, unless something else is wanted meanwhile."""
         while self._next is not None and self._next[1] <= position:
-            if self._wanted is not None or self._stopping:
-                return False
-            self._apply_next(history)
-        return True
+            if self._is_interrupted():
+                return
+            self._apply_next(self.history)
+
+    def _is_interrupted(self) -> bool:
+        return self._wanted is not None or self._stopping
 
     def _skip(self, num_steps: int) -> None:
         for _ in range(num_steps):
@@ -223,41 +237,62 @@ class ReplaySource:
             return
         step = min(max(step, recording.first_step), recording.last_step)
         target = recording.find_step(step) or Position(0, 0)
-        snapshot, begin = self._window_start(step, target)
         newest = history.last_step
-        if newest is not None and self._holds(begin, snapshot.step):
-            if newest <= step and self._next is not None and newest >= snapshot.step:
-                self._read_to(target, history)
+        num_steps = min(self._shown_steps, WINDOW_STEPS)
+        first = history.first_step
+        if first is not None and newest is not None:
+            if newest <= step <= newest + num_steps and self._next is not None:
+                self._read_to(target)
                 return
-            if newest > step and history.rewind(history.neighbour(step + 1, -1)):
+            is_held = first <= step - num_steps or first == recording.first_step
+            if is_held and step < newest and history.rewind(history.neighbour(step + 1, -1)):
                 self._read_from(target, history.last_sequence or 0)
+                self._is_short = True  # maybe: it is looked at when nothing else is to be done
                 return
+        begin = recording.find_step(step - num_steps) or Position(0, 0)
+        fresh = self._begun(begin)
+        for frame, after in recording.frames(begin, fresh.last_sequence or 0):
+            if after > target:
+                break
+            if self._is_interrupted():
+                return  # what is shown stays as it was
+            fresh.append(frame.sequence, frame.payload)
+        self._show(fresh, is_short=begin > Position(0, 0))
+        self._read_from(target, fresh.last_sequence or 0)
+
+    def _show(self, fresh: History, *, is_short: bool) -> None:
+        history = self.history
+        history.is_short = self._is_short = is_short
+        history.adopt(fresh)
+
+    def _begun(self, position: Position) -> History:
+        """A history that begins at a position."""
+        history = self.history
+        fresh = History(history.slo, history.max_steps, history.max_bytes)
+        fresh.begin(*state_at(self.recording, position))
+        return fresh
+
+    def _reach_back(self) -> None:
+        """Make the history reach as far back as it should, unless something else is wanted."""
+        history, last_step = self.history, self.history.last_step
+        if last_step is None:
+            history.is_short = self._is_short = False
+            return
+        snapshot, begin = window_start(self.recording, last_step, self._shown_steps)
+        first_step = history.first_step
+        if first_step is not None and first_step <= snapshot.step + 1:
+            history.is_short = self._is_short = False
+            return
         fresh = History(history.slo, history.max_steps, history.max_bytes)
         fresh.reset(snapshot)
-        self._read_from(begin, snapshot.sequence)
-        if self._read_to(target, fresh):
-            history.adopt(fresh)
-            self._loaded_from = begin
-            self._first_loaded = history.first_step
-        else:
-            self._loaded_from = None  # the file is read on from elsewhere than the history ends
-
-    def _holds(self, begin: Position, step: int) -> bool:
-        """Whether the history has all that came after `begin`, which is at `step`."""
-        if self._loaded_from is None or self._loaded_from > begin:
-            return False
-        first_step = self.history.first_step
-        return first_step == self._first_loaded or (first_step is not None and first_step <= step)
-
-    def _window_start(self, step: int, target: Position) -> tuple[Snapshot, Position]:
-        """The keyframe to begin from, so that the windows on the screen are full at `target`."""
-        recording = self.recording
-        frame = recording.frame_before(target)
-        start = recording.find_step(step - WINDOW_STEPS) or Position(0, 0)
-        if frame is not None:
-            start = min(start, recording.find_time(frame.log_ns - round(WINDOW_S * 1e9)))
-        latest = recording.find_step(step - MAX_WINDOW_STEPS)
-        return recording.keyframe_before(start if latest is None else max(start, latest))
+        end = self._next[1] if self._next is not None else None
+        for frame, after in self.recording.frames(begin, snapshot.sequence):
+            if end is not None and after >= end:
+                break
+            if self._is_interrupted() or self._skips:
+                return
+            fresh.append(frame.sequence, frame.payload)
+        self._show(fresh, is_short=False)
 
 
 def _clamped(speed: float) -> float:

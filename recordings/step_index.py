@@ -1,7 +1,7 @@
 """`StepIndex`: which chunk of a recording holds a step, found by looking into few of them."""
 
+import itertools
 import sys
-from bisect import bisect_right
 
 from stepscope.recordings.chunk_cache import ChunkCache
 
@@ -20,20 +20,32 @@ class StepIndex:
         self._first_steps: dict[int, int | None] = {}
 
     def num_chunks_up_to(self, step: int) -> int:
-        """How many chunks begin at or before a step. Looks into few: steps are spread evenly."""
-        num_chunks = len(self._chunks)
-        share = (step - self._first_step) / max(1, self._last_step - self._first_step)
-        low = high = min(max(0, round(share * num_chunks)), num_chunks)
-        width = 1
-        while low > 0 and self._first_step_from(low - 1) > step:
-            high = low
-            low = max(0, low - width)
-            width *= 2
-        while high < num_chunks and self._first_step_from(high) <= step:
-            low = high
-            high = min(num_chunks, high + width)
-            width *= 2
-        return bisect_right(range(num_chunks), step, low, high, key=self._first_step_from)
+        """How many chunks begin at or before a step.
+
+        Looks into few: between two that are known, steps are taken to be spread evenly (and where
+        that leads nowhere soon, the middle is looked at).
+        """
+        low, low_step = -1, self._first_step - 1  # begins at or before it
+        high, high_step = len(self._chunks), self._last_step + 1  # begins after it
+        for number, first in self._first_steps.items():
+            if first is None:
+                continue
+            if first <= step:
+                if number > low:
+                    low, low_step = number, first
+            elif number < high:
+                high, high_step = number, first
+        for attempt in itertools.count():
+            if high - low <= 1:
+                return low + 1
+            share = (step - low_step) / max(1, high_step - low_step) if attempt < 6 else 0.5
+            number = min(max(low + round(share * (high - low)), low + 1), high - 1)
+            first = self._first_step_from(number)
+            if first <= step:
+                low, low_step = number, first
+            else:
+                high, high_step = number, first
+        raise AssertionError
 
     def _first_step_from(self, number: int) -> int:
         """Where steps begin in a chunk (or in those after it): none of it is earlier."""

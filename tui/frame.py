@@ -97,7 +97,7 @@ class FrameBuilder:
         self._columns = ChartColumns(history)
         self._windows = LatencyWindows(history, clock)
         self._figures: tuple[LatencyReport, Rates, Late | None, int] | None = None
-        self._figures_mode: tuple[bool, str | None] = (True, None)
+        self._figures_mode: tuple[bool, str | None, bool] = (True, None, False)
         self._figures_at: int | None = None
         self._figures_due_s = 0.0
         self._recent: tuple[object, list[SessionEvent]] | None = None
@@ -168,13 +168,15 @@ class FrameBuilder:
         """
         history = self._history
         info = history.info
-        mode = (view.live, None if info is None else info.engine_id)
+        # A minute that is not all there yet is no minute.
+        window_s = 0.0 if history.is_short else LATENCY_WINDOW_S
+        mode = (view.live, None if info is None else info.engine_id, history.is_short)
         start_s = self._clock()
         is_due = start_s >= self._figures_due_s and (view.live or self._figures_at != cursor)
         if self._figures is None or self._figures_mode != mode or is_due:
             end_ns = None if view.live else state.time_ns
             self._figures = (
-                minute or history.latency(end_ns, LATENCY_WINDOW_S),
+                minute or history.latency(end_ns, window_s),
                 history.rates(end_ns),
                 history.last_stall(cursor),
                 self._waiting_trend(cursor, state),

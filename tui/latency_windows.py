@@ -38,6 +38,9 @@ class LatencyWindows:
 
     def reports(self, end_ns: int | None) -> dict[str, LatencyReport]:
         """One for each window that ends at `end_ns` (None: now)."""
+        if self._history.is_short:
+            self._due_s, self._reports = {}, {}
+            return {}
         self._is_moving = end_ns != self._end_ns and end_ns is not None
         if end_ns != self._end_ns:
             self._end_ns, self._due_s, self._reports = end_ns, {}, {}

@@ -17,9 +17,8 @@ from pathlib import Path
 
 from synthetic_session import session
 
-from stepscope.engine import wire
 from stepscope.recordings.reader import Recording
-from stepscope.recordings.session import SessionState
+from stepscope.recordings.seek import state_at
 from stepscope.recordings.writer import RecordingWriter
 
 WEEK_STEPS = 7 * 24 * 3600 * 50
@@ -87,12 +86,7 @@ def seek(path: Path, num_steps: int, num_seeks: int = 200) -> None:
             target = recording.find_step(step)
             assert target is not None
             found.append(time.perf_counter() - start_s)
-            snapshot, position = recording.keyframe_before(target)
-            state = SessionState.from_snapshot(snapshot)
-            for frame, after in recording.frames(position, snapshot.sequence):
-                if after > target:
-                    break
-                state.apply(wire.decode(frame.payload))
+            state, _ = state_at(recording, target)
             times.append(time.perf_counter() - start_s)
             assert state.step == step
     times.sort()

@@ -206,6 +206,8 @@ class MainScreen(Screen[None]):
         canvas = self.canvas
         num_events = max(8, canvas.height_of("events")) if "events" in canvas.places else 0
         num_lanes = canvas.height_of("lanes")
+        if self._replay is not None and self.view.axis == "step" and canvas.num_columns:
+            self._replay.show(canvas.num_columns * self.view.zoom)
         frame = self._builder.build(self.view, canvas.num_columns, num_lanes, num_events)
         if self.view.page == "fleet":
             desk = self.session.desk

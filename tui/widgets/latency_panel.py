@@ -109,6 +109,8 @@ def _wall(frame: Frame) -> Line:
 def _stall(frame: Frame, width: int) -> list[Line]:
     if frame.stall is None and not frame.tells_requests:
         return [((" last stall: — (it does not tell whose tokens came)", "muted"),)]
+    if frame.stall is None and frame.history.is_short:
+        return [((" last stall: looking further back …", "muted"),)]
     if frame.stall is None:
         return [((" last stall: none above the ITL bound", "muted"),)]
     text = f"last stall: {frame.stall.text}"

@@ -1,0 +1,68 @@
+"""Places in a recording: the state at any of them, and where to begin so that windows are full."""
+
+import msgspec
+
+from stepscope.engine import wire
+from stepscope.engine.wire import Snapshot
+from stepscope.recordings.fast_forward import FastForward
+from stepscope.recordings.reader import Position, Recording, whole_sequence
+from stepscope.recordings.session import SessionState
+
+WINDOW_S = 60.0  # of latencies
+WINDOW_STEPS = 200  # of lanes and charts, and the most that is there at once after a seek
+MAX_WINDOW_STEPS = 20_000  # ... at most, so that it is there soon
+
+
+def state_at(recording: Recording, position: Position) -> tuple[SessionState, int]:
+    """The state after all messages before a position, and the number of the last of them.
+
+    Before the first keyframe it is that of the first keyframe.
+
+    Raises:
+        RecordingError: no keyframe can be read.
+    """
+    snapshot, start = recording.keyframe_before(position)
+    try:
+        return _forwarded(recording, snapshot, start, position)
+    except (msgspec.DecodeError, ValueError, LookupError, TypeError):
+        # Damaged: what can be read is taken one by one.
+        state, sequence = SessionState.from_snapshot(snapshot), snapshot.sequence
+        for frame, after in recording.frames(start, sequence):
+            if after > position:
+                break
+            state.apply(wire.decode(frame.payload))
+            sequence = frame.sequence
+        return state, sequence
+
+
+def _forwarded(
+    recording: Recording, snapshot: Snapshot, start: Position, end: Position
+) -> tuple[SessionState, int]:
+    forward = FastForward(SessionState.from_snapshot(snapshot))
+    sequence = snapshot.sequence
+    for number in range(start.chunk, min(end.chunk + 1, recording.num_chunks)):
+        chunk = recording.chunk(number)
+        first = start.message if number == start.chunk else 0
+        last = min(end.message, len(chunk)) if number == end.chunk else len(chunk)
+        for place in range(first, last):
+            frame = chunk.frames[place]
+            if chunk.is_packed(place):
+                forward.take_packed(frame.payload)
+            else:
+                forward.take(frame.payload)
+            sequence = whole_sequence(frame.sequence, sequence)
+    return forward.finish(), sequence
+
+
+def window_start(recording: Recording, step: int, num_shown: int) -> tuple[Snapshot, Position]:
+    """The keyframe to begin from, so that the windows on the screen are full at `step`.
+
+    Args:
+        num_shown: steps that the lanes and charts show.
+    """
+    start = recording.find_step(step - max(num_shown, WINDOW_STEPS)) or Position(0, 0)
+    frame = recording.frame_before(recording.find_step(step) or Position(0, 0))
+    if frame is not None:
+        start = min(start, recording.find_time(frame.log_ns - round(WINDOW_S * 1e9)))
+    latest = recording.find_step(step - MAX_WINDOW_STEPS)
+    return recording.keyframe_before(start if latest is None else max(start, latest))

@@ -1,0 +1,210 @@
+"""Seeking in a recording: the state is the same however one gets there, and it is there soon."""
+
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from stepscope.engine import wire
+from stepscope.engine.config import Knobs
+from stepscope.engine.simulated import SimulatedWorkload, simulate
+from stepscope.engine.wire import BatchRow, StepRecord, Telemetry
+from stepscope.recordings.fast_forward import FastForward
+from stepscope.recordings.history import History
+from stepscope.recordings.packed_steps import StepPacker
+from stepscope.recordings.reader import Position, Recording
+from stepscope.recordings.replay import ReplaySource
+from stepscope.recordings.seek import WINDOW_STEPS, state_at
+from stepscope.recordings.session import SessionState
+from stepscope.recordings.writer import RecordingWriter
+
+NUM_STEPS = 3_000
+
+
+def busy(seed: int, num_steps: int) -> list[Telemetry]:
+    """A session with everything: chunks, prefix hits, preemptions, changed knobs."""
+    told = simulate(
+        seed=seed,
+        num_steps=num_steps,
+        num_blocks=200,
+        max_model_len=2048,
+        knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
+        changes={num_steps // 2: {"max_num_batched_tokens": 128}},
+        workload=SimulatedWorkload(
+            rate=14.0, document_share=0.1, document_tokens=1500, output_tokens=90
+        ),
+    )
+    return [message for _, message in told]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("seek") / "long.mcap"
+    writer = RecordingWriter(path)
+    writer.start()
+    for sequence, message in enumerate(busy(2, NUM_STEPS)):
+        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+    writer.close()
+    assert writer.error is None
+    return path
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_fast_forward_ends_where_step_by_step_does(seed: int) -> None:
+    messages = busy(seed, 400)
+    rng = random.Random(seed)
+    state = SessionState()
+    packer = StepPacker(16)
+    forward, since = FastForward(SessionState()), 0
+    num_packed = 0
+    for number, message in enumerate(messages):
+        payload = wire.encode(message)
+        state.apply(message)
+        packed = packer.pack(payload) if isinstance(message, StepRecord) else None
+        if packed is None:
+            forward.take(payload)
+        else:
+            forward.take_packed(packed)
+            num_packed += 1
+        if rng.random() < 0.05:
+            # An end anywhere: what was put off until then is made up for.
+            assert forward.finish() == state, f"{since} to {number}"
+            forward, since = FastForward(state.copy()), number
+            packer.reset()
+    assert forward.finish() == state
+    assert num_packed > 200
+
+
+@pytest.mark.parametrize("block_size", [0, 1, 16])
+def test_a_row_that_goes_on_takes_blocks_as_if_it_had_been_spelled_out(block_size: int) -> None:
+    def step(number: int, rows: list[BatchRow]) -> StepRecord:
+        return StepRecord(
+            step=number,
+            schedule_start_ns=number * 10,
+            tokens_ns=number * 10 + 5,
+            num_prefill_tokens=0,
+            num_decode_tokens=len(rows),
+            batch=rows,
+            num_running=len(rows),
+            num_waiting=0,
+        )
+
+    # One with too few blocks, one with room for all, one that leaves out a step.
+    rows = [BatchRow(1, 1, 90, 1, 0, 2, 1), BatchRow(2, 1, 3, 1, 0, 9, 1)]
+    rows.append(BatchRow(3, 1, 30, 1, 0, 2, 1))
+    state, packer = SessionState(), StepPacker(block_size)
+    forward = FastForward(SessionState())
+    for number in range(60):
+        record = step(number, [row for row in rows if number % 7 != 3 or row.request_id != 3])
+        payload = wire.encode(record)
+        state.apply(record)
+        packed = packer.pack(payload)
+        if packed is None:
+            forward.take(payload)
+        else:
+            forward.take_packed(packed)
+        size = block_size or 1 << 62
+        for at, row in enumerate(rows):
+            start = row.start + 1
+            num_blocks = row.num_blocks + (start >= row.num_blocks * size)
+            rows[at] = BatchRow(row.request_id, 1, start, 1, 0, num_blocks, 1)
+    assert forward.finish() == state
+
+
+def test_the_state_at_a_position_is_that_of_all_messages_before_it(recorded: Path) -> None:
+    rng = random.Random(7)
+    with Recording(recorded) as recording:
+        states = {}
+        wanted = sorted(rng.sample(range(NUM_STEPS), 40))
+        state = SessionState()
+        for frame, after in recording.frames():
+            state.apply(wire.decode(frame.payload))
+            if frame.topic == b"step" and state.step in wanted:
+                states[state.step] = after, state.copy(), frame.sequence
+        assert len(states) == 40
+        for step in rng.sample(wanted, 40):
+            position, expected, sequence = states[step]
+            assert recording.find_step(step) == position
+            assert state_at(recording, position) == (expected, sequence)
+        first, _ = state_at(recording, Position(0, 0))
+        assert first.info == recording.info
+
+
+def test_few_chunks_are_looked_into_however_uneven_the_steps_are(tmp_path: Path) -> None:
+    class Chunks:
+        """As many steps in a chunk as one likes."""
+
+        def __init__(self) -> None:
+            rng = random.Random(1)
+            self.firsts = [0]
+            for _ in range(2_000):
+                self.firsts.append(self.firsts[-1] + rng.choice((1, 5, 300, 20_000)))
+            self.num_looks = 0
+
+        def __len__(self) -> int:
+            return len(self.firsts)
+
+        def first_step(self, number: int) -> int | None:
+            self.num_looks += 1
+            return self.firsts[number]
+
+    from stepscope.recordings.step_index import StepIndex
+
+    rng = random.Random(2)
+    for _ in range(20):
+        chunks = Chunks()
+        index = StepIndex(chunks, 0, chunks.firsts[-1] + 10)  # type: ignore[arg-type]
+        for _ in range(5):
+            step = rng.randrange(chunks.firsts[-1] + 10)
+            expected = sum(first <= step for first in chunks.firsts)
+            assert index.num_chunks_up_to(step) == expected
+        assert chunks.num_looks <= 5 * 18
+
+
+def test_a_seek_shows_the_last_steps_at_once_and_the_whole_windows_when_it_is_done(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = ReplaySource(Recording(recorded), playing=False)
+    reached, go_on = threading.Event(), threading.Event()
+    reach_back = ReplaySource._reach_back
+
+    def slowly(replay: ReplaySource) -> None:
+        reached.set()
+        assert go_on.wait(10)
+        reach_back(replay)
+
+    monkeypatch.setattr(ReplaySource, "_reach_back", slowly)
+    source.start()
+    assert source.wait()
+    try:
+        step = NUM_STEPS - 20
+        source.seek(step)
+        assert reached.wait(10)
+        history = source.history
+        assert history.last_step == step
+        assert history.is_short
+        assert history.num_steps == WINDOW_STEPS
+        at_once = history.state, history.lanes(step - WINDOW_STEPS + 1, step)
+        go_on.set()
+        assert source.wait()
+        assert not history.is_short
+        assert history.num_steps > 1_000
+        assert (history.state, history.lanes(step - WINDOW_STEPS + 1, step)) == at_once
+    finally:
+        go_on.set()
+        source.stop()
+
+
+def test_zooming_out_brings_the_steps_that_are_to_be_seen(recorded: Path) -> None:
+    with Recording(recorded) as recording:
+        source = ReplaySource(recording, History(), playing=False)
+        source.start()
+        source.seek(NUM_STEPS - 1)
+        assert source.wait()
+        before = source.history.num_steps
+        source.show(before + 300)
+        assert source.wait()
+        assert source.history.num_steps >= min(NUM_STEPS, before + 300)
+        assert source.history.last_step == NUM_STEPS - 1
+        source.stop()
