@@ -96,8 +96,11 @@ class KeyFolder:
         values = read_private(path)
         return KeyPair(key_of(values, "public", path), key_of(values, "secret", path))
 
-    def holders(self) -> dict[str, Holder]:
+    def holders(self, broken: list[str] | None = None) -> dict[str, Holder]:
         """All that are let in, by public key and in order of their names.
+
+        Args:
+            broken: gets a line for each file that is none of ours; without it they are errors.
 
         Raises:
             ConfigError: a file in the folder is none of ours.
@@ -108,6 +111,11 @@ class KeyFolder:
                 holder = _read(path)
             except FileNotFoundError:
                 continue  # revoked since it was listed
+            except ConfigError as error:
+                if broken is None:
+                    raise
+                broken.append(str(error))
+                continue
             found[holder.public] = holder
         return found
 

@@ -64,12 +64,13 @@ class Gate:
         pair = KeyPair.new()
         self.local = Credentials(pair, self.server.public, LOCAL)
         self._local = Holder(LOCAL, "operator", pair.public)
-        self._signature = folder.signature()
-        self._holders: Mapping[str, Holder] = self._with_local(folder.holders())
+        self._signature: object = None
+        self._holders: Mapping[str, Holder] = self._with_local({})
         self._connections: dict[int, _Connection] = {}  # by descriptor
         self._lock = threading.Lock()
         self.num_refused = 0
         self._next_log_s = 0.0
+        self._look()
         self._closing = threading.Event()
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._zap: zmq.Socket[bytes] = self.context.socket(zmq.REP)
@@ -149,17 +150,22 @@ class Gate:
 
     def _look(self) -> None:
         """Take over what has changed in the folder."""
+        broken: list[str] = []
+        holders: Mapping[str, Holder] = {}
+        signature: object = None
         try:
+            self._folder.check()
             signature = self._folder.signature()
             if signature == self._signature:
                 return
-            holders = self._folder.holders()
+            holders = self._folder.holders(broken)
         except (ConfigError, OSError) as error:
             # Nobody comes in by a folder that cannot be trusted, and nobody stays.
-            if len(self._holders) > 1:
-                log.error("no key is let in but the local one: %s", error)
-            signature, holders = {}, {}
+            if self._signature is not None:
+                broken.append(f"no key is let in any more but the local one: {error}")
         self._signature = signature
+        for line in broken:
+            log.error("%s", line)
         before, self._holders = self._holders, self._with_local(holders)
         for public in before.keys() - self._holders.keys():
             log.info("the key of %s is revoked", before[public].name)
