@@ -94,6 +94,8 @@ class Fleet:
         sources: one for each engine, the one to show first first.
         clock: seconds, monotonic.
         wall_clock: Unix time in seconds, of events.
+        newcomers: gives a source, not started, for each engine that has appeared since it was
+            asked last.
     """
 
     def __init__(
@@ -101,9 +103,12 @@ class Fleet:
         sources: Sequence[Source],
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        newcomers: Callable[[], Sequence[Source]] | None = None,
     ) -> None:
         self._clock = clock
         self._wall_clock = wall_clock
+        self._newcomers = newcomers
+        self._opened: Source | None = None
         self._members: list[_Member] = []
         self._keeper = ImbalanceKeeper()
         self._events: deque[FleetEvent] = deque(maxlen=_NUM_EVENTS)
@@ -160,6 +165,7 @@ class Fleet:
 
     def open(self, source: Source) -> None:
         """Keep a long history of this engine, and a short one of the others."""
+        self._opened = source
         if len(self._members) < 2:
             return
         for member in self._members:
@@ -167,6 +173,14 @@ class Fleet:
                 member.source.history.keep(MAX_STEPS, MAX_BYTES)
             else:
                 member.source.history.keep(FLEET_STEPS, shared_bytes(len(self._members)))
+
+    def take_in(self) -> None:
+        """Add and start the engines that have appeared; none is ever dropped for being down."""
+        for source in () if self._newcomers is None else self._newcomers():
+            self.add(source)
+            source.start()
+            self._say(self._members[-1], "has appeared", True)
+            self.open(self._opened or self._members[0].source)
 
     # Looking
 

@@ -355,6 +355,23 @@ def test_a_smaller_bound_forgets_the_oldest_steps(still_source: Callable[..., An
     assert history.last_step == 1_499
 
 
+def test_engines_that_appear_are_taken_in_and_share_what_is_kept(
+    still_source: Callable[..., Any], clock: Clock
+) -> None:
+    appearing = [[], [still_source(), still_source()], []]
+    fleet = Fleet([still_source()], clock, clock, lambda: appearing.pop(0))
+    fleet.take_in()
+    assert len(fleet) == 1
+    assert fleet.sources[0].history.max_steps == MAX_STEPS
+    fleet.take_in()
+    fleet.take_in()
+    assert fleet.names == ("still", "still#2", "still#3")
+    fleet.look()
+    assert told(fleet) == "still#2 has appeared; still#3 has appeared"
+    kept = [source.history.max_steps for source in fleet.sources]
+    assert kept == [MAX_STEPS, FLEET_STEPS, FLEET_STEPS]  # the one that was looked at
+
+
 def test_two_engines_of_one_name_are_told_apart(
     still_source: Callable[..., Any], clock: Clock
 ) -> None:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("stepscope.tui")
 
+_NEWCOMERS_S = 2.0  # between two looks for engines that have appeared
+
 
 class Dashboard(App[None], inherit_bindings=False):
     """A main screen over a session for each engine that was looked at, one of them shown.
@@ -171,16 +173,19 @@ class Dashboard(App[None], inherit_bindings=False):
     def on_mount(self) -> None:
         for name, screen in self._screens.items():
             self.install_screen(screen, name)
-        if len(self._desk.fleet) > 1:
-            # Also while one of them fills the screen: since when an engine stands out does not
-            # depend on who looks when.
-            self.set_interval(LOOK_S, self._desk.fleet.look)
+        self.set_interval(LOOK_S, self._look_at_engines)
+        self.set_interval(_NEWCOMERS_S, self._desk.fleet.take_in)
         asyncio.get_running_loop().set_exception_handler(self._note_loop_error)
         self.app_resume_signal.subscribe(self, lambda _: self.draw_all())
 
     def draw_all(self) -> None:
         """Write every cell again: the terminal may show something else by now."""
         self.screen.refresh(layout=True)
+
+    def _look_at_engines(self) -> None:
+        """Also while one fills the screen: since when it stands out is no matter of who looks."""
+        if len(self._desk.fleet) > 1:
+            self._desk.fleet.look()
 
     def _note_loop_error(
         self, loop: asyncio.AbstractEventLoop, context: Mapping[str, object]

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from stepscope.engine.client import CommandRefused, EngineUnreachable
+from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import Endpoint, find_local
 from stepscope.recordings import samples
 from stepscope.recordings.fleet import FLEET_STEPS, Fleet, shared_bytes
@@ -20,7 +20,7 @@ from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.replay import MAX_SPEED, MIN_SPEED, ReplaySource
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui.cli_connect import choose, connect, receive
-from stepscope.tui.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.cli_errors import CommandFailed, WrongUsage, expected
 from stepscope.tui.cli_options import resolve
 from stepscope.tui.preferences import Preferences
 from stepscope.tui.recent import remember
@@ -44,7 +44,12 @@ def top(endpoints: Sequence[str], flags: Mapping[str, Any]) -> None:
     chosen = engines_to_show(endpoints)
     check_any(chosen)
     need_terminal("'stepscope record' and 'stepscope snapshot' work without one")
-    show_engines(chosen, settings)
+    show_engines(chosen, settings, is_open=not named_engines(endpoints))
+
+
+def named_engines(named: Sequence[str]) -> list[str]:
+    """Those named, else those of the environment or the config file."""
+    return list(named) or list(resolve(FleetSettings, "fleet", {}).engines)
 
 
 def engines_to_show(named: Sequence[str]) -> list[Endpoint]:
@@ -54,7 +59,7 @@ def engines_to_show(named: Sequence[str]) -> list[Endpoint]:
         ConfigError: one of them is no endpoint.
         CommandFailed: there is none at all.
     """
-    names = list(named) or list(resolve(FleetSettings, "fleet", {}).engines)
+    names = named_engines(named)
     if names:
         return list(dict.fromkeys(Endpoint.parse(name) for name in names))
     found = find_local()
@@ -76,8 +81,9 @@ def check_any(endpoints: Sequence[Endpoint]) -> None:
     def ask(endpoint: Endpoint) -> None:
         try:
             connect(endpoint).close()
-        except (EngineUnreachable, CommandRefused) as error:
-            answers.put(f"{endpoint.name}: {error}")
+        except Exception as error:  # noqa: BLE001 - whatever it is: somebody waits for the answer
+            known = expected(error)
+            answers.put(f"{endpoint.name}: {repr(error) if known is None else known[1]}")
         else:
             answers.put(None)
 
@@ -92,8 +98,24 @@ def check_any(endpoints: Sequence[Endpoint]) -> None:
     raise CommandFailed(f"none of {len(errors)} engines answers; {'; '.join(sorted(errors))}")
 
 
-def show_engines(endpoints: Sequence[Endpoint], settings: DashboardSettings) -> None:
-    """The dashboard of these engines, until the operator leaves it."""
+def show_engines(
+    endpoints: Sequence[Endpoint], settings: DashboardSettings, is_open: bool = False
+) -> None:
+    """The dashboard of these engines, until the operator leaves it.
+
+    Args:
+        is_open: engines that appear on this machine meanwhile are shown too.
+    """
+    known = set(endpoints)
+
+    def newcomers() -> list[Subscriber]:
+        try:
+            found = [each for each in find_local() if each not in known]
+        except (ConfigError, OSError):  # the folder of the sockets is not ours any more
+            return []
+        known.update(found)
+        return [receive(each, new_history(settings, FLEET_STEPS)) for each in found]
+
     if len(endpoints) == 1:
         sources = [receive(endpoints[0], new_history(settings))]
     else:
@@ -101,7 +123,7 @@ def show_engines(endpoints: Sequence[Endpoint], settings: DashboardSettings) -> 
         sources = [
             receive(endpoint, new_history(settings, FLEET_STEPS, share)) for endpoint in endpoints
         ]
-    fleet = Fleet(sources)
+    fleet = Fleet(sources, newcomers=newcomers if is_open else None)
     fleet.start()
     try:
         run_live(sources[0], settings, fleet=fleet)
