@@ -7,6 +7,7 @@ from stepscope.recordings.comparison_requests import Pair, RequestRun
 from stepscope.recordings.comparison_side import Side
 
 Align: TypeAlias = Literal["time", "step", "request"]
+NUM_STRETCHES = 20  # of a table
 ALIGNMENTS: tuple[Align, ...] = ("time", "step", "request")
 
 
@@ -90,3 +91,14 @@ def _since(side: Side, time_ns: int) -> int:
 def _life(side: Side, run: RequestRun, zero: int) -> int:
     end = side.points.end_ns if run.end_ns is None else _since(side, run.end_ns)
     return end - zero
+
+
+def stretches(a: Side, b: Side, align: Align) -> list[tuple[int, Point | None, Point | None]]:
+    """Both runs in `NUM_STRETCHES` equal stretches at most: offset, and the worst of each side."""
+    axis = axis_of(align, a, b, None)
+    width = max(axis.unit, -(-(axis.end - axis.start) // NUM_STRETCHES))
+    starts = range(axis.start, axis.end, width)
+    a_columns, b_columns = (
+        [axis.column(place, start, start + width) for start in starts] for place in (axis.a, axis.b)
+    )
+    return list(zip(starts, a_columns, b_columns, strict=True))

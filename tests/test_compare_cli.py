@@ -12,6 +12,7 @@ from stepscope.engine import wire
 from stepscope.engine.config import Knobs
 from stepscope.engine.simulated import SimulatedWorkload, simulate
 from stepscope.engine.wire import Mark
+from stepscope.recordings.comparison_columns import NUM_STRETCHES
 from stepscope.recordings.history import History
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recorder import Recorder
@@ -81,7 +82,7 @@ def test_the_samples_tell_what_chunked_prefill_does(capsys: pytest.CaptureFixtur
     told = {line[:9].strip(): line[10:] for line in text.split("\n\n")[1].splitlines()}
     assert told["B better"].startswith("ITL p99 766→90.1 ms (8.5x), max 837→143 ms (5.8x)")
     assert told["A better"].startswith("ITL p95 8.0→62.8 ms (7.8x), within 50 ms 98.4%→86.0%")
-    assert told["differs"] == "max_num_batched_tokens 8192 | 256"
+    assert told["set"] == "max_num_batched_tokens 8192 | 256"
     assert "enable_chunked_prefill off | on" in text
     assert "shared a step with a prefill 99.9%" in text
     assert "not the same work" not in text
@@ -110,7 +111,7 @@ def test_the_document_holds_everything_the_table_says(capsys: pytest.CaptureFixt
     pairs = found["requests"]["pairs"]
     assert len(pairs) == 19
     assert {pair["name"] for pair in pairs} >= {"chat-0", "document-6"}
-    assert len(found["aligned"]) == cli_compare.NUM_STRETCHES
+    assert len(found["aligned"]) == NUM_STRETCHES
     longest = max(each["a"]["longest_us"] for each in found["aligned"] if each["a"])
     assert longest == round(found["figures"]["itl_max_ms"]["a"] * 1000)
 
@@ -167,11 +168,22 @@ def test_what_cannot_be_compared_is_said_in_a_line(
 def test_options_that_cannot_be_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     for options, message in (
         ({"align": "clock"}, "--align: expected time, step, request, got 'clock'"),
-        ({"as_table": True, "as_json": True}, "--table and --json: give one of both"),
+        ({"as_table": True, "as_json": True}, "--table, --json and --output: give one of them"),
         ({"limit": -1}, "--limit: expected 0"),
     ):
         with pytest.raises(WrongUsage, match=message):
             printed(capsys, "freeze", "chunked", **options)
+
+
+def test_the_screen_is_drawn_into_a_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    picture = tmp_path / "both.txt"
+    said = printed(capsys, "freeze", "chunked", output=str(picture), size="90x30", align="step")
+    assert said == f"{picture}: freeze and chunked, 90x30\n"
+    rows = picture.read_text().splitlines()
+    assert "A freeze  B chunked  by step" in rows[0]
+    assert any("B better ITL p99 766→90.1 ms (8.5x)" in row for row in rows)
 
 
 def test_the_command_prints_where_there_is_no_terminal() -> None:

@@ -17,8 +17,12 @@ from stepscope.tui.settings import DashboardSettings
 from stepscope.tui.view import PAGES, Page
 
 _MAX_COLUMNS, _MAX_ROWS = 1000, 500
-_SUFFIXES = (".svg", ".png", ".txt")
-_PAGE_NAMES: Mapping[str, Page] = {"main": "live", **{page: page for page in PAGES}}
+PICTURE_SUFFIXES = (".svg", ".png", ".txt")
+# What is of several engines, or of two runs, is no picture of one recording.
+_PAGE_NAMES: Mapping[str, Page] = {
+    "main": "live",
+    **{page: page for page in PAGES if page not in ("compare", "fleet")},
+}
 
 
 def screenshot_file(
@@ -39,10 +43,10 @@ def screenshot_file(
         CommandFailed, RecordingError: it cannot be read or written.
     """
     settings = dashboard_settings(slo_itl, slo_ttft, flags)
-    path = picture_path(output, _SUFFIXES)
+    path = picture_path(output, PICTURE_SUFFIXES)
     request_id = None if request is None else request_number(request)
     chosen = _page(page, request_id)
-    num_columns, num_rows = _dimensions(dimensions)
+    num_columns, num_rows = picture_size(dimensions)
     with Recording(find_recording(file)) as recording:
         first, last = recording.first_step, recording.last_step
         if first is None or last is None:
@@ -135,7 +139,7 @@ def _page(name: str | None, request_id: int | None) -> Page:
     return _PAGE_NAMES[name]
 
 
-def _dimensions(text: str) -> tuple[int, int]:
+def picture_size(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,5})\s*[xX×]\s*(\d{1,5})", text.strip())
     if match is None:
         raise WrongUsage(f"--size: expected columns and rows such as 120x40, got {text!r}")

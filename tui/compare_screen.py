@@ -1,6 +1,8 @@
 """`run_compare`: the dashboard, opened on its compare screen."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,21 +44,62 @@ def run_compare(
         EngineUnreachable: nobody listens at an address.
         WrongUsage: both are engines.
     """
-    need_terminal("'--table' and '--json' print instead")
+    need_terminal("'--table', '--json' and '-o' work without one")
     if b is not None and a in live and b in live:
         raise WrongUsage(f"{a} and {b} are both live: 'stepscope top {a} {b}' shows them abreast")
+    with _compared(a, b, split, settings, live) as (source, origins):
+        _run(source, origins, align, settings)
+
+
+def draw_compare(
+    a: str,
+    b: str | None,
+    split: "Landmark | None",
+    align: Align,
+    settings: DashboardSettings,
+    path: Path,
+    size: tuple[int, int],
+) -> None:
+    """Write the screen as a picture, when both sides are read.
+
+    Raises:
+        RecordingError: a file is none, or the picture cannot be written.
+        MissingPackage: PNG, without a package for it.
+    """
+    from stepscope.tui.picture import screenshot  # with Textual, once it is needed
+
+    with _compared(a, b, split, settings, {}) as (source, origins):
+        screenshot(
+            source,
+            source.history,
+            path,
+            size,
+            theme=settings.theme,
+            ascii=bool(settings.ascii),
+            compared=(*origins, align),
+        )
+
+
+@contextmanager
+def _compared(
+    a: str,
+    b: str | None,
+    split: "Landmark | None",
+    settings: DashboardSettings,
+    live: dict[str, Endpoint],
+) -> "Iterator[tuple[ReplaySource | Subscriber, tuple[Origin, Origin]]]":
+    """What the dashboard shows, and both sides."""
     shown = b if b is not None and b in live else a
     source = _source(shown, live, settings)
     source.start()
     try:
         session = _named(session_origin(source), shown)
         if split is not None:
-            origins = split_origins(session, split)
+            yield source, split_origins(session, split)
         else:
             assert b is not None
             other = _origin(a if shown is b else b, session.slo)
-            origins = (other, session) if shown is b else (session, other)
-        _run(source, origins, align, settings)
+            yield source, (other, session) if shown is b else (session, other)
     finally:
         source.stop()
 

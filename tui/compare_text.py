@@ -19,6 +19,8 @@ VERDICTS: dict[Verdict, str] = {
     "differs": "",
     "unknown": "not told",
 }
+NOTHING = "in nothing that is certain"
+SAME_SETTINGS = "the same, as far as they tell"
 # In which order a reader wants to know; the time of a step is what made the waits.
 _TOLD: tuple[LatencyKind, ...] = ("itl", "ttft", "tpot")
 

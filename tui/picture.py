@@ -13,10 +13,12 @@ from typing import Literal, TypeAlias, get_args
 from rich.style import Style
 from textual.app import App
 
+from stepscope.recordings.comparison_columns import Align
 from stepscope.recordings.export.output import writing
 from stepscope.recordings.history import History
 from stepscope.recordings.source import Source
 from stepscope.tui.app import Dashboard
+from stepscope.tui.compare_origin import Origin
 from stepscope.tui.screens.main import DEFAULT_FPS
 from stepscope.tui.theme import ThemeName
 from stepscope.tui.view import Page
@@ -48,6 +50,7 @@ def screenshot(
     control_endpoint: str | None = None,
     page: Page = "live",
     request_id: int | None = None,
+    compared: tuple[Origin, Origin, Align] | None = None,
 ) -> None:
     """Render the dashboard without a terminal and write (or replace) the file `path`.
 
@@ -57,6 +60,7 @@ def screenshot(
         step: pause at this step instead of showing the newest.
         page: the screen to show.
         request_id: the request that is selected.
+        compared: two runs to be read whole and compared, and how they are aligned.
 
     The other arguments are those of `run_dashboard`. No event loop may run in this thread.
 
@@ -77,6 +81,8 @@ def screenshot(
         any_terminal=True,
     )
     app.main.view.page, app.main.view.selected = page, request_id
+    if compared is not None:
+        app.compare(*compared)
     encode = _ENCODERS[path.suffix.removeprefix(".").lower()]
     content = asyncio.run(_picture(app, size, step, request_id, encode))
     with writing(path, replace=True) as stream:
@@ -95,6 +101,9 @@ async def _picture(
             screen = app.main
             if step is not None:
                 screen.navigator.go(step)
+            comparer = screen.session.compare.comparer
+            while comparer is not None and comparer.is_reading:
+                await asyncio.sleep(_LOOK_S)
             for _ in range(round(_SETTLED_S / _LOOK_S)):
                 screen.draw()
                 if not screen.is_busy:

@@ -147,12 +147,11 @@ def _verdict(
 def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
     """The most telling first; what does not fit in its lines ends in dots."""
     settings = [words.setting_text(each) for each in found.settings]
-    nothing = ["in nothing that is certain"]
     lines: list[Line] = []
     blocks: list[tuple[str, str, list[str]]] = [
-        ("B better", "good", words.better_in(found, "b") or nothing),
-        ("A better", "caution", words.better_in(found, "a") or nothing),
-        ("set", "mark", settings or ["the same, as far as they tell"]),
+        ("B better", "good", words.better_in(found, "b") or [words.NOTHING]),
+        ("A better", "caution", words.better_in(found, "a") or [words.NOTHING]),
+        ("set", "mark", settings or [words.SAME_SETTINGS]),
     ]
     for number, (head, style, phrases) in enumerate(blocks):
         left = room - len(lines) - (len(blocks) - number - 1)
