@@ -302,10 +302,15 @@ def test_a_folder_that_others_may_write_to_lets_nobody_in_any_more(tmp_path: Pat
     gate = Gate(keys)
     try:
         assert gate.holder(credentials.pair.public) is not None
-        (keys.path / "broken.pub").write_text("role = 'king'")
+        keys.path.chmod(0o777)
         wait_for(lambda: gate.holder(credentials.pair.public) is None, "the folder is not trusted")
-        (keys.path / "broken.pub").unlink()
+        keys.path.chmod(0o700)
         wait_for(lambda: gate.holder(credentials.pair.public) is not None, "it is trusted again")
+        # A file that is none of ours is only no key.
+        (keys.path / "broken.pub").write_text("role = 'king'")
+        other = keys.add("other", "viewer", tmp_path / "other.key", None)
+        wait_for(lambda: gate.holder(other.pair.public) is not None, "the other key")
+        assert gate.holder(credentials.pair.public) is not None
     finally:
         gate.close()
     keys.path.chmod(0o755)
@@ -348,7 +353,8 @@ def test_sockets_are_for_their_user_only(tmp_path: Path) -> None:
 def test_another_users_process_is_turned_away_whatever_the_mode_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "getuid", lambda uid=os.getuid(): uid + 1)  # the engine is another's
+    another = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: another)  # the engine's user
     router = server_socket(zmq.ROUTER, None)
     bind(router, f"ipc://{tmp_path}/engine")
     monkeypatch.undo()
