@@ -3,13 +3,15 @@
 A is what one starts from, B what is held against it: a ratio is B / A, a change is B - A.
 """
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from stepscope.recordings.causes import Cause
-from stepscope.recordings.comparison_figures import Figure, latency_figures, total_figures
+from stepscope.recordings.comparison_figures import ALIKE, Figure, latency_figures, total_figures
 from stepscope.recordings.comparison_requests import Matched, matched
 from stepscope.recordings.comparison_settings import Setting, differing_settings
 from stepscope.recordings.comparison_side import Kind, Side
+from stepscope.recordings.comparison_tests import rates_differ
 from stepscope.recordings.latency import SLO
 
 
@@ -22,6 +24,18 @@ class CauseShare(NamedTuple):
     b_ns: int
     num_a: int  # late tokens with it as their largest cause
     num_b: int
+
+
+class Paired(NamedTuple):
+    """In how many requests that are in both runs a side was better; the rest were alike.
+
+    A sign test tells whether that can be chance (Dixon and Mood, 1946).
+    """
+
+    what: str
+    num_a: int
+    num_b: int
+    is_sure: bool
 
 
 class Work(NamedTuple):
@@ -40,6 +54,7 @@ class Comparison(NamedTuple):
 
     Attributes:
         causes: of waits beyond the service level, what took most time first.
+        paired: first tokens and longest waits, request by request; none for parts of one session.
         is_one_session: both sides are parts of one, so that they may be of any length.
         resolution_ns: latencies are exact to this.
     """
@@ -54,6 +69,7 @@ class Comparison(NamedTuple):
     resolution_ns: int
     num_unlisted: int
     is_one_session: bool
+    paired: list[Paired]
 
     def figure(self, key: str) -> Figure:
         return next(figure for figure in self.figures if figure.key == key)
@@ -89,6 +105,10 @@ def compare(a: Side, b: Side) -> Comparison:
     for side in (a, b):
         side.settle()
     figures = [*latency_figures(a, b), *total_figures(a, b)]
+    requests = matched(a.requests, b.requests)
+    is_one_session = (
+        a.info is not None and b.info is not None and a.info.engine_id == b.info.engine_id
+    )
     return Comparison(
         (a.name, b.name),
         a.slo,
@@ -96,11 +116,27 @@ def compare(a: Side, b: Side) -> Comparison:
         differing_settings(a, b),
         _causes(a, b),
         (_work(a), _work(b)),
-        matched(a.requests, b.requests),
+        requests,
         max(counts.resolution_ns for side in (a, b) for counts in side.waits.values()),
         a.num_unlisted + b.num_unlisted,
-        a.info is not None and b.info is not None and a.info.engine_id == b.info.engine_id,
+        is_one_session,
+        [] if is_one_session else request_by_request(requests),
     )
+
+
+def request_by_request(requests: Matched) -> list[Paired]:
+    """What the same requests say; nothing of a latency that none of them has on both sides."""
+    first = [(pair.a.ttft_ns, pair.b.ttft_ns) for pair in requests.pairs]
+    worst = [(pair.a.worst_itl_ns, pair.b.worst_itl_ns) for pair in requests.pairs]
+    found = [_paired("TTFT", first), _paired("longest wait", worst)]
+    return [each for each in found if each.num_a + each.num_b]
+
+
+def _paired(what: str, values: Iterable[tuple[int | None, int | None]]) -> Paired:
+    known = [(a, b) for a, b in values if a is not None and b is not None]
+    num_a = sum(a < b * (1 - ALIKE) for a, b in known)
+    num_b = sum(b < a * (1 - ALIKE) for a, b in known)
+    return Paired(what, num_a, num_b, rates_differ(num_a, 1.0, num_b, 1.0))
 
 
 def _causes(a: Side, b: Side) -> list[CauseShare]:

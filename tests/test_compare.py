@@ -15,7 +15,7 @@ from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.engine.wire import EngineInfo, EngineStatus, Mark, StepRecord, Telemetry
 from stepscope.recordings import comparison_counts, comparison_points
 from stepscope.recordings.comparer import Comparer
-from stepscope.recordings.comparison import compare
+from stepscope.recordings.comparison import compare, request_by_request
 from stepscope.recordings.comparison_columns import axis_of
 from stepscope.recordings.comparison_counts import Spread, WaitCounts
 from stepscope.recordings.comparison_feed import Stretch
@@ -289,6 +289,17 @@ def test_what_an_engine_does_not_tell_is_unknown_never_zero(
     point = side_of(bare).points.worst(0, 0)
     assert point is not None
     assert (point.token_budget, point.num_rows, point.longest_us) == (None, None, None)
+
+
+def test_the_same_requests_tell_what_percentiles_of_few_cannot() -> None:
+    a, b = (side_of(run_of(1024, 60), name) for name in "ab")
+    for side, ttft_ns in ((a, 100), (b, 110)):
+        side.requests = {n: run(n, f"q-{n}", n, ttft_ns + n) for n in range(12)}
+    found = request_by_request(matched(a.requests, b.requests))
+    assert found == [("TTFT", 12, 0, True)]
+    b.requests = {n: run(n, f"q-{n}", n, 100 + n + (9 if n % 2 else -9)) for n in range(12)}
+    assert not request_by_request(matched(a.requests, b.requests))[0].is_sure
+    assert compare(a, b).paired == []  # both are of the same engine's session
 
 
 def run(request_id: int, name: str, arrival_ns: int, ttft_ns: int = 1, prompt: int = 9) -> Any:

@@ -82,6 +82,7 @@ def test_the_samples_tell_what_chunked_prefill_does(capsys: pytest.CaptureFixtur
     told = {line[:9].strip(): line[10:] for line in text.split("\n\n")[1].splitlines()}
     assert told["B better"].startswith("ITL p99 766→90.1 ms (8.5x), max 837→143 ms (5.8x)")
     assert told["A better"].startswith("ITL p95 8.0→62.8 ms (7.8x), within 50 ms 98.4%→86.0%")
+    assert "longest wait shorter in A for" in text
     assert told["set"] == "max_num_batched_tokens 8192 | 256"
     assert "enable_chunked_prefill off | on" in text
     assert "shared a step with a prefill 99.9%" in text

@@ -49,6 +49,7 @@ def document(found: Comparison, sides: tuple[Side, Side], align: Align | None) -
             "only_a": found.requests.only_a,
             "only_b": found.requests.only_b,
             "num_not_kept": found.num_unlisted,
+            "better": [each._asdict() for each in found.paired],
             "pairs": [_pair(pair) for pair in found.requests.pairs],
         },
     }

@@ -30,6 +30,7 @@ def _summary(found: Comparison) -> list[str]:
     told: Sequence[tuple[str, list[str]]] = (
         ("B better", words.better_in(found, "b") or [words.NOTHING]),
         ("A better", words.better_in(found, "a") or [words.NOTHING]),
+        ("requests", words.paired(found)),
         ("too few", words.unclear(found)),
         ("set", settings or [words.SAME_SETTINGS]),
     )

@@ -132,6 +132,16 @@ def unclear(found: Comparison) -> list[str]:
     return phrases + others
 
 
+def paired(found: Comparison) -> list[str]:
+    """In how many of the same requests each side was better, a phrase for each latency."""
+    number = len(found.requests.pairs)
+    return [
+        f"{each.what} shorter in A for {each.num_a:,}, in B for {each.num_b:,} of {number:,}"
+        + ("" if each.is_sure else ", which may be chance")
+        for each in found.paired
+    ]
+
+
 def knob_text(setting: KnobValue) -> str:
     if isinstance(setting, bool):
         return "on" if setting else "off"

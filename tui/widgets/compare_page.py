@@ -159,6 +159,9 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
     if room - len(lines) >= 2:
         lines += _block("late A", "text", [_late(found, "a")], width, 1)
         lines += _block("late B", "text", [_late(found, "b")], width, 1)
+    same = words.paired(found)
+    if same and len(lines) < room:
+        lines += _block("requests", "text", same, width, 1)
     unclear = words.unclear(found)
     if unclear and len(lines) < room:
         lines += _block("too few", "muted", unclear, width, 1)
