@@ -143,7 +143,8 @@ _TABLE: tuple[Action, ...] = (
            "lanes to show: state:dec state:pre state:wait state:end id:12, text, !regex", "view",
            footer=7, pages=_MAIN),
     Action("service_levels", ("b",), "Levels",
-           "service levels: a latency above is a breach (ttft=500 itl=50, in ms)", "view"),
+           "service levels: a latency above is a breach (ttft=500 itl=50, in ms)", "view",
+           pages=frozenset(PAGES) - _COMPARE),
     Action("glyphs", ("v",), "Glyphs", "block or ASCII characters", "view"),
     Action("inspect", ("enter",), "Inspect", "the selected request or line; with none "
            "selected the step at the cursor", "view", footer=5),
