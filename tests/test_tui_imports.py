@@ -5,7 +5,10 @@ import sys
 
 PROGRAM = """
 import sys
-for name in ("torch", "transformers", "safetensors", "tokenizers", "mcap", "pyarrow", "perfetto"):
+for name in (
+    "torch", "transformers", "safetensors", "tokenizers", "mcap", "pyarrow", "perfetto", "PIL",
+    "matplotlib",
+):
     sys.modules[name] = None  # importing it fails
 import stepscope.tui.app
 import stepscope.tui.screens.handlers
@@ -20,3 +23,19 @@ def test_the_application_imports_without_the_engine_and_without_mcap() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+def test_what_has_no_screen_imports_none_and_pictures_load_what_they_need_when_they_draw() -> None:
+    program = """
+import sys
+for name in ("textual", "torch", "matplotlib", "PIL", "numpy", "pyarrow", "perfetto"):
+    sys.modules[name] = None
+import stepscope.tui.cli
+import stepscope.tui.cli_explain, stepscope.tui.cli_export, stepscope.tui.cli_plot
+import stepscope.tui.cli_record, stepscope.tui.cli_repair, stepscope.tui.cli_screenshot
+import stepscope.tui.cli_verify
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
