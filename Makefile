@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 PACKAGES := engine kernels recordings tui
 ARGS ?=
 
-.PHONY: demo test lint types test-clients schema fuzz snapshots bench bench-wire chaos clean
+.PHONY: demo test lint types test-clients schema fuzz snapshots bench bench-tui bench-wire chaos clean
 
 demo: $(INSTALLED)
 	$(BIN)/stepscope demo $(ARGS)
@@ -45,6 +45,10 @@ bench: $(INSTALLED)
 	@for script in tests/bench/bench_*.py; do \
 		echo "== $$script"; $(BIN)/python "$$script" || exit 1; \
 	done
+
+# What the dashboard costs in a pseudo-terminal; ARGS="--quick" for what has an aim, and one size.
+bench-tui: $(INSTALLED)
+	$(BIN)/python tests/bench/bench_tui.py $(ARGS)
 
 # What telemetry costs the engine, what a recorder takes, how soon a gap is mended.
 bench-wire: $(INSTALLED)

@@ -1,168 +1,243 @@
-"""What the dashboard costs: CPU and bytes written, in a real pseudo-terminal.
+"""What the dashboard costs, in a real pseudo-terminal, against an engine at any rate of steps.
 
-    python tests/bench/bench_tui.py [--seconds 20] [--size 200x60] [--fps 10] [--rate 50] [--keys 5]
+    python tests/bench/bench_tui.py [--quick] [--sizes 120x40 200x60] [--rates 50 1000 5000]
+                                    [--requests 64 256] [--seconds 4] [--recording FILE]
 
-A child process draws a live session of 64 running requests at so many steps a second; this process
-reads what it writes, as a terminal would, and takes its CPU time from the operating system. The
-child's figure includes receiving and reducing the messages, as in `stepscope top`.
+The engine is another process with real sockets; the dashboard is `stepscope top`, receiving and
+reducing included. First what has an aim, then every screen. Processor time comes from the operating
+system; that of a frame is the drawing thread's, from its first line to the last byte. A recording
+(`bench_recording.py --steps 1000000 --file FILE` makes one) is opened and sought through as well.
 """
 
 import argparse
+import contextlib
 import os
+import random
 import statistics
-import sys
-import threading
+import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
-import psutil
-import ptyprocess
+from dashboard_terminal import Engine, Report, Terminal
 
-WARM_UP_S = 4.0
-NUM_REQUESTS = 64
+from stepscope.tui.actions import BY_ID
+from stepscope.tui.view import PAGES, ZOOMS
 
-
-class PacedSource:
-    """Feeds a simulated session into its history in real time; implements `Source`."""
-
-    is_live = True
-    num_bad = 0
-    name = "bench"
-    status = "live"
-    error: str | None = None
-
-    def __init__(self, rate: float) -> None:
-        from stepscope.engine import wire
-        from stepscope.engine.config import Knobs
-        from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
-        from stepscope.recordings.history import History
-        from stepscope.recordings.source import FrameTap
-
-        self.history = History()
-        self.tap = FrameTap()
-        self._period_s = 1 / rate
-        messages = simulate(
-            seed=1,
-            num_steps=4_000,
-            knobs=Knobs(max_num_batched_tokens=2048, max_num_seqs=NUM_REQUESTS),
-            num_blocks=4096,
-            workload=SimulatedWorkload(rate=14.0, output_tokens=240),
-            cost=CostModel(floor_ms=14.0, token_us=10.0, context_ns=1.0),
-        )
-        self._frames = [
-            (number, wire.encode(message), isinstance(message, wire.StepRecord))
-            for number, message in messages
-        ]
-        self._thread = threading.Thread(target=self._feed, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        return
-
-    def _feed(self) -> None:
-        due_s = time.monotonic()
-        num_steps = 0
-        for number, payload, is_step in self._frames:
-            self.history.append(number, payload)
-            num_steps += is_step
-            if num_steps > 1_000 and is_step:  # the first ones fill the memory at once
-                due_s = max(due_s, time.monotonic() - 1) + self._period_s
-                time.sleep(max(0.0, due_s - time.monotonic()))
-
-
-def draw(fps: float, rate: float) -> None:
-    """The child: a dashboard until it is killed."""
-    from stepscope.tui.app import run_dashboard
-
-    source = PacedSource(rate)
-    source.start()
-    run_dashboard(source, source.history, fps=fps)
-
-
-def spin_ms() -> float:
-    """CPU time of a fixed piece of work: how fast this machine is just now."""
-    start_s = time.thread_time()
-    total = 0
-    for number in range(20_000):
-        total += number * number
-    return (time.thread_time() - start_s) * 1000
-
-
-def measure(
-    seconds: float, size: tuple[int, int], fps: float, rate: float, keys: str = ""
-) -> dict[str, float]:
-    """Run a child for `seconds` after a warm-up.
-
-    Args:
-        keys: typed before it is measured, to go to another screen than the main one.
-
-    Returns:
-        cpu_percent of one core; kilobytes_per_s written; spin_ms, to compare machines (and one
-        machine with itself while others use it).
-    """
-    width, height = size
-    command = [sys.executable, str(Path(__file__).resolve()), "--child"]
-    command += ["--fps", str(fps), "--rate", str(rate)]
-    environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
-    environment.pop("NO_COLOR", None)
-    child = ptyprocess.PtyProcess.spawn(command, dimensions=(height, width), env=environment)
-    num_bytes = 0
-    reading = True
-
-    def read() -> None:
-        nonlocal num_bytes
-        while reading:
-            try:
-                num_bytes += len(child.read(65536))
-            except EOFError:
-                return
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    try:
-        while not num_bytes:  # the session is simulated before anything is drawn
-            time.sleep(0.1)
-        time.sleep(WARM_UP_S / 2)
-        child.write(keys.encode())
-        time.sleep(WARM_UP_S / 2)
-        process = psutil.Process(child.pid)
-        before, bytes_before, start_s = process.cpu_times(), num_bytes, time.monotonic()
-        spins_ms = []
-        while time.monotonic() - start_s < seconds:
-            time.sleep(0.2)
-            spins_ms.append(spin_ms())
-        after, elapsed_s = process.cpu_times(), time.monotonic() - start_s
-        cpu_s = (after.user + after.system) - (before.user + before.system)
-        return {
-            "cpu_percent": 100 * cpu_s / elapsed_s,
-            "kilobytes_per_s": (num_bytes - bytes_before) / 1000 / elapsed_s,
-            "spin_ms": statistics.median(spins_ms),
-        }
-    finally:
-        reading = False
-        child.terminate(force=True)
+SETTLE_S = 1.5
+NUM_MEMORY_STEPS = 100_000
+BADGE = "LIVE▌|REPLAY"
+PICTURE_BYTES = 2_000  # a screen that has changed is more
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--size", default="200x60")
-    parser.add_argument("--fps", type=float, default=10.0)
-    parser.add_argument("--rate", type=float, default=50.0, help="steps a second")
-    parser.add_argument("--keys", default="", help="typed first: 5 is the latency screen")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--quick", action="store_true", help="what has an aim, and one size")
+    parser.add_argument("--sizes", nargs="+", default=["120x40", "200x60"])
+    parser.add_argument("--rates", nargs="+", type=float, default=[50.0, 1_000.0, 5_000.0])
+    parser.add_argument("--requests", nargs="+", type=int, default=[64, 256])
+    parser.add_argument("--screens", nargs="+", default=list(PAGES))
+    parser.add_argument("--seconds", type=float, default=4.0, help="that a screen is measured")
+    parser.add_argument("--only", choices=("aims", "screens", "recording"))
+    parser.add_argument("--recording", type=Path)
     options = parser.parse_args()
-    if options.child:
-        draw(options.fps, options.rate)
-        return
-    width, height = (int(part) for part in options.size.split("x"))
-    where = f", after the keys {options.keys}" if options.keys else ""
-    print(f"{options.size}, {options.fps:g} frames/s, {options.rate:g} steps/s{where}")
-    measured = measure(options.seconds, (width, height), options.fps, options.rate, options.keys)
-    for name, value in measured.items():
-        print(f"  {name:<18} {value:8.1f}")
+    if options.quick:
+        options.sizes, options.rates, options.requests = ["200x60"], [50.0], [64]
+    with tempfile.TemporaryDirectory(prefix="sst") as name:
+        folder = Path(name)
+        if options.only in (None, "aims"):
+            aims(folder, max(8.0, options.seconds))
+        if options.recording is not None and options.only in (None, "recording"):
+            recording(folder, options.recording)
+        if options.only in (None, "screens"):
+            screens(folder, options)
+
+
+# What has an aim
+
+
+def aims(folder: Path, seconds: float) -> None:
+    print(f"{'200x60':<44} {'measured':>22}  {'aim':>10}")
+    with Engine(folder, 64, 50.0) as engine, top(engine, folder) as terminal:
+        time.sleep(SETTLE_S)
+        cpu, kilobytes = terminal.measure(seconds)
+        row("main screen, 64 requests, 50 steps/s: core", f"{cpu:.1f} %", "8 %")
+        row("  written", f"{kilobytes:.0f} KB/s", "350 KB/s")
+        row("  frame, 50th and 99th percentile", frame_times(terminal.leave(), "live"), "")
+    with Engine(folder, 64, 50.0) as engine, top(engine, folder) as terminal:
+        time.sleep(SETTLE_S)
+        keys = [BY_ID[f"screen_{page}"].keys[0] for page in ("step", "live", "latency", "live")]
+        times = [terminal.answer_ms(key, PICTURE_BYTES) for key in keys * 5]
+        row("key press to another screen", middle_and_most(times), "50 ms")
+        terminal.type(" ")
+        times = []
+        for _ in range(20):
+            time.sleep(0.3)
+            times.append(terminal.answer_ms("\x1b[5~", PICTURE_BYTES))  # page up
+        row("key press to a screen of steps before", middle_and_most(times), "50 ms")
+    with Engine(folder, 64, 5_000.0) as engine, top(engine, folder) as terminal:
+        time.sleep(SETTLE_S)
+        cpu, _ = terminal.measure(seconds)
+        told = terminal.leave()
+        missing = f"{told.num_lost} lost, {told.num_healed} healed"
+        row("receiving 5,000 steps/s while drawing", missing, "0 lost")
+        row("  core", f"{cpu:.0f} %", "")
+        row("  frames dropped", str(told.num_dropped), "")
+    in_memory(folder)
+    for what, arguments in (("stepscope replay", ["replay", "freeze"]), ("stepscope top", ["top"])):
+        first_picture(folder, what, arguments)
+
+
+def in_memory(folder: Path) -> None:
+    """A session of 100,000 steps, and jumps through it."""
+    rng = random.Random(3)
+    with (
+        Engine(folder, 64, 50.0, burst=NUM_MEMORY_STEPS) as engine,
+        top(engine, folder) as terminal,
+    ):
+        deadline_s = time.monotonic() + 300
+        while terminal.measure(2.0)[0] > 40 and time.monotonic() < deadline_s:
+            pass  # the burst is still being taken
+        resident = terminal.process.memory_info().rss
+        row("memory, 100,000 steps of 64 requests", f"{resident / 1e6:.0f} MB", "300 MB")
+        terminal.type(" ")
+        time.sleep(0.5)
+        for zoom in (1, 5, 50):
+            times = jumps(terminal, rng, 1_000, NUM_MEMORY_STEPS)
+            row(f"jump to any step in memory, zoom {zoom}", middle_and_most(times), "50 ms")
+            terminal.type("x" * (ZOOMS.index(5) - ZOOMS.index(1) if zoom == 1 else 3))
+            time.sleep(1.0)
+
+
+def jumps(terminal: Terminal, rng: random.Random, first: int, last: int) -> list[float]:
+    """Go to 25 steps by typing their numbers."""
+    times = []
+    for _ in range(25):
+        terminal.type(f"g{rng.randrange(first, last)}")
+        time.sleep(0.35)
+        times.append(terminal.answer_ms("\r", PICTURE_BYTES))
+    return times
+
+
+def first_picture(folder: Path, what: str, arguments: list[str]) -> None:
+    """From the command to a picture; the least of five, for others use this machine."""
+    wall, spent = [], []
+    for _ in range(5):
+        with contextlib.ExitStack() as stack:
+            more = []
+            if arguments == ["top"]:
+                more = [stack.enter_context(Engine(folder, 64, 50.0)).endpoint]
+            terminal = stack.enter_context(Terminal([*arguments, *more]))
+            wall.append(terminal.wait_for(BADGE))
+            times = terminal.process.cpu_times()
+            spent.append(times.user + times.system)
+    row(f"{what}: first picture", f"{min(wall):.2f} s, {min(spent):.2f} s of it CPU", "1 s")
+
+
+# A long recording
+
+
+def recording(folder: Path, path: Path) -> None:
+    from stepscope.recordings.reader import Recording
+
+    with Recording(path) as opened:
+        first, last = opened.first_step or 0, opened.last_step or 0
+    print(f"\n{path.name}, {last - first + 1:,} steps")
+    for is_cold in (True, False):
+        wall = []
+        for _ in range(3):
+            if is_cold:
+                forget(path)
+            with Terminal(["replay", str(path), "--at", str((first + last) // 2)]) as terminal:
+                wall.append(terminal.wait_for(BADGE))
+        cold = "cold" if is_cold else "warm"
+        row(f"first picture, {cold} file", f"{statistics.median(wall):.2f} s", "1 s")
+    rng = random.Random(4)
+    report = folder / "replay.json"
+    with Terminal(["replay", str(path), "--at", str(last)], report=report) as terminal:
+        terminal.wait_for(BADGE)
+        time.sleep(SETTLE_S)
+        for zoom in (1, 5, 50):
+            for is_cold in (True, False):
+                if is_cold:
+                    forget(path)
+                times = jumps(terminal, rng, first, last)
+                cold = "cold" if is_cold else "warm"
+                what = f"seek to any step, zoom {zoom}, {cold}"
+                row(what, middle_and_most(times), "50 ms")
+            terminal.type("x" * (ZOOMS.index(5) - ZOOMS.index(1) if zoom == 1 else 3))
+            time.sleep(1.0)
+        peak = terminal.leave().peak_bytes
+        row("memory of it at most", f"{peak / 1e6:.0f} MB", "")
+
+
+def forget(path: Path) -> None:
+    """Make the operating system read the file from the disk again."""
+    with open(path, "rb") as stream:
+        os.fsync(stream.fileno())
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+# Every screen
+
+
+def screens(folder: Path, options: argparse.Namespace) -> None:
+    print(f"\n{'':>28}" + "".join(f"{page:>22}" for page in options.screens))
+    print(f"{'requests  steps/s  size':<28}" + f"{'% core  KB/s  ms p50/p99':>22}" * 1)
+    for num_requests in options.requests:
+        for rate in options.rates:
+            for size in options.sizes:
+                figures = each_screen(folder, num_requests, rate, size, options)
+                head = f"{num_requests:>8}  {rate:>7g}  {size:<8}"
+                print(f"{head:<28}" + "".join(f"{each:>22}" for each in figures), flush=True)
+
+
+def each_screen(
+    folder: Path, num_requests: int, rate: float, size: str, options: argparse.Namespace
+) -> list[str]:
+    width, height = (int(part) for part in size.split("x"))
+    with (
+        Engine(folder, num_requests, rate) as engine,
+        top(engine, folder, (width, height)) as terminal,
+    ):
+        time.sleep(SETTLE_S)
+        measured = []
+        for page in options.screens:
+            terminal.type(BY_ID[f"screen_{page}"].keys[0])
+            time.sleep(SETTLE_S)
+            measured.append(terminal.measure(options.seconds))
+            terminal.type("1")
+            time.sleep(0.3)
+        told = terminal.leave()
+    return [
+        f"{cpu:.1f}  {kilobytes:.0f}  {frame_times(told, page, unit='')}"
+        for page, (cpu, kilobytes) in zip(options.screens, measured, strict=True)
+    ]
+
+
+# Words
+
+
+def top(engine: Engine, folder: Path, size: tuple[int, int] = (200, 60)) -> Terminal:
+    terminal = Terminal(["top", engine.endpoint], size, folder / "report.json")
+    terminal.wait_for(BADGE)
+    return terminal
+
+
+def row(what: str, measured: str, aim: str) -> None:
+    print(f"{what:<44} {measured:>22}  {aim:>10}", flush=True)
+
+
+def frame_times(told: Report, page: str, unit: str = " ms") -> str:
+    times = sorted(took_s * 1e3 for shown, took_s in told.frames if shown == page)
+    if not times:
+        return "-"
+    return f"{times[len(times) // 2]:.1f}/{times[len(times) * 99 // 100]:.1f}{unit}"
+
+
+def middle_and_most(times_ms: Iterable[float]) -> str:
+    times = sorted(times_ms)
+    return f"{times[len(times) // 2]:.0f}, p95 {times[len(times) * 95 // 100]:.0f} ms"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,252 @@
+"""A dashboard in a pseudo-terminal of its own process, measured from outside and inside.
+
+Not a test. `Terminal` is the terminal: it reads what the dashboard writes and types keys. Run as a
+script it is the dashboard: the `stepscope` command with a meter that tells what each frame took;
+what it has measured it writes to a file when the operator leaves.
+
+    dashboard_terminal.py REPORT top ENDPOINT
+"""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import msgspec
+import psutil
+import ptyprocess
+
+QUIET_S = 0.08  # without output a picture is complete
+
+
+class Report(msgspec.Struct):
+    """What the dashboard says of itself when it ends."""
+
+    frames: list[tuple[str, float]]  # page, and seconds of processor time that a frame took
+    num_dropped: int
+    num_steps: int
+    num_lost: int
+    num_healed: int
+    peak_bytes: int
+
+
+class Piece(NamedTuple):
+    at_s: float
+    num_bytes: int
+
+
+class Terminal:
+    """Starts `stepscope ARGUMENTS` and plays the operator.
+
+    Args:
+        size: columns and rows.
+        report: where the dashboard is to write its `Report`; None runs the command as it is.
+    """
+
+    def __init__(
+        self, arguments: list[str], size: tuple[int, int] = (200, 60), report: Path | None = None
+    ) -> None:
+        here = Path(__file__).resolve()
+        if report is None:
+            command = [str(Path(sys.executable).with_name("stepscope")), *arguments]
+        else:
+            command = [sys.executable, str(here), str(report), *arguments]
+        environment = {
+            **os.environ,
+            "TERM": "xterm-256color",
+            "COLORTERM": "truecolor",
+            "STEPSCOPE_CONFIG": "none",
+        }
+        for name in ("NO_COLOR", "SSH_CONNECTION"):
+            environment.pop(name, None)
+        self._report = report
+        self.started_s = time.monotonic()
+        self._child = ptyprocess.PtyProcess.spawn(
+            command, dimensions=(size[1], size[0]), env=environment
+        )
+        self.process = psutil.Process(self._child.pid)
+        self.pieces: list[Piece] = []
+        self._has_ended = False
+        self._text = b""  # the last of what was written
+        self._seen = threading.Condition()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._child.terminate(force=True)
+
+    def _read(self) -> None:
+        while True:
+            try:
+                piece = self._child.read(65536)
+            except EOFError:
+                with self._seen:
+                    self._has_ended = True
+                    self._seen.notify_all()
+                return
+            with self._seen:
+                self.pieces.append(Piece(time.monotonic(), len(piece)))
+                self._text = (self._text + piece)[-200_000:]
+                self._seen.notify_all()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(piece.num_bytes for piece in self.pieces)
+
+    def wait_for(self, pattern: str, timeout_s: float = 60.0) -> float:
+        """Until something that matches has been written; seconds since the start."""
+        wanted = re.compile(pattern.encode())
+        with self._seen:
+            found = self._seen.wait_for(
+                lambda: wanted.search(self._text) or self._has_ended, timeout_s
+            )
+            if not found or self._has_ended:
+                end = self._text[-1000:].decode(errors="replace")
+                raise TimeoutError(f"{pattern!r} never came: {end}")
+            return time.monotonic() - self.started_s
+
+    def type(self, keys: str) -> None:
+        self._child.write(keys.encode())
+
+    def answer_ms(self, keys: str, at_least: int, timeout_s: float = 3.0) -> float:
+        """From the last of some keys to the end of the picture that it brought, in milliseconds.
+
+        Args:
+            at_least: bytes that such a picture has.
+        """
+        number = len(self.pieces)
+        start_s = time.monotonic()
+        self.type(keys)
+        done_s = None
+        while time.monotonic() - start_s < timeout_s:
+            time.sleep(0.004)
+            pieces = self.pieces[number:]
+            if sum(piece.num_bytes for piece in pieces) < at_least:
+                continue
+            # What comes later is another frame.
+            done_s = pieces[0].at_s
+            num_bytes = 0
+            for piece in pieces:
+                if num_bytes >= at_least and piece.at_s - done_s > 0.02:
+                    break
+                done_s = piece.at_s
+                num_bytes += piece.num_bytes
+            if time.monotonic() - done_s > QUIET_S:
+                return (done_s - start_s) * 1e3
+        if done_s is None:
+            raise TimeoutError(f"{keys!r} brought no new picture")
+        return (done_s - start_s) * 1e3
+
+    def measure(self, seconds: float) -> tuple[float, float]:
+        """Processor time in per cent of a core, and kilobytes written a second."""
+        before, bytes_before, start_s = self.process.cpu_times(), self.num_bytes, time.monotonic()
+        time.sleep(seconds)
+        after, elapsed_s = self.process.cpu_times(), time.monotonic() - start_s
+        cpu_s = (after.user + after.system) - (before.user + before.system)
+        return 100 * cpu_s / elapsed_s, (self.num_bytes - bytes_before) / 1000 / elapsed_s
+
+    def leave(self) -> Report:
+        """Quit, and what the dashboard has measured."""
+        assert self._report is not None
+        self.type("q")
+        deadline_s = time.monotonic() + 20
+        while self._child.isalive() and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        return msgspec.json.decode(self._report.read_bytes(), type=Report)
+
+
+def show(report: Path, arguments: list[str]) -> None:
+    """The dashboard."""
+    from stepscope.tui import app as dashboards
+    from stepscope.tui.cli import main
+    from stepscope.tui.frame_meter import FrameMeter
+
+    made: list[Any] = []
+    frames: list[tuple[str, float]] = []
+
+    class Meter(FrameMeter):
+        """Notes which screen a frame was of; in processor time, for others use this machine."""
+
+        def writing(self) -> Any:
+            num_before = len(self._took_s)
+            if num_before > 500:
+                self._took_s.clear()
+            if self._took_s:
+                frames.append((made[0].main.view.page, self._took_s.pop()))
+            return super().writing()
+
+    begin = dashboards.Dashboard.__init__
+
+    def begin_measured(self: Any, *args: Any, **options: Any) -> None:
+        begin(self, *args, **options)
+        self.main.meter = Meter(cost_clock=time.thread_time)
+        made.append(self)
+
+    dashboards.Dashboard.__init__ = begin_measured  # type: ignore[method-assign]
+    sys.argv = ["stepscope", *arguments]
+    with contextlib.suppress(SystemExit):
+        main()
+    if made:
+        app = made[0]
+        history, source = app.session.history, app.session.source
+        peak = Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]
+        told = Report(
+            frames,
+            app.main.meter.num_dropped,
+            history.num_steps,
+            history.num_lost,
+            getattr(source, "num_healed", 0),
+            int(peak) * 1024,
+        )
+        report.write_bytes(msgspec.json.encode(told))
+
+
+class Engine:
+    """A `fed_engine.py` process.
+
+    Args:
+        folder: for its sockets.
+    """
+
+    def __init__(self, folder: Path, num_requests: int, rate: float, burst: int = 1_000) -> None:
+        self.endpoint = f"ipc://{folder}/{time.monotonic_ns()}"
+        arguments = ["--requests", num_requests, "--rate", rate, "--burst", burst]
+        script = Path(__file__).with_name("fed_engine.py")
+        self._process = subprocess.Popen(
+            [sys.executable, str(script), self.endpoint, *map(str, arguments)]
+        )
+        path = Path(self.endpoint.removeprefix("ipc://"))
+        while not path.exists():
+            if self._process.poll() is not None:
+                raise RuntimeError("the engine of the bench ended")
+            time.sleep(0.05)
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+if __name__ == "__main__":
+    show(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,103 @@
+"""Stands in for an engine at any rate of steps: made-up messages behind real sockets. Not a test.
+
+    fed_engine.py ENDPOINT --requests 64 --rate 50 --burst 1000
+
+The first that asks for a snapshot starts the session; `burst` steps come at once, the others in
+their time. Misses are healed from the replay ring as those of any engine are.
+"""
+
+import argparse
+import threading
+import time
+
+import zmq
+from synthetic_session import Frame, SyntheticSession
+
+from stepscope.engine import commands, wire
+from stepscope.engine.commands import Error, GetInfo, GetSnapshot, ReplayFrom
+from stepscope.engine.endpoints import Endpoint
+from stepscope.engine.telemetry import SUBSCRIBER_QUEUE, Publisher
+from stepscope.engine.wire import EngineInfo, Snapshot
+from stepscope.recordings.session import SessionState
+
+PERIOD_STEPS = 4_000
+BURST_RATE = 4_000.0  # steps a second, so that nothing is missed
+
+
+class FedPublisher(Publisher):
+    """Sends what is encoded already."""
+
+    def send(self, frame: Frame) -> None:
+        self._keep(telemetry_kept(frame))
+        assert self._socket is not None
+        number = wire.sequence_frame(frame.sequence)
+        self._socket.send_multipart((frame.topic, number, frame.payload))
+
+
+def telemetry_kept(frame: Frame):  # type: ignore[no-untyped-def]
+    from stepscope.engine.telemetry import _Kept
+
+    return _Kept(frame.sequence, frame.topic, frame.payload)
+
+
+def answer(
+    command: commands.Command, info: EngineInfo, start: Snapshot, publisher: Publisher
+) -> commands.Reply | EngineInfo | Snapshot:
+    if isinstance(command, GetInfo):
+        return info
+    if isinstance(command, GetSnapshot):
+        return start
+    if isinstance(command, ReplayFrom):
+        return publisher.replay(command.sequence, command.limit)
+    return Error(code="not_here", message="nothing can be changed: this is a bench")
+
+
+def serve(
+    endpoint: Endpoint, info: EngineInfo, publisher: Publisher, started: threading.Event
+) -> None:
+    """Answer commands for ever."""
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+    socket.bind(endpoint.control)
+    start = SessionState(info=info).snapshot(0)
+    assert start is not None
+    while True:
+        client, number, payload = socket.recv_multipart()
+        command = commands.decode_command(payload)
+        reply = commands.encode(answer(command, info, start, publisher))
+        socket.send_multipart((client, number, reply))
+        if isinstance(command, GetSnapshot):
+            started.set()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("endpoint")
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--rate", type=float, default=50.0)
+    parser.add_argument("--burst", type=int, default=1_000)
+    options = parser.parse_args()
+    endpoint = Endpoint.parse(options.endpoint)
+    session = SyntheticSession(options.requests, options.rate, PERIOD_STEPS)
+    publisher = FedPublisher(endpoint.telemetry, ring_size=4 * SUBSCRIBER_QUEUE)
+    publisher.send(Frame(wire.TOPICS[EngineInfo], 0, wire.encode(session.info)))
+    started = threading.Event()
+    threading.Thread(
+        target=serve, args=(endpoint, session.info, publisher, started), daemon=True
+    ).start()
+    started.wait()
+    due_s = time.monotonic()
+    num_steps = 0
+    for frame in session.frames():
+        publisher.send(frame)
+        if frame.topic != b"step":
+            continue
+        num_steps += 1
+        due_s += 1 / (BURST_RATE if num_steps <= options.burst else options.rate)
+        if num_steps == options.burst:
+            due_s = time.monotonic()
+        if (ahead_s := due_s - time.monotonic()) > 0.0005:
+            time.sleep(ahead_s)
+
+
+if __name__ == "__main__":
+    main()
