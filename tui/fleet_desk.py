@@ -4,6 +4,7 @@ One desk serves the screens of all engines of a dashboard, so that the order sta
 opened and left again.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
@@ -26,6 +27,11 @@ _STATUSES = ("down", "stale", "connecting", "live", "playing", "paused", "ended"
 _STATES = ("stopped", "draining", "paused", "running", "idle", None)
 
 
+def natural(name: str) -> str:
+    """A text by which engine-2 comes before engine-10."""
+    return re.sub(r"\d+", lambda digits: digits[0].zfill(12), name)
+
+
 def _state_rank(line: EngineLine) -> float:
     figures = line.figures
     return -(_STATUSES.index(figures.status) * 10 + _STATES.index(figures.state))
@@ -33,7 +39,7 @@ def _state_rank(line: EngineLine) -> float:
 
 # What a column is sorted by; what is unknown comes last in either direction.
 SORTS: dict[ColumnKey, _Rank] = {
-    "engine": lambda line: line.figures.name,
+    "engine": lambda line: natural(line.figures.name),
     "state": _state_rank,
     "run": lambda line: line.figures.num_running,
     "wait": lambda line: line.figures.num_waiting,
