@@ -72,9 +72,13 @@ class Connections:
         """Whether it may ask and be answered (still)."""
         return self._gate is None or self.holder(identity) is not None
 
+    def key(self, identity: bytes) -> bytes:
+        """The public key it came in with, empty where none is asked for."""
+        return self._keys.get(identity, "").encode()
+
     def account(self, identity: bytes) -> bytes:
         """What is the same for all connections of one client, as far as can be known."""
-        return self._keys.get(identity, "").encode() or identity
+        return self.key(identity) or identity
 
     def asker(self, identity: bytes, who: str) -> Asker:
         holder = self.holder(identity)

@@ -236,9 +236,12 @@ class ControlServer:
         raise ConfigError("viewer", message)
 
     def _change(self, identity: bytes, command_id: bytes, command: Change, payload: bytes) -> None:
-        account = self._connections.account(identity)
+        # A name holds across the connections of a key; where there are no keys all are one user's.
         # Without a name of its own a command is known by its connection and id.
-        once = (account, command.once.encode() or identity + command_id + payload)
+        if command.once:
+            once = (self._connections.key(identity), command.once.encode())
+        else:
+            once = (identity, command_id + payload)
         client = RemoteClient(self.post, identity, command_id, once=once)
         try:
             is_new = self._answers.is_new(once, payload, client)
