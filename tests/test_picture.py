@@ -1,0 +1,196 @@
+"""Pictures of the screen: `S` and `stepscope screenshot`, as SVG, PNG and text."""
+
+import io
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from rich.style import Style
+
+from stepscope.recordings.history import History
+from stepscope.recordings.latency import SLO
+from stepscope.recordings.reader import Recording
+from stepscope.recordings.replay import ReplaySource
+from stepscope.recordings.samples import shipped
+from stepscope.tui.app import Dashboard
+from stepscope.tui.cli import main
+from stepscope.tui.picture import new_picture, screenshot
+from stepscope.tui.picture_png import png
+
+
+@pytest.fixture
+def stepscope(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """Runs `stepscope ARGUMENTS` in an empty folder; gives the exit code and what it said."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("TZ", "UTC")
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+    def run(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["stepscope", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out + said.err
+
+    return run
+
+
+def test_a_step_of_a_recording_becomes_a_picture_of_each_kind(
+    stepscope: Callable[..., tuple[int, str]],
+) -> None:
+    code, said = stepscope("screenshot", "freeze", "--at", "300", "-o", "a.txt")
+    assert code == 0, said
+    assert "a.txt: step 300, 120x40" in said
+    lines = Path("a.txt").read_text("utf-8").splitlines()
+    assert len(lines) == 40
+    assert re.search(r"REPLAY PAUSED.*step 300 ", lines[0])
+    assert "requests × steps" in "".join(lines)
+
+    for suffix, theme, size in (("svg", "dark", "100x30"), ("png", "light", "100x30")):
+        code, said = stepscope(
+            *("screenshot", "freeze", "--at", "300", "-o", f"a.{suffix}"),
+            *("--theme", theme, "--size", size),
+        )
+        assert code == 0, said
+    document = Path("a.svg").read_text("utf-8")
+    assert document.startswith("<svg ")
+    assert "BUDGET" in document
+    assert document.count("<text ") == document.count('xml:space="preserve"')
+    image = Image.open(io.BytesIO(Path("a.png").read_bytes()))
+    assert image.size == (100 * 12 + 24, 30 * 24 + 24)
+    assert image.getpixel((1, 1)) == (0xFB, 0xFA, 0xF7)  # the paper of the light theme
+    assert sorted(path.name for path in Path.cwd().iterdir()) == ["a.png", "a.svg", "a.txt"]
+
+
+def test_any_screen_and_any_request_can_be_drawn(
+    stepscope: Callable[..., tuple[int, str]],
+) -> None:
+    for arguments, words in (
+        (("--page", "kv"), "KV map by state"),
+        (("--page", "latency", "--slo-itl", "70ms"), "ITL <70"),
+        (("--page", "main", "--ascii"), "requests x steps"),
+        (("--request", "r3"), "request r3"),
+    ):
+        code, said = stepscope("screenshot", "chunked", "--at", "200", "-o", "b.txt", *arguments)
+        assert code == 0, said
+        assert words in Path("b.txt").read_text("utf-8")
+    assert stepscope("screenshot", "chunked", "-o", "last.txt")[0] == 0
+    with Recording(shipped()["chunked"]) as recording:
+        assert f"step {recording.last_step:,} " in Path("last.txt").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("chunked", "-o", "a.gif"), 2, "ends in .svg, .png or .txt"),
+        (("chunked", "-o", "a.svg", "--at", "99999"), 2, "holds steps 0 to "),
+        (("chunked", "-o", "a.svg", "--page", "cellar"), 2, "expected one of main, step"),
+        (("chunked", "-o", "a.svg", "--size", "big"), 2, "such as 120x40"),
+        (("chunked", "-o", "a.svg", "--size", "0x40"), 2, "expected 1x1 to"),
+        (("chunked", "-o", "a.svg", "--request", "r99999"), 2, "not among the requests"),
+        (("chunked", "-o", "a.svg", "--request", "bob"), 2, "such as r12"),
+        (("chunked", "-o", "no/where/a.svg"), 1, "is no folder"),
+        (("chunked", "-o", "."), 1, "is a folder"),
+        (("nothing.mcap", "-o", "a.svg"), 1, "there is no recording"),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_line_and_no_file(
+    stepscope: Callable[..., tuple[int, str]], arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    ended, said = stepscope("screenshot", *arguments)
+    assert ended == code
+    assert said.startswith("stepscope: error: ")
+    assert said.count("\n") == 1
+    assert words in said
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_two_pictures_in_a_second_are_two_files_and_a_full_disk_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = [new_picture(f"number {number}") for number in range(3)]
+    assert [path.read_text() for path in paths] == ["number 0", "number 1", "number 2"]
+    assert all(re.fullmatch(r"stepscope-\d{8}-\d{6}(-\d)?\.svg", path.name) for path in paths)
+
+    class Full:
+        def __enter__(self) -> "Full":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        def write(self, text: str) -> None:
+            return
+
+    def full(path: Path, *arguments: Any, **options: Any) -> Full:
+        Path(path).touch(exist_ok=False)
+        return Full()
+
+    monkeypatch.setattr("builtins.open", full)
+    with pytest.raises(OSError, match="No space left"):
+        new_picture("more")
+    monkeypatch.undo()
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+async def test_a_picture_that_cannot_be_written_is_a_line_on_the_screen(
+    still_source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = still_source()
+    app = Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    async with app.run_test(size=(120, 40)) as pilot:
+        gone.rmdir()
+        await pilot.press("S")
+        (notice,) = app.main.canvas.text_of(["notice"])
+        assert "no screenshot: " in notice
+        os.chdir(tmp_path)
+        await pilot.press("S")
+        (notice,) = app.main.canvas.text_of(["notice"])
+        assert f"screenshot: {tmp_path}" in notice
+
+
+def test_a_picture_waits_for_what_is_still_being_worked_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepscope.tui.latency_windows._LONG_STEPS", 10)
+    source = ReplaySource(Recording(shipped()["chunked"]), History(SLO()), playing=False)
+    source.start()
+    try:
+        source.seek(400)
+        assert source.wait()
+        path = tmp_path / "latency.txt"
+        screenshot(source, source.history, path, (200, 60), page="latency")
+    finally:
+        source.stop()
+    lines = path.read_text("utf-8").splitlines()
+    row = next(line for line in lines if "▶ITL" in line)
+    assert len(re.findall(r"\d+\.\d%", row)) == 3, "three windows, each with its share"
+
+
+def test_lines_and_blocks_meet_between_cells_in_a_png() -> None:
+    ink = Style(color="#ff0000", bgcolor="#000000")
+    rows = [[("██", ink)], [("──", ink)], [("▁▌", ink)], [("ab", ink)]]
+    image = Image.open(io.BytesIO(png(rows)))
+    red, black, left, top = (255, 0, 0), (0, 0, 0), 12, 12
+    assert {image.getpixel((left + x, top + y)) for x in range(24) for y in range(24)} == {red}
+    assert {image.getpixel((left + x, top + 24 + 12)) for x in range(24)} == {red}
+    assert image.getpixel((left + 3, top + 48 + 23)) == red
+    assert image.getpixel((left + 3, top + 48 + 12)) == black
+    assert image.getpixel((left + 12 + 2, top + 48 + 2)) == red
+    assert image.getpixel((left + 12 + 9, top + 48 + 2)) == black
+    letters = [image.getpixel((left + x, top + 72 + y)) for x in range(24) for y in range(24)]
+    assert red in letters
+    assert black in letters
