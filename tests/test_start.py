@@ -268,6 +268,24 @@ async def test_it_fills_every_size(ascii_only: bool) -> None:
                 assert (">" if ascii_only else "▶") + "8 e  address" in screen_text(app)
 
 
+async def test_a_failure_of_ours_is_a_line_and_the_next_look_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(found: Found) -> None:
+        raise RuntimeError("no luck")
+
+    app = start_app()
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(app, pilot, lambda: "week.mcap" in screen_text(app))
+        with monkeypatch.context() as patch:
+            patch.setattr(Found, "look", fail)
+            app._tick()
+        app._tick()
+        await pilot.pause()
+        assert "no luck" in screen_text(app)
+        assert "week.mcap" in screen_text(app)
+
+
 async def test_looks_can_be_changed() -> None:
     app = start_app()
     async with app.run_test(size=(120, 40)) as pilot:

@@ -167,10 +167,14 @@ class StartApp(App[Choice], inherit_bindings=False):
         ]
 
     def _tick(self) -> None:
-        if self._finder is not None:
-            self._finder.look()
-        self.take_answers()
-        self.draw()
+        try:
+            if self._finder is not None:
+                self._finder.look()
+            self.take_answers()
+            self.draw()
+        except Exception as error:  # the next tick tries again
+            log.exception("looking for engines failed")
+            self.notices.say(f"looking failed, see the log: {error!r}", "breach")
 
     # Drawing
 
