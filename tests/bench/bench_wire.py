@@ -1,8 +1,10 @@
 """What telemetry costs, what a recorder takes, and how soon a gap is mended.
 
 - Parts: building, encoding and publishing the record of one decode step, each timed alone.
-- Overhead: decode steps of the demo model, publishing switched every few steps, so that both sides
-  see the same machine; subscribers in processes of their own read along.
+- Engine: decode steps of an engine whose model does nothing for 2 ms, telemetry switched every few
+  steps: processor time of the engine's thread, which a busy machine does not change much.
+- Overhead: the same of the demo model, in wall time, so that both sides see the same machine;
+  subscribers in processes of their own read along. Says nothing on a machine that is busy.
 - Recorder: `stepscope record` on one core against an engine that publishes at a given rate.
 - Healing: a subscriber behind a proxy that cuts its connections; from the cut to all it has missed.
 
@@ -17,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,8 +33,8 @@ from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.request import Request
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.serve import Silent
-from stepscope.engine.simulated import simulated_info
-from stepscope.engine.step import StepResult
+from stepscope.engine.simulated import CostModel, SimulatedRunner, simulated_info
+from stepscope.engine.step import Runner, ScheduledStep, StepResult
 from stepscope.engine.telemetry import Publisher
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.recordings.verify import verify
@@ -120,6 +122,30 @@ def print_parts() -> None:
 # Overhead of the engine
 
 
+class SleepingRunner(SimulatedRunner):
+    """Takes its time, and leaves the processor to others meanwhile."""
+
+    def execute(self, step: ScheduledStep) -> StepResult:
+        time.sleep(0.002)
+        return super().execute(step)
+
+
+def print_engine(num_requests: int, rounds: int) -> None:
+    print(
+        f"decode steps of {num_requests} requests without a model: the engine's thread, us a step"
+    )
+    for num_subscribers in (0, 1, 5):
+        limits = Limits(max_num_batched_tokens=8192, max_num_seqs=num_requests, max_model_len=8192)
+        core = engine(SleepingRunner(CostModel()), num_requests * 520, limits, rounds)
+        on_s, off_s = switched(core, num_subscribers, rounds, time.thread_time)
+        off = statistics.median(off_s)
+        extra = statistics.median(a - b for a, b in zip(on_s, off_s, strict=True))
+        print(
+            f"  {num_subscribers} subscribers: off {off * 1e6:6.0f}, telemetry adds "
+            f"{extra * 1e6:4.0f}, median of {rounds} pairs of {STEPS_A_ROUND} steps"
+        )
+
+
 def print_overhead(num_requests: int, rounds: int) -> None:
     config = EngineConfig(kv_memory="512MB")
     prepare_environment(config)
@@ -127,33 +153,12 @@ def print_overhead(num_requests: int, rounds: int) -> None:
 
     runner = ModelRunner.load(config, lambda what, share: None)
     limits = Limits(
-        max_num_batched_tokens=8192, max_num_seqs=256, max_model_len=runner.max_model_len
+        max_num_batched_tokens=8192, max_num_seqs=num_requests, max_model_len=runner.max_model_len
     )
     print(f"decode steps of the demo model, {num_requests} requests, telemetry off and on")
     for num_subscribers in (1, 5):
-        scheduler = Scheduler(
-            KVCacheManager(runner.num_blocks, config.block_size),
-            Knobs(max_num_batched_tokens=8192),
-            limits,
-        )
-        core = EngineCore(
-            simulated_info(limits, runner.num_blocks, config.block_size, seed=0),
-            runner, scheduler, limits, None, dispatch.apply,
-        )  # fmt: skip
-        num_tokens = 2 * rounds * STEPS_A_ROUND + 50
-        for number in range(num_requests):
-            submit = Submit(sampling=SamplingParams(max_tokens=num_tokens, ignore_eos=True))
-            token_ids = [(number * 37 + i) % 256 for i in range(64)]
-            core.inbox.put(Call(submit, Silent(), token_ids))
-        with tempfile.TemporaryDirectory() as folder:
-            address = f"ipc://{folder}/telemetry"
-            publisher = Publisher(address, 20_000)
-            with subscribers(address, num_subscribers):
-                for _ in range(20):  # prefill, and subscribers that have connected
-                    core.step()
-                on_s, off_s = paired(core, publisher, rounds)
-            publisher.close()
-        gc.collect()
+        core = engine(runner, runner.num_blocks, limits, rounds)
+        on_s, off_s = switched(core, num_subscribers, rounds, time.perf_counter)
         off, on = statistics.median(off_s), statistics.median(on_s)
         # What a round costs more than its neighbour: the drift of the machine falls out.
         extra = statistics.median(a - b for a, b in zip(on_s, off_s, strict=True))
@@ -163,18 +168,43 @@ def print_overhead(num_requests: int, rounds: int) -> None:
         )
 
 
-def paired(core: EngineCore, publisher: Publisher, rounds: int) -> tuple[list[float], list[float]]:
+def engine(runner: Runner, num_blocks: int, limits: Limits, rounds: int) -> EngineCore:
+    """With as many requests as it may run, that last until the end of the measurement."""
+    scheduler = Scheduler(
+        KVCacheManager(num_blocks, 16), Knobs(max_num_batched_tokens=8192), limits
+    )
+    info = simulated_info(limits, num_blocks, 16, seed=0)
+    core = EngineCore(info, runner, scheduler, limits, None, dispatch.apply)
+    sampling = SamplingParams(max_tokens=2 * rounds * STEPS_A_ROUND + 50, ignore_eos=True)
+    for number in range(limits.max_num_seqs):
+        token_ids = [(number * 37 + i) % 256 for i in range(64)]
+        core.inbox.put(Call(Submit(sampling=sampling), Silent(), token_ids))
+    return core
+
+
+def switched(
+    core: EngineCore, num_subscribers: int, rounds: int, clock: Callable[[], float]
+) -> tuple[list[float], list[float]]:
     """Seconds of a step with telemetry and without, by turns: the median of each round."""
     times: dict[bool, list[float]] = {True: [], False: []}
-    for turn in range(2 * rounds):
-        published = turn % 4 in (0, 3)  # on, off, off, on: a drift falls on both alike
-        core.sink = publisher if published else None
-        steps = []
-        for _ in range(STEPS_A_ROUND):
-            start = time.perf_counter()
-            core.step()
-            steps.append(time.perf_counter() - start)
-        times[published].append(statistics.median(steps))
+    with tempfile.TemporaryDirectory() as folder:
+        address = f"ipc://{folder}/telemetry"
+        publisher = Publisher(address, 20_000)
+        with subscribers(address, num_subscribers):
+            for _ in range(20):  # prefill, and subscribers that have connected
+                core.step()
+            time.sleep(0.5)
+            for turn in range(2 * rounds):
+                published = turn % 4 in (0, 3)  # on, off, off, on: a drift falls on both alike
+                core.sink = publisher if published else None
+                steps = []
+                for _ in range(STEPS_A_ROUND):
+                    start = clock()
+                    core.step()
+                    steps.append(clock() - start)
+                times[published].append(statistics.median(steps))
+        publisher.close()
+    gc.collect()
     return times[True], times[False]
 
 
@@ -281,10 +311,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--rate", type=float, default=5000.0, help="steps a second to record")
     parser.add_argument("--seconds", type=float, default=10.0, help="of recording")
-    parser.add_argument("--only", choices=["parts", "overhead", "recorder", "healing"])
+    parser.add_argument("--only", choices=["parts", "engine", "overhead", "recorder", "healing"])
     args = parser.parse_args()
     if args.only in (None, "parts"):
         print_parts()
+    if args.only in (None, "engine"):
+        print_engine(args.requests, 3 * args.rounds)
     if args.only in (None, "overhead"):
         print_overhead(args.requests, args.rounds)
     if args.only in (None, "recorder"):
