@@ -194,3 +194,26 @@ def length_text(seconds: float) -> str:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def typed_choice(text: str) -> Choice:
+    """What was typed: a file if there is one of that name, else addresses."""
+    path = Path(text.strip()).expanduser()
+    if path.suffix in (".mcap", ".part") or path.is_file():
+        return Choice("file", (str(path),))
+    return Choice("engines", tuple(text.split()))
+
+
+def what_is_wrong(text: str) -> str | None:
+    """One line about a text that can be no choice; None for one that may."""
+    from stepscope.engine.config import ConfigError
+    from stepscope.engine.endpoints import Endpoint  # with sockets, which the list has no need of
+
+    if not text.strip() or typed_choice(text).kind == "file":
+        return None
+    try:
+        for name in text.split():
+            Endpoint.parse(name)
+    except ConfigError as error:
+        return str(error)
+    return None

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import events
@@ -255,7 +254,9 @@ class StartApp(App[Choice], inherit_bindings=False):
         """Open it, once it is known that it can be."""
         self._selected = choice
         if choice.kind == "ask":
-            self.push_screen(Prompt(self.skin, _QUESTION, check=_wrong), self._typed)
+            self.push_screen(
+                Prompt(self.skin, _QUESTION, check=start_list.what_is_wrong), self._typed
+            )
         elif self._checking is None:
             self._checking = choice
             self.notices.dismiss()
@@ -287,32 +288,10 @@ class StartApp(App[Choice], inherit_bindings=False):
 
     def _typed(self, text: str | None) -> None:
         if text is not None and text.strip():
-            self.choose(_choice(text))
+            self.choose(start_list.typed_choice(text))
 
     def on_key(self, event: events.Key) -> None:
         """What was typed for the prompt before it was there."""
         if isinstance(self.screen, Overlay):
             event.prevent_default()
             self.screen.post_message(events.Key(event.key, event.character))
-
-
-def _choice(text: str) -> Choice:
-    """What was typed: a file if there is one of that name, else addresses."""
-    path = Path(text.strip()).expanduser()
-    if path.suffix in (".mcap", ".part") or path.is_file():
-        return Choice("file", (str(path),))
-    return Choice("engines", tuple(text.split()))
-
-
-def _wrong(text: str) -> str | None:
-    from stepscope.engine.config import ConfigError
-    from stepscope.engine.endpoints import Endpoint  # with sockets, which the list has no need of
-
-    if not text.strip() or _choice(text).kind == "file":
-        return None
-    try:
-        for name in text.split():
-            Endpoint.parse(name)
-    except ConfigError as error:
-        return str(error)
-    return None
