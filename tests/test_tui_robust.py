@@ -279,3 +279,18 @@ async def test_a_thread_and_a_task_that_die_are_lines_until_they_are_seen(
             loop = asyncio.get_running_loop()
             loop.call_exception_handler({"message": "a task failed", "exception": ValueError(7)})
             await until(app, "a task failed, see the log: ValueError(7)")
+
+
+async def test_keys_and_clicks_while_it_ends_are_nothing(still_source: Callable[..., Any]) -> None:
+    source = still_source(60)
+    app = Dashboard(source, source.history, any_terminal=True, fps=1.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("q")
+        stack = app._screen_stacks[app._current_mode]
+        screens = list(stack)
+        stack.clear()
+        try:
+            await app.on_event(events.Key("left", None))
+            await app.on_event(events.MouseMove(None, 1, 1, 0, 0, 0, False, False, False))
+        finally:
+            stack.extend(screens)

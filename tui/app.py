@@ -197,6 +197,8 @@ class Dashboard(App[None], inherit_bindings=False):
         self.session.background_error = f"{what}, see the log: {error!r}"
 
     async def on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.InputEvent) and not self.screen_stack:
+            return  # typed while it ends
         if isinstance(event, events.Key) and not self.key_order.admits(event):
             return
         await super().on_event(event)
