@@ -61,8 +61,9 @@ def worker(mode: str, cache: Path) -> Iterator[Ask]:
     try:
         yield ask
     finally:
-        process.stdin.close()
+        process.kill()  # it has answered everything, and has nothing to put in order
         process.wait()
+        process.stdin.close()
         process.stdout.close()
 
 
