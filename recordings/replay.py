@@ -21,6 +21,7 @@ from stepscope.recordings.source import FrameTap
 
 MIN_SPEED, MAX_SPEED = 0.1, 64.0
 _TICK_S = 0.02
+_BREATH_S = 0.05  # for the first picture after a seek, before anything else is done
 
 
 class ReplaySource:
@@ -55,6 +56,7 @@ class ReplaySource:
         self._at_end = False
         self._wanted: int | None = recording.first_step or 0  # step to go to
         self._skips = 0  # steps to go from there
+        self._is_seeking = False
         self._shown_steps = WINDOW_STEPS  # on the screen
         self._is_short = False  # the history does not reach as far back as it should
         self._busy = True  # something that was asked for is not done
@@ -82,6 +84,11 @@ class ReplaySource:
     @property
     def speed(self) -> float:
         return self._speed
+
+    @property
+    def is_seeking(self) -> bool:
+        """The step that was asked for is not shown yet."""
+        return self._is_seeking or self._wanted is not None or self._skips != 0
 
     def start(self) -> None:
         self._thread.start()
@@ -147,9 +154,12 @@ class ReplaySource:
                 if self._stopping:
                     return
                 wanted, skips = self._wanted, self._skips
+                self._is_seeking = wanted is not None or skips != 0
                 self._wanted, self._skips = None, 0
-                is_short = self._is_short and wanted is None and not skips
-                if wanted is None and not skips and not is_short:
+                is_short = self._is_short and not self._is_seeking
+                if is_short and self._wake.wait(_BREATH_S):
+                    continue
+                if not self._is_seeking and not is_short:
                     if self._busy:
                         self._busy = False
                         self._wake.notify_all()
@@ -165,14 +175,13 @@ class ReplaySource:
             try:
                 if wanted is not None:
                     self._go_to(wanted)
-                    self._moved = True
                 if skips:
                     self._skip(skips)
-                    self._moved = True
                 if is_short:
                     self._reach_back()
+                if self._is_seeking or is_short:
                     self._moved = True
-                elif wanted is None and not skips:
+                else:
                     self._play_due()
             except (RecordingError, msgspec.DecodeError) as error:
                 self._error = str(error)

@@ -22,7 +22,8 @@ import msgspec
 import psutil
 import ptyprocess
 
-QUIET_S = 0.08  # without output a picture is complete
+QUIET_S = 0.08  # after a picture, before the next key
+SAME_S = 0.01  # between two pieces of a picture
 
 
 class Report(msgspec.Struct):
@@ -72,6 +73,7 @@ class Terminal:
         )
         self.process = psutil.Process(self._child.pid)
         self.pieces: list[Piece] = []
+        self.answered_cpu_s = 0.0  # when the last answer had come
         self._has_ended = False
         self._text = b""  # the last of what was written
         self._seen = threading.Condition()
@@ -119,44 +121,53 @@ class Terminal:
                 raise TimeoutError(f"{pattern!r} never came: {end}")
             return time.monotonic() - self.started_s
 
+    @property
+    def cpu_s(self) -> float:
+        """Processor time of the dashboard so far, to about ten milliseconds."""
+        times = self.process.cpu_times()
+        return times.user + times.system
+
     def type(self, keys: str) -> None:
         self._child.write(keys.encode())
 
-    def answer_ms(self, keys: str, at_least: int, timeout_s: float = 3.0) -> float:
+    def answer_ms(
+        self, keys: str, at_least: int = 0, shows: str = "", timeout_s: float = 5.0
+    ) -> float:
         """From the last of some keys to the end of the picture that it brought, in milliseconds.
 
         Args:
             at_least: bytes that such a picture has.
+            shows: text that is new in it.
         """
-        number = len(self.pieces)
+        with self._seen:
+            self._text = b""
+            number = len(self.pieces)
+        wanted = shows.encode()
         start_s = time.monotonic()
         self.type(keys)
-        done_s = None
-        while time.monotonic() - start_s < timeout_s:
-            time.sleep(0.004)
-            pieces = self.pieces[number:]
-            if sum(piece.num_bytes for piece in pieces) < at_least:
-                continue
-            # What comes later is another frame.
-            done_s = pieces[0].at_s
-            num_bytes = 0
-            for piece in pieces:
-                if num_bytes >= at_least and piece.at_s - done_s > 0.02:
-                    break
-                done_s = piece.at_s
-                num_bytes += piece.num_bytes
-            if time.monotonic() - done_s > QUIET_S:
-                return (done_s - start_s) * 1e3
-        if done_s is None:
+        with self._seen:
+            came = self._seen.wait_for(
+                lambda: (
+                    sum(piece.num_bytes for piece in self.pieces[number:]) >= at_least
+                    and wanted in self._text
+                ),
+                timeout_s,
+            )
+        if not came:
             raise TimeoutError(f"{keys!r} brought no new picture")
+        self.answered_cpu_s = self.cpu_s
+        done_s = self.pieces[-1].at_s
+        time.sleep(QUIET_S)
+        for piece in self.pieces[number:]:
+            if done_s < piece.at_s <= done_s + SAME_S:  # the same picture still
+                done_s = piece.at_s
         return (done_s - start_s) * 1e3
 
     def measure(self, seconds: float) -> tuple[float, float]:
         """Processor time in per cent of a core, and kilobytes written a second."""
-        before, bytes_before, start_s = self.process.cpu_times(), self.num_bytes, time.monotonic()
+        before_s, bytes_before, start_s = self.cpu_s, self.num_bytes, time.monotonic()
         time.sleep(seconds)
-        after, elapsed_s = self.process.cpu_times(), time.monotonic() - start_s
-        cpu_s = (after.user + after.system) - (before.user + before.system)
+        cpu_s, elapsed_s = self.cpu_s - before_s, time.monotonic() - start_s
         return 100 * cpu_s / elapsed_s, (self.num_bytes - bytes_before) / 1000 / elapsed_s
 
     def leave(self) -> Report:

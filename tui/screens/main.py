@@ -32,6 +32,7 @@ log = logging.getLogger("stepscope.tui")
 
 DEFAULT_FPS, SSH_FPS = 10.0, 5.0
 MIN_FPS, MAX_FPS = 1.0, 60.0
+_FOUND_S = 0.005  # between two looks whether a replay has found its step
 _SLOW_S = 0.6  # between two drawings of what is read rather than watched
 
 
@@ -66,6 +67,7 @@ class MainScreen(Screen[None]):
         self._replay = replay_of(session.source)
         self._builder = self._new_builder(session.history)
         self._timer: Timer | None = None
+        self._looking: Timer | None = None  # while a replay seeks
         self._drawn: object = None
         self.is_shown = True  # not that of another engine
         self._all_drawn_s = 0.0
@@ -178,10 +180,19 @@ class MainScreen(Screen[None]):
                 log.exception("drawing failed")
             self._failure = f"drawing failed, see the log: {error!r}"
         self._show_notice()
+        if self._replay is not None and self._replay.is_seeking and self._looking is None:
+            self._looking = self.set_interval(_FOUND_S, self._show_found)
 
     def _compositor_refresh(self) -> None:
         with self.meter.writing():
             super()._compositor_refresh()
+
+    def _show_found(self) -> None:
+        """A replay that has found what it was sent to is seen at once, not with the next frame."""
+        if self._looking is not None and not (self._replay and self._replay.is_seeking):
+            self._looking.stop()
+            self._looking = None
+            self.draw()
 
     def _draw(self, everything: bool) -> None:
         canvas = self.canvas
