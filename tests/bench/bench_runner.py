@@ -66,7 +66,7 @@ class Bench:
             self.attention_ns += time.perf_counter_ns() - start_ns
             return output
 
-        timed.name = backend.name
+        timed.name, timed.is_capturable = backend.name, backend.is_capturable
         self.runner._backend = timed
         d = self.runner.description
         self.title = f"{d.model} {d.dtype} on {d.device}, attention: {d.attention_backend}"
