@@ -3,7 +3,7 @@
 All figures are those of the records; durations are nanoseconds of engine time.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from stepscope.recordings.session import request_name
@@ -190,18 +190,21 @@ def by_cause(pieces: Iterable[Piece]) -> dict[Cause, int]:
 
 def merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
     """One piece for each kind, in the order in which the kinds first came."""
-    found: dict[tuple[Cause, str, int | None], Piece] = {}
+    alike: dict[tuple[Cause, str, int | None], list[Piece]] = {}
     for piece in pieces:
-        known = found.get(piece.key)
-        found[piece.key] = piece if known is None else joined(known, piece)
-    return tuple(found.values())
+        key = piece.cause, piece.detail, piece.request_id  # its `key`, but of many
+        if key in alike:
+            alike[key].append(piece)
+        else:
+            alike[key] = [piece]
+    return tuple([each[0] if len(each) == 1 else _sum(each) for each in alike.values()])
 
 
-def joined(first: Piece, second: Piece) -> Piece:
-    """Two pieces of one kind as one."""
-    return first._replace(
-        ns=first.ns + second.ns,
-        num_steps=first.num_steps + second.num_steps,
-        num_tokens=first.num_tokens + second.num_tokens,
-        num_other_tokens=first.num_other_tokens + second.num_other_tokens,
+def _sum(pieces: Sequence[Piece]) -> Piece:
+    """Pieces of one kind as one."""
+    return pieces[0]._replace(
+        ns=sum([piece.ns for piece in pieces]),
+        num_steps=sum([piece.num_steps for piece in pieces]),
+        num_tokens=sum([piece.num_tokens for piece in pieces]),
+        num_other_tokens=sum([piece.num_other_tokens for piece in pieces]),
     )

@@ -18,7 +18,7 @@ from stepscope.engine.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.recordings.causes import Cause
+from stepscope.recordings.causes import Cause, Late
 from stepscope.recordings.comparison_counts import WaitCounts
 from stepscope.recordings.comparison_points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoints
 from stepscope.recordings.comparison_requests import MAX_REQUESTS, RequestRun
@@ -250,12 +250,19 @@ class Side:
 
     def _count_causes(self) -> None:
         late = self._explainer.late
+        if not late:
+            return
+        # Those who decode side by side share what their waits were made of.
+        alike: dict[tuple[int, Kind], list[Late]] = {}
         for each in late:
-            if each.is_excused:
+            alike.setdefault((id(each.pieces), each.kind), []).append(each)
+        for group in alike.values():
+            first, number = group[0], len(group)
+            if first.is_excused:
                 continue
-            key = each.kind, each.cause
-            self.num_late[key] = self.num_late.get(key, 0) + 1
-            for piece in each.pieces:
-                key = each.kind, piece.cause
-                self.cause_ns[key] = self.cause_ns.get(key, 0) + piece.ns
+            key = first.kind, first.cause
+            self.num_late[key] = self.num_late.get(key, 0) + number
+            for piece in first.pieces:
+                key = first.kind, piece.cause
+                self.cause_ns[key] = self.cause_ns.get(key, 0) + number * piece.ns
         late.clear()

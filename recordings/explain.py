@@ -169,6 +169,7 @@ class Explainer:
         step, requests, only = record.step, self._requests, self._only
         is_plain = only is None and all(span.cause == "idle" for span in between)
         seated = {}
+        alike: dict[int, tuple[Piece, ...]] = {}  # start of a wait -> what it was made of
         for row in record.batch or ():
             request_id = row.request_id
             if only is not None and request_id != only:
@@ -184,7 +185,16 @@ class Explainer:
             if is_decode and is_plain and not request.pieces and request.start_ns is not None:
                 num_output = row.start + row.num_tokens + 1 - request.num_prompt
                 gap_ns = end_ns - request.start_ns
-                if num_output == request.num_output + 1 and gap_ns <= self._itl_bound_ns:
+                if num_output == request.num_output + 1 and request.num_output:
+                    if gap_ns > self._itl_bound_ns:
+                        # Those who decode side by side have waited for the same.
+                        pieces = alike.get(request.start_ns)
+                        if pieces is None:
+                            wait = Wait("", "running", request.start_ns, 0, 0)
+                            wait.fill(between, start_ns, step)
+                            wait.add(own(row, record, prefills, start_ns), end_ns)
+                            pieces = alike[request.start_ns] = merged(wait.pieces)
+                        self._add_late(request_id, request, step, end_ns, pieces)
                     counts = self.itl_counts
                     counts[gap_ns] = counts.get(gap_ns, 0) + 1
                     request.num_output = num_output
@@ -215,23 +225,30 @@ class Explainer:
             counts[net_ns] = counts.get(net_ns, 0) + 1
             bound_ns = self._itl_bound_ns if request.num_output else self._ttft_bound_ns
             if end_ns - start_ns > bound_ns:
-                self.late.append(
-                    Late(
-                        request_id,
-                        request.client_id,
-                        request.num_output,
-                        step,
-                        start_ns,
-                        end_ns,
-                        round(bound_ns),
-                        merged(request.pieces),
-                    )
-                )
+                self._add_late(request_id, request, step, end_ns, merged(request.pieces))
         if self._only is not None:
             self.life += request.pieces
         request.pieces = []
         request.num_output = num_output
         request.start_ns = request.covered_ns = end_ns
+
+    def _add_late(
+        self, request_id: int, request: Wait, step: int, end_ns: int, pieces: tuple[Piece, ...]
+    ) -> None:
+        assert request.start_ns is not None
+        bound_ns = self._itl_bound_ns if request.num_output else self._ttft_bound_ns
+        self.late.append(
+            Late(
+                request_id,
+                request.client_id,
+                request.num_output,
+                step,
+                request.start_ns,
+                end_ns,
+                round(bound_ns),
+                pieces,
+            )
+        )
 
     # Requests
 

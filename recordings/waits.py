@@ -49,9 +49,9 @@ class Wait:
             )
             self.covered_ns = piece.start_ns
         if end_ns > self.covered_ns:
-            self.pieces.append(
-                piece._replace(start_ns=self.covered_ns, ns=end_ns - self.covered_ns)
-            )
+            if piece.start_ns != self.covered_ns or piece.ns != end_ns - self.covered_ns:
+                piece = piece._replace(start_ns=self.covered_ns, ns=end_ns - self.covered_ns)
+            self.pieces.append(piece)
             self.covered_ns = end_ns
 
     def fill(self, spans: Iterable[Piece], until_ns: int, step: int) -> None:
