@@ -1,7 +1,6 @@
 """Figures of recordings: what the columns of pixels hold, and the file that comes of them."""
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
@@ -22,12 +21,14 @@ from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.plot_events import placed
+from stepscope.recordings.plot_figure import figure
 from stepscope.recordings.plot_series import MAX_EVENTS, Event, PlotSeries, read_series
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.source import FrameTap, SourceStatus
 from stepscope.tui.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.cli_plot import plot_file
+from stepscope.tui.cli_screenshot import screenshot_file
 
 BOUNDS = SLO(ttft_ms=500.0, itl_ms=30.0)
 NUM_STEPS = 500
@@ -208,14 +209,18 @@ def test_a_figure_holds_what_it_shows_and_is_the_same_every_time(
     session: tuple[History, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, path = session
-    files = [tmp_path / name for name in ("a.svg", "b.svg", "c.png", "d.pdf")]
-    for file in files:
-        theme = "dark" if file.suffix == ".png" else "light"
-        plot_file(str(path), str(file), None, None, "30ms", "0.5s", "7x7", theme, "a $ sign")
-    first, second, third, fourth = (file.read_bytes() for file in files)
-    assert first == second
-    assert third.startswith(b"\x89PNG")
-    assert fourth.startswith(b"%PDF")
+    files = [tmp_path / "a.svg"]
+    plot_file(str(path), str(files[0]), None, None, "30ms", "0.5s", "7x7", "light", "a $ sign")
+    first = files[0].read_bytes()
+    series = read(path, 60)
+    for target, begins, theme in (
+        ("svg", b"<?xml", "light"),
+        ("pdf", b"%PDF", "light"),
+        ("png", b"\x89PNG", "dark"),
+    ):
+        drawn = [figure(series, "heading", "details", target, (7, 7), theme) for _ in range(2)]
+        assert drawn[0] == drawn[1]
+        assert drawn[0].startswith(begins)
     # Text is drawn as shapes, with what it says in a comment.
     said = re.findall(r"<!-- (.*?) -->", first.decode())
     for text in (
@@ -280,30 +285,15 @@ def test_what_cannot_be_is_one_line_and_no_file(
 
 
 def test_without_matplotlib_it_names_the_extra(
-    session: tuple[History, Path], tmp_path: Path
+    session: tuple[History, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = (
-        "import sys; sys.modules['matplotlib'] = None\n"
-        "from stepscope.tui.cli import main\n"
-        "sys.argv = ['stepscope', *sys.argv[1:]]\n"
-        "main()"
-    )
-    for arguments in (
-        ("plot", str(session[1]), "-o", "a.png", "--until", "20"),
-        ("screenshot", str(session[1]), "-o", "b.png", "--at", "20"),
-    ):
-        done = subprocess.run(
-            [sys.executable, "-c", code, *arguments],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 1, done.stderr
-        last = done.stderr.splitlines()[-1]
-        assert last.startswith("stepscope: error: ")
-        assert "pip install 'stepscope[export]'" in last
+    file = str(session[1])
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    needed = re.escape("pip install 'stepscope[export]'")
+    with pytest.raises(CommandFailed, match=needed):
+        plot_file(file, f"{tmp_path}/a.png", None, 20, None, None, "9x9", "light", None)
+    with pytest.raises(CommandFailed, match=needed):
+        screenshot_file(file, 20, f"{tmp_path}/b.png", None, "80x24", None, None, None, {})
     assert list(tmp_path.iterdir()) == []
 
 

@@ -75,8 +75,15 @@ def _details(recording: Recording, series: PlotSeries) -> str:
     begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s))
     return (
         f"{info.model} on {info.name}, steps {series.first_step:,} to {series.last_step:,}, "
-        f"{series.duration_ns / 1e9:,.1f} s from {begun}"
+        f"{_duration(series.duration_ns / 1e9)} from {begun}"
     )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 600:
+        return f"{seconds:.1f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min"
 
 
 def _inches(text: str) -> tuple[float, float]:
