@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine import wire
@@ -321,6 +321,7 @@ def test_a_wall_of_events_takes_no_memory() -> None:
     assert series.num_left_out == 2 * MAX_EVENTS
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**50), min_size=1), st.integers(1, 40))
 def test_many_samples_are_told_to_a_part_in_a_thousand(values: list[int], limit: int) -> None:
     exact, rounded = Distribution(), Distribution(max_values=limit)
