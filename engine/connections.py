@@ -78,7 +78,10 @@ class Connections:
 
     def account(self, identity: bytes) -> bytes:
         """What is the same for all connections of one client, as far as can be known."""
-        return self.key(identity) or identity
+        key = self.key(identity)
+        if self._gate is None or key == self._gate.local.pair.public.encode():
+            return identity  # programs of one user, none of which is to pay for another
+        return key
 
     def asker(self, identity: bytes, who: str) -> Asker:
         holder = self.holder(identity)

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -90,9 +91,10 @@ def memory_for(what: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        detail = str(error).partition(". ")[0].strip()
+        asked = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
+        detail = f" ({asked[1]} more were asked for)" if asked else ""
         raise ConfigError(
-            "device_memory", f"the GPU has no memory for {what} ({detail}): {remedy}"
+            "device_memory", f"the GPU has no memory for {what}{detail}: {remedy}"
         ) from None
 
 

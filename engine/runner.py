@@ -165,10 +165,11 @@ class ModelRunner:
         return runner
 
     def allocate(self, num_blocks: int) -> None:
-        """Give the KV cache `num_blocks` blocks; what it held is gone.
+        """Give the KV cache `num_blocks` blocks; what it held is gone, and so are graphs.
 
         With graphs there is one more, for what fills steps up to their sizes: `scratch_slot`.
         """
+        self.graphs = None
         self._key_caches, self._value_caches = [], []
         give_back_memory(self.device)
         shape = self.kv_shape
