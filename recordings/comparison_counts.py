@@ -6,7 +6,7 @@ to ever larger powers of two, which `resolution_ns` tells.
 
 from stepscope.recordings.latency import percentiles
 
-MAX_DISTINCT = 1 << 17
+MAX_DISTINCT = 1 << 16
 RANKS = (50, 95, 99)
 
 
