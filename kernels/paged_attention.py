@@ -182,6 +182,8 @@ def _probe_gpu(name: str, dtype: torch.dtype, what: str) -> tuple[bool, str]:
         if missing is not None:
             return False, f"{missing} is not installed: pip install {missing}"
         return False, f"does not load: {error}"
+    except Exception as error:  # noqa: BLE001 - whatever a driver runs into
+        return False, f"cannot be set up: {(str(error).splitlines() or ['no reason given'])[0]}"
     device = torch.device("cuda")
     problem = trial.failure(backend, device, dtype)
     return problem is None, problem or f"{what}, on {torch.cuda.get_device_name(device)}"

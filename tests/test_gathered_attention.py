@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from stepscope.kernels import trial
+from stepscope.kernels import paged_attention, trial
 from stepscope.kernels.flash_attention import (
     GatheredAttention,
     Varlen,
@@ -273,6 +273,34 @@ def test_this_torch_has_what_its_version_says() -> None:
     """The adapter's arguments are those of the function that is installed."""
     varlen = load_torch_varlen()
     assert not varlen.has_softcap
+
+
+def test_a_gpu_backend_that_cannot_be_used_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a machine with a GPU that lacks a package, or whose driver does not answer."""
+    probe = paged_attention._probe_gpu.__wrapped__
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert probe("flash-attn", torch.float32, "") == (
+        False,
+        "has float16 and bfloat16, not float32",
+    )
+
+    def lacks(module: str) -> None:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    def breaks() -> None:
+        raise RuntimeError("CUDA driver version is insufficient\nmore")
+
+    for create, expected in (
+        (lambda: lacks("flash_attn"), "flash-attn is not installed: pip install flash-attn"),
+        (lambda: lacks("triton"), "triton is not installed: pip install triton"),
+        (lambda: lacks("einops"), "does not load: No module named 'einops'"),
+        (breaks, "cannot be set up: CUDA driver version is insufficient"),
+    ):
+        candidate = paged_attention._Candidate("flash-attn", "cuda", lambda *_: (True, ""), create)
+        monkeypatch.setattr(paged_attention, "_CANDIDATES", (candidate,))
+        assert probe("flash-attn", torch.bfloat16, "") == (False, expected)
 
 
 def test_backends_of_a_gpu_say_where_they_would_run() -> None:

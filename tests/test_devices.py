@@ -1,0 +1,41 @@
+"""Devices: a lack of memory is one line that says what to do, and nothing else is taken for it."""
+
+import pytest
+import torch
+
+from stepscope.engine.config import ConfigError
+from stepscope.engine.devices import DeviceTimer, is_out_of_memory, memory_for
+
+# As torch words it.
+FULL = (
+    "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 139.80 GiB of "
+    "which 3.10 GiB is free. Process 7 has 136.70 GiB memory in use."
+)
+
+
+def test_a_lack_of_memory_says_for_what_and_what_to_lower() -> None:
+    with (
+        pytest.raises(ConfigError) as caught,
+        memory_for("the KV cache", "lower --gpu-memory-utilization"),
+    ):
+        raise torch.OutOfMemoryError(FULL)
+    assert caught.value.code == "device_memory"
+    assert str(caught.value) == (
+        "the GPU has no memory for the KV cache (20.00 GiB more were asked for): "
+        "lower --gpu-memory-utilization"
+    )
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    with pytest.raises(RuntimeError, match="illegal memory access"), memory_for("it", "nothing"):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    assert is_out_of_memory(torch.OutOfMemoryError(FULL))
+    assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access"))
+    assert not is_out_of_memory(MemoryError())
+
+
+def test_a_cpu_has_no_time_of_its_own() -> None:
+    timer = DeviceTimer(torch.device("cpu"))
+    timer.start()
+    timer.stop()
+    assert timer.elapsed_ns() is None
