@@ -15,7 +15,7 @@ import zmq
 
 from stepscope.engine import wire
 from stepscope.engine.client import CommandRefused, ControlClient, EngineUnreachable
-from stepscope.engine.commands import GetSnapshot, Replayed, ReplayFrom
+from stepscope.engine.commands import Error, GetSnapshot, Replayed, ReplayFrom
 from stepscope.engine.endpoints import Endpoint
 from stepscope.engine.sockets import client_socket
 from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo, Snapshot
@@ -28,12 +28,14 @@ STALE_S = 3.0  # an engine gives a sign of life every second
 RETRY_S = 1.0
 ASK_TIMEOUT_S = 2.0
 ASK_AGAIN_S = 0.4  # an answer may have been on a connection that was lost
+SNAPSHOT_AGAIN_S = 4.0  # ... a snapshot is larger, and waits for the end of a step
 SNAPSHOT_TIMEOUT_S = 30.0
 RECEIVE_QUEUE = 50_000  # messages waiting in the socket
 _DEAD_AFTER = 2.0  # times as long as makes it stale
 _POLL_MS = 50
 _BURST = 2_000  # messages taken before looking whether to stop
-_MAX_REPLAY = 10_000
+_MAX_REPLAY = 2_000  # messages asked for at once, ...
+_MIN_REPLAY = 20  # ... fewer where the way is so slow that the answer does not come in time
 _TOPICS = frozenset(wire.TOPICS.values())
 _KEYFRAME = wire.TOPICS[Snapshot]
 
@@ -78,6 +80,7 @@ class Subscriber:
         self._engine_id = ""
         self._next_sequence = 0  # the one that continues the history
         self._last_published: int | None = None  # the last one that came by itself
+        self._replay_limit = _MAX_REPLAY
         self._pending: Snapshot | None = None  # until the messages before it have come
         self._last_heard_s = 0.0
         self._next_probe_s = 0.0
@@ -191,21 +194,28 @@ class Subscriber:
     def _snapshot(self, client: ControlClient) -> Snapshot:
         """Ask for a snapshot. It is taken between two steps, and a step may be long."""
         client.info(ASK_AGAIN_S)  # is quick, and tells whether there is anybody at all
-        deadline_s = time.monotonic() + SNAPSHOT_TIMEOUT_S
-        while not self._stopping.is_set():
-            try:
-                reply = client.ask(GetSnapshot(), timeout_s=ASK_TIMEOUT_S)
-            except EngineUnreachable:
-                if time.monotonic() < deadline_s:
-                    continue
-                raise
+        now_s = next_ask_s = time.monotonic()
+        deadline_s = now_s + SNAPSHOT_TIMEOUT_S
+        wanted: set[int] = set()
+        while (now_s := time.monotonic()) < deadline_s and not self._stopping.is_set():
+            if now_s >= next_ask_s:
+                wanted.add(client.send(GetSnapshot()))
+                next_ask_s = now_s + SNAPSHOT_AGAIN_S
+            received = client.receive(_POLL_MS / 1000)
+            if received is None or received[0] not in wanted:
+                continue
+            reply = received[1]
             if isinstance(reply, Snapshot):
                 return reply
+            if isinstance(reply, Error):
+                raise CommandRefused(reply.code, reply.message)
             raise CommandRefused(
                 "protocol",
                 f"{self.endpoint.control} answered with {type(reply).__name__}, expected Snapshot",
             )
-        raise _JoinAgain
+        raise EngineUnreachable(
+            f"{self.endpoint.control} gave no snapshot within {SNAPSHOT_TIMEOUT_S:g} s"
+        )
 
     def _receive(self, socket: zmq.Socket[bytes], client: ControlClient) -> None:
         for _ in range(_BURST):
@@ -247,7 +257,7 @@ class Subscriber:
     def _heal(self, client: ControlClient, end: int) -> None:
         """Ask for the messages from the next one up to, not including, `end`."""
         while self._next_sequence < end:
-            limit = min(_MAX_REPLAY, end - self._next_sequence)
+            limit = min(self._replay_limit, end - self._next_sequence)
             try:
                 replayed = self._replay(client, self._next_sequence, limit)
             except CommandRefused as error:
@@ -272,7 +282,13 @@ class Subscriber:
 
     def _replay(self, client: ControlClient, sequence: int, limit: int) -> Replayed:
         command = ReplayFrom(sequence=sequence, limit=limit)
-        reply = client.ask(command, again_s=ASK_AGAIN_S)
+        try:
+            # Not again and again: each answer may be megabytes, on the same slow way.
+            reply = client.ask(command, again_s=ASK_TIMEOUT_S / 2)
+        except EngineUnreachable:
+            self._replay_limit = max(_MIN_REPLAY, self._replay_limit // 4)
+            raise
+        self._replay_limit = min(_MAX_REPLAY, self._replay_limit * 2)
         if not isinstance(reply, Replayed):
             raise CommandRefused(
                 "protocol",

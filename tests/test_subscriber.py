@@ -53,6 +53,7 @@ class FakeEngine:
         self.refuses_replay = False
         self.is_silent = False
         self.num_unanswered = 0  # of the next commands: their answers are lost on the way
+        self.largest_replay = 10_000  # answers to more do not come through
         self.successor: EngineInfo | None = None  # takes over when a snapshot is asked for
         self._lock = threading.Lock()
         self._pub = zmq.Context.instance().socket(zmq.PUB)
@@ -92,10 +93,13 @@ class FakeEngine:
         while not self._closing.is_set():
             if self._router.poll(10):
                 identity, command_id, payload = self._router.recv_multipart()
+                command = commands.decode_command(payload)
+                if isinstance(command, ReplayFrom) and command.limit > self.largest_replay:
+                    continue
                 if self.num_unanswered:
                     self.num_unanswered -= 1
                 elif not self.is_silent:
-                    reply = self._answer(commands.decode_command(payload))
+                    reply = self._answer(command)
                     self._router.send_multipart([identity, command_id, commands.encode(reply)])
 
     def _answer(self, command: commands.AnyCommand) -> AnyReply:
@@ -308,6 +312,21 @@ def test_an_answer_that_is_lost_on_the_way_is_asked_for_again(session: Session) 
     late.start()
     wait_for(lambda: late.status == "live")
     late.stop()
+
+
+def test_over_a_slow_way_less_is_asked_for_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepscope.recordings.subscriber.ASK_TIMEOUT_S", 0.2)
+    session = Session(tmp_path)
+    session.engine.largest_replay = 150
+    session.run(1200, lost=True)
+    session.run(1)
+    wait_for(session.has_caught_up)
+    assert session.history.num_lost == 0
+    assert session.subscriber.num_healed >= 1200
+    session.subscriber.stop()
+    session.engine.close()
 
 
 def test_messages_of_an_engine_that_is_replaced_while_a_gap_is_mended_stay_its_own(
