@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 1.35, 0.58, 0.62  # margins in inches
 _BETWEEN = 0.3  # panels
 _STEP_AXIS = 0.3  # below that of the time
+_INCHES_PER_CHARACTER = 0.06  # of the details, on average
 _STRIP = 0.16  # height of a row of labels
 
 
@@ -65,6 +66,9 @@ def figure(
 def _paint(drawing: "Figure", grid: PlotGrid, heading: str, details: str) -> None:
     width, height = drawing.get_size_inches()
     at_x = _LEFT / width
+    num_characters = int((width - _LEFT - 0.1) / _INCHES_PER_CHARACTER)
+    if len(details) > num_characters:
+        details = details[: num_characters - 1] + "…"
     # A text of somebody else's is no formula.
     drawing.text(
         at_x, 1 - 0.1 / height, heading, fontsize=11, fontweight="bold", va="top", parse_math=False

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from stepscope.engine import wire
-from stepscope.engine.wire import KnobsChanged, Mark, StepRecord
+from stepscope.engine.wire import KnobsChanged, KnobValue, Mark, StepRecord
 from stepscope.recordings.distribution import Distribution
 from stepscope.recordings.events import changed_knobs
 from stepscope.recordings.export.moments import Moment, Progress, StepRange, moments
@@ -84,6 +84,7 @@ class PlotSeries:
         self.events: list[Event] = []
         self.num_left_out = 0  # of these
         self.pauses: list[tuple[int, int]] = []  # of the operator, since the beginning
+        self.knobs: dict[str, KnobValue] = {}  # at the first step
         self.first_step: int | None = None
         self.last_step: int | None = None
         self.num_steps = 0
@@ -129,7 +130,9 @@ class PlotSeries:
         outcome = moment.outcome
         assert outcome is not None
         self.num_steps += 1
-        self.first_step = record.step if self.first_step is None else self.first_step
+        if self.first_step is None:
+            self.first_step = record.step
+            self.knobs = dict(moment.state.knobs)
         self.last_step = record.step
         self.num_output_tokens += outcome.num_output_tokens
         self.num_preempted += outcome.num_preempted

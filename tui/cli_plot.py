@@ -3,6 +3,7 @@
 import re
 import time
 
+from stepscope.engine.wire import KnobValue
 from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.export.output import MissingPackage, writing
 from stepscope.recordings.latency import SLO
@@ -73,10 +74,22 @@ def _details(recording: Recording, series: PlotSeries) -> str:
     info = recording.info
     wall_s = (info.wall_ns + series.start_ns - info.monotonic_ns) / 1e9
     begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s))
+    # What is not as an engine has it by itself.
+    defaults = {spec.name: spec.default for spec in info.knobs}
+    knobs = [
+        f"{name}={_shown(value)}"
+        for name, value in series.knobs.items()
+        if defaults.get(name) != value
+    ]
     return (
         f"{info.model} on {info.name}, steps {series.first_step:,} to {series.last_step:,}, "
         f"{_duration(series.duration_ns / 1e9)} from {begun}"
+        + (f", with {' '.join(knobs)}" if knobs else "")
     )
+
+
+def _shown(value: KnobValue) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
 def _duration(seconds: float) -> str:
