@@ -14,19 +14,18 @@ from stepscope.recordings.fleet import LOOK_S
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.tui.actions import BY_ID, Action
-from stepscope.tui.frame import Frame, FrameBuilder
+from stepscope.tui.frame import Frame
 from stepscope.tui.frame_meter import FrameMeter
-from stepscope.tui.navigator import Navigator, recorded_extent, replay_of
+from stepscope.tui.navigator import Navigator, replay_of
 from stepscope.tui.notices import Notices
 from stepscope.tui.operator import Operator
-from stepscope.tui.pages import targets
 from stepscope.tui.screens import mouse, status
 from stepscope.tui.screens.canvas import Canvas
 from stepscope.tui.screens.failures import Failures
+from stepscope.tui.screens.scene import Scene
 from stepscope.tui.session import Session
 from stepscope.tui.theme import Skin
 from stepscope.tui.view import View
-from stepscope.tui.widgets import compare_page, fleet_page
 
 log = logging.getLogger("stepscope.tui")
 
@@ -57,7 +56,6 @@ class MainScreen(Screen[None]):
         self.notices = Notices(session.clock)
         self.failures = Failures(self.notices)
         self.frame: Frame | None = None
-        self.history = session.history  # that is shown: this one, or the one before a restart
         self.navigator = Navigator(
             self.view, session.history, session.source, self.notices, self._key
         )
@@ -65,7 +63,7 @@ class MainScreen(Screen[None]):
         self.canvas = Canvas(session, skin)
         self.meter = FrameMeter(session.clock)
         self._replay = replay_of(session.source)
-        self._builder = self._new_builder(session.history)
+        self.scene = Scene(session, self.view, self.canvas)
         self._timer: Timer | None = None
         self._looking: Timer | None = None  # while a replay seeks
         self._drawn: object = None
@@ -100,28 +98,27 @@ class MainScreen(Screen[None]):
 
     def look_at(self, history: History) -> None:
         """Show another history of this source."""
-        self.history = history
-        self._builder = self._new_builder(history)
+        self.scene.look_at(history)
         self.navigator.look_at(history)
         self.view.follow()
         self.view.selected = self.view.followed = None
         if history is not self.session.history:
             self.view.pause(history.last_step)
 
+    @property
+    def history(self) -> History:
+        """The one that is shown: that of the session, or the one before a restart."""
+        return self.scene.history
+
     def use_levels(self, slo: SLO) -> None:
         """Other service levels, for all engines of this dashboard."""
         session = self.session
         for history in {session.history, *(each.history for each in session.desk.fleet.sources)}:
             history.set_slo(slo)
-        self._builder = self._new_builder(self.history)  # what it has summed up is of the old ones
+        self.scene.forget()
         session.preferences.set("slo_ttft_ms", slo.ttft_ms)
         session.preferences.set("slo_itl_ms", slo.itl_ms)
         self.draw()
-
-    def _new_builder(self, history: History) -> FrameBuilder:
-        session = self.session
-        keys = {action.id: action.key for action in session.abilities.actions}
-        return FrameBuilder(history, recorded_extent(session.source), session.clock, keys)
 
     def _key(self, action_id: str) -> str:
         return self.session.abilities.key(action_id)
@@ -129,7 +126,7 @@ class MainScreen(Screen[None]):
     def set_skin(self, skin: Skin) -> None:
         if skin.ascii_only != self.skin.ascii_only:
             self.session.abilities = self.session.abilities.written(skin.ascii_only)
-            self._builder = self._new_builder(self.history)
+            self.scene.forget()
         self.skin = skin
         self.canvas.set_skin(skin)
         self.styles.background = skin.background
@@ -165,7 +162,7 @@ class MainScreen(Screen[None]):
         if (news := session.preferences.news()) is not None:
             self.notices.say(*news)
             self._show_notice()
-        if current != self._drawn or self.operator.pending or self._builder.is_busy:
+        if current != self._drawn or self.operator.pending or self.scene.is_busy:
             self._drawn = current
             self.draw(everything=is_fleet or is_compare or now_s - self._all_drawn_s >= _SLOW_S)
 
@@ -214,36 +211,8 @@ class MainScreen(Screen[None]):
         """What there is to see now."""
         if self.view.live and self.history is not self.session.history:
             self.look_at(self.session.history)
-        canvas = self.canvas
-        num_events = max(8, canvas.height_of("events")) if "events" in canvas.places else 0
-        num_lanes = canvas.height_of("lanes")
-        if self._replay is not None and self.view.axis == "step" and canvas.num_columns:
-            self._replay.show(canvas.num_columns * self.view.zoom)
-        frame = self._builder.build(self.view, canvas.num_columns, num_lanes, num_events)
-        if self.view.page == "fleet":
-            desk = self.session.desk
-            desk.shown = fleet_page.columns(self.size.width)
-            frame.fleet = desk.page(desk.name_of(self.session.source), self.history.slo)
-        session, is_compare = self.session, self.view.page == "compare"
-        session.compare.watch(is_compare, session.source)
-        if is_compare:
-            frame.compare = session.compare.page(compare_page.chart_columns(self.size.width))
-        if self.view.page != "live":
-            self._keep_row(frame)
-        self.frame = self.navigator.frame = frame
-        return frame
-
-    def _keep_row(self, frame: Frame) -> None:
-        """The row of a request stays with it from step to step."""
-        view, rows = self.view, targets(frame)
-        if frame.fleet is not None:
-            view.row = frame.fleet.selected or 0
-        if frame.compare is not None:
-            view.row = frame.compare.selected
-        if view.page == "step" and view.selected is not None:
-            mine = (n for n, target in enumerate(rows) if target.request_id == view.selected)
-            view.row = next(mine, view.row)
-        view.row = max(0, min(view.row, len(rows) - 1))
+        self.frame = self.navigator.frame = self.scene.frame()
+        return self.frame
 
     def _show_notice(self) -> None:
         standing = status.standing(self.session, self.operator, self.view, self._failure)
@@ -257,7 +226,7 @@ class MainScreen(Screen[None]):
     @property
     def is_busy(self) -> bool:
         """Something is being worked out that the next picture may show."""
-        return self._builder.is_busy
+        return self.scene.is_busy
 
     def text_of(self, *names: str) -> list[str]:
         """What some of the views show."""

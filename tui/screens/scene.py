@@ -1,0 +1,72 @@
+"""`Scene`: the frames of one history, with what is shown of other engines and runs beside it."""
+
+from stepscope.recordings.history import History
+from stepscope.tui.frame import Frame, FrameBuilder
+from stepscope.tui.navigator import recorded_extent, replay_of
+from stepscope.tui.pages import targets
+from stepscope.tui.screens.canvas import Canvas
+from stepscope.tui.session import Session
+from stepscope.tui.view import View
+from stepscope.tui.widgets import compare_page, fleet_page
+
+
+class Scene:
+    """Builds frames for a canvas. `history` is the one that is shown."""
+
+    def __init__(self, session: Session, view: View, canvas: Canvas) -> None:
+        self.history = session.history
+        self._session = session
+        self._view = view
+        self._canvas = canvas
+        self._replay = replay_of(session.source)
+        self.forget()
+
+    def look_at(self, history: History) -> None:
+        """Show another history of this source."""
+        self.history = history
+        self.forget()
+
+    def forget(self) -> None:
+        """Sum everything up anew: keys, levels or the history are others."""
+        session = self._session
+        keys = {action.id: action.key for action in session.abilities.actions}
+        extent = recorded_extent(session.source)
+        self._builder = FrameBuilder(self.history, extent, session.clock, keys)
+
+    @property
+    def is_busy(self) -> bool:
+        """Something is being worked out that the next frame may show."""
+        return self._builder.is_busy
+
+    def frame(self) -> Frame:
+        """What there is to see now."""
+        session, view, canvas = self._session, self._view, self._canvas
+        num_events = max(8, canvas.height_of("events")) if "events" in canvas.places else 0
+        num_lanes = canvas.height_of("lanes")
+        if self._replay is not None and view.axis == "step" and canvas.num_columns:
+            self._replay.show(canvas.num_columns * view.zoom)
+        frame = self._builder.build(view, canvas.num_columns, num_lanes, num_events)
+        if view.page == "fleet":
+            desk = session.desk
+            desk.shown = fleet_page.columns(canvas.size.width)
+            frame.fleet = desk.page(desk.name_of(session.source), self.history.slo)
+        is_compare = view.page == "compare"
+        session.compare.watch(is_compare, session.source)
+        if is_compare:
+            frame.compare = session.compare.page(compare_page.chart_columns(canvas.size.width))
+        if view.page != "live":
+            _keep_row(view, frame)
+        return frame
+
+
+def _keep_row(view: View, frame: Frame) -> None:
+    """The row of a request stays with it from step to step."""
+    rows = targets(frame)
+    if frame.fleet is not None:
+        view.row = frame.fleet.selected or 0
+    if frame.compare is not None:
+        view.row = frame.compare.selected
+    if view.page == "step" and view.selected is not None:
+        mine = (n for n, target in enumerate(rows) if target.request_id == view.selected)
+        view.row = next(mine, view.row)
+    view.row = max(0, min(view.row, len(rows) - 1))
