@@ -25,6 +25,7 @@ COMMANDS = (
     "set",
     "schedule",
     "snapshot",
+    "audit",
     "doctor",
     "screenshot",
     "plot",
