@@ -4,6 +4,7 @@ It lays out panels under each other and draws them with matplotlib, from a `Plot
 """
 
 import io
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepscope.recordings.export.output import missing
@@ -32,7 +33,7 @@ def num_columns(width: float) -> int:
 def figure(
     series: PlotSeries,
     heading: str,
-    details: str,
+    details: Sequence[str],
     target: str,
     size: tuple[float, float],
     theme: FigureTheme,
@@ -40,7 +41,7 @@ def figure(
     """The figure as a file.
 
     Args:
-        heading, details: the two lines above it.
+        heading, details: the lines above it.
         target: "svg", "png" or "pdf".
         size: width and height in inches.
 
@@ -63,12 +64,11 @@ def figure(
     return stream.getvalue()
 
 
-def _paint(drawing: "Figure", grid: PlotGrid, heading: str, details: str) -> None:
+def _paint(drawing: "Figure", grid: PlotGrid, heading: str, details: Sequence[str]) -> None:
     width, height = drawing.get_size_inches()
     at_x = _LEFT / width
     num_characters = int((width - _LEFT - 0.1) / _INCHES_PER_CHARACTER)
-    if len(details) > num_characters:
-        details = details[: num_characters - 1] + "…"
+    lines = [line[: num_characters - 1] + "…" * (len(line) >= num_characters) for line in details]
     # A text of somebody else's is no formula.
     drawing.text(
         at_x, 1 - 0.1 / height, heading, fontsize=11, fontweight="bold", va="top", parse_math=False
@@ -76,20 +76,25 @@ def _paint(drawing: "Figure", grid: PlotGrid, heading: str, details: str) -> Non
     drawing.text(
         at_x,
         1 - 0.31 / height,
-        details,
+        "\n".join(lines),
         fontsize=7.5,
+        linespacing=1.3,
         color=grid.colours.muted,
         va="top",
         parse_math=False,
     )
-    panels = _panels(drawing, grid)
+    panels = _panels(drawing, grid, _TOP + _STRIP * (len(lines) - 1))
     for panel in panels[:-1]:
         panel.tick_params(labelbottom=False)
     _step_numbers(panels[-1], grid, height * panels[-1].get_position().height)
 
 
-def _panels(drawing: "Figure", grid: PlotGrid) -> "list[Axes]":
-    """All panels from top to bottom, the labels of events above them."""
+def _panels(drawing: "Figure", grid: PlotGrid, head: float) -> "list[Axes]":
+    """All panels from top to bottom, the labels of events above them.
+
+    Args:
+        head: inches for what is above the labels.
+    """
     width, height = drawing.get_size_inches()
     left, inner = _LEFT / width, (width - _LEFT - _RIGHT) / width
     num_rows = draw_events(
@@ -97,11 +102,11 @@ def _panels(drawing: "Figure", grid: PlotGrid) -> "list[Axes]":
         grid.series,
         grid.colours,
         (left, inner),
-        (1 - (_TOP - 0.1) / height, _BOTTOM / height, _STRIP / height),
+        (1 - (head - 0.1) / height, _BOTTOM / height, _STRIP / height),
     )
     has_kv = any(column.max_kv_used is not None for column in grid.series.columns)
     shown = {draw: share for draw, share in PANELS.items() if has_kv or draw is not kv_cache}
-    top = 1 - (_TOP + 0.12 + num_rows * _STRIP) / height
+    top = 1 - (head + 0.12 + num_rows * _STRIP) / height
     gap = _BETWEEN / height
     free = top - _BOTTOM / height - gap * (len(shown) - 1)
     panels = []

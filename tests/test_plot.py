@@ -218,7 +218,7 @@ def test_a_figure_holds_what_it_shows_and_is_the_same_every_time(
         ("pdf", b"%PDF", "light"),
         ("png", b"\x89PNG", "dark"),
     ):
-        drawn = [figure(series, "heading", "details", target, (7, 7), theme) for _ in range(2)]
+        drawn = [figure(series, "heading", ["details"], target, (7, 7), theme) for _ in range(2)]
         assert drawn[0] == drawn[1]
         assert drawn[0].startswith(begins)
     # Text is drawn as shapes, with what it says in a comment.

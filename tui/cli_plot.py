@@ -70,7 +70,7 @@ def plot_file(
         say(message)
 
 
-def _details(recording: Recording, series: PlotSeries) -> str:
+def _details(recording: Recording, series: PlotSeries) -> list[str]:
     info = recording.info
     wall_s = (info.wall_ns + series.start_ns - info.monotonic_ns) / 1e9
     begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s))
@@ -81,11 +81,11 @@ def _details(recording: Recording, series: PlotSeries) -> str:
         for name, value in series.knobs.items()
         if defaults.get(name) != value
     ]
-    return (
+    about = (
         f"{info.model} on {info.name}, steps {series.first_step:,} to {series.last_step:,}, "
         f"{_duration(series.duration_ns / 1e9)} from {begun}"
-        + (f", with {' '.join(knobs)}" if knobs else "")
     )
+    return [about, " ".join(knobs)] if knobs else [about]
 
 
 def _shown(value: KnobValue) -> str:
