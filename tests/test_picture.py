@@ -94,6 +94,7 @@ def test_any_screen_and_any_request_can_be_drawn(
         (("chunked", "-o", "a.gif"), 2, "ends in .svg, .png or .txt"),
         (("chunked", "-o", "a.svg", "--at", "99999"), 2, "holds steps 0 to "),
         (("chunked", "-o", "a.svg", "--page", "cellar"), 2, "expected one of main, step"),
+        (("chunked", "-o", "a.svg", "--page", "fleet"), 2, "latency, knobs, got 'fleet'"),
         (("chunked", "-o", "a.svg", "--size", "big"), 2, "such as 120x40"),
         (("chunked", "-o", "a.svg", "--size", "0x40"), 2, "expected 1x1 to"),
         (("chunked", "-o", "a.svg", "--request", "r99999"), 2, "not among the requests"),

@@ -134,7 +134,7 @@ def _page(name: str | None, request_id: int | None) -> Page:
     if name is None:
         return "live" if request_id is None else "request"
     if name not in _PAGE_NAMES:
-        known = ", ".join(each for each in _PAGE_NAMES if each != "live")
+        known = ", ".join(_PAGE_NAMES)
         raise WrongUsage(f"--page: expected one of {known}, got {name!r}")
     return _PAGE_NAMES[name]
 
