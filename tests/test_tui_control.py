@@ -5,13 +5,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from textual import events
 
 from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import SamplingParams, Submit, WorkloadSpec
+from stepscope.engine.commands import Pause, Resume, SamplingParams, Submit, WorkloadSpec
 from stepscope.engine.wire import KnobSpec
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.subscriber import Subscriber
@@ -114,6 +115,27 @@ async def test_a_change_that_somebody_was_quicker_with_is_refused(source: Subscr
         await press(app, *"512", "enter")
         await until(lambda: "somebody changed" in screen_text(app), "no refusal is shown")
         assert source.history.state.knobs["max_num_batched_tokens"] == 2048
+    app.close()
+
+
+async def test_a_pause_that_somebody_was_quicker_with_is_told_and_not_undone(
+    source: Subscriber,
+) -> None:
+    """Both see an engine that runs, both press P: the second must not let it go on."""
+    app = dashboard(source)
+    async with app.run_test(size=(160, 40)):
+        # What it has seen so far is all that it knows.
+        app.main.operator._history = SimpleNamespace(state=source.history.state)
+        with ControlClient(source.endpoint) as other:
+            other.ask(Pause(who="anna"))
+            await press(app, "P")
+            await until(lambda: "somebody was quicker (anna" in screen_text(app), "nothing is said")
+            assert other.snapshot().state == "paused"
+            await press(app, "6")
+            await until(lambda: "audit (2)" in screen_text(app), "the audit is not shown")
+            assert "paused the engine: state running→paused" in screen_text(app)
+            assert "Pause refused: somebody was quicker" in screen_text(app)
+            other.ask(Resume(who="anna"))
     app.close()
 
 

@@ -41,12 +41,14 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool) -> None:
         progress.close()
         what = ", ".join(part for part in (info.dtype, info.device, info.attention_backend) if part)
         print(f"{info.name} serves {info.model} ({what}) on {info.control_endpoint}", flush=True)
-        print(f"watch it: stepscope top {info.name}    stop it: Ctrl-C", flush=True)
+        endpoint = Endpoint.parse(info.control_endpoint)
+        where = info.name if endpoint.is_ipc else endpoint.here.control
+        print(f"watch it: stepscope top {where}    stop it: Ctrl-C", flush=True)
         if info.with_tokens:
             said = "--with-tokens: whoever watches or records it gets prompts and outputs"
             print(said, flush=True)
         if http is not None:
-            http.start(Endpoint.parse(info.control_endpoint).here.control)
+            http.start(endpoint.here.control)
 
     try:
         with engine_packages(), progress:
