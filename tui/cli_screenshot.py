@@ -21,7 +21,7 @@ PICTURE_SUFFIXES = (".svg", ".png", ".txt")
 # What is of several engines, or of two runs, is no picture of one recording.
 _PAGE_NAMES: Mapping[str, Page] = {
     "main": "live",
-    **{page: page for page in PAGES if page not in ("compare", "fleet")},
+    **{page: page for page in PAGES if page not in ("live", "compare", "fleet")},
 }
 
 
