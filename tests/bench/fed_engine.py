@@ -21,7 +21,7 @@ from stepscope.engine.wire import EngineInfo, Snapshot
 from stepscope.recordings.session import SessionState
 
 PERIOD_STEPS = 4_000
-BURST_RATE = 4_000.0  # steps a second, so that nothing is missed
+BURST_RATE = 2_500.0  # steps a second, so that nothing is missed
 
 
 class FedPublisher(Publisher):
