@@ -333,6 +333,21 @@ async def test_a_failure_to_draw_is_shown_and_not_the_end(
         assert "PAUSED" in screen_text(app)
 
 
+async def test_the_last_change_is_soon_on_every_view_also_when_nothing_follows(source: Any) -> None:
+    now = [0.0]
+    app = Dashboard(source, source.history, any_terminal=True, fps=0.5, clock=lambda: now[0])
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("2")
+        now[0] = 10.0
+        app.main.draw_if_changed()
+        step = append_step(source)
+        now[0] = 10.1  # too soon for the slow views
+        app.main.draw_if_changed()
+        now[0] = 10.8
+        app.main.draw_if_changed()
+        assert f"step {step}" in app.main.text_of("page")[0]
+
+
 async def test_what_is_wrong_with_the_source_stays_on_the_screen(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):

@@ -69,6 +69,7 @@ class MainScreen(Screen[None]):
         self._drawn: object = None
         self.is_shown = True  # not that of another engine
         self._all_drawn_s = 0.0
+        self._is_partial = False  # the last frame left the slow views out
         self._failure: str | None = None
         self._bindings = BindingsMap(
             [_binding(each) for each in session.abilities.actions if each.keys]
@@ -162,9 +163,12 @@ class MainScreen(Screen[None]):
         if (news := session.preferences.news()) is not None:
             self.notices.say(*news)
             self._show_notice()
-        if current != self._drawn or self.operator.pending or self.scene.is_busy:
+        is_due = now_s - self._all_drawn_s >= _SLOW_S
+        is_new = current != self._drawn or self.operator.pending or self.scene.is_busy
+        # What has changed is also shown by the views that were left out, be it the last change.
+        if is_new or (is_due and self._is_partial):
             self._drawn = current
-            self.draw(everything=is_fleet or is_compare or now_s - self._all_drawn_s >= _SLOW_S)
+            self.draw(everything=is_fleet or is_compare or is_due)
 
     def draw(self, everything: bool = True) -> None:
         """A frame, now; the views that need not move ten times a second only with `everything`."""
@@ -199,6 +203,7 @@ class MainScreen(Screen[None]):
             canvas.place(self.size, self.view.page)
             everything = True
         frame = self.new_frame()
+        self._is_partial = not everything
         if everything:
             self._all_drawn_s = self.session.clock()
         load = self.meter.load() if self.view.own_load else None
