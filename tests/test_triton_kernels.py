@@ -1,7 +1,7 @@
 """The Triton kernels compute what their references do, and compile for the GPU they are meant for.
 
-They run in a process of their own (`triton_worker.py`): interpreted everywhere, and on a GPU as
-they are where there is one.
+They run in a process of their own (`triton_worker.py`): on a GPU where there is one, interpreted
+everywhere else.
 """
 
 import contextlib
@@ -26,9 +26,10 @@ MIXED = [[50, 1], [0, 33], [17, 1], [90, 5], [3, 1], [1, 2]]
 EDGES = [[15, 1], [63, 1], [0, 1], [64, 1], [0, 16], [48, 16], [62, 66], [5, 0]]
 LONG = [[600, 1], [3, 1], [300, 3], [560, 20]]
 
-# Largest error over the largest value. A weight and the result are rounded, to 8 and 11 bits; the
-# interpreter cuts bf16 off where a GPU rounds to nearest.
-ERRORS = {"float32": 2e-6, "bfloat16": 2**-7, "float16": 2**-10}
+# Largest error over the largest value. In fp32 a GPU's exp2 is good to 22 bits. In half precision a
+# weight and the result are rounded, to 8 and 11 bits; the interpreter cuts bf16 off where a GPU
+# rounds to nearest.
+ERRORS = {"float32": 1e-5, "bfloat16": 2**-7, "float16": 2**-10}
 
 
 @contextlib.contextmanager
@@ -67,11 +68,13 @@ def worker(mode: str, cache: Path) -> Iterator[Ask]:
         process.stdout.close()
 
 
-@pytest.fixture(
-    scope="module", params=["interpreted", *(["cuda"] if torch.cuda.is_available() else [])]
-)
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
-    with worker(request.param, tmp_path_factory.mktemp("triton")) as ask:
+# A GPU's machine has the Triton of its torch, and not every one of them can interpret.
+MODE = "cuda" if torch.cuda.is_available() else "interpreted"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
+    with worker(MODE, tmp_path_factory.mktemp("triton")) as ask:
         yield ask
 
 
@@ -156,7 +159,7 @@ def test_a_launch_for_a_larger_step_serves_a_smaller_one(run: Ask, num_sms: int)
     answer = run(
         "padded", lengths=[[600, 1], [0, 1], [37, 1]], planned=6, num_sms=num_sms, sinks=True
     )
-    assert answer["error"] < 1e-5
+    assert answer["error"] < 5e-5
     assert answer["padding"] == 0
     assert (answer["splits"] == [1]) == (num_sms == 4)
 
@@ -178,8 +181,8 @@ def test_norms_rope_and_store_are_those_of_plain_torch(
         norms=norms,
         dtype=dtype,
     )
-    assert answer["query"] <= 2
-    assert answer["keys"] <= 2
+    assert answer["query"] <= 4
+    assert answer["keys"] <= 4
     assert answer["values_equal"]
 
 
@@ -190,14 +193,14 @@ def test_the_norm_with_the_addition_is_that_of_plain_torch(
 ) -> None:
     for residual in (True, False) if rows else ():
         answer = run("add_and_norm", rows=rows, size=size, dtype=dtype, residual=residual)
-        assert answer["output"] <= 2
+        assert answer["output"] <= 4
         assert answer["residual"] <= 1
         assert answer["in_place"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_gate_is_that_of_plain_torch(run: Ask, dtype: str) -> None:
-    assert run("gate", rows=3, size=1100, dtype=dtype)["output"] <= 2
+    assert run("gate", rows=3, size=1100, dtype=dtype)["output"] <= 4
 
 
 def test_an_engine_on_a_gpu_gives_the_tokens_of_one_on_a_cpu(
