@@ -114,10 +114,10 @@ _TABLE: tuple[Action, ...] = (
     Action("previous_session", ("p",), "Before restart",
            "the session before the engine started anew (again, or {live}: back)", "time",
            needs=frozenset({"live"})),
-    Action("slower", ("less_than_sign",), "Slower", "replay at half the speed", "time",
+    Action("slower", ("less_than_sign",), "Speed", "replay at half the speed", "time",
            footer=5, needs=frozenset({"replay"})),
-    Action("faster", ("greater_than_sign",), "Faster", "replay at twice the speed", "time",
-           footer=6, needs=frozenset({"replay"})),
+    Action("faster", ("greater_than_sign",), "Speed", "replay at twice the speed", "time",
+           needs=frozenset({"replay"})),
     # view
     Action("zoom_in", ("z",), "Zoom", "fewer steps in a column", "view", footer=11,
            pages=_MAIN | _COMPARE),
@@ -235,6 +235,7 @@ _PAIRS = {
     "previous_event": "next_event",
     "previous_preemption": "next_preemption",
     "zoom_in": "zoom_out",
+    "slower": "faster",
 }
 
 
