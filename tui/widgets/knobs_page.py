@@ -176,7 +176,6 @@ def _audited(frame: Frame, entry: Audited) -> list[Cell]:
         (fmt.clock(frame.history.wall_ns(entry.time_ns)), "muted"),
         (clean(who_text(entry), _WHO_WIDTH), "text"),
         (change_text(entry), style),
-        *[("", "muted")] * 4,
     ]
 
 

@@ -44,7 +44,8 @@ def table(
 ) -> list[Line]:
     """A heading and as many rows as fit, the selected one among them, each `width` wide.
 
-    Columns at the end that have no room are left out. A click finds the rows by their marks.
+    Columns at the end that have no room are left out. The last cell of a row that has fewer cells
+    than there are columns may go on to the end. A click finds the rows by their marks.
 
     Args:
         first_target: place of the first row among the targets of the screen.
@@ -59,8 +60,12 @@ def table(
     for number in range(first, min(len(rows), first + room_for_rows)):
         mark = "+cursor" if number == selected else ""
         line: list[Run] = [("▶" if mark else " ", f"text{mark}")]
-        for (column, room), (text, style) in zip(shown, rows[number], strict=False):
-            line.append((_cell(text, room, column.is_right) + " ", f"{style}{mark}"))
+        cells = rows[number]
+        for index, ((column, room), (text, style)) in enumerate(zip(shown, cells, strict=False)):
+            if index == len(cells) - 1 and len(cells) < len(columns):
+                line.append((clean(text, width - sum(len(t) for t, _ in line)), f"{style}{mark}"))
+            else:
+                line.append((_cell(text, room, column.is_right) + " ", f"{style}{mark}"))
         rest = width - sum(len(text) for text, _ in line)
         line.append((" " * max(0, rest), f"text{mark}"))
         lines.append((spot("row", first_target + number), *fitted(line, width)))
