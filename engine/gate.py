@@ -27,7 +27,8 @@ log = logging.getLogger("stepscope.engine")
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"stepscope"
-LOOK_S = 0.25  # between two looks at the folder
+LOOK_S = 0.25  # between two looks at the folder, ...
+NOTE_S = 0.05  # ... and at who has subscribed
 _LOG_S = 5.0
 _MAX_SUBSCRIPTIONS = 100  # noted at a time; they come from outside, and the engine waits meanwhile
 LOCAL = "local"  # name of the key that is for this user on this machine
@@ -70,6 +71,7 @@ class Gate:
         self._lock = threading.Lock()
         self.num_refused = 0
         self._next_log_s = 0.0
+        self._next_note_s = 0.0
         self._look()
         self._closing = threading.Event()
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -104,7 +106,14 @@ class Gate:
             self._cut_off()
 
     def note_subscribers(self, publisher: "zmq.Socket[bytes]") -> None:
-        """Take what subscribers have sent to an XPUB socket: it tells who they are."""
+        """Take what subscribers have sent to an XPUB socket: it tells who they are.
+
+        To be called before each message; it looks as often as is worth it.
+        """
+        now_s = time.monotonic()
+        if now_s < self._next_note_s:
+            return
+        self._next_note_s = now_s + NOTE_S
         for _ in range(_MAX_SUBSCRIPTIONS):
             try:
                 frame = publisher.recv(zmq.NOBLOCK, copy=False)

@@ -1,4 +1,4 @@
-"""`stepscope audit`: who changed an engine, and when, from the engine itself or from a recording."""
+"""`stepscope audit`: who changed an engine, and when, from the engine or from a recording."""
 
 import sys
 from collections.abc import Iterator

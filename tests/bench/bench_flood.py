@@ -1,13 +1,13 @@
 """What a flood on the control socket costs: step rate and telemetry with and without one, paired.
 
 The simulated engine decodes for 32 requests in steps of about 2 ms. Turns of a few seconds
-alternate: quiet, and with clients that send as fast as they can (pauses and changes of knobs that
-are malformed, snapshots, infos). In all of them an operator asks for the engine's info every 50 ms,
-and a subscriber counts what it misses.
+alternate: quiet; with clients that send as fast as they can to another engine, which costs the same
+processor time; and with the same clients on this engine. In all of them an operator asks for the
+engine's info every 50 ms, and a subscriber counts what it misses. --unlimited shows what it would
+be without limits.
 """
 
 import argparse
-import os
 import statistics
 import subprocess
 import sys
@@ -45,6 +45,16 @@ while True:
 """
 
 
+UNLIMITED = """
+import runpy, sys
+from stepscope.engine import rate_limit
+for name in ("CLIENT_RATE", "CLIENT_BURST", "TOTAL_RATE", "TOTAL_BURST"):
+    setattr(rate_limit, name, 1e12)
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def keep_busy(client: ControlClient, stop: threading.Event) -> None:
     """32 requests at any time."""
     sampling = SamplingParams(max_tokens=900, ignore_eos=True)
@@ -58,10 +68,18 @@ def keep_busy(client: ControlClient, stop: threading.Event) -> None:
             open_requests -= 1
 
 
-def turn(endpoint: Endpoint, kind: str, num_flooders: int, seconds: float) -> dict[str, float]:
+def start(control: str, *, unlimited: bool) -> "subprocess.Popen[bytes]":
+    if not unlimited:
+        return subprocess.Popen([sys.executable, str(ENGINE), control])
+    return subprocess.Popen([sys.executable, "-c", UNLIMITED, str(ENGINE), control])
+
+
+def turn(
+    endpoint: Endpoint, flooded: Endpoint | None, kind: str, num_flooders: int, seconds: float
+) -> dict[str, float]:
     flooders = [
-        subprocess.Popen([sys.executable, "-c", FLOODER, endpoint.control, PAYLOADS[kind].hex()])
-        for _ in range(num_flooders)
+        subprocess.Popen([sys.executable, "-c", FLOODER, flooded.control, PAYLOADS[kind].hex()])
+        for _ in range(num_flooders if flooded is not None else 0)
     ]
     time.sleep(0.7)
     waits_ms, num_late = [], 0
@@ -96,13 +114,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--flooders", type=int, default=1)
-    parser.add_argument("--cpu", type=int, default=None, help="pin the engine to this CPU")
+    parser.add_argument("--unlimited", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="flood-") as folder:
         endpoint = Endpoint.parse(f"{folder}/engine")
-        engine = subprocess.Popen([sys.executable, str(ENGINE), endpoint.control])
-        if args.cpu is not None:
-            os.sched_setaffinity(engine.pid, {args.cpu})
+        other = Endpoint.parse(f"{folder}/other")
+        engines = [start(e.control, unlimited=args.unlimited) for e in (endpoint, other)]
         time.sleep(2)
         subscriber = Subscriber(endpoint, History(max_steps=5_000))
         stop = threading.Event()
@@ -110,33 +127,36 @@ def main() -> None:
         thread = threading.Thread(target=keep_busy, args=(worker, stop))
         thread.start()
         subscriber.start()
-        print(f"{'flood':<9} {'steps/s quiet':>14} {'flooded':>8} {'ratio':>6}  with the flood")
+        print(f"{'flood':<9} {'steps/s: quiet':>14} {'elsewhere':>9} {'here':>7}  here/elsewhere")
         try:
             for kind in PAYLOADS:
-                pairs = [
-                    (
-                        turn(endpoint, kind, 0, args.seconds),
-                        turn(endpoint, kind, args.flooders, args.seconds),
-                    )
+                turns = [
+                    [
+                        turn(endpoint, flooded, kind, args.flooders, args.seconds)
+                        for flooded in (None, other, endpoint)
+                    ]
                     for _ in range(args.pairs)
                 ]
-                quiet = statistics.median(pair[0]["steps/s"] for pair in pairs)
-                loud = statistics.median(pair[1]["steps/s"] for pair in pairs)
-                ratio = statistics.median(p[1]["steps/s"] / p[0]["steps/s"] for p in pairs)
+                quiet, elsewhere, here = (
+                    statistics.median(each[n]["steps/s"] for each in turns) for n in range(3)
+                )
+                ratio = statistics.median(t[2]["steps/s"] / t[1]["steps/s"] for t in turns)
                 rest = {
-                    name: statistics.median(pair[1][name] for pair in pairs)
-                    for name in pairs[0][1]
+                    name: statistics.median(each[2][name] for each in turns)
+                    for name in turns[0][2]
                     if name != "steps/s"
                 }
                 told = ", ".join(f"{name} {value:,.1f}" for name, value in rest.items())
-                print(f"{kind:<9} {quiet:>14.1f} {loud:>8.1f} {ratio:>6.3f}  {told}", flush=True)
+                figures = f"{quiet:>14.1f} {elsewhere:>9.1f} {here:>7.1f} {ratio:>15.3f}"
+                print(f"{kind:<9} {figures}  {told}", flush=True)
         finally:
             stop.set()
             thread.join()
             subscriber.stop()
             worker.close()
-            engine.kill()
-            engine.wait()
+            for engine in engines:
+                engine.kill()
+                engine.wait()
         history = subscriber.history
         print(f"telemetry: {history.num_lost} messages lost, {subscriber.num_healed} healed")
 

@@ -20,7 +20,8 @@ Folder = Annotated[
     typer.Option(
         "--keys",
         metavar="DIR",
-        help="folder of the authorised keys, as in 'stepscope serve' (default: the config folder's)",
+        help="folder of the authorised keys, as of 'stepscope serve' (default: in the config "
+        "folder)",
         show_default=False,
     ),
 ]
