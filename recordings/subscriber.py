@@ -257,6 +257,8 @@ class Subscriber:
     def _heal(self, client: ControlClient, end: int) -> None:
         """Ask for the messages from the next one up to, not including, `end`."""
         while self._next_sequence < end:
+            if self._stopping.is_set():
+                raise _JoinAgain  # what has not come yet is not lost
             limit = min(self._replay_limit, end - self._next_sequence)
             try:
                 replayed = self._replay(client, self._next_sequence, limit)

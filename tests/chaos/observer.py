@@ -11,7 +11,6 @@ import argparse
 import faulthandler
 import json
 import signal
-import threading
 import time
 import zlib
 from typing import IO, Any
@@ -78,17 +77,18 @@ def main() -> None:
         subscriber.RECEIVE_QUEUE = QUEUE
         zmq.Context.instance().setsockopt(zmq.RCVBUF, SOCKET_BYTES)
     faulthandler.register(signal.SIGUSR2)  # says where it is
-    ending = threading.Event()
+    ending: list[int] = []  # an Event that is set by a handler can lock up who waits for it
     with open(args.log, "w", buffering=1) as log:
         replies.note_replays(log)
         notes = Notes(log, args.slow_ms / 1e3)
         source = subscriber.Subscriber(args.endpoint, History(max_steps=10_000_000))
         source.tap.attach(notes.on_frame)
-        signal.signal(signal.SIGTERM, lambda number, frame: ending.set())
+        signal.signal(signal.SIGTERM, lambda number, frame: ending.append(number))
         signal.signal(signal.SIGUSR1, lambda number, frame: setattr(notes, "slow_s", 0.0))
         source.start()
         before: History | None = None
-        while not ending.wait(0.02):
+        while not ending:
+            time.sleep(0.02)
             previous = source.history.previous
             if previous is not None and previous is not before:
                 before = previous

@@ -7,6 +7,8 @@ import sys
 
 import replies
 
+from stepscope.engine import wire
+from stepscope.engine.wire import Snapshot
 from stepscope.recordings.writer import RecordingWriter
 from stepscope.tui.cli import main
 
@@ -16,7 +18,12 @@ if __name__ == "__main__":
         on_frame = RecordingWriter.on_frame
 
         def noting(writer: RecordingWriter, topic: bytes, sequence: int, payload: bytes) -> None:
-            log.write(f"got {sequence} {topic.decode()} 0\n")
+            if topic == b"keyframe":
+                message = wire.decode(payload)
+                assert isinstance(message, Snapshot)
+                log.write(f"join {message.info.engine_id} {sequence}\n")
+            else:
+                log.write(f"got {sequence} {topic.decode()} 0\n")
             on_frame(writer, topic, sequence, payload)
 
         RecordingWriter.on_frame = noting  # type: ignore[method-assign]

@@ -125,13 +125,27 @@ class Chaos:
         self._proxies.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._say_where_they_are()
         for process in self._processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
                 process.kill()
             process.wait()
         self._proxies.__exit__()
+
+    def _say_where_they_are(self) -> None:
+        """Of observers that still run: where each of their threads is."""
+        for client in self.clients.values():
+            if client.name != "recorder" and client.process.poll() is None:
+                print(f"{client.name} (pid {client.process.pid}) still runs", file=sys.stderr)
+                client.process.send_signal(signal.SIGCONT)
+                client.process.send_signal(signal.SIGUSR2)
+        time.sleep(0.5)
+        said = (self.folder / "stderr").read_text().splitlines()
+        lines = [line for line in said if not line.startswith("recording ")]
+        print("\n".join(lines[-80:]), file=sys.stderr)
 
     def _start(self, *arguments: str) -> "subprocess.Popen[bytes]":
         process = subprocess.Popen(
@@ -186,8 +200,6 @@ class Chaos:
             wait_for(f"{client.name} has joined", lambda c=client: self._has_joined(c))
 
     def _has_joined(self, client: Client) -> bool:
-        if client.name == "recorder":  # a file of each engine
-            return len(list(self.folder.glob("session-*.mcap*"))) >= len(self.engines)
         line = f"join {self.engines[-1].name} "
         return any(each.startswith(line) for each in client.log_lines())
 
@@ -269,7 +281,11 @@ class Chaos:
         for process in (*(client.process for client in self.clients.values()), engine.process):
             if process is engine.process:  # not before all others have ended
                 process.send_signal(signal.SIGTERM)
-            if process.wait(WAIT_S):
+            try:
+                code = process.wait(WAIT_S)
+            except subprocess.TimeoutExpired as error:
+                raise Wrong(f"a process does not end: {error.cmd}") from error
+            if code:
                 said = (self.folder / "stderr").read_text()[-2000:]
                 raise Wrong(f"a process ended with {process.returncode}: {said}")
 
@@ -389,20 +405,20 @@ def check_heard(who: str, missing: list[int], replays: dict[int, int]) -> None:
 def check_recorder(client: Client, engines: list[Engine], folder: Path) -> dict[str, int]:
     """Hold the recorder's files against the truth; gives its figures."""
     told = Counter[str]()
-    replays: dict[int, int] = {}
-    received: list[dict[int, str]] = [{}]
-    replays_of: list[dict[int, int]] = [replays]
+    now = ""
+    received: list[dict[int, str]] = []
+    replays_of: list[dict[int, int]] = []
     for line in client.log_lines():
         words = line.split()
         if words[0] == "replay":
             first, oldest = int(words[1]), int(words[2])
             replays_of[-1][first] = max(oldest, replays_of[-1].get(first, 0))
-        elif words[2] != "keyframe":
-            number = int(words[1])
-            if received[-1] and number <= next(reversed(received[-1])):
-                received.append({})
-                replays_of.append({})
-            received[-1][number] = words[2]
+        elif words[0] == "join" and words[1] != now:
+            now = words[1]
+            received.append({})
+            replays_of.append({})
+        elif words[0] == "got":
+            received[-1][int(words[1])] = words[2]
     files = sorted(folder.glob("session-*.mcap"))
     if len(files) != len(engines):
         raise Wrong(f"{len(files)} files of {len(engines)} engines: {[f.name for f in files]}")
