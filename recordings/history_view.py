@@ -210,6 +210,10 @@ class HistoryView:
         bound_ms = self.slo.itl_ms if found.token_idx else self.slo.ttft_ms
         return found._replace(bound_ns=round(bound_ms * 1e6))
 
+    def is_explained(self, step: int, request_id: int) -> bool:
+        """Whether `wait` has been asked for this one lately, so that it costs nothing."""
+        return self._lives.is_known(step, request_id)
+
     def life(self, view: RequestView, last: int | None = None) -> Life | None:
         """All waits of a request from its arrival to its end, or to `last` (None: the newest).
 

@@ -67,6 +67,10 @@ class LifeKeeper:
         self._follower: _Follower | None = None
         self._own_lock = threading.Lock()  # held while decoding: `lock` is not
 
+    def is_known(self, step: int, request_id: int) -> bool:
+        """See `History.is_explained`."""
+        return (step, request_id) in self._known
+
     def wait(self, step: int, request_id: int) -> Late | None:
         """See `History.wait`."""
         with self._own_lock:

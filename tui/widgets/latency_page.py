@@ -15,6 +15,7 @@ from stepscope.tui.widgets.panels import Cell, Column, Target, beside, first_sho
 
 NARROW = 100  # below it no spread beside the heat map
 MAX_BREACHES = 200
+_READ_NS = 10_000_000_000  # of waits that are read for one picture; the next one goes on from there
 _KINDS: dict[LatencyKind, str] = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "step": "step"}
 _BLOCK = 51  # cells of one window
 _COLUMNS = (
@@ -174,7 +175,13 @@ def _explained(frame: Frame, breaches: Sequence[Breach], room: int, width: int) 
     """Cells of all rows; only those that will be seen are explained."""
     first = first_shown(len(breaches), room, frame.view.row if breaches else None)
     whys = {}
+    left_ns = _READ_NS
     for breach in reversed(breaches[first : first + room]):  # on in time costs less than back
+        if not frame.history.is_explained(breach.step, breach.request_id):
+            if left_ns <= 0:
+                whys[breach] = f"… ({frame.key('inspect')} explains it)"
+                continue
+            left_ns -= breach.ns
         late = frame.history.wait(breach.step, breach.request_id)
         whys[breach] = "not in memory any more" if late is None else wait_pieces.brief(late, width)
     rows: list[list[Cell]] = []
