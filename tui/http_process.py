@@ -18,6 +18,7 @@ import msgspec
 
 from stepscope.engine.config import ConfigError
 from stepscope.engine.http.settings import Address, HttpSettings, check_private, parse_address
+from stepscope.engine.sockets import KEY_VARIABLE
 from stepscope.tui.cli_errors import say
 from stepscope.tui.cli_http import announcement, open_listener
 from stepscope.tui.settings import environment_name
@@ -128,7 +129,7 @@ class HttpProcess:
             stdout=subprocess.DEVNULL,
             pass_fds=[descriptor],
             start_new_session=True,  # Ctrl-C is for us to act on
-            env={**os.environ, **settings},
+            env={**os.environ, KEY_VARIABLE: "", **settings},
         )
 
 
