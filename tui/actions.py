@@ -168,6 +168,8 @@ _TABLE: tuple[Action, ...] = (
            needs=frozenset({"recorder"})),
     Action("screenshot", ("S",), "Screenshot", "write this screen to an SVG file", "act",
            footer=19),
+    Action("export", ("E",), "Export", "write the recording, or a part of it, for other programs "
+           "(Perfetto, Parquet, CSV, ...)", "act"),
     Action("mark", ("M",), "Mark", "put a mark with a note at this step", "act", footer=17),
     # global
     Action("help", ("question_mark", "f1"), "Help", "the keys and the legend", "global",
@@ -194,7 +196,7 @@ _ON_FLEET = frozenset({"step_back", "step_forward", "screenshot"})
 # A comparison has a time of its own, and no step to mark.
 _NOT_ON_COMPARE = frozenset(
     {"pause", "previous_of_request", "next_of_request", "previous_mark", "goto", "slower"}
-    | {"faster", "previous_session", "mark", "follow"}
+    | {"faster", "previous_session", "mark", "follow", "export"}
 )
 
 

@@ -220,6 +220,7 @@ class Dashboard(App[None], inherit_bindings=False):
         """End the thread of the engine link and a recording that is under way, keep preferences."""
         self.session.preferences.flush()
         self.session.compare.end()
+        self.session.exports.close()
         self._sides.close()
         for screen in self._screens.values():
             session = screen.session

@@ -13,6 +13,7 @@ from stepscope.recordings.source import Source
 from stepscope.tui.actions import ACTIONS, Abilities, Action, Need
 from stepscope.tui.compare_desk import CompareDesk
 from stepscope.tui.engine_link import EngineLink
+from stepscope.tui.export_desk import ExportDesk
 from stepscope.tui.fleet_desk import FleetDesk
 from stepscope.tui.log_file import log_path
 from stepscope.tui.preferences import Preferences
@@ -35,6 +36,7 @@ class SessionMaker:
     log_file: Path = field(default_factory=log_path)
     clock: Callable[[], float] = time.monotonic
     compare: CompareDesk = field(default_factory=CompareDesk)
+    exports: ExportDesk = field(default_factory=ExportDesk)
 
     def make(
         self,
@@ -64,6 +66,7 @@ class SessionMaker:
             shown_endpoint(control_endpoint) or source.name,
             self.desk,
             self.compare,
+            self.exports,
             preferences=self.preferences,
             log_file=self.log_file,
             clock=self.clock,

@@ -10,6 +10,7 @@ from stepscope.recordings.source import Source
 from stepscope.tui.actions import Abilities
 from stepscope.tui.compare_desk import CompareDesk
 from stepscope.tui.engine_link import EngineLink
+from stepscope.tui.export_desk import ExportDesk
 from stepscope.tui.fleet_desk import FleetDesk
 from stepscope.tui.log_file import log_path
 from stepscope.tui.preferences import Preferences
@@ -29,6 +30,7 @@ class Session:
     endpoint: str
     desk: FleetDesk  # all engines of this dashboard, this one among them
     compare: CompareDesk = field(default_factory=CompareDesk)  # the same for all of them
+    exports: ExportDesk = field(default_factory=ExportDesk)  # this too
     preferences: Preferences = field(default_factory=Preferences)
     log_file: Path = field(default_factory=log_path)
     clock: Callable[[], float] = time.monotonic

@@ -64,6 +64,7 @@ def handlers(screen: "MainScreen") -> Mapping[str, Callable[[], None]]:
         "workload": partial(opening.workload, screen),
         "record": partial(_record, screen),
         "screenshot": partial(_screenshot, screen),
+        "export": partial(opening.export, screen),
         "mark": partial(opening.mark, screen),
         "help": partial(opening.help_, screen),
         "palette": partial(opening.palette, screen),
@@ -87,6 +88,8 @@ def _elsewhere(
     own = comparing.handlers(screen)
 
     def chosen(action_id: str) -> None:
+        if action_id == "back" and screen.session.exports.cancel():
+            return
         found = own if screen.view.page == "compare" and action_id in own else main
         found[action_id]()
 

@@ -2,7 +2,6 @@
 
 import logging
 import os
-from dataclasses import astuple
 
 from textual import events
 from textual.app import ComposeResult
@@ -10,7 +9,6 @@ from textual.binding import Binding, BindingsMap
 from textual.screen import Screen
 from textual.timer import Timer
 
-from stepscope.recordings.fleet import LOOK_S
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.tui.actions import BY_ID, Action
@@ -147,28 +145,18 @@ class MainScreen(Screen[None]):
         self.meter.tick(self.fps)
         session = self.session
         now_s = session.clock()
-        switch = session.record_switch
-        is_fleet, is_compare = self.view.page == "fleet", self.view.page == "compare"
-        news_of: object = session.compare.key if is_compare else session.history.version
-        current = (
-            round(now_s / LOOK_S) if is_fleet else news_of,
-            astuple(self.view),
-            session.source.status,
-            session.source.error,
-            session.background_error,
-            self.operator.pending,
-            round(now_s) if switch is not None and switch.active else round(now_s / 4),
-        )
+        current = status.seen(session, self.operator, self.view, now_s)
         self.operator.take_answers()
-        if (news := session.preferences.news()) is not None:
-            self.notices.say(*news)
-            self._show_notice()
+        for news in (session.preferences.news(), session.exports.news()):
+            if news is not None:
+                self.notices.say(*news)
+        self._show_notice()
         is_due = now_s - self._all_drawn_s >= _SLOW_S
         is_new = current != self._drawn or self.operator.pending or self.scene.is_busy
         # What has changed is also shown by the views that were left out, be it the last change.
         if is_new or (is_due and self._is_partial):
             self._drawn = current
-            self.draw(everything=is_fleet or is_compare or is_due)
+            self.draw(everything=is_due or self.view.page in ("fleet", "compare"))
 
     def draw(self, everything: bool = True) -> None:
         """A frame, now; the views that need not move ten times a second only with `everything`."""

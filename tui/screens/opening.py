@@ -3,6 +3,8 @@
 from typing import TYPE_CHECKING
 
 from stepscope.recordings.source import add_mark
+from stepscope.tui.export_choices import folder_for, ranges_of, recording_of
+from stepscope.tui.export_order import ExportOrder
 from stepscope.tui.lane_rows import FilterError, lane_filter
 from stepscope.tui.operator import BUDGET
 from stepscope.tui.screens.help import HelpPage
@@ -65,6 +67,41 @@ def mark(screen: "MainScreen") -> None:
             screen.draw()
 
     screen.app.push_screen(Prompt(screen.skin, f"mark at step {step:,}, note:"), set_mark)
+
+
+def export(screen: "MainScreen") -> None:
+    """What is recorded of this session, into a file of another format."""
+    session, say = screen.session, screen.notices.say
+    key = session.abilities.key
+    path = recording_of(session)
+    if session.exports.active is not None:
+        say(f"one at a time; {key('back')} cancels it", "caution")
+        return
+    if path is None:
+        text = f"nothing is recorded yet: {key('record')} records, then {key('export')} exports it"
+        say(text, "caution")
+        return
+    from stepscope.tui.screens.export_chooser import ExportChooser  # with mcap, only when needed
+
+    try:
+        folder = folder_for(path)
+    except OSError as error:
+        say(f"no export: {error}", "breach")
+        return
+
+    def begin(order: ExportOrder | None) -> None:
+        if order is not None:
+            screen.notices.dismiss()
+            session.exports.begin(order)
+            screen.draw()
+
+    history = session.history
+    frame = screen.frame if screen.history is history else None
+    ranges = ranges_of(session, frame, history.marks)
+    engine_id = None if history.info is None else history.info.engine_id
+    last = session.exports.last
+    chooser = ExportChooser(screen.skin, path, ranges, folder, engine_id, last)
+    screen.app.push_screen(chooser, begin)
 
 
 def budget(screen: "MainScreen") -> None:

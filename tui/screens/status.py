@@ -1,5 +1,8 @@
 """How the source, the recorder and the dashboard itself do, for the header and the notice line."""
 
+from dataclasses import astuple
+
+from stepscope.recordings.fleet import LOOK_S
 from stepscope.recordings.history import History
 from stepscope.tui.frame_meter import Load
 from stepscope.tui.navigator import replay_of
@@ -20,6 +23,9 @@ def standing(
     """
     switch = session.record_switch
     lines: list[tuple[str, Tone]] = []
+    if session.exports.active is not None:
+        key = session.abilities.key("back")
+        lines.append((f"{session.exports.active}, {key} cancels", "text"))
     if operator.pending:
         lines.append((f"asking: {operator.pending} …", "muted"))
     for error in (
@@ -31,6 +37,25 @@ def standing(
         if error is not None:
             lines.append((error, "caution"))
     return lines
+
+
+def seen(session: Session, operator: Operator, view: View, now_s: float) -> object:
+    """Something else whenever there is something else to draw."""
+    switch = session.record_switch
+    news: object = session.history.version
+    if view.page == "fleet":
+        news = round(now_s / LOOK_S)
+    elif view.page == "compare":
+        news = session.compare.key
+    return (
+        news,
+        astuple(view),
+        session.source.status,
+        session.source.error,
+        session.background_error,
+        operator.pending,
+        round(now_s) if switch is not None and switch.active else round(now_s / 4),
+    )
 
 
 def connection(

@@ -1,0 +1,100 @@
+"""`ExportOrder`: what of a recording is to be exported, as what, and under which name."""
+
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from stepscope.recordings.export.export import Format
+    from stepscope.recordings.export.tables import Table
+
+_ENDINGS = (".mcap.part", ".mcap", ".part")
+
+
+class FormatChoice(NamedTuple):
+    """A format, for people.
+
+    Attributes:
+        opens: what it is, and what opens it.
+        package: what it needs; None: nothing that is not there anyway.
+    """
+
+    name: "Format"
+    suffix: str
+    opens: str
+    package: str | None = None
+    is_table: bool = False
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it can be written here."""
+        return self.package is None or find_spec(self.package) is not None
+
+    @property
+    def wanted(self) -> str:
+        """What to install, where it cannot."""
+        return f"pip install 'stepscope[export]' (or {self.package})"
+
+
+FORMAT_CHOICES: tuple[FormatChoice, ...] = (
+    FormatChoice(
+        "perfetto", ".pftrace", "steps, requests, counters: ui.perfetto.dev", package="perfetto"
+    ),
+    FormatChoice("chrome", ".trace.json", "the same, JSON: Perfetto, chrome://tracing"),
+    FormatChoice(
+        "parquet", ".parquet", "a table: DuckDB, Polars, pandas", package="pyarrow", is_table=True
+    ),
+    FormatChoice("csv", ".csv", "a table: spreadsheets, and everything else", is_table=True),
+    FormatChoice("jsonl", ".jsonl", "every message, one a line: jq, scripts"),
+    FormatChoice(
+        "mooncake", ".mooncake.jsonl", "its workload: stepscope load --trace"
+    ),
+)
+
+
+class RangeChoice(NamedTuple):
+    """Steps `first` to `last`, both included; None is the end of the recording."""
+
+    text: str
+    first: int | None = None
+    last: int | None = None
+
+
+class ExportOrder(NamedTuple):
+    """What to write, and where.
+
+    Attributes:
+        path: the recording.
+        engine_id: whose steps the range speaks of, where it has ends.
+    """
+
+    path: Path
+    choice: FormatChoice
+    table: "Table"
+    steps: RangeChoice
+    folder: Path
+    engine_id: str | None
+
+
+def file_name(order: ExportOrder) -> str:
+    """Named after the recording, and after what of it is in it."""
+    name = order.path.name
+    stem = next((name.removesuffix(end) for end in _ENDINGS if name.endswith(end)), name)
+    if order.steps.first is not None or order.steps.last is not None:
+        ends = ("" if end is None else str(end) for end in order.steps[1:])
+        stem += f"-{'-'.join(ends)}"
+    if order.choice.is_table:
+        stem += f"-{order.table}"
+    return stem + order.choice.suffix
+
+
+def new_path(order: ExportOrder, unfinished_suffix: str) -> Path:
+    """A name that no file has, nor one that is being exported."""
+    name, suffix = file_name(order), order.choice.suffix
+    for number in count(1):
+        tail = suffix if number == 1 else f"-{number}{suffix}"
+        path = order.folder / (name.removesuffix(suffix) + tail)
+        if not path.exists() and not path.with_name(path.name + unfinished_suffix).exists():
+            return path
+    raise AssertionError("numbers end")
