@@ -169,7 +169,7 @@ _TABLE: tuple[Action, ...] = (
     Action("screenshot", ("S",), "Screenshot", "write this screen to an SVG file", "act",
            footer=19),
     Action("export", ("E",), "Export", "write the recording, or a part of it, for other programs "
-           "(Perfetto, Parquet, CSV, ...)", "act"),
+           "(Perfetto, Parquet, CSV)", "act"),
     Action("mark", ("M",), "Mark", "put a mark with a note at this step", "act", footer=17),
     # global
     Action("help", ("question_mark", "f1"), "Help", "the keys and the legend", "global",

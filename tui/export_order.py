@@ -47,9 +47,7 @@ FORMAT_CHOICES: tuple[FormatChoice, ...] = (
     ),
     FormatChoice("csv", ".csv", "a table: spreadsheets, and everything else", is_table=True),
     FormatChoice("jsonl", ".jsonl", "every message, one a line: jq, scripts"),
-    FormatChoice(
-        "mooncake", ".mooncake.jsonl", "its workload: stepscope load --trace"
-    ),
+    FormatChoice("mooncake", ".mooncake.jsonl", "its workload: stepscope load --trace"),
 )
 
 
