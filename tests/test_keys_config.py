@@ -348,7 +348,8 @@ def test_config_says_where_each_value_comes_from(
     config_file: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    write(config_file, '[dashboard]\nfps = 4\ntheme = "light"\nsort = "state"\n[keys]\npause="f7"\n')
+    dashboard = '[dashboard]\nfps = 4\ntheme = "light"\nsort = "state"\n'
+    write(config_file, f'{dashboard}[keys]\npause="f7"\n')
     monkeypatch.setenv("STEPSCOPE_DASHBOARD_THEME", "dark")
     monkeypatch.setenv("STEPSCOPE_HTTP_API_KEY", "very secret")
     code, out, _ = config("--sort", "blocks")
