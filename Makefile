@@ -41,9 +41,11 @@ snapshots: $(INSTALLED)
 fuzz: $(INSTALLED)
 	$(BIN)/python tests/fuzz/fuzz_control.py $(ARGS)
 
+# Everything that is measured, in half an hour or more; of the dashboard what has an aim (bench-tui: all).
 bench: $(INSTALLED)
 	@for script in tests/bench/bench_*.py; do \
-		echo "== $$script"; $(BIN)/python "$$script" || exit 1; \
+		case $$script in *bench_tui.py) short=--quick;; *) short=;; esac; \
+		echo "== $$script $$short"; $(BIN)/python "$$script" $$short || exit 1; \
 	done
 
 # What the dashboard costs in a pseudo-terminal; ARGS="--quick" for what has an aim, and one size.
