@@ -276,7 +276,8 @@ def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
         **environment: str,
     ) -> Terminal:
         usual = {**os.environ, **_TERMINAL}
-        usual.pop("NO_COLOR", None)
+        for name in ("NO_COLOR", "COLUMNS", "LINES"):  # a terminal says how large it is
+            usual.pop(name, None)
         full = {**usual, **environment}
         started.append(Terminal(list(arguments), columns, rows, full, cwd))
         return started[-1]

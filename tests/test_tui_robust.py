@@ -146,7 +146,8 @@ async def test_an_engine_that_stalls_dies_and_comes_back_is_followed_on_every_sc
                 await asyncio.sleep(0.02)
             assert source.history.previous is not None
             assert source.history.previous.last_step == before
-            await until(app, "started anew")
+            events = source.history.events(None, 10_000, frozenset({"engine"}))
+            assert any("started anew" in event.text for event in events)
             await press(app, "p")
             await until(app, "▐BEFORE THE RESTART▌")
             await press(app, "L")

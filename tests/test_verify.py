@@ -269,7 +269,7 @@ def test_commands_on_recordings_take_the_names_of_shipped_samples(
     assert (tmp_path / "f.csv").stat().st_size > 0
     code, said = run("verify", "nothing-of-that-name")
     assert code == 1
-    assert "shipped samples: chunked, freeze" in said
+    assert "shipped samples: freeze, chunked" in said
     Path("f.csv").rename("broken.mcap.part")
     code, said = run("verify", "broken.mcap")  # stands for its unfinished self, as ever
     assert code == 1
