@@ -284,4 +284,4 @@ async def test_a_client_that_leaves_has_its_requests_aborted_once_they_are_known
     generation.abandon()
     assert engine.commands == [Abort(request_id=11, who="http")]
     generation.take(2, Submitted(request_id=12, num_prompt_tokens=3))
-    assert engine.commands == [Abort(request_id=11), Abort(request_id=12)]
+    assert engine.commands == [Abort(request_id=n, who="http") for n in (11, 12)]
