@@ -102,8 +102,12 @@ def parse_workload(
 def _decoded(data: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
-    except (RecursionError, UnicodeDecodeError) as error:
-        raise msgspec.DecodeError(f"malformed JSON: {error}") from error
+    except (RecursionError, UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise ConfigError(
+            "bad_workload",
+            "a workload is a JSON object with num_blocks and requests (see 'stepscope schedule "
+            f"--help'), this is not: {error}",
+        ) from error
 
 
 def _converted(document: dict[str, Any]) -> ScheduleWorkload:

@@ -122,7 +122,7 @@ def test_two_actions_may_swap_their_keys() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('puase = "p"', r"unknown key 'puase' in \[keys\] \(did you mean 'pause'\?\).*zoom_in"),
+        ('puase = "p"', r"unknown key 'puase' in \[keys\] \(did you mean 'pause'\?\).*config keys"),
         ('pause = "spcae"', r"\[keys\] pause = 'spcae': 'spcae' is no key; a key is a character"),
         ("pause = 3", r"\[keys\] pause = 3: write \"p\", or \[\"p\", \"f5\"\]"),
         ('pause = "z"', r"\[keys\] pause = 'z': z is the key of zoom_in .* free: a "),

@@ -25,7 +25,7 @@ from stepscope.tui.actions import ACTIONS, Action
 from stepscope.tui.compare_origin import Origin
 from stepscope.tui.fleet_desk import FleetDesk
 from stepscope.tui.key_order import KeyOrder
-from stepscope.tui.log_file import log_path
+from stepscope.tui.log_file import log_path, see_log
 from stepscope.tui.new_session import SessionMaker
 from stepscope.tui.preferences import Preferences
 from stepscope.tui.screens.main import MainScreen
@@ -194,7 +194,7 @@ class Dashboard(App[None], inherit_bindings=False):
         error = context.get("exception")
         what = str(context.get("message", "a task failed"))
         log.error("%s", what, exc_info=error if isinstance(error, BaseException) else None)
-        self.session.background_error = f"{what}, see the log: {error!r}"
+        self.session.background_error = f"{what}, {see_log(error)}"
 
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.InputEvent) and not self.screen_stack:

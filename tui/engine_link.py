@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from stepscope.engine.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.commands import AnyReply, Command
+from stepscope.tui.log_file import see_log
 
 log = logging.getLogger("stepscope.tui")
 
@@ -84,7 +85,7 @@ class EngineLink:
                         client = None
                 except Exception as failure:
                     log.exception("asking the engine failed")
-                    error = f"internal error, see the log: {failure!r}"
+                    error = f"internal error, {see_log(failure)}"
                 self._answers.append(Answer(what, command, reply, error))
         finally:
             if client is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.tui import format as fmt
 from stepscope.tui.export_order import ExportOrder, RangeChoice, file_name, new_path
+from stepscope.tui.log_file import see_log
 from stepscope.tui.notices import Tone
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class ExportJob:
             self.outcome = f"no export: {error}", "breach"
         except Exception as error:
             log.exception("export to %s failed", self.name)
-            self.outcome = f"export failed, see the log: {error!r}", "breach"
+            self.outcome = f"export failed, {see_log(error)}", "breach"
 
     def _write(self) -> str:
         from stepscope.recordings.export.export import export  # with mcap, only when needed

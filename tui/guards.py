@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from stepscope.tui.app import Dashboard
+from stepscope.tui.log_file import see_log
 
 log = logging.getLogger("stepscope.tui")
 
@@ -19,7 +20,7 @@ def shown_thread_errors(app: Dashboard) -> Iterator[None]:
     def note(args: threading.ExceptHookArgs) -> None:
         name = "a thread" if args.thread is None else args.thread.name
         log.error("%s died", name, exc_info=args.exc_value)
-        app.session.background_error = f"{name} died, see the log: {args.exc_value!r}"
+        app.session.background_error = f"{name} died, {see_log(args.exc_value)}"
 
     threading.excepthook = note
     try:

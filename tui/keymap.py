@@ -34,10 +34,12 @@ def remapped(lines: Mapping[str, object]) -> tuple[Action, ...]:
 
 def _keys(name: str, value: object) -> tuple[str, ...]:
     if name not in BY_ID:
-        close = difflib.get_close_matches(name, BY_ID, 1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        known = ", ".join(BY_ID)
-        raise KeyMapError(f"unknown key {name!r} in [keys]{hint}; the actions are: {known}")
+        close = " or ".join(repr(each) for each in difflib.get_close_matches(name, BY_ID, 3))
+        hint = f" (did you mean {close}?)" if close else ""
+        raise KeyMapError(
+            f"unknown key {name!r} in [keys]{hint}; 'STEPSCOPE_CONFIG=none stepscope config keys' "
+            "lists all there are"
+        )
     texts = value if isinstance(value, list) else [value]
     keys: list[str] = []
     for text in texts:

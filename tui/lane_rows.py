@@ -190,7 +190,7 @@ def _filter_word(word: str) -> Callable[[Lane, RequestView | None], bool]:
         try:
             pattern = re.compile(word[1:])
         except re.error as error:
-            raise FilterError(f"{word!r} is no regular expression: {error}") from error
+            raise FilterError(f"no regular expression: {error}") from error
         return lambda lane, view: pattern.search(_names(lane)) is not None
     key, separator, value = word.partition(":")
     if separator and key == "state":

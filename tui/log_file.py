@@ -16,6 +16,16 @@ def log_path() -> Path:
     return platformdirs.user_log_path("stepscope") / "dashboard.log"
 
 
+def see_log(error: object) -> str:
+    """What a person is told of an error that was logged: where to look, and what it was."""
+    for handler in logging.getLogger("stepscope").handlers:
+        if isinstance(handler, RotatingFileHandler):
+            path, home = Path(handler.baseFilename), Path.home()
+            shown = f"~/{path.relative_to(home)}" if path.is_relative_to(home) else path
+            return f"see {shown}: {error!r}"
+    return f"see the log: {error!r}"
+
+
 @contextmanager
 def logged_to_file(path: Path) -> Iterator[None]:
     """All that stepscope logs goes to `path` and nowhere else; lost where that cannot be written.

@@ -24,7 +24,7 @@ def parse_workload(text: str) -> WorkloadSpec | None:
     for word in words:
         name, separator, value = word.partition("=")
         if not separator or name not in fields:
-            raise ValueError(f"{word!r}: write off, or {EXAMPLE}; there are {', '.join(fields)}")
+            raise ValueError(f"{word!r}: off or {EXAMPLE}; there are {', '.join(fields)}")
         values[name] = value
     if not values:
         raise ValueError(f"write off, or {EXAMPLE}")

@@ -8,6 +8,7 @@ from textual.geometry import Region, Size
 
 from stepscope.tui import layout
 from stepscope.tui.frame import Frame
+from stepscope.tui.log_file import see_log
 from stepscope.tui.pages import PAGE_VIEWS
 from stepscope.tui.session import Session
 from stepscope.tui.theme import Skin
@@ -156,7 +157,7 @@ class Canvas:
         try:
             lines = draw(*args, **kw)
         except Exception as error:  # whatever it is: the next frame tries again
-            text = f"drawing failed, see the log: {error!r} ({name})"
+            text = f"drawing failed, {see_log(error)} ({name})"
             if text not in self._logged:  # it may happen ten times a second
                 self._logged.add(text)
                 log.exception("drawing failed: %s", name)

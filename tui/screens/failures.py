@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from stepscope.tui.log_file import see_log
 from stepscope.tui.notices import Notices
 
 log = logging.getLogger("stepscope.tui")
@@ -22,7 +23,7 @@ class Failures:
         try:
             yield
         except Exception as error:
-            text = f"{what} failed, see the log: {error!r}"
+            text = f"{what} failed, {see_log(error)}"
             if text not in self._logged:
                 self._logged.add(text)
                 log.exception("%s failed", what)

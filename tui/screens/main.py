@@ -14,6 +14,7 @@ from stepscope.recordings.latency import SLO
 from stepscope.tui.actions import BY_ID, Action
 from stepscope.tui.frame import Frame
 from stepscope.tui.frame_meter import FrameMeter
+from stepscope.tui.log_file import see_log
 from stepscope.tui.navigator import Navigator, replay_of
 from stepscope.tui.notices import Notices
 from stepscope.tui.operator import Operator
@@ -167,7 +168,7 @@ class MainScreen(Screen[None]):
         except Exception as error:  # whatever it is: shown, and the next frame tries again
             if failed_before is None:
                 log.exception("drawing failed")
-            self._failure = f"drawing failed, see the log: {error!r}"
+            self._failure = f"drawing failed, {see_log(error)}"
         self._show_notice()
         if self._replay is not None and self._replay.is_seeking and self._looking is None:
             self._looking = self.set_interval(_FOUND_S, self._show_found)

@@ -38,10 +38,13 @@ class Prompt(Overlay[str]):
 
     def lines(self, width: int, height: int) -> list[Line]:
         wrong = "" if self._wrong is None else f"  {self._wrong}"
-        room = max(1, width - len(self._question) - 4)
+        question = f" {self._question} "
+        if len(question) + len(self._text) + 1 + len(wrong) > width and wrong:
+            question = " "  # what is wrong is worth more than what was asked
+        room = max(1, width - len(question) - 2)
         typed = self._text[-room:]
         line: Line = (
-            (f" {self._question} ", "edit"),
+            (question, "edit"),
             (clean(typed, room), "edit"),
             ("_", "edit"),
             (clean(wrong, max(0, room - len(typed))), "breach"),

@@ -21,6 +21,7 @@ from textual.types import CSSPathType
 
 from stepscope.recordings import samples
 from stepscope.tui import start_list
+from stepscope.tui.log_file import see_log
 from stepscope.tui.notices import Notices, Tone
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.screens.prompt import Prompt
@@ -173,7 +174,7 @@ class StartApp(App[Choice], inherit_bindings=False):
             self.draw()
         except Exception as error:  # the next tick tries again
             log.exception("looking for engines failed")
-            self.notices.say(f"looking failed, see the log: {error!r}", "breach")
+            self.notices.say(f"looking failed, {see_log(error)}", "breach")
 
     # Drawing
 
@@ -271,7 +272,7 @@ class StartApp(App[Choice], inherit_bindings=False):
             error = self._check(choice)
         except Exception as failure:  # ours to repair, but no reason to leave the list
             log.exception("checking %s failed", choice)
-            error = f"internal error, see the log: {failure!r}"
+            error = f"internal error, {see_log(failure)}"
         self._answers.put((choice, error))
         self.call_later(self.take_answers)
 

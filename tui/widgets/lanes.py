@@ -65,20 +65,25 @@ def _legend(frame: Frame) -> Line:
 
 
 def _label(row: LaneRow, width: int, selected: bool) -> tuple[Run, ...]:
-    context = "" if row.context is None else _rough(row.context)
+    context = () if row.context is None else (_rough(row.context), _rougher(row.context))
     return _label_runs(row.name, row.status, context, width, selected)
 
 
 @lru_cache(maxsize=1024)
 def _label_runs(
-    name: str, status: str, context: str, width: int, selected: bool
+    name: str, status: str, context: tuple[str, ...], width: int, selected: bool
 ) -> tuple[Run, ...]:
-    """Name, status and, where there is room, the tokens in the cache; `width` cells."""
+    """Name, status and the tokens in the cache; `width` cells.
+
+    Args:
+        context: ways to write the tokens, the shortest last; none where there is no room.
+    """
     mark = "+cursor" if selected else ""
     name = clean(name, width - 7)
     room = width - len(name) - 7
     # A status of four letters needs a blank before the figure.
-    text = context if len(context) + (len(status) > 3) <= room else ""
+    room_for = room - (len(status) > 3)
+    text = next((each for each in context if len(each) <= room_for), "")
     return (
         (f"{'▶' if selected else ' '}{name} ", f"text{mark}"),
         (f"{status:<4}", f"{_STATUS_STYLES.get(status, 'muted')}{mark}"),
@@ -89,6 +94,13 @@ def _label_runs(
 def _rough(tokens: int) -> str:
     """Two digits are enough, and a line that stays the same need not be drawn again."""
     return f"{tokens / 1000:.1f}k" if 100 <= tokens < 9950 else fmt.short(tokens)
+
+
+def _rougher(tokens: int) -> str:
+    """Beside a long name: `4k`, `.3k`."""
+    if tokens < 100 or tokens >= 999_500:
+        return _rough(tokens)
+    return f"{tokens / 1000:.0f}k" if tokens >= 950 else f".{(tokens + 50) // 100}k"
 
 
 def _cells(text: str, cursor_column: int | None) -> Line:
