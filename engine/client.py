@@ -98,6 +98,10 @@ class ControlClient:
             ) from None
         return command_id
 
+    def idle(self) -> None:
+        """To be called once a minute by who asks nothing: libzmq stands still at 2000 events."""
+        self._handshakes.refusal()
+
     def receive(self, timeout_s: float) -> tuple[int, AnyReply] | None:
         """The next reply to anything that was sent, None when none comes in time."""
         if self._early:
@@ -163,8 +167,8 @@ class ControlClient:
             "is it running? 'stepscope' alone lists those of this machine"
         )
 
-    def info(self, again_s: float | None = None) -> EngineInfo:
-        return self._ask_for(EngineInfo, GetInfo(), again_s)
+    def info(self, again_s: float | None = None, timeout_s: float | None = None) -> EngineInfo:
+        return self._ask_for(EngineInfo, GetInfo(), again_s, timeout_s)
 
     def snapshot(self) -> Snapshot:
         return self._ask_for(Snapshot, GetSnapshot())
@@ -190,8 +194,14 @@ class ControlClient:
             engine_id=command.engine_id or self._engine_id or self.info().engine_id,
         )
 
-    def _ask_for(self, kind: type[_T], command: Command, again_s: float | None = None) -> _T:
-        reply = self.ask(command, again_s=again_s)
+    def _ask_for(
+        self,
+        kind: type[_T],
+        command: Command,
+        again_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> _T:
+        reply = self.ask(command, timeout_s, again_s)
         if not isinstance(reply, kind):
             raise CommandRefused(
                 "protocol",

@@ -15,7 +15,9 @@ from stepscope.engine.commands import Abort, AnyReply, Error, Output, Submitted
 from stepscope.engine.workload import Arrival
 
 _TICK_S = 0.2  # how often the progress is told and the will to stop is asked for
-_SILENCE_S = 5.0  # after so long without a word, ask whether the engine is still there
+_SILENCE_S = 2.0  # after so long without a word, ask whether the engine is still there, ...
+_ALIVE_S = 2.5  # ... which it says at once, whatever it is computing
+_ASK_AGAIN_S = 0.5  # an answer may have been on a connection that was lost
 _ABORT_WAIT_S = 3.0
 
 
@@ -178,7 +180,8 @@ class LoadGenerator:
         if not self._open or now_s - self._heard_s < _SILENCE_S:
             return
         self._heard_s = now_s
-        if self._client.info().engine_id != engine_id:
+        info = self._client.info(_ASK_AGAIN_S, _ALIVE_S)
+        if info.engine_id != engine_id:
             raise EngineUnreachable(
                 f"the engine at {self._client.endpoint.control} was started anew; "
                 f"{len(self._open)} requests are lost"

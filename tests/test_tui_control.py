@@ -16,6 +16,7 @@ from stepscope.engine.commands import Pause, Resume, SamplingParams, Submit, Wor
 from stepscope.engine.wire import KnobSpec
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.subscriber import Subscriber
+from stepscope.tui import engine_link
 from stepscope.tui.app import Dashboard
 from stepscope.tui.engine_link import EngineLink
 from stepscope.tui.screens.knob_editor import parse_value
@@ -228,6 +229,28 @@ async def test_what_is_asked_is_shown_until_it_is_answered(
         answer_now.set()
         await until(lambda: "asking" not in screen_text(app), "it is still asking")
     app.close()
+
+
+def test_a_link_that_asks_nothing_still_takes_what_libzmq_tells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    idle = threading.Event()
+
+    class IdleClient:
+        def ask(self, command: object) -> None:
+            return
+
+        def idle(self) -> None:
+            idle.set()
+
+        def close(self) -> None:
+            return
+
+    monkeypatch.setattr(engine_link, "_IDLE_S", 0.01)
+    link = EngineLink(IdleClient)  # type: ignore[arg-type]
+    link.ask("pause the engine", Pause())
+    assert idle.wait(10)
+    link.close()
 
 
 async def test_recording_is_switched_on_and_off(

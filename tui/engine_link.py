@@ -13,6 +13,8 @@ from stepscope.tui.log_file import see_log
 
 log = logging.getLogger("stepscope.tui")
 
+_IDLE_S = 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -69,7 +71,15 @@ class EngineLink:
     def _run(self) -> None:
         client: ControlClient | None = None
         try:
-            while (job := self._commands.get()) is not None:
+            while True:
+                try:
+                    job = self._commands.get(timeout=_IDLE_S)
+                except queue.Empty:
+                    if client is not None:
+                        client.idle()
+                    continue
+                if job is None:
+                    return
                 what, command = job
                 reply: AnyReply | None = None
                 error: str | None = None
