@@ -22,7 +22,7 @@ from stepscope.engine.commands import (
     GetSnapshot,
     SetKnobs,
 )
-from stepscope.engine.endpoints import Endpoint
+from stepscope.engine.endpoints import Endpoint, called, starting_pid
 from stepscope.engine.sockets import Handshakes, client_socket
 from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo, KnobValue, Snapshot
 
@@ -34,6 +34,10 @@ _T = TypeVar("_T")
 
 class EngineUnreachable(Exception):  # noqa: N818 - reads as what happened
     """Nobody answered at the endpoint within the time given."""
+
+
+class EngineStarting(EngineUnreachable):
+    """Its process is there and does not listen yet."""
 
 
 class CommandRefused(Exception):  # noqa: N818
@@ -131,6 +135,7 @@ class ControlClient:
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         path = self.endpoint.path
         if path is not None and not path.exists():
+            self._raise_if_starting()
             raise EngineUnreachable(
                 f"no engine at {self.endpoint.control}: there is no such socket"
             )
@@ -162,10 +167,15 @@ class ControlClient:
                 self._engine_id = reply.engine_id
             return reply
         self._given_up |= wanted
+        self._raise_if_starting()
         raise EngineUnreachable(
             f"no engine answers at {self.endpoint.control} (waited {timeout_s:g} s); "
             "is it running? 'stepscope' alone lists those of this machine"
         )
+
+    def _raise_if_starting(self) -> None:
+        if (pid := starting_pid(self.endpoint)) is not None:
+            raise EngineStarting(f"{called(self.endpoint)} (pid {pid}) is still starting")
 
     def info(self, again_s: float | None = None, timeout_s: float | None = None) -> EngineInfo:
         return self._ask_for(EngineInfo, GetInfo(), again_s, timeout_s)

@@ -9,6 +9,7 @@ import fcntl
 import ipaddress
 import json
 import os
+import socket
 import stat
 import time
 import warnings
@@ -22,6 +23,7 @@ from stepscope.engine.config import ConfigError
 from stepscope.engine.keys import Credentials, KeyPair
 
 MAX_IPC_PATH = 103  # sun_path holds 108 bytes on Linux and 104 on macOS
+_LISTENS_S = 0.5
 _TELEMETRY_SUFFIX = ".telemetry"
 _LOCK_SUFFIX = ".lock"
 _SUFFIXES = (_TELEMETRY_SUFFIX, _LOCK_SUFFIX)
@@ -146,13 +148,17 @@ class EndpointLock:
     Args:
         local: the key that clients of this user on this machine come in with, if keys are asked
             for; they read it from the file.
+        name: what the engine calls itself, where that is not what its address says.
 
     Raises:
         ConfigError: on entering, when a live engine holds it already.
     """
 
-    def __init__(self, endpoint: Endpoint, local: Credentials | None = None) -> None:
+    def __init__(
+        self, endpoint: Endpoint, local: Credentials | None = None, name: str = ""
+    ) -> None:
         self.endpoint = endpoint
+        self._name = name
         self.path = _lock_path(endpoint)
         self._local = local
         self._fd = -1
@@ -184,6 +190,8 @@ class EndpointLock:
                 f"{self.endpoint.control}; stop it, or give --endpoint or --name another one",
             )
         told = {"pid": os.getpid(), "control": self.endpoint.here.control}
+        if self._name:
+            told["name"] = self._name
         if (local := self._local) is not None:
             told |= {"public": local.pair.public, "secret": local.pair.secret}
             told["server"] = local.server
@@ -242,29 +250,56 @@ def find_local() -> list[Endpoint]:
     return found
 
 
+def called(endpoint: Endpoint) -> str:
+    """What the engine at an address calls itself, if it is one of this user on this machine."""
+    return str(_told(endpoint).get("name") or endpoint.name)
+
+
+def starting_pid(endpoint: Endpoint) -> int | None:
+    """The process that holds an endpoint here and does not listen yet: its model is loading."""
+    pid = _told(endpoint).get("pid")
+    if not isinstance(pid, int):
+        return None
+    if (path := endpoint.path) is not None:
+        return None if path.exists() else pid
+    host, _, port = endpoint.here.control.removeprefix("tcp://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _LISTENS_S).close()
+    except ConnectionRefusedError:
+        return pid
+    except OSError:
+        return None
+    return None
+
+
 def local_credentials(endpoint: Endpoint) -> tuple[bool, Credentials | None]:
     """Whether an engine of this user holds an endpoint on this machine, and its key for us."""
-    try:
-        fd = os.open(_lock_path(endpoint), os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False, None
-    try:
-        if os.fstat(fd).st_uid != os.getuid():
-            return False, None
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        told = _holder(fd)
-    else:
-        return False, None
-    finally:
-        os.close(fd)
-    if told.get("control") != endpoint.here.control:
-        return False, None  # it has this port of another address
+    told = _told(endpoint)
     try:
         pair = KeyPair(str(told["public"]), str(told["secret"]))
         return True, Credentials(pair, str(told["server"]), "local")
     except KeyError:
         return bool(told), None
+
+
+def _told(endpoint: Endpoint) -> dict[str, object]:
+    """What the live engine of this user says that holds an endpoint here; nothing if none does."""
+    try:
+        fd = os.open(_lock_path(endpoint), os.O_RDWR | os.O_CLOEXEC)
+    except (ConfigError, OSError):
+        return {}
+    try:
+        if os.fstat(fd).st_uid != os.getuid():
+            return {}
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        told = _holder(fd)
+    else:
+        return {}
+    finally:
+        os.close(fd)
+    # Else it has this port of another address.
+    return told if told.get("control") == endpoint.here.control else {}
 
 
 def stale_files() -> list[Path]:

@@ -104,7 +104,10 @@ def open_engine(
     endpoint = Endpoint.parse(config.endpoint or name)
     replay_bytes = replay_memory_bytes(config.replay_memory)
     prepare_environment(config)
-    with gate_of(config.keys, endpoint) as gate, EndpointLock(endpoint, local_key(gate)):
+    with (
+        gate_of(config.keys, endpoint) as gate,
+        EndpointLock(endpoint, local_key(gate), name or endpoint.name),
+    ):
         # Only here: it imports torch, which reads the environment.
         from stepscope.engine.runner import ModelRunner
 

@@ -238,6 +238,8 @@ class Fleet:
                     self._say(member, "is back, the same engine as before", True)
             elif now.status == "stale":
                 self._say(member, "answers, but sends no telemetry", False)
+            elif now.status == "starting":
+                self._say(member, "is starting: its process is there and does not listen yet", True)
             elif now.status == "down":
                 self._say(member, f"is down: {now.error or 'it does not answer'}", False)
         elif now.is_up and before.is_up and now.state != before.state:

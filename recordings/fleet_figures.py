@@ -44,7 +44,7 @@ class EngineFigures(NamedTuple):
     @property
     def is_up(self) -> bool:
         """Its telemetry comes."""
-        return self.status not in ("connecting", "stale", "down")
+        return self.status not in ("starting", "connecting", "stale", "down")
 
     @property
     def load(self) -> int | None:
@@ -83,7 +83,7 @@ def figures(name: str, source: Source, measured: Measured | None) -> EngineFigur
         measured: its figures over time, None when there are none yet.
     """
     history, status, error = source.history, _status(source), source.error
-    if status in ("connecting", "down"):
+    if status in ("starting", "connecting", "down"):
         return EngineFigures(name, status, error, info=history.info)
     state = history.state
     found = EngineFigures(

@@ -3,8 +3,9 @@
 The rule is the same for every figure: an engine stands out when it is beyond both a factor of and
 a distance from the median of the *other* engines, so that one bad engine among few cannot hide in
 an average that it makes itself. Bounds are wide enough that equal engines under random arrivals
-stay within them. A finding must hold for some seconds before it is named, and its lapses for as
-long do not end it: what an operator reads does not come and go with every step.
+stay within them. A finding must hold for some seconds before it is named, and short lapses in which
+half of the difference stays do not end it: what an operator reads does not come and go with every
+step. What is said of it is always about the figures of now.
 
 Requests that wait are judged by their number, everything else by its value; an unknown value is
 neither high nor low.
@@ -18,7 +19,8 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 from stepscope.recordings.fleet_figures import EngineFigures
 
 HOLD_S = 3.0  # it is named after so long
-LAPSE_S = 5.0  # ... and for so long after it was seen last
+LAPSE_S = 5.0  # ... and, as long as half of it is left, for so long after it was seen last
+_LEFT = 0.5  # of what makes an engine stand out, while its finding lapses
 
 # In the order in which they are named: what a router can change first, what follows from it then.
 Figure: TypeAlias = Literal["waiting", "kv", "preemptions", "ttft", "itl", "hits", "room"]
@@ -69,7 +71,9 @@ def _time(ms: float) -> str:
 
 
 def _times(value: float, others: float, unit: Callable[[float], str]) -> str:
-    return f"{unit(value)}, {value / others:.1f}x the others" if others else unit(value)
+    if not others:
+        return unit(value)
+    return f"{unit(value)}, {value / others:.1f}x the median of the others"
 
 
 _RULES = (
@@ -88,13 +92,17 @@ _ROOM_WAITING = 4  # so many wait elsewhere
 _ROOM_SHARE = 0.5  # of seats, and of KV blocks, at most in use
 
 
-def findings(engines: Sequence[EngineFigures]) -> list[Finding]:
-    """What stands out now among the engines that are up, the worst first."""
+def findings(engines: Sequence[EngineFigures], share: float = 1.0) -> list[Finding]:
+    """What stands out now among the engines that are up, the worst first.
+
+    Args:
+        share: of the way from the others to its bound that a figure must be at.
+    """
     found: list[Finding] = []
     for rule in _RULES:
-        found += _high(engines, rule)
-    found += _waiting(engines)
-    found += _few_hits(engines)
+        found += _high(engines, rule, share)
+    found += _waiting(engines, share)
+    found += _few_hits(engines, share)
     found += _room(engines)
     return sorted(found, key=lambda each: -each.weight)
 
@@ -109,7 +117,7 @@ def _known(
     }
 
 
-def _high(engines: Sequence[EngineFigures], rule: _Rule) -> list[Finding]:
+def _high(engines: Sequence[EngineFigures], rule: _Rule, share: float) -> list[Finding]:
     values = _known(engines, rule.value)
     found = []
     for place, value in values.items():
@@ -118,7 +126,7 @@ def _high(engines: Sequence[EngineFigures], rule: _Rule) -> list[Finding]:
             continue
         middle = median(others.values())
         bound = max(middle * rule.factor, middle + rule.distance)
-        if value >= bound:
+        if value >= middle + (bound - middle) * share:
             lowest = min(others, key=lambda other: others[other])
             low = f"{engines[lowest].name} {_percent(others[lowest])}"
             text = rule.text(value, middle, low)
@@ -126,7 +134,7 @@ def _high(engines: Sequence[EngineFigures], rule: _Rule) -> list[Finding]:
     return found
 
 
-def _waiting(engines: Sequence[EngineFigures]) -> list[Finding]:
+def _waiting(engines: Sequence[EngineFigures], share: float) -> list[Finding]:
     """Its share of all that wait says most: it is what a router would have to send elsewhere."""
     waiting = _known(engines, lambda e: e.num_waiting)
     total = sum(waiting.values())
@@ -137,7 +145,7 @@ def _waiting(engines: Sequence[EngineFigures]) -> list[Finding]:
             continue
         middle = median(others.values())
         bound = max(middle * _WAITING_FACTOR, middle + _WAITING_DISTANCE)
-        if number >= bound:
+        if number >= middle + (bound - middle) * share:
             least = min(others, key=lambda other: others[other])
             text = (
                 f"{_percent(number / total)} of all waiting requests ({number:.0f} of {total:.0f}),"
@@ -147,13 +155,13 @@ def _waiting(engines: Sequence[EngineFigures]) -> list[Finding]:
     return found
 
 
-def _few_hits(engines: Sequence[EngineFigures]) -> list[Finding]:
+def _few_hits(engines: Sequence[EngineFigures], share: float) -> list[Finding]:
     """Requests that were sent to another engine than the one that has their beginning cached."""
     rates = _known(engines, lambda e: e.prefix_hit_rate)
     found = []
     for place, rate in rates.items():
         others = [rates[other] for other in rates if other != place]
-        if others and median(others) - rate >= _HITS_DISTANCE:
+        if others and median(others) - rate >= _HITS_DISTANCE * share:
             middle = median(others)
             text = f"prefix hits {_percent(rate)}, the others {_percent(middle)}"
             found.append(Finding(place, "hits", (middle - rate) / _HITS_DISTANCE, text))
@@ -183,23 +191,24 @@ class ImbalanceKeeper:
     """Remembers since when what stands out does."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[int, Figure], tuple[float, float, Finding]] = {}
+        self._seen: dict[tuple[int, Figure], tuple[float, float]] = {}  # first and last time
 
     def update(self, engines: Sequence[EngineFigures], now_s: float) -> list[Imbalance]:
         """The engines that stand out and have for a while; overloaded ones first, worst first."""
         for finding in findings(engines):
             key = finding.engine, finding.figure
             first_s = self._seen[key][0] if key in self._seen else now_s
-            self._seen[key] = first_s, now_s, finding
+            self._seen[key] = first_s, now_s
         self._seen = {
             key: seen
             for key, seen in self._seen.items()
             if now_s - seen[1] <= LAPSE_S and engines[key[0]].is_up
         }
         held = [
-            (first_s, finding)
-            for first_s, last_s, finding in self._seen.values()
-            if now_s - first_s >= HOLD_S
+            (self._seen[key][0], finding)
+            for finding in findings(engines, _LEFT)
+            if (key := (finding.engine, finding.figure)) in self._seen
+            and now_s - self._seen[key][0] >= HOLD_S
         ]
         found = []
         for place in dict.fromkeys(finding.engine for _, finding in held):

@@ -8,10 +8,10 @@ from stepscope.engine import wire
 from stepscope.engine.wire import Mark
 from stepscope.recordings.history import History
 
-# A live one is connecting, live, stale (silent for some seconds) or down (does not answer); a
-# recording is playing, paused, or at its end.
+# A live one is starting (does not listen yet), connecting, live, stale (silent for some seconds) or
+# down (does not answer); a recording is playing, paused, or at its end.
 SourceStatus: TypeAlias = Literal[
-    "connecting", "live", "stale", "down", "playing", "paused", "ended"
+    "starting", "connecting", "live", "stale", "down", "playing", "paused", "ended"
 ]
 
 # Topic, sequence number and payload of a message that has just become part of the history. Called

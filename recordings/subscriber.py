@@ -8,13 +8,18 @@ lost. An engine that comes back is joined anew; whether it is the same one its i
 import logging
 import threading
 import time
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 import zmq
 
 from stepscope.engine import wire
-from stepscope.engine.client import CommandRefused, ControlClient, EngineUnreachable
+from stepscope.engine.client import (
+    CommandRefused,
+    ControlClient,
+    EngineStarting,
+    EngineUnreachable,
+)
 from stepscope.engine.commands import Error, GetSnapshot, Replayed, ReplayFrom
 from stepscope.engine.endpoints import Endpoint
 from stepscope.engine.sockets import client_socket
@@ -38,6 +43,8 @@ _MAX_REPLAY = 2_000  # messages asked for at once, ...
 _MIN_REPLAY = 20  # ... fewer where the way is so slow that the answer does not come in time
 _TOPICS = frozenset(wire.TOPICS.values())
 _KEYFRAME = wire.TOPICS[Snapshot]
+
+LiveStatus: TypeAlias = Literal["starting", "connecting", "live", "stale", "down"]
 
 
 class _JoinAgain(Exception):  # noqa: N818 - a turn of the loop, not an error
@@ -71,7 +78,7 @@ class Subscriber:
         self.num_healed = 0  # messages that were missing and came when asked for
         self._stale_s = stale_s
         self._retry_s = retry_s
-        self._status: Literal["connecting", "live", "stale", "down"] = "connecting"
+        self._status: LiveStatus = "connecting"
         self._error: str | None = None
         self._bad: str | None = None
         self._stopping = threading.Event()
@@ -88,7 +95,7 @@ class Subscriber:
         self._doubt = False  # it was silent: it may be another one now
 
     @property
-    def status(self) -> Literal["connecting", "live", "stale", "down"]:
+    def status(self) -> LiveStatus:
         return self._status
 
     @property
@@ -109,6 +116,9 @@ class Subscriber:
                 self._follow()
             except _JoinAgain:
                 continue
+            except EngineStarting as error:
+                self._status = "starting"
+                self._error = str(error)
             except (EngineUnreachable, CommandRefused) as error:
                 if self._status != "connecting":
                     self._status = "down"
@@ -345,7 +355,7 @@ class Subscriber:
                 if client.info().engine_id != self._engine_id:
                     raise _JoinAgain
         except (EngineUnreachable, CommandRefused) as error:
-            self._status = "down"
+            self._status = "starting" if isinstance(error, EngineStarting) else "down"
             self._error = str(error)
         else:
             if silent_s <= self._stale_s:

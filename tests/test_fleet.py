@@ -169,8 +169,8 @@ def test_one_engine_with_most_of_the_queue_is_named_with_its_share_and_who_has_l
 def test_a_slow_engine_is_named_with_the_factor() -> None:
     engines = [engine("a"), engine("b", ttft_p95_ms=1040.0, itl_p95_ms=62.0), engine("c")]
     texts = [each.text for each in findings(engines)]
-    assert "TTFT p95 1.0 s, 5.2x the others" in texts
-    assert "ITL p95 62 ms, 3.1x the others" in texts
+    assert "TTFT p95 1.0 s, 5.2x the median of the others" in texts
+    assert "ITL p95 62 ms, 3.1x the median of the others" in texts
 
 
 def test_room_is_where_nothing_waits_while_others_queue() -> None:
@@ -230,14 +230,28 @@ def test_an_imbalance_is_named_after_seconds_and_survives_a_short_lapse() -> Non
     keeper = ImbalanceKeeper()
     calm = [engine("a"), engine("b"), engine("c")]
     loud = [engine("a"), engine("b", num_waiting=30), engine("c")]
+    at = loud[0].num_waiting
+    assert at is not None
+    less = [engine("a"), engine("b", num_waiting=at + 3), engine("c")]  # not enough to begin with
     assert keeper.update(loud, 10.0) == []
     assert keeper.update(calm, 10.5) == []
     (found,) = keeper.update(loud, 10.0 + HOLD_S)
     assert (found.name, found.since_s, found.has_room) == ("b", 10.0, False)
-    (found,) = keeper.update(calm, 10.0 + HOLD_S + LAPSE_S)
+    (found,) = keeper.update(less, 10.0 + HOLD_S + LAPSE_S)
     assert found.since_s == 10.0
-    assert keeper.update(calm, 10.1 + HOLD_S + LAPSE_S) == []
+    assert f"({at + 3} of {3 * at + 3})" in found.texts[0]  # as it is now
+    assert keeper.update(less, 10.1 + HOLD_S + LAPSE_S) == []
     assert keeper.update(loud, 40.0) == []  # from the beginning
+
+
+def test_what_no_longer_holds_is_not_said_and_not_forgotten_at_once() -> None:
+    keeper = ImbalanceKeeper()
+    slow = [engine("a"), engine("b", ttft_p95_ms=4000.0), engine("c")]
+    keeper.update(slow, 0.0)
+    assert keeper.update(slow, HOLD_S)[0].figures == ("ttft",)
+    assert keeper.update([engine("a"), engine("b"), engine("c")], HOLD_S + 0.5) == []
+    (found,) = keeper.update(slow, HOLD_S + 1.0)
+    assert found.since_s == 0.0
 
 
 def test_an_engine_that_goes_down_does_not_stand_out_any_more() -> None:

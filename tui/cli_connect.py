@@ -5,8 +5,9 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from stepscope.engine.client import ControlClient
-from stepscope.engine.endpoints import Endpoint, find_local
+from stepscope.engine.client import ControlClient, EngineStarting, EngineUnreachable
+from stepscope.engine.config import ConfigError
+from stepscope.engine.endpoints import Endpoint, called, find_local
 from stepscope.tui.cli_errors import CommandFailed, WrongUsage
 
 if TYPE_CHECKING:
@@ -38,22 +39,38 @@ def choose(endpoint: str | None, usage: str) -> Endpoint:
             f"or name one elsewhere: '{usage.format('tcp://HOST:PORT')}'"
         )
     if len(found) > 1:
-        names = ", ".join(each.name for each in found)
+        names = ", ".join(called_text(each) for each in found)
+        first = found[0].name if found[0].is_ipc else found[0].control
         raise WrongUsage(
-            f"{len(found)} engines run here ({names}); name one: '{usage.format(found[0].name)}'"
+            f"{len(found)} engines run here ({names}); name one: '{usage.format(first)}'"
         )
     return found[0]
+
+
+def called_text(endpoint: Endpoint) -> str:
+    """What a command takes for an engine, and what that calls itself where it is something else."""
+    address = endpoint.name if endpoint.is_ipc else endpoint.control
+    name = called(endpoint)
+    return address if name == endpoint.name else f"{address} (called {name})"
 
 
 def connect(endpoint: Endpoint) -> ControlClient:
     """A client of an engine that has answered.
 
     Raises:
-        EngineUnreachable: nobody answers within two seconds.
+        EngineUnreachable: nobody answers within two seconds; says who else would, on this machine.
     """
     client = ControlClient(endpoint, timeout_s=_HELLO_S)
     try:
         client.info()
+    except EngineStarting:
+        client.close()
+        raise
+    except EngineUnreachable as error:
+        client.close()
+        if endpoint.path is None or endpoint.path.exists():
+            raise
+        raise EngineUnreachable(f"{error}; {_who_runs()}") from error
     except BaseException:
         client.close()
         raise
@@ -61,11 +78,23 @@ def connect(endpoint: Endpoint) -> ControlClient:
     return client
 
 
+def _who_runs() -> str:
+    try:
+        found = find_local()
+    except (ConfigError, OSError):  # the folder of the sockets is not ours
+        found = []
+    if not found:
+        return "none runs here, 'stepscope serve' starts one"
+    return f"running here: {'; '.join(called_text(each) for each in found)}"
+
+
 def receive(endpoint: Endpoint, history: "History") -> "Subscriber":
     """The source of a live engine, not started yet; whatever watches engines gets them here."""
     from stepscope.recordings.subscriber import Subscriber  # not every command receives anything
 
-    return Subscriber(endpoint, history)
+    source = Subscriber(endpoint, history)
+    source.name = called(endpoint)
+    return source
 
 
 def who() -> str:

@@ -14,7 +14,13 @@ from typing import Literal, NamedTuple
 import platformdirs
 
 from stepscope.engine.config import ConfigError
-from stepscope.engine.endpoints import find_local, runtime_dir, stale_files
+from stepscope.engine.endpoints import (
+    Endpoint,
+    find_local,
+    runtime_dir,
+    stale_files,
+    starting_pid,
+)
 from stepscope.tui.cli_errors import CommandFailed, WrongUsage, say
 from stepscope.tui.settings import config_path, load_settings
 
@@ -159,5 +165,12 @@ def _engines() -> Iterator[Finding]:
         found = find_local()
     except (ConfigError, OSError):
         return  # said above, with the sockets
-    names = ", ".join(each.name for each in found) or "none runs on this machine"
+    names = "; ".join(_state(each) for each in found) or "none runs on this machine"
     yield Finding("ok", "engines", names)
+
+
+def _state(endpoint: Endpoint) -> str:
+    from stepscope.tui.cli_connect import called_text  # with sockets, which may be what is missing
+
+    text, pid = called_text(endpoint), starting_pid(endpoint)
+    return text if pid is None else f"{text} (pid {pid}, still starting)"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepscope.engine.config import EngineConfig, Knobs
-from stepscope.engine.endpoints import Endpoint
+from stepscope.engine.endpoints import Endpoint, runtime_dir
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.wire import EngineInfo
 from stepscope.tui.cli_engine import engine_packages, prepare_process
@@ -42,7 +42,8 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool) -> None:
         what = ", ".join(part for part in (info.dtype, info.device, info.attention_backend) if part)
         print(f"{info.name} serves {info.model} ({what}) on {info.control_endpoint}", flush=True)
         endpoint = Endpoint.parse(info.control_endpoint)
-        where = info.name if endpoint.is_ipc else endpoint.here.control
+        has_name = endpoint.path == runtime_dir() / info.name
+        where = info.name if has_name else endpoint.here.control
         print(f"watch it: stepscope top {where}    stop it: Ctrl-C", flush=True)
         if info.with_tokens:
             said = "--with-tokens: whoever watches or records it gets prompts and outputs"

@@ -73,7 +73,14 @@ def finder() -> "Finder":
 
 def check(choice: Choice) -> str | None:
     """Why a choice cannot be opened, in one line; None when it can. Waits two seconds at most."""
-    return _error_of(partial(_try, choice))
+    return _of_file(choice, _error_of(partial(_try, choice)))
+
+
+def _of_file(choice: Choice, error: str | None) -> str | None:
+    """Without the folder: the list says it, and it would push what is wrong off the line."""
+    if error is None or choice.kind != "file":
+        return error
+    return error.replace(f"{Path(choice.names[0]).parent}{os.sep}", "")
 
 
 def _try(choice: Choice) -> None:
@@ -96,7 +103,8 @@ def _open(choice: Choice, flags: Mapping[str, Any]) -> str | None:
     if choice.kind == "engines":
         return _error_of(partial(cli_top.top, choice.names, flags))
     if choice.kind == "file":
-        return _error_of(partial(cli_top.replay, choice.names[0], None, None, flags))
+        failed = _error_of(partial(cli_top.replay, choice.names[0], None, None, flags))
+        return _of_file(choice, failed)
     return _error_of(partial(cli_demo.demo, "demo", False, None, None, None, flags))
 
 

@@ -70,7 +70,8 @@ def table(report: VerifyReport) -> list[str]:
         lines += [f"      {problem}" for problem in check.problems]
         if check.num_problems > len(check.problems):
             lines.append(f"      ... and {check.num_problems - len(check.problems):,} more")
-    lines.append("all is well" if report.is_good else "something is wrong")
+    well = "all is well" if report.num_steps else "nothing is wrong, but it holds no steps"
+    lines.append(well if report.is_good else "something is wrong")
     return lines
 
 

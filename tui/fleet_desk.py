@@ -23,7 +23,7 @@ ColumnKey: TypeAlias = Literal[
 _Rank: TypeAlias = Callable[[EngineLine], float | str | None]
 
 # Worst first: down, silent, held by somebody, at work.
-_STATUSES = ("down", "stale", "connecting", "live", "playing", "paused", "ended")
+_STATUSES = ("down", "stale", "starting", "connecting", "live", "playing", "paused", "ended")
 _STATES = ("stopped", "draining", "paused", "running", "idle", None)
 
 

@@ -65,6 +65,13 @@ class Frame:
         return self.keys.get(action_id) or BY_ID[action_id].key
 
     @property
+    def step(self) -> int | None:
+        """The step at the cursor; of an engine that was idle ever since, its last one."""
+        if self.cursor is not None or self.state.step < 0:
+            return self.cursor
+        return self.state.step
+
+    @property
     def record(self) -> StepRecord | None:
         """The whole record of the step at the cursor."""
         return None if self.cursor is None else self.history.record(self.cursor)

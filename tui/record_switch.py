@@ -32,6 +32,11 @@ class RecordSwitch:
         return recorder is not None and recorder.state == "recording" and not self._is_ending
 
     @property
+    def has_engine(self) -> bool:
+        """Whether anybody answers whose steps would come into a file."""
+        return self._source.status not in ("starting", "connecting", "down")
+
+    @property
     def path(self) -> Path | None:
         """Of the file that is being written, or was written last."""
         return None if self._recorder is None else self._recorder.path

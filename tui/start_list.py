@@ -109,7 +109,7 @@ def _engine(address: str, line: "EngineLine") -> Entry:
         Choice("engines", (address,)),
         figures.name,
         ((state, style), (steps, "text"), (running, "text"), (waiting, "text"), (model, "muted")),
-        about=address,
+        about=(figures.error or address) if figures.status == "starting" else address,
     )
 
 

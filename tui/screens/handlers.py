@@ -133,6 +133,9 @@ def _record(screen: "MainScreen") -> None:
         switch.stop()
         screen.notices.say(f"recording ended: {switch.path}", "good")
         return
+    if not switch.has_engine:
+        screen.notices.say("nothing to record: no engine answers", "caution")
+        return
     from stepscope.recordings.mcap_index import RecordingError  # with mcap, only when needed
 
     try:

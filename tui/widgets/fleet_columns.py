@@ -35,6 +35,8 @@ def state_text(line: EngineLine) -> Run:
     figures = line.figures
     if figures.status == "connecting":
         return "CONNECTING", "badge_down"
+    if figures.status == "starting":
+        return "STARTING", "caution"
     if figures.status == "down":
         return f"DOWN {_ago(line.status_s)}", "badge_down"
     if figures.status == "stale":

@@ -122,10 +122,11 @@ def _up(page: FleetPage) -> list[Run]:
     runs: list[Run] = [
         (f"{picture.num_up}/{number} up", "strong" if picture.num_up == number else "caution")
     ]
-    for status in ("stale", "down", "connecting"):
+    for status in ("stale", "down", "starting", "connecting"):
         count = sum(line.figures.status == status for line in picture.lines)
+        style = "caution" if status == "starting" else "badge_down"
         if count:
-            runs += [("  ", "text"), (f"{count} {status.upper()}", "badge_down")]
+            runs += [("  ", "text"), (f"{count} {status.upper()}", style)]
     return runs
 
 

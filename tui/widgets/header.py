@@ -31,7 +31,7 @@ def badge(frame: Frame, connection: Connection) -> Run:
         return "▐BEFORE THE RESTART▌", "badge_paused"
     if not frame.view.live:
         return _paused(frame), "badge_paused"
-    if status in ("stale", "down", "connecting"):
+    if status in ("stale", "down", "starting", "connecting"):
         return f"▐{status.upper()}▌", "badge_down"
     if status == "live":
         return "▐LIVE▌", "badge_live"
@@ -67,7 +67,7 @@ def draw(frame: Frame, connection: Connection, width: int) -> list[Line]:
     if info is not None:
         parts.append((2, ((f" {clean(info.model, 40)}", "text"),)))
     parts.append((4, ((f"  {clean(connection.endpoint, 40)}", "muted"),)))
-    step = fmt.count(frame.cursor)
+    step = fmt.count(frame.step)
     parts.append((0, (("  step ", "muted"), (step, "strong"))))
     parts.append((2, ((f"  {_rate(frame, connection)} steps/s", "text"),)))
     lost = frame.history.num_lost
@@ -93,7 +93,7 @@ def _pace(connection: Connection) -> Line:
 
 def _rate(frame: Frame, connection: Connection) -> str:
     """Steps a second at the cursor; what was true before the engine fell silent is not true now."""
-    silent = connection.status in ("stale", "down") or frame.state.state == "paused"
+    silent = connection.status in ("stale", "down", "starting") or frame.state.state == "paused"
     if frame.view.live and silent:
         return "—"
     return f"{frame.rates.steps_per_s or 0:.1f}"

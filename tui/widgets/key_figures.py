@@ -108,11 +108,21 @@ _TREND = {1: " ▲", 0: "  ", -1: " ▼"}
 
 
 def _limit(frame: Frame) -> int | None:
-    return None if frame.summary is None else frame.summary.max_num_seqs
+    if frame.summary is None:
+        return _knob(frame, "max_num_seqs")
+    return frame.summary.max_num_seqs
+
+
+def _knob(frame: Frame, name: str) -> int | None:
+    """What holds for the next step, where there was none yet; None where nobody tells."""
+    value = frame.state.knobs.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _budget(frame: Frame, bar_width: int) -> Line:
     summary = frame.summary
+    if summary is None and (budget := _knob(frame, "max_num_batched_tokens")) is not None:
+        return (("BUDGET ", "muted"), (f"—/{budget}", "text"))
     if summary is None or summary.token_budget is None:
         return (("BUDGET ", "muted"), ("—", "text"))
     spent, budget = summary.num_spent_tokens, summary.token_budget

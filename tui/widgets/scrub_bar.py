@@ -28,7 +28,7 @@ def step_at(frame: Frame, x: int, width: int) -> int | None:
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     cells = bar_width(width)
     if frame.extent is None or cells < 4:
-        return [((" no step in memory yet", "muted"),)]
+        return [((f" {_nothing(frame)}", "muted"),)]
     first, last = frame.extent
     extent = max(1, last - first)
 
@@ -55,6 +55,12 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         (f"{fmt.count(frame.history.num_steps)} steps", "muted"),
     ]
     return [tuple(runs)]
+
+
+def _nothing(frame: Frame) -> str:
+    if frame.extent is None and frame.step is not None and frame.state.state == "idle":
+        return f"idle since step {fmt.count(frame.step)}; 'stepscope load' gives it work"
+    return "no step in memory yet"
 
 
 def _ends(frame: Frame, first: int, last: int) -> tuple[str, str]:
