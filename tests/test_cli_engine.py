@@ -7,17 +7,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from stepscope.engine import wire
-from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import Pause
+from stepscope.engine.client import ControlClient, EngineUnreachable
+from stepscope.engine.commands import Pause, SamplingParams, Submit
+from stepscope.engine.load import LoadGenerator, LoadReport
+from stepscope.engine.sockets import KEY_VARIABLE
 from stepscope.tui.cli import main
+
+ENGINE = Path(__file__).parent / "simulated_engine.py"
 
 
 @dataclass
@@ -191,6 +196,57 @@ def test_load_fails_when_the_engine_refuses_requests(live_engine: Any, run: Any)
     assert done.exit_code == 1
     assert "refused   3: the engine takes no new requests" in done.stdout
     assert "refused 3 requests" in done.stderr
+
+
+@pytest.fixture
+def keyless(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A simulated engine as a process, and its address, once it answers."""
+    address = f"ipc://{tmp_path}/keyless"
+    with subprocess.Popen([sys.executable, str(ENGINE), address]) as process:
+        try:
+            deadline_s = time.monotonic() + 20
+            while not (tmp_path / "keyless").exists():
+                assert time.monotonic() < deadline_s, "the engine does not listen"
+                time.sleep(0.02)
+            yield address, process
+        finally:
+            process.kill()
+
+
+def test_a_key_that_nobody_asks_for_is_said_to_be_of_no_use(
+    keyless: tuple[str, object], run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "")  # put back afterwards
+    key, endpoint = str(tmp_path / "alice.key"), keyless[0]
+    run("keys", "new", "alice", "--role", "viewer", "-o", key, "--keys", str(tmp_path / "keys"))
+    done = run("snapshot", endpoint, "--key", key)
+    assert done.exit_code == 0
+    assert done.stderr == (
+        f"stepscope: note: the engine at {endpoint} asks for no key; --key is not used\n"
+    )
+    assert run("snapshot", endpoint).stderr == ""
+
+
+def test_load_does_not_wait_for_an_engine_that_was_killed(
+    keyless: tuple[str, subprocess.Popen[bytes]],
+) -> None:
+    endpoint, process = keyless
+    submit = Submit(prompt_token_ids=[1, 2, 3], sampling=SamplingParams(max_tokens=900))
+    arrival = SimpleNamespace(offset_s=0.0, is_cut=False, submit=lambda: submit)
+
+    def kill_once_sent(report: LoadReport) -> None:
+        if report.num_sent == 2:
+            process.kill()
+
+    with ControlClient(endpoint, timeout_s=600) as client:  # longer than any test may take
+        generator = LoadGenerator(
+            client,
+            iter([arrival, arrival]),  # type: ignore[list-item]
+            on_progress=kill_once_sent,
+        )
+        with pytest.raises(EngineUnreachable, match="no engine"):
+            generator.run()
+    assert (generator.report.num_sent, generator.report.num_open) == (2, 2)
 
 
 def test_ctrl_c_ends_load_aborts_what_is_under_way_and_still_prints_the_summary(

@@ -475,7 +475,14 @@ def test_keys_are_made_listed_and_revoked_from_the_command_line(
         code, _, said = run("keys", *arguments)
         assert code > 0
         assert error in said
-    assert run("keys", "revoke", "alice")[0] == 0
+    said = run("keys", "new", "dora", "--role", "viewer", "--endpoint", "tcp://127.0.0.1:5555")[1]
+    assert "stepscope serve --endpoint tcp://127.0.0.1:5555 --keys" in said
+    said = run("keys", "new", "erik", "--role", "viewer", "--endpoint", "tcp://gpu-7:5555")[1]
+    assert "serve" not in said
+    for name in ("alice", "dora", "erik"):
+        code, said, _ = run("keys", "revoke", name)
+        assert code == 0
+        assert "only with 'stepscope serve --keys DIR'" in said
     assert "no key is authorised" in run("keys", "list")[1]
 
 

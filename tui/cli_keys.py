@@ -1,14 +1,17 @@
 """`stepscope keys`, and the key that other commands come in with."""
 
 import os
-from collections.abc import Mapping
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from stepscope.engine.authorised_keys import ROLES, KeyFolder
-from stepscope.engine.endpoints import Endpoint
+from stepscope.engine.config import ConfigError
+from stepscope.engine.endpoints import Endpoint, find_local, local_credentials
 from stepscope.engine.keys import check_public, read_credentials
 from stepscope.engine.sockets import KEY_VARIABLE, SERVER_KEY_VARIABLE
 from stepscope.tui.cli_errors import WrongUsage, say
@@ -38,6 +41,11 @@ def new(
         f"There: stepscope top {where or 'tcp://HOST:PORT'}",
         f"The engine's public key, which the file pins: {credentials.server}",
     )
+    if endpoint is not None and Endpoint.parse(endpoint).is_private:
+        say(
+            "Only this machine reaches that endpoint: an engine asks for keys there only with",
+            f"  stepscope serve --endpoint {where} --keys {shlex.quote(str(keys.path))}",
+        )
 
 
 def list_keys(folder: Path | None, as_json: bool) -> None:
@@ -66,7 +74,10 @@ def revoke(name: str, folder: Path | None) -> None:
     """Raises ConfigError when there is no such key."""
     keys = KeyFolder(folder)
     keys.revoke(name)
-    say(f"{name} is not let in any more; engines that run cut off who is connected with the key")
+    say(
+        f"{name} is not let in any more; engines that run cut off who is connected with the key",
+        "(engines on 127.0.0.1 or ipc:// ask for keys only with 'stepscope serve --keys DIR')",
+    )
 
 
 def use_key(flags: Mapping[str, Any]) -> None:
@@ -85,3 +96,21 @@ def use_key(flags: Mapping[str, Any]) -> None:
     os.environ[KEY_VARIABLE] = str(path)
     if settings.server_key:
         os.environ[SERVER_KEY_VARIABLE] = check_public(settings.server_key, "--server-key")
+
+
+def note_unused_key(endpoints: Iterable[str]) -> None:
+    """Say on stderr which of the engines that a --key was given for ask for none.
+
+    Args:
+        endpoints: as the user named them; none: those of this machine.
+    """
+    try:
+        named = [Endpoint.parse(each) for each in endpoints] or find_local()
+        keyless = [each for each in named if local_credentials(each) == (True, None)]
+    except (ConfigError, OSError):
+        return  # the command itself says what is wrong
+    for each in keyless:
+        print(
+            f"stepscope: note: the engine at {each.control} asks for no key; --key is not used",
+            file=sys.stderr,
+        )

@@ -12,6 +12,7 @@ from stepscope.tui.actions import ACTIONS, Action
 from stepscope.tui.app import Dashboard
 from stepscope.tui.compare_origin import Origin
 from stepscope.tui.guards import calm_collector, shown_thread_errors
+from stepscope.tui.late_modules import loaded_soon
 from stepscope.tui.log_file import logged_to_file
 from stepscope.tui.preferences import Preferences
 from stepscope.tui.terminal import only_ascii, said_environment
@@ -98,7 +99,12 @@ def run_dashboard(
         text = f"ASCII characters only: {why_ascii}; {key} draws all the same, --no-ascii always"
         app.main.notices.say(text, "caution")
     try:
-        with logged_to_file(app.session.log_file), shown_thread_errors(app), calm_collector():
+        with (
+            logged_to_file(app.session.log_file),
+            shown_thread_errors(app),
+            calm_collector(),
+            loaded_soon(),
+        ):
             app.run()
         if app.return_code:
             raise SystemExit(app.return_code)

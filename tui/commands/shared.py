@@ -38,6 +38,9 @@ def with_key(command: Callable[..., Any]) -> Callable[..., Any]:
 
         given = {name: arguments.pop(name) for name in _KEY_OPTIONS}
         cli_keys.use_key({name: value for name, value in given.items() if value is not None})
+        if given["key"] is not None:
+            named = arguments.get("endpoints") or [arguments.get("endpoint")]
+            cli_keys.note_unused_key([each for each in named if each])
         return command(**arguments)
 
     own = list(inspect.signature(command).parameters.values())
