@@ -11,8 +11,10 @@ import pytest
 from stepscope.engine.wire import EngineStatus, StepRecord
 from stepscope.tui.app import Dashboard
 from stepscope.tui.guards import shown_thread_errors
-from stepscope.tui.log_file import logged_to_file
+from stepscope.tui.log_file import logged_to_file, see_log
 from stepscope.tui.picture import screenshot
+from stepscope.tui.screens import opening
+from stepscope.tui.workload_text import EXAMPLE
 
 NUM_STEPS = 400
 
@@ -221,6 +223,22 @@ async def test_filter_and_sort(source: Any) -> None:
         assert "sort: state" in screen_text(app)
 
 
+async def test_what_is_wrong_with_a_typed_line_fits_a_small_terminal(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("slash", *"!(", "enter")
+        assert "missing ), unterminated subpattern" in screen_text(app)
+        await pilot.press("x")
+        assert "lanes (state:dec" in screen_text(app)
+        await pilot.press("escape")
+        opening.workload(app.main)
+        await pilot.press(*"banana=9")
+        assert "off or rate=2 document_share=0.1" in screen_text(app)
+        assert "banana=9_" in screen_text(app)
+        await pilot.press("enter")
+        assert f"'banana=9': off or {EXAMPLE}" in screen_text(app)
+
+
 async def test_a_mark_is_set_where_the_cursor_is_and_found_again(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -369,13 +387,18 @@ async def test_a_paused_engine_is_told_from_a_paused_picture(source: Any) -> Non
 
 
 def test_what_goes_wrong_is_written_to_a_file_and_not_to_the_terminal(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "log" / "dashboard.log"
     logger = logging.getLogger("stepscope.tui")
     with logged_to_file(path):
         assert not path.exists()
         logger.error("a thread died")
+        assert see_log(ValueError(7)) == f"see {path}: ValueError(7)"
+        monkeypatch.setenv("HOME", str(tmp_path))
+        shown = path.relative_to(tmp_path)
+        assert see_log(ValueError(7)) == f"see ~/{shown}: ValueError(7)"
+    assert see_log(ValueError(7)) == "see the log: ValueError(7)"
     assert "ERROR stepscope.tui: a thread died" in path.read_text("utf-8")
     with logged_to_file(tmp_path / "log" / "dashboard.log" / "no folder"):
         logger.error("nobody hears it")

@@ -216,6 +216,27 @@ def test_lanes_can_be_sorted(source: Any, sort: Any) -> None:
         assert order == sorted(order)
 
 
+@pytest.mark.parametrize(
+    ("name", "status", "context", "label"),
+    [
+        ("r12", "PRE", 4100, " r12 PRE 4.1k"),
+        ("r123", "PRE", 4100, " r123 PRE  4k"),
+        ("r123", "DEC", 128_400, " r123 DEC"),  # 128k would touch the status
+        ("r123", "DEC", 312, " r123 DEC .3k"),
+        ("r123", "DEC", 990, " r123 DEC  1k"),
+        ("r123", "WAIT", 4100, " r123 WAIT 4k"),
+        ("r123", "WAIT", 99, " r123 WAIT 99"),
+        ("r123", "WAIT", None, " r123 WAIT"),
+    ],
+)
+def test_a_lane_has_the_size_of_its_prompt_as_far_as_there_is_room(
+    name: str, status: str, context: int | None, label: str
+) -> None:
+    row = lanes.LaneRow(123, name, "", status, context, b"")
+    said = "".join(text for text, _ in lanes._label(row, 14, False))
+    assert said == f"{label:<14}"
+
+
 def test_the_filter_narrows_the_lanes(source: Any) -> None:
     waiting = frame_of(source, View(filter="state:wait")).lanes
     assert waiting

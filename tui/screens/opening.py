@@ -154,7 +154,7 @@ def workload(screen: "MainScreen") -> None:
             screen.draw()
 
     now = screen.session.history.state.workload or "none"
-    question = f"workload (now: {clean(now, 40)}), {EXAMPLE} or {OFF}:"
+    question = f"{OFF} or {EXAMPLE} (now: {clean(now, 40)}):"
     screen.app.push_screen(Prompt(screen.skin, question, check=check), use)
 
 

@@ -9,6 +9,7 @@ from stepscope.tui.theme import Skin
 from stepscope.tui.widgets.lines import Line, clean
 
 _MAX_LENGTH = 200
+_MIN_ROOM = 22  # cells to type in
 
 
 class Prompt(Overlay[str]):
@@ -38,7 +39,7 @@ class Prompt(Overlay[str]):
 
     def lines(self, width: int, height: int) -> list[Line]:
         wrong = "" if self._wrong is None else f"  {self._wrong}"
-        question = f" {self._question} "
+        question = f" {clean(self._question, max(1, width - _MIN_ROOM))} "
         if len(question) + len(self._text) + 1 + len(wrong) > width and wrong:
             question = " "  # what is wrong is worth more than what was asked
         room = max(1, width - len(question) - 2)

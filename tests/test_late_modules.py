@@ -1,0 +1,35 @@
+"""A dashboard that runs does not mind that stepscope is updated under it."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import ast, importlib.util, pathlib, sys
+import stepscope.tui.run, stepscope.tui.cli_top, stepscope.tui.screens.handlers
+from stepscope.recordings import subscriber
+from stepscope.tui import late_modules
+
+late_modules.load()
+late = set()
+for name, module in list(sys.modules.items()):
+    if not name.startswith("stepscope.") or getattr(module, "__file__", None) is None:
+        continue
+    for node in ast.walk(ast.parse(pathlib.Path(module.__file__).read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("stepscope."):
+            late.add(node.module)
+            late |= {f"{node.module}.{each.name}" for each in node.names}
+for name in sorted(late - set(sys.modules)):
+    try:
+        found = importlib.util.find_spec(name)
+    except ModuleNotFoundError:  # what is imported is no module
+        continue
+    if found is not None:
+        print(name)
+"""
+
+
+def test_nothing_of_stepscope_is_left_to_be_imported_by_a_dashboard_that_runs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
