@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from stepscope.recordings.causes import Cause
 from stepscope.recordings.comparison_figures import ALIKE, Figure, latency_figures, total_figures
-from stepscope.recordings.comparison_requests import Matched, matched
+from stepscope.recordings.comparison_requests import Matched, lived_in_both, matched
 from stepscope.recordings.comparison_settings import Setting, differing_settings
 from stepscope.recordings.comparison_side import Kind, Side
 from stepscope.recordings.comparison_tests import rates_differ
@@ -95,7 +95,7 @@ class Comparison(NamedTuple):
             if self.is_one_session:
                 per_a, per_b = left / max(a.seconds, 1e-9), right / max(b.seconds, 1e-9)
                 unit, digits = " a second", 1 if max(per_a, per_b) < 100 else 0
-            if abs(per_a - per_b) > 0.1 * max(per_a, per_b):
+            if _is_other(per_a, per_b):
                 parts.append(f"{per_a:,.{digits}f} and {per_b:,.{digits}f} {label}{unit}")
         return ", ".join(parts) or None
 
@@ -104,11 +104,13 @@ def compare(a: Side, b: Side) -> Comparison:
     """Both sides as they stand. To be called by the thread that feeds them."""
     for side in (a, b):
         side.settle()
-    figures = [*latency_figures(a, b), *total_figures(a, b)]
-    requests = matched(a.requests, b.requests)
     is_one_session = (
         a.info is not None and b.info is not None and a.info.engine_id == b.info.engine_id
     )
+    # The second part of a session works off what the first has left, whatever came in it.
+    is_same_offer = not is_one_session and _is_same_offer(a, b)
+    figures = [*latency_figures(a, b), *total_figures(a, b, is_same_offer=is_same_offer)]
+    requests = (lived_in_both if is_one_session else matched)(a.requests, b.requests)
     return Comparison(
         (a.name, b.name),
         a.slo,
@@ -165,3 +167,13 @@ def _work(side: Side) -> Work:
         totals.num_in_tokens,
         totals.num_out_tokens,
     )
+
+
+def _is_same_offer(a: Side, b: Side) -> bool:
+    """Whether both had about the same to do, no matter how much of it they got done."""
+    prompts = [sum(run.num_prompt_tokens for run in side.requests.values()) for side in (a, b)]
+    return not (_is_other(len(a.requests), len(b.requests)) or _is_other(*prompts))
+
+
+def _is_other(a: float, b: float) -> bool:
+    return abs(a - b) > 0.1 * max(a, b)

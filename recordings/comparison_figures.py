@@ -117,8 +117,12 @@ def _percentiles_differ(a: Spread, b: Spread, rank: int) -> bool:
     return shares_differ(share_a, a.num_groups, share_b, b.num_groups)
 
 
-def total_figures(a: Side, b: Side) -> Iterator[Figure]:
-    """Throughput, what steps were made of, memory, and what was done in vain."""
+def total_figures(a: Side, b: Side, *, is_same_offer: bool) -> Iterator[Figure]:
+    """Throughput, what steps were made of, memory, and what was done in vain.
+
+    Args:
+        is_same_offer: who was given more to do has the larger throughput and is no better for it.
+    """
     left, right = a.totals, b.totals
     time_a, time_b = a.seconds, b.seconds
     for key, label, sum_a, sum_b, over_a, over_b in (
@@ -141,8 +145,9 @@ def total_figures(a: Side, b: Side) -> Iterator[Figure]:
     ):
         is_sure = means_differ(over_a.slices(), over_b.slices())
         yield _figure(
-            key, label, "tokens/s", _per(sum_a, time_a), _per(sum_b, time_b), "higher", is_sure
-        )
+            key, label, "tokens/s", _per(sum_a, time_a), _per(sum_b, time_b),
+            "higher" if is_same_offer else None, is_sure,
+        )  # fmt: skip
     yield _figure("steps_per_s", "steps/s", "/s", _per(left.num_steps, time_a),
                   _per(right.num_steps, time_b))  # fmt: skip
     yield _figure("busy", "time in steps", "share", _per(left.busy_ns / 1e9, time_a),

@@ -59,7 +59,8 @@ class Matched(NamedTuple):
     """Largest differences first.
 
     Attributes:
-        by: what was matched: the names that clients gave, or the order of arrival.
+        by: what was matched: the names that clients gave, the order of arrival, or in one session
+            the request itself.
         only_a, only_b: requests without a partner.
     """
 
@@ -69,7 +70,7 @@ class Matched(NamedTuple):
     only_b: int
 
 
-BY_NAME, BY_ORDER = "client id", "order of arrival"
+BY_NAME, BY_ORDER, BY_ITSELF = "client id", "order of arrival", "request id"
 
 
 def matched(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> Matched:
@@ -88,6 +89,13 @@ def matched(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> Matched
         pairs, by = [Pair(*both) for both in zip(runs_a, runs_b, strict=False)], BY_ORDER
     pairs.sort(key=lambda pair: -pair.difference_ns)
     return Matched(pairs, by, len(runs_a) - len(pairs), len(runs_b) - len(pairs))
+
+
+def lived_in_both(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> Matched:
+    """Of two parts of one session: others that came before and after have nothing in common."""
+    pairs = [Pair(run, b[request_id]) for request_id, run in a.items() if request_id in b]
+    pairs.sort(key=lambda pair: -pair.difference_ns)
+    return Matched(pairs, BY_ITSELF, len(a) - len(pairs), len(b) - len(pairs))
 
 
 def _in_order(runs: Iterable[RequestRun]) -> list[RequestRun]:

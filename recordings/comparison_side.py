@@ -20,13 +20,13 @@ from stepscope.engine.wire import (
 )
 from stepscope.recordings.causes import Cause, Late
 from stepscope.recordings.comparison_counts import WaitCounts
+from stepscope.recordings.comparison_past import Past
 from stepscope.recordings.comparison_points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoints
 from stepscope.recordings.comparison_requests import MAX_REQUESTS, RequestRun
 from stepscope.recordings.comparison_totals import Totals
-from stepscope.recordings.explain import Explainer
 from stepscope.recordings.latency import SLO, LatencyKind
 from stepscope.recordings.outcome import Outcome
-from stepscope.recordings.pauses import Pauses, leave_out_pauses
+from stepscope.recordings.pauses import leave_out_pauses
 from stepscope.recordings.session import SessionState
 
 Kind: TypeAlias = Literal["TTFT", "ITL"]
@@ -41,6 +41,7 @@ class Side:
         name: what people call it.
         slo: bounds of both sides.
         state: right before the first message; it is changed from here on.
+        past: of the waits that are under way then, where more is known than the state.
 
     Attributes:
         lock: held while a message is taken; who reads columns or tables holds it too.
@@ -50,7 +51,7 @@ class Side:
         cause_ns: what the late waits of a kind were made of; `num_late` have it as their largest.
     """
 
-    def __init__(self, name: str, slo: SLO, state: SessionState) -> None:
+    def __init__(self, name: str, slo: SLO, state: SessionState, past: Past | None = None) -> None:
         self.name = name
         self.slo = slo
         self.lock = threading.Lock()
@@ -69,8 +70,8 @@ class Side:
         self.knob_values: dict[str, list[KnobValue]] = {}
         self.cause_ns: dict[tuple[Kind, Cause], int] = {}
         self.num_late: dict[tuple[Kind, Cause], int] = {}
-        self._pauses = Pauses(state)
-        self._explainer = Explainer(slo.itl_ms * 1e6, slo.ttft_ms * 1e6, state=state)
+        self._past = Past(slo, state) if past is None else past
+        self._pauses, self._explainer = self._past.pauses, self._past.explainer
         self._state = state.copy()
         self._state.table.longest_gaps = {}
         self._state.blocks = None  # which block moved where is nobody's business here
@@ -125,6 +126,7 @@ class Side:
             self.origin_ns = record.schedule_start_ns
         if self.points.last_step is not None and record.step <= self.points.last_step:
             return  # of a publisher that repeats steps under new numbers
+        self._past.leave_out_begun(outcome, self._state, now_ns)
         leave_out_pauses(outcome, self._pauses, self._state, now_ns)
         self._take_waits(record, outcome)
         if outcome.longer_request_ids:
@@ -182,6 +184,9 @@ class Side:
         assert longest is not None
         for request_id in outcome.longer_request_ids:
             gap_ns = longest[request_id]
+            if now_ns - gap_ns < self._past.since_ns:
+                del longest[request_id]
+                continue
             paused_ns = self._pauses.within(now_ns - gap_ns, now_ns)
             run = self.requests.get(request_id)
             if run is None:

@@ -45,6 +45,8 @@ class Explainer:
         itl_bound_ns, ttft_bound_ns: a longer wait is late.
         only: follow one request and nothing else, and keep its `life`.
         state: what was known right after the last step before the first message.
+        with_begun: also waits that were under way when all this began. They are left out
+            otherwise: nobody knows whether the operator had paused the engine meanwhile.
     """
 
     def __init__(
@@ -53,6 +55,8 @@ class Explainer:
         ttft_bound_ns: float,
         only: int | None = None,
         state: SessionState | None = None,
+        *,
+        with_begun: bool = False,
     ) -> None:
         self.late: list[Late] = []
         self.life: list[Piece] = []
@@ -63,6 +67,7 @@ class Explainer:
         self._itl_bound_ns = itl_bound_ns
         self._ttft_bound_ns = ttft_bound_ns
         self._only = only
+        self._with_begun = with_begun
         self._engine_id: str | None
         self._step: int | None  # the last one
         self._end_ns: int | None  # of the last step
@@ -71,6 +76,7 @@ class Explainer:
             self._engine_id = None if state.info is None else state.info.engine_id
             self._step, self._end_ns = state.step, state.time_ns
             self._pauses = Pauses(state)
+            self._known_since(state.time_ns)
             self._adopt(state.requests.values())
             self._needs_snapshot = False
 
@@ -82,6 +88,7 @@ class Explainer:
         self._running: dict[int, Wait] = {}
         self._queue: list[Piece] = []  # what the time was spent on while somebody waited
         self._pauses = Pauses()
+        self._since_ns = 0  # what was before is not known
         self._is_lost = False
         self._needs_snapshot = True
 
@@ -104,6 +111,10 @@ class Explainer:
         elif isinstance(message, Snapshot):
             self._meet(message.info)
             if self._needs_snapshot:
+                if self._step is None:  # nothing came before it
+                    self._known_since(message.time_ns)
+                    self._pauses = Pauses(message)
+                    self._step, self._end_ns = message.step, message.time_ns
                 self._adopt(message.requests)
                 self._needs_snapshot = False
         elif isinstance(message, EngineInfo):
@@ -113,6 +124,10 @@ class Explainer:
         """When the wait began that a request is in, None for one that is not there."""
         request = self._requests.get(request_id)
         return None if request is None else request.start_ns
+
+    def _known_since(self, time_ns: int) -> None:
+        if not self._with_begun:
+            self._since_ns = time_ns
 
     # Steps
 
@@ -167,6 +182,7 @@ class Explainer:
         end_ns: int,
     ) -> None:
         step, requests, only = record.step, self._requests, self._only
+        since_ns = self._since_ns
         is_plain = only is None and all(span.cause == "idle" for span in between)
         seated = {}
         alike: dict[int, tuple[Piece, ...]] = {}  # start of a wait -> what it was made of
@@ -185,7 +201,8 @@ class Explainer:
             if is_decode and is_plain and not request.pieces and request.start_ns is not None:
                 num_output = row.start + row.num_tokens + 1 - request.num_prompt
                 gap_ns = end_ns - request.start_ns
-                if num_output == request.num_output + 1 and request.num_output:
+                is_next = num_output == request.num_output + 1 and request.num_output
+                if is_next and request.start_ns >= since_ns:
                     if gap_ns > self._itl_bound_ns:
                         # Those who decode side by side have waited for the same.
                         pieces = alike.get(request.start_ns)
@@ -218,7 +235,8 @@ class Explainer:
         num_output = row.start + row.num_tokens + 1 - request.num_prompt
         start_ns = request.start_ns
         # After lost steps it may be a later one than the next: of those between nothing is known.
-        if start_ns is not None and num_output == request.num_output + 1:
+        is_next = num_output == request.num_output + 1
+        if is_next and start_ns is not None and start_ns >= self._since_ns:
             paused_ns = sum(piece.ns for piece in request.pieces if piece.cause == "paused")
             net_ns = end_ns - start_ns - paused_ns
             counts = self.itl_counts if request.num_output else self.ttft_counts

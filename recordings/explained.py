@@ -1,14 +1,24 @@
 """A whole recording explained: every late token of it, and where the lateness comes from."""
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from stepscope.engine import wire
-from stepscope.engine.wire import EngineInfo, Snapshot
+from stepscope.engine.wire import (
+    Arrived,
+    EngineInfo,
+    EngineStatus,
+    Snapshot,
+    StepRecord,
+    Telemetry,
+)
 from stepscope.recordings.causes import Cause, Late
 from stepscope.recordings.explain import Explainer
 from stepscope.recordings.latency import percentiles
+from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.reader import Recording
+from stepscope.recordings.session import request_name
 
 MEDIANS = 2.0  # without a service level a wait longer than so many medians is late
 
@@ -40,6 +50,7 @@ class Explanation(NamedTuple):
     ttft: Bound
     late: list[Late]
     shares: list[Share]  # the largest first
+    request_id: int | None = None  # of which all this is; None: of all
 
     def wall_ns(self, time_ns: int) -> int:
         """Wall-clock time (Unix) of an engine time."""
@@ -47,15 +58,19 @@ class Explanation(NamedTuple):
 
 
 def explain_recording(
-    recording: Recording, slo_itl_ms: float | None = None, slo_ttft_ms: float | None = None
+    recording: Recording,
+    slo_itl_ms: float | None = None,
+    slo_ttft_ms: float | None = None,
+    request_id: int | None = None,
 ) -> Explanation:
     """Read all of it once, or twice where a bound has to be derived from it.
 
     Args:
         slo_itl_ms, slo_ttft_ms: a longer wait is late; None: twice the median of the recording.
+        request_id: explain this one alone; None: all.
 
     Raises:
-        msgspec.DecodeError, RecordingError: it cannot be read.
+        msgspec.DecodeError, RecordingError: it cannot be read, or holds no such request.
     """
     itl_ns = None if slo_itl_ms is None else slo_itl_ms * 1e6
     ttft_ns = None if slo_ttft_ms is None else slo_ttft_ms * 1e6
@@ -65,7 +80,11 @@ def explain_recording(
             itl_ns = _twice_the_median(measured.itl_counts)
         if ttft_ns is None:
             ttft_ns = _twice_the_median(measured.ttft_counts)
-    explainer = _read(recording, itl_ns, ttft_ns)
+    seen: set[int] = set()
+    explainer = _read(recording, itl_ns, ttft_ns, request_id, seen)
+    if request_id is not None and request_id not in seen:
+        held = f"{request_name(min(seen))} to {request_name(max(seen))}" if seen else "it has none"
+        raise RecordingError(f"there is no request {request_name(request_id)} ({held})")
     return Explanation(
         recording.info,
         explainer.num_steps,
@@ -73,11 +92,19 @@ def explain_recording(
         _bound(explainer.ttft_counts, ttft_ns, slo_ttft_ms is not None),
         explainer.late,
         _shares(explainer.late),
+        request_id,
     )
 
 
-def _read(recording: Recording, itl_bound_ns: float, ttft_bound_ns: float) -> Explainer:
-    explainer = Explainer(itl_bound_ns, ttft_bound_ns)
+def _read(
+    recording: Recording,
+    itl_bound_ns: float,
+    ttft_bound_ns: float,
+    request_id: int | None = None,
+    seen: set[int] | None = None,
+) -> Explainer:
+    """Args: seen: takes the requests there are, if one of them is asked for."""
+    explainer = Explainer(itl_bound_ns, ttft_bound_ns, request_id)
     engine_id: str | None = None
     last: int | None = None
     for frame, _ in recording.frames():
@@ -98,7 +125,19 @@ def _read(recording: Recording, itl_bound_ns: float, ttft_bound_ns: float) -> Ex
             is_lost = expected is not None and frame.sequence > expected
         last = frame.sequence
         explainer.take(message, is_lost)
+        if request_id is not None and seen is not None:
+            seen.update(_requests_in(message))
     return explainer
+
+
+def _requests_in(message: Telemetry) -> Iterator[int]:
+    """Of which requests a message tells."""
+    if isinstance(message, Snapshot):
+        yield from (view.request_id for view in message.requests)
+    elif isinstance(message, StepRecord | EngineStatus):
+        yield from (event.request_id for event in message.events if isinstance(event, Arrived))
+        if isinstance(message, StepRecord):
+            yield from (row.request_id for row in message.batch or ())
 
 
 def _median(counts: dict[int, int]) -> int | None:

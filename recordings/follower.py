@@ -61,6 +61,10 @@ class Follower:
             self._is_behind = False
             yield Followed(message, after_gap)
 
+    def distance(self, other: "Follower") -> int:
+        """How many messages it has to read to be where `other` is; 0 when it is there."""
+        return max(0, other._number - self._number)
+
     @property
     def num_ahead(self) -> int:
         """Messages that are there to be read."""

@@ -4,6 +4,7 @@ import time
 
 from stepscope.engine.wire import StepRecord
 from stepscope.recordings.comparison_feed import BATCH, Stretch
+from stepscope.recordings.comparison_past import Past, oldest_arrival
 from stepscope.recordings.comparison_side import Side
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
@@ -20,6 +21,13 @@ class HistoryFeed:
         self._slo = slo
         self._stretch = stretch
         self._follower = history.follow(stretch.first)
+        # Of the requests that are there when the stretch begins, all from their arrival on.
+        oldest_ns = oldest_arrival(self._follower.state.requests.values())
+        first = None if oldest_ns is None else history.step_at(oldest_ns)
+        self._earlier = self._follower if first is None else history.follow(first)
+        if not self._earlier.distance(self._follower):
+            self._earlier = self._follower
+        self._past = Past(slo, self._earlier.state)
         self._note: str | None = None
 
     @property
@@ -39,7 +47,9 @@ class HistoryFeed:
         if self.is_done:
             return False
         if self.side is None:
-            self.side = Side(self.name, self._slo, self._follower.state)
+            if not self._read_past(until_s):
+                return True
+            self.side = Side(self.name, self._slo, self._follower.state, self._past)
         taken = False
         while time.monotonic() < until_s:
             num_taken = 0
@@ -57,6 +67,16 @@ class HistoryFeed:
             self._note = f"{self.name}: the engine started anew; this is the session before it"
             self.is_done = not taken
         return taken
+
+    def _read_past(self, until_s: float) -> bool:
+        """Follow what was before the stretch; whether all of it was read."""
+        earlier, follower = self._earlier, self._follower
+        while num_left := earlier.distance(follower):
+            if time.monotonic() >= until_s:
+                return False
+            for message, after_gap in earlier.read(min(BATCH, num_left)):
+                self._past.take(message, after_gap)
+        return True
 
     def close(self) -> None:
         self.is_done = True

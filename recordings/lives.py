@@ -169,7 +169,7 @@ class LifeKeeper:
                 segment, place = found
                 number = segment.first_number + place + 1
         state = keyframe.restore() if found is None else self._cache.state_at(steps[index])
-        return Explainer(-1, -1, request_id, state), number
+        return Explainer(-1, -1, request_id, state, with_begun=True), number
 
     def _feed(
         self,

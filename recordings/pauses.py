@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 
-from stepscope.engine.wire import EngineStatus, StepRecord, Telemetry
+from stepscope.engine.wire import EngineStatus, Snapshot, StepRecord, Telemetry
 from stepscope.recordings.outcome import Outcome
 from stepscope.recordings.session import SessionState
 
@@ -21,7 +21,7 @@ class Pauses:
 
     __slots__ = ("_ends", "_is_told", "_since_ns", "_starts")
 
-    def __init__(self, state: SessionState | None = None) -> None:
+    def __init__(self, state: SessionState | Snapshot | None = None) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._is_told = True  # that it is paused now; else it was before the last step

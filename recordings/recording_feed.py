@@ -8,12 +8,15 @@ import msgspec
 from stepscope.engine import wire
 from stepscope.engine.wire import Snapshot, StepRecord, Telemetry
 from stepscope.recordings.comparison_feed import BATCH, Stretch
+from stepscope.recordings.comparison_past import Past, oldest_arrival
 from stepscope.recordings.comparison_side import Side
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.loaded_chunk import KEYFRAME, Frame
 from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.reader import Position, Recording
 from stepscope.recordings.session import SessionState
+
+_CLOCKS_APART_NS = 1_000_000_000  # at most, of who recorded and the engine
 
 
 class RecordingFeed:
@@ -84,8 +87,27 @@ class RecordingFeed:
                     self._state.apply(message[0])
                 if place >= before:
                     break
-        self.side = Side(self.name, self._slo, self._state)
+        past = None if before is None else self._past(before)
+        self.side = Side(self.name, self._slo, self._state, past)
         return frames
+
+    def _past(self, before: Position) -> Past:
+        """Of the requests that are there at a position, all from their arrival on."""
+        start, info = before, self._recording.info
+        if (oldest_ns := oldest_arrival(self._state.requests.values())) is not None:
+            wall_ns = info.wall_ns + oldest_ns - info.monotonic_ns
+            start = min(start, self._recording.find_time(wall_ns - _CLOCKS_APART_NS))
+        snapshot, position = self._recording.keyframe_before(start)
+        past = Past(self._slo, SessionState.from_snapshot(snapshot))
+        sequence, self._sequence = self._sequence, snapshot.sequence
+        if position < before:
+            for frame, place in self._recording.frames(position, snapshot.sequence):
+                if (message := self._message(frame)) is not None:
+                    past.take(*message)
+                if place >= before:
+                    break
+        self._sequence = sequence
+        return past
 
     def _message(self, frame: Frame) -> tuple[Telemetry, bool] | None:
         """Decoded, and whether messages before it are missing; None for one that says nothing."""

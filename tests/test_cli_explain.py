@@ -123,6 +123,23 @@ def test_one_request_can_be_asked_for(session: Path) -> None:
         late = document(str(session), "--slo-itl", "30ms", "--request", name)["late"]
         assert late
         assert {each["request_id"] for each in late} == {some}
+    options = (str(session), "--slo-itl", "30ms", "--slo-ttft", "100ms")
+    whole, alone = document(*options), document(*options, "--request", f"r{some}")
+    assert alone["late"] == [each for each in whole["late"] if each["request_id"] == some]
+    assert sum(cause["num_late"] for cause in alone["causes"]) == len(alone["late"])
+    assert alone["itl"]["num_late"] + alone["ttft"]["num_late"] == len(alone["late"])
+    assert alone["ttft"]["num_waits"] == 1
+    assert alone["num_steps"] == whole["num_steps"]
+    shown = run(*options, "--request", f"r{some}").stdout
+    assert f"first tokens of r{some}: " in shown
+
+
+def test_the_bounds_for_one_request_are_those_of_all(session: Path) -> None:
+    whole, alone = document(str(session)), document(str(session), "--request", "0")
+    for kind in ("itl", "ttft"):
+        assert alone[kind]["bound_ms"] == whole[kind]["bound_ms"]
+    done = run(str(session), "--slo-itl", "60s", "--slo-ttft", "60s", "--request", "r0")
+    assert done.stdout.endswith("no token of r0 was late\n")
 
 
 def test_nothing_late_is_said_so(session: Path) -> None:
@@ -144,6 +161,7 @@ def test_a_shipped_sample_is_known_by_its_name() -> None:
         (["freeze", "--slo-itl", "soon"], 2, "--slo-itl: expected a duration such as 50ms"),
         (["freeze", "--slo-ttft", "0ms"], 2, "--slo-ttft: expected a duration"),
         (["freeze", "--request", "bob"], 2, "--request: expected a request such as r12"),
+        (["freeze", "--request", "r999"], 1, "there is no request r999 (r0 to r18)"),
         (["freeze", "--limit", "-1"], 2, "--limit: expected 0 (all) or more"),
     ],
 )

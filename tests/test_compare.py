@@ -1,7 +1,9 @@
 """Two runs side by side: the figures are those of the dashboard, and nobody wins by chance."""
 
 import random
+import time
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from stepscope.engine import wire
 from stepscope.engine.config import Knobs
 from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
-from stepscope.engine.wire import EngineInfo, EngineStatus, Mark, StepRecord, Telemetry
+from stepscope.engine.wire import Arrived, EngineInfo, EngineStatus, Mark, StepRecord, Telemetry
 from stepscope.recordings import comparison_counts, comparison_points
 from stepscope.recordings.comparer import Comparer
 from stepscope.recordings.comparison import compare, request_by_request
@@ -27,7 +29,11 @@ from stepscope.recordings.comparison_totals import TokensOverTime
 from stepscope.recordings.history import History
 from stepscope.recordings.history_feed import HistoryFeed
 from stepscope.recordings.latency import SLO, percentiles
+from stepscope.recordings.reader import Recording
+from stepscope.recordings.recorder import Recorder
+from stepscope.recordings.recording_feed import RecordingFeed
 from stepscope.recordings.session import SessionState
+from stepscope.recordings.source import FrameTap, SourceStatus
 
 SLO_ = SLO(ttft_ms=500.0, itl_ms=30.0)
 WORKLOAD = SimulatedWorkload(rate=9.0, document_share=0.25, document_tokens=2600, output_tokens=140)
@@ -84,7 +90,13 @@ def paused(messages: Messages) -> Messages:
             times = ("schedule_start_ns", "schedule_end_ns", "launch_ns", "tokens_ns")
             moved = {name: getattr(message, name) for name in times}
             moved = {name: None if ns is None else ns + shift_ns for name, ns in moved.items()}
-            message = msgspec.structs.replace(message, **moved)
+            events = [
+                msgspec.structs.replace(event, time_ns=event.time_ns + shift_ns)
+                if isinstance(event, Arrived)
+                else event
+                for event in message.events
+            ]
+            message = msgspec.structs.replace(message, events=events, **moved)
         found.append((number, message))
         number += 1
     return found
@@ -423,6 +435,102 @@ def test_before_and_after_a_knob_change_differ_in_that_knob() -> None:
     assert found.is_one_session
     assert found.works[0].num_steps == 90
     assert found.different_work is None or "a second" in found.different_work
+
+
+def read_whole(*feeds: Any) -> list[Side]:
+    for feed in feeds:
+        while feed.read(time.monotonic() + 1) and not feed.is_done:
+            pass
+    return [feed.side for feed in feeds]
+
+
+def test_a_pause_before_a_side_begins_is_no_latency_of_it(tmp_path: Path) -> None:
+    """Prompts that were under way in the pause have their first token after the division."""
+    messages = paused(run_of(256))
+    history = history_of(messages)
+    stretches = (Stretch(None, 120), Stretch(121, None))
+    report = history.latency(None, None, 1)
+    a, b = read_whole(*(HistoryFeed(history, "x", SLO_, each) for each in stretches))
+    for kind in ("ttft", "itl", "tpot"):
+        spreads = [Spread(side.waits[kind]) for side in (a, b)]
+        series = getattr(report, kind)
+        assert sum(spread.num_samples for spread in spreads) == series.num_samples
+        assert max(spread.at(100) or 0 for spread in spreads) / 1e6 == series.max_ms
+    assert ("TTFT", "unknown") not in b.cause_ns
+    assert b.cause_ns["TTFT", "paused"] > 0
+    path = recorded(messages, tmp_path / "paused.mcap")
+    [same] = read_whole(RecordingFeed(Recording(path), "x", SLO_, stretches[1]))
+    assert same.cause_ns == b.cause_ns
+    assert [Spread(same.waits[kind]).at(100) for kind in same.waits] == [
+        Spread(b.waits[kind]).at(100) for kind in b.waits
+    ]
+
+
+def test_waits_that_began_before_all_that_is_known_are_left_out() -> None:
+    """Nobody can tell whether the engine was paused while they began."""
+    history = history_of(paused(run_of(256)))
+    state = history.state_at(120)
+    waiting = [view.request_id for view in state.requests.values() if view.first_token_ns is None]
+    assert waiting
+    side = Side("recorded from here on", SLO_, state.copy())
+    for message, after_gap in history.follow(121).read(10_000):
+        side.take(message, after_gap)
+    assert all(side.requests[each].ttft_ns is None for each in waiting)
+    assert (Spread(side.waits["ttft"]).at(100) or 0) <= max(
+        run.ttft_ns or 0 for run in side.requests.values()
+    )
+    assert ("TTFT", "unknown") not in side.cause_ns
+
+
+def test_parts_of_one_session_have_no_winner_in_throughput_and_no_made_up_pairs() -> None:
+    history = history_of(run_of(1024))
+    sides = read_whole(
+        HistoryFeed(history, "before", SLO_, Stretch(None, 79)),
+        HistoryFeed(history, "after", SLO_, Stretch(80, None)),
+    )
+    found = compare(*sides)
+    for key in ("out_tokens_per_s", "in_tokens_per_s"):
+        assert found.figure(key).verdict in ("differs", "alike")
+    there = {
+        view.request_id
+        for view in history.state_at(79).requests.values()
+        if view.status != "finished"
+    }
+    assert {pair.a.request_id for pair in found.requests.pairs} == there
+    assert all(pair.a.request_id == pair.b.request_id for pair in found.requests.pairs)
+    assert found.requests.by == "request id"
+
+
+class Received:
+    """A live source that is handed its messages."""
+
+    is_live = True
+    name = "engine"
+    num_bad = 0
+    status: SourceStatus = "live"
+    error = None
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.tap = FrameTap()
+
+    def start(self) -> None:
+        return
+
+    def stop(self) -> None:
+        return
+
+
+def recorded(messages: Messages, path: Path) -> Path:
+    source = Received()
+    recorder = Recorder(source, path)
+    for sequence, message in messages:
+        payload = wire.encode(message)
+        source.history.append(sequence, payload)
+        source.tap.send(wire.TOPICS[type(message)], sequence, payload)
+    recorder.stop()
+    assert recorder.error is None, recorder.error
+    return path
 
 
 def _snapshot(messages: Messages) -> wire.Snapshot:

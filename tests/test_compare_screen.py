@@ -240,6 +240,15 @@ async def test_one_chooses_among_ones_own_past_and_recordings(
         first = page_of(app).comparison
         assert first is not None
         assert first.works[0].num_steps == 100
+        # What is not comparable is said first, whole, in the narrowest of terminals too.
+        assert first.different_work is not None
+        for width, height in ((120, 37), (80, 21)):
+            frame = app.main.frame
+            assert frame is not None
+            body = text(compare_page.draw(frame, width, height))
+            last = next(n for n, line in enumerate(body) if "B better" in line)
+            told = " ".join(line.strip("│ ") for line in body[1:last])
+            assert told == f"! work   not the same work: {first.different_work}"
         # The end of a session goes on while one looks at it.
         await pilot.press("c")
         assert page_of(app).choices is not None

@@ -511,3 +511,36 @@ def test_the_operators_pause_is_listed_and_not_counted(
         found = explain_recording(recording, slo_itl_ms=50, slo_ttft_ms=500)
     assert [late.is_excused for late in found.late] == [True]
     assert found.itl.num_late == 0
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_the_pause_before_a_recording_is_no_latency_in_it(
+    recorded: Callable[[list[tuple[int, Telemetry]]], Path], is_over: bool
+) -> None:
+    """One that goes on is known; one that is over is not: waits from before do not count."""
+    engine = Script(max_num_batched_tokens=64)
+    engine.ask(Pause())
+    engine.submit(200, 3)
+    engine.run(1)
+    engine.sleep(900)
+    if is_over:
+        engine.ask(Resume())
+        engine.run(2)  # of the four that the prompt takes
+    history = History()
+    for sequence, message in engine.messages:
+        history.append(sequence, message)
+    snapshot = history.snapshot()
+    assert snapshot is not None
+    assert [view.first_token_ns for view in snapshot.requests] == [None]
+    num_before = len(engine.messages)
+    engine.ask(Resume())
+    engine.run(8)
+    messages = [(snapshot.sequence, snapshot), *engine.messages[num_before:]]
+    with Recording(recorded(messages)) as recording:
+        found = explain_recording(recording, slo_itl_ms=50, slo_ttft_ms=500)
+    assert [(late.kind, late.is_excused) for late in found.late] == (
+        [] if is_over else [("TTFT", True)]
+    )
+    assert (found.ttft.num_waits, found.ttft.num_late) == (0 if is_over else 1, 0)
+    assert found.itl.num_waits == 2
+    assert "unknown" not in {piece.cause for late in found.late for piece in late.pieces}

@@ -26,23 +26,24 @@ def explain(
     limit: int,
     as_json: bool,
 ) -> None:
-    """Raises RecordingError when the file is none, WrongUsage for an option that cannot be."""
+    """Raises RecordingError when the file is none or holds no such request, WrongUsage for an
+    option that cannot be.
+    """
     slo_itl_ms = None if slo_itl is None else milliseconds("--slo-itl", slo_itl)
     slo_ttft_ms = None if slo_ttft is None else milliseconds("--slo-ttft", slo_ttft)
     if limit < 0:
         raise WrongUsage(f"--limit: expected 0 (all) or more, got {limit}")
     wanted = None if request is None else request_number(request)
     with Recording(find_recording(file)) as recording:
-        found = explain_recording(recording, slo_itl_ms, slo_ttft_ms)
+        found = explain_recording(recording, slo_itl_ms, slo_ttft_ms, wanted)
         if recording.message is not None:
             print(f"stepscope: note: {recording.message}", file=sys.stderr)
-    late = [each for each in found.late if wanted is None or each.request_id == wanted]
     if as_json:
         with writing_output():
-            document = msgspec.json.encode(_document(file, found, late))
+            document = msgspec.json.encode(_document(file, found))
             sys.stdout.buffer.write(msgspec.json.format(document, indent=2) + b"\n")
         return
-    say(*_summary(file, found), *_shares(found), *_table(found, late, limit))
+    say(*_summary(file, found), *_shares(found), *_table(found, limit))
 
 
 def milliseconds(option: str, text: str) -> float:
@@ -71,9 +72,13 @@ def request_number(text: str) -> int:
 def _summary(file: str, found: Explanation) -> list[str]:
     return [
         f"{file}: {found.num_steps:,} steps of {found.info.model} on {found.info.name}",
-        _measured("gaps between tokens", "--slo-itl", found.itl),
-        _measured("first tokens", "--slo-ttft", found.ttft),
+        _measured(f"gaps between tokens{_of(found)}", "--slo-itl", found.itl),
+        _measured(f"first tokens{_of(found)}", "--slo-ttft", found.ttft),
     ]
+
+
+def _of(found: Explanation) -> str:
+    return "" if found.request_id is None else f" of {request_name(found.request_id)}"
 
 
 def _measured(what: str, option: str, bound: Bound) -> str:
@@ -103,10 +108,11 @@ def _shares(found: Explanation) -> list[str]:
     return ["", *_aligned(["cause", "largest in", "time in late waits", "share"], rows, "<>>>")]
 
 
-def _table(found: Explanation, late: list[Late], limit: int) -> list[str]:
+def _table(found: Explanation, limit: int) -> list[str]:
     """One row for all who waited side by side, the longest wait first."""
+    late = found.late
     if not late:
-        return ["", "no token was late"]
+        return ["", f"no token{_of(found)} was late"]
     alike: dict[tuple[int, int, int, str], list[Late]] = {}
     for each in late:
         key = each.start_ns - each.end_ns, each.step, each.token_idx > 0, each.explanation
@@ -149,12 +155,13 @@ def _aligned(heading: list[str], rows: list[list[str]], sides: str) -> list[str]
 # For programs
 
 
-def _document(file: str, found: Explanation, late: list[Late]) -> dict[str, Any]:
+def _document(file: str, found: Explanation) -> dict[str, Any]:
     return {
         "recording": file,
         "engine": found.info.name,
         "model": found.info.model,
         "num_steps": found.num_steps,
+        "request_id": found.request_id,
         "itl": found.itl._asdict(),
         "ttft": found.ttft._asdict(),
         "causes": [
@@ -174,7 +181,7 @@ def _document(file: str, found: Explanation, late: list[Late]) -> dict[str, Any]
                 "only_paused": each.is_excused,
                 "pieces": [_piece(piece) for piece in each.pieces],
             }
-            for each in late
+            for each in found.late
         ],
     }
 

@@ -136,8 +136,6 @@ def _verdict(
     body = [*sentences, *figures, *others]
     idle = [letter for letter, work in zip("AB", found.works, strict=True) if not work.num_steps]
     notes = [f"{letter} has no step yet" for letter in idle] + page.notes
-    if found.different_work is not None and not idle:
-        notes.insert(0, f"not the same work: {found.different_work}")
     told = "; ".join(notes)
     if told:
         title = (*title, (f"  ! {clean(told, max(10, inner - 75))}", "caution"))
@@ -148,6 +146,9 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
     """The most telling first; what does not fit in its lines ends in dots."""
     settings = [words.setting_text(each) for each in found.settings]
     lines: list[Line] = []
+    if found.different_work is not None and all(work.num_steps for work in found.works):
+        text = f"not the same work: {found.different_work}"
+        lines += _block("! work", "caution", [text], width, 2 if room >= 5 else 1)
     blocks: list[tuple[str, str, list[str]]] = [
         ("B better", "good", words.better_in(found, "b") or [words.NOTHING]),
         ("A better", "caution", words.better_in(found, "a") or [words.NOTHING]),
@@ -237,7 +238,10 @@ def _requests(page: ComparePage, found: Comparison, width: int, height: int) -> 
     selected = page.selected if page.align == "request" and rows else None
     body = table(_REQUESTS, rows, width - 2, height - 2, selected)
     if not rows:
-        body = [((" no request is in both", "muted"),)]
+        text = "no request is in both"
+        if found.is_one_session:
+            text = "none lives on both sides; others have nothing in common"
+        body = [((f" {clean(text, width - 3)}", "muted"),)]
     number = f"{len(matched.pairs):,}"
     title: Line = (
         ("requests in both", "title"),
