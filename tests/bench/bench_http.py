@@ -118,10 +118,12 @@ async def over_http(url: str, num_streams: int, num_tokens: int) -> Round:
         ).encode()
         reader, writer = await asyncio.open_connection(where.hostname, where.port)
         writer.write(
-            b"POST /v1/completions HTTP/1.1\r\nhost: bench\r\ncontent-length: %d\r\n\r\n"
-            % len(body)
+            b"POST /v1/completions HTTP/1.1\r\nhost: %s\r\ncontent-length: %d\r\n\r\n"
+            % (where.netloc.encode(), len(body))
             + body
         )
+        status = await reader.readline()
+        assert b" 200 " in status, status
         tail = b""
         while b"[DONE]" not in tail:
             received = await reader.read(65536)
