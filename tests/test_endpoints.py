@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -9,16 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.engine.client import ControlClient, EngineStarting, EngineUnreachable
 from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import (
     Endpoint,
     EndpointLock,
+    called,
     check_name,
     find_local,
     free_name,
     runtime_dir,
     stale_files,
+    starting_pid,
 )
+from stepscope.recordings.history import History
+from stepscope.tui.cli_connect import connect, receive
 
 
 @pytest.fixture(autouse=True)
@@ -143,3 +149,41 @@ def test_a_name_stays_inside_the_runtime_dir(name: str) -> None:
     with pytest.raises(ConfigError) as error:
         check_name(name)
     assert error.value.code == "bad_name"
+
+
+def test_an_engine_is_starting_while_it_holds_its_address_and_does_not_listen(
+    tmp_path: Path,
+) -> None:
+    endpoint = Endpoint.parse(f"{tmp_path}/x1")
+    with pytest.raises(EngineUnreachable, match="there is no such socket"):
+        ControlClient(endpoint).info()
+    with EndpointLock(endpoint, name="e1"), ControlClient(endpoint) as client:
+        assert (called(endpoint), starting_pid(endpoint)) == ("e1", os.getpid())
+        with pytest.raises(EngineStarting, match=rf"^e1 \(pid {os.getpid()}\) is still starting$"):
+            client.info()
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(endpoint.path))
+            assert starting_pid(endpoint) is None
+    assert (called(endpoint), starting_pid(endpoint)) == ("x1", None)
+
+
+def test_an_engine_on_tcp_has_its_name_and_is_starting_until_its_port_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        endpoint = Endpoint.parse(f"tcp://127.0.0.1:{listening.getsockname()[1]}")
+        with EndpointLock(endpoint, name="e3"):
+            assert (called(endpoint), starting_pid(endpoint)) == ("e3", None)
+            listening.close()
+            assert starting_pid(endpoint) == os.getpid()
+    assert (called(endpoint), starting_pid(endpoint)) == (endpoint.name, None)
+
+
+def test_a_command_says_who_runs_here_and_how_each_can_be_named() -> None:
+    with pytest.raises(EngineUnreachable, match=r"such socket; none runs here, 'stepscope serve'"):
+        connect(Endpoint.parse("nobody"))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        tcp = Endpoint.parse(f"tcp://127.0.0.1:{listening.getsockname()[1]}")
+        with EndpointLock(tcp, name="e3"), EndpointLock(Endpoint.parse("e5"), name="e5"):
+            with pytest.raises(EngineUnreachable) as error:
+                connect(Endpoint.parse("nobody"))
+            assert str(error.value).endswith(f"; running here: e5; {tcp.control} (called e3)")
+            assert receive(tcp, History()).name == "e3"

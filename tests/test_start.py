@@ -15,7 +15,7 @@ from stepscope.recordings import samples
 from stepscope.recordings.fleet import EngineLine
 from stepscope.recordings.fleet_figures import EngineFigures
 from stepscope.recordings.overview import Overview, overview, recordings_in
-from stepscope.tui import start_list
+from stepscope.tui import cli_start, start_list
 from stepscope.tui.recent import MAX_FILES, RecentFiles
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.screens.start import StartApp
@@ -390,3 +390,24 @@ def test_the_first_picture_waits_for_no_engine_no_recording_and_no_socket() -> N
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+async def test_a_long_error_is_read_whole_whatever_folder_it_is_in() -> None:
+    error = f"no engine at ipc:///{'long/' * 30}engine-0: there is no such socket; none runs here"
+    app = start_app(Checks(engines=error))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(app, pilot, lambda: "engine-0" in screen_text(app))
+        await pilot.press("1")
+        await settled(app, pilot, lambda: "no such socket; none runs here" in screen_text(app))
+        assert "q Quit" in screen_text(app)
+        assert "▶1 engine-0" in screen_text(app)
+    app.close()
+
+
+def test_what_is_wrong_with_a_recording_names_it_without_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 20)
+    folder.mkdir()
+    (folder / "broken.mcap").write_text("nothing")
+    said = cli_start.check(Choice("file", (str(folder / "broken.mcap"),)))
+    assert said is not None
+    assert said.startswith("broken.mcap is not a stepscope recording")

@@ -1,6 +1,7 @@
 """What the operator does reaches the engine, and what the engine answers reaches the operator."""
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -193,13 +194,19 @@ def test_what_is_no_workload_is_explained(text: str) -> None:
 
 
 async def test_an_engine_that_does_not_answer_is_a_line_and_not_a_wait(
-    still_source: Callable[..., Any], tmp_path: Path
+    still_source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = still_source()
     app = dashboard(source, endpoint=f"ipc://{tmp_path}/nobody")
     async with app.run_test(size=(120, 40)):
         await press(app, "P")
         await until(lambda: "no engine at" in screen_text(app), "nothing is said")
+        monkeypatch.chdir(tmp_path)
+        for status in ("down", "starting", "connecting"):
+            source.status = status
+            await press(app, "R")
+            assert "nothing to record: no engine answers" in screen_text(app)
+        assert os.listdir(tmp_path) == []
         await press(app, "left")
         assert "PAUSED" in screen_text(app)
     app.close()

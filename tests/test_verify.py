@@ -156,6 +156,11 @@ def test_the_command_says_it_in_a_table_or_as_json_and_ends_with_1(
     assert code == 0
     assert "700 steps (0 to 699)" in said
     assert said.endswith("all is well\n")
+    no_steps = [each for each in MESSAGES if not isinstance(each[1], StepRecord)]
+    empty = recorded(tmp_path / "empty.mcap", no_steps[:2])
+    code, said = run("verify", str(empty))
+    assert code == 0
+    assert said.endswith("nothing is wrong, but it holds no steps\n")
     code, said = run("verify", str(cut))
     assert code == 1
     assert "it was not closed" in said

@@ -1,5 +1,6 @@
 """`Notices`: the one line that tells the operator what was done and what is wrong."""
 
+import textwrap
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
@@ -28,6 +29,16 @@ class Notices:
 
     def dismiss(self) -> None:
         self._text = ""
+
+    def lines(self, width: int, most: int) -> list[Line]:
+        """What is said now in as many lines as it needs, `most` at most; none of nothing."""
+        if not self._text or self._clock() >= self._until_s:
+            return []
+        room = max(1, width - 1)
+        parts = textwrap.wrap(clean(self._text, len(self._text)), room) or [""]
+        if len(parts) > most:
+            parts[most - 1 :] = [" ".join(parts[most - 1 :])]
+        return [((" ", "text"), (clean(part, room), self._tone)) for part in parts]
 
     def line(self, standing: list[tuple[str, Tone]], width: int) -> Line:
         """What is said now, and before it what is `standing`: still wrong, or still pending."""

@@ -37,6 +37,8 @@ log = logging.getLogger("stepscope.tui")
 
 _TICK_S = 0.5
 _AIRY_ROWS = 30
+_NOTICE_LINES = 4
+_LEAST_FOR_LINES = 15  # rows, for a notice of more than one line
 _QUESTION = "endpoint (tcp://HOST:PORT or a name; several with blanks), or a recording:"
 
 
@@ -184,7 +186,10 @@ class StartApp(App[Choice], inherit_bindings=False):
         sections = self.sections()
         entries = start_page.entries_of(sections)
         chosen = self._number(entries)
-        rest = 3 if height >= 6 else 0  # header, notice and footer
+        said: list[Line] = []
+        if height >= _LEAST_FOR_LINES and self._checking is None:
+            said = self.notices.lines(width, _NOTICE_LINES)
+        rest = 2 + max(1, len(said)) if height >= 6 else 0  # header, notice and footer
         gap = 1 if height >= _AIRY_ROWS else 0  # below the header
         drawn = start_page.draw(sections, chosen, width, max(1, height - rest - gap))
         lines: list[Line] = [*[()] * gap, *drawn.lines]
@@ -197,7 +202,7 @@ class StartApp(App[Choice], inherit_bindings=False):
             if not notice and entries:
                 notice = ((f" {clean(entries[chosen].about, width - 1)}", "muted"),)
             header = start_page.header(version("stepscope"), width)
-            lines = [header, *lines, notice, start_page.footer(width)]
+            lines = [header, *lines, *(said or [notice]), start_page.footer(width)]
             self._rows = [None, *self._rows]
         self._page.widget.show(lines)
 
