@@ -15,7 +15,8 @@ async def test_an_idle_engine_has_its_step_its_seats_and_its_budget(
     busy = still_source()
     snapshot = busy.history.snapshot()
     history = History()
-    idle = {"state": "idle", "num_running": 0, "num_waiting": 0, "requests": []}
+    knobs = {"max_num_batched_tokens": 512, "max_num_seqs": 32}
+    idle = {"knobs": knobs, "state": "idle", "num_running": 0, "num_waiting": 0, "requests": []}
     history.reset(msgspec.structs.replace(snapshot, **idle))
     source = type(busy)(history)
     app = Dashboard(source, history, control_endpoint="ipc:///nobody", any_terminal=True, fps=10.0)
