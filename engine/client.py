@@ -22,7 +22,8 @@ from stepscope.engine.commands import (
     GetSnapshot,
     SetKnobs,
 )
-from stepscope.engine.endpoints import Endpoint, called, starting_pid
+from stepscope.engine.endpoints import Endpoint
+from stepscope.engine.local_engines import called, starting_pid
 from stepscope.engine.sockets import Handshakes, client_socket
 from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo, KnobValue, Snapshot
 

@@ -9,7 +9,6 @@ import fcntl
 import ipaddress
 import json
 import os
-import socket
 import stat
 import time
 import warnings
@@ -20,10 +19,9 @@ from types import TracebackType
 import platformdirs
 
 from stepscope.engine.config import ConfigError
-from stepscope.engine.keys import Credentials, KeyPair
+from stepscope.engine.keys import Credentials
 
 MAX_IPC_PATH = 103  # sun_path holds 108 bytes on Linux and 104 on macOS
-_LISTENS_S = 0.5
 _TELEMETRY_SUFFIX = ".telemetry"
 _LOCK_SUFFIX = ".lock"
 _SUFFIXES = (_TELEMETRY_SUFFIX, _LOCK_SUFFIX)
@@ -159,7 +157,7 @@ class EndpointLock:
     ) -> None:
         self.endpoint = endpoint
         self._name = name
-        self.path = _lock_path(endpoint)
+        self.path = lock_path(endpoint)
         self._local = local
         self._fd = -1
 
@@ -176,7 +174,7 @@ class EndpointLock:
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                holder = _holder(self._fd)
+                other = holder(self._fd)
                 os.close(self._fd)
                 time.sleep(0.02)
                 continue
@@ -186,7 +184,7 @@ class EndpointLock:
         else:
             raise ConfigError(
                 "endpoint_in_use",
-                f"an engine (pid {holder.get('pid', '?')}) is already on "
+                f"an engine (pid {other.get('pid', '?')}) is already on "
                 f"{self.endpoint.control}; stop it, or give --endpoint or --name another one",
             )
         told = {"pid": os.getpid(), "control": self.endpoint.here.control}
@@ -243,63 +241,11 @@ def find_local() -> list[Endpoint]:
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            if control := _holder(fd).get("control"):
+            if control := holder(fd).get("control"):
                 found.append(Endpoint(str(control)))
         finally:
             os.close(fd)
     return found
-
-
-def called(endpoint: Endpoint) -> str:
-    """What the engine at an address calls itself, if it is one of this user on this machine."""
-    return str(_told(endpoint).get("name") or endpoint.name)
-
-
-def starting_pid(endpoint: Endpoint) -> int | None:
-    """The process that holds an endpoint here and does not listen yet: its model is loading."""
-    pid = _told(endpoint).get("pid")
-    if not isinstance(pid, int):
-        return None
-    if (path := endpoint.path) is not None:
-        return None if path.exists() else pid
-    host, _, port = endpoint.here.control.removeprefix("tcp://").rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _LISTENS_S).close()
-    except ConnectionRefusedError:
-        return pid
-    except OSError:
-        return None
-    return None
-
-
-def local_credentials(endpoint: Endpoint) -> tuple[bool, Credentials | None]:
-    """Whether an engine of this user holds an endpoint on this machine, and its key for us."""
-    told = _told(endpoint)
-    try:
-        pair = KeyPair(str(told["public"]), str(told["secret"]))
-        return True, Credentials(pair, str(told["server"]), "local")
-    except KeyError:
-        return bool(told), None
-
-
-def _told(endpoint: Endpoint) -> dict[str, object]:
-    """What the live engine of this user says that holds an endpoint here; nothing if none does."""
-    try:
-        fd = os.open(_lock_path(endpoint), os.O_RDWR | os.O_CLOEXEC)
-    except (ConfigError, OSError):
-        return {}
-    try:
-        if os.fstat(fd).st_uid != os.getuid():
-            return {}
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        told = _holder(fd)
-    else:
-        return {}
-    finally:
-        os.close(fd)
-    # Else it has this port of another address.
-    return told if told.get("control") == endpoint.here.control else {}
 
 
 def stale_files() -> list[Path]:
@@ -318,7 +264,8 @@ def stale_files() -> list[Path]:
     return stale
 
 
-def _lock_path(endpoint: Endpoint) -> Path:
+def lock_path(endpoint: Endpoint) -> Path:
+    """The file that the engine at an address holds locked."""
     if (path := endpoint.path) is not None:
         return Path(str(path) + _LOCK_SUFFIX)
     return runtime_dir() / f"tcp-{endpoint.control.rpartition(':')[2]}{_LOCK_SUFFIX}"
@@ -330,12 +277,13 @@ def _sockets(endpoint: Endpoint) -> list[Path]:
     return [] if path is None else [path, Path(str(path) + _TELEMETRY_SUFFIX)]
 
 
-def _holder(fd: int) -> dict[str, object]:
+def holder(fd: int) -> dict[str, object]:
+    """What the engine that has a lock file open tells in it."""
     try:
-        holder = json.loads(os.pread(fd, 4096, 0) or b"{}")
+        told = json.loads(os.pread(fd, 4096, 0) or b"{}")
     except ValueError:
-        return {}  # its holder is writing it just now
-    return holder if isinstance(holder, dict) else {}
+        return {}  # it is writing it just now
+    return told if isinstance(told, dict) else {}
 
 
 def _same_file(fd: int, path: Path) -> bool:

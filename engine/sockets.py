@@ -15,9 +15,10 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from stepscope.engine.config import ConfigError
-from stepscope.engine.endpoints import Endpoint, local_credentials
+from stepscope.engine.endpoints import Endpoint
 from stepscope.engine.gate import ZAP_DOMAIN, Gate
 from stepscope.engine.keys import Credentials, find_credentials, read_credentials
+from stepscope.engine.local_engines import local_credentials
 
 KEY_VARIABLE = "STEPSCOPE_CLIENT_KEY"  # path of a key file, never the key itself
 SERVER_KEY_VARIABLE = "STEPSCOPE_CLIENT_SERVER_KEY"

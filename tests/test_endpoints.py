@@ -15,14 +15,13 @@ from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import (
     Endpoint,
     EndpointLock,
-    called,
     check_name,
     find_local,
     free_name,
     runtime_dir,
     stale_files,
-    starting_pid,
 )
+from stepscope.engine.local_engines import called, starting_pid
 from stepscope.recordings.history import History
 from stepscope.tui.cli_connect import connect, receive
 

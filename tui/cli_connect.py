@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from stepscope.engine.client import ControlClient, EngineStarting, EngineUnreachable
 from stepscope.engine.config import ConfigError
-from stepscope.engine.endpoints import Endpoint, called, find_local
+from stepscope.engine.endpoints import Endpoint, find_local
+from stepscope.engine.local_engines import called
 from stepscope.tui.cli_errors import CommandFailed, WrongUsage
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from stepscope.engine.endpoints import (
     find_local,
     runtime_dir,
     stale_files,
-    starting_pid,
 )
+from stepscope.engine.local_engines import starting_pid
 from stepscope.tui.cli_errors import CommandFailed, WrongUsage, say
 from stepscope.tui.settings import config_path, load_settings
 

@@ -11,8 +11,9 @@ import msgspec
 
 from stepscope.engine.authorised_keys import ROLES, KeyFolder
 from stepscope.engine.config import ConfigError
-from stepscope.engine.endpoints import Endpoint, find_local, local_credentials
+from stepscope.engine.endpoints import Endpoint, find_local
 from stepscope.engine.keys import check_public, read_credentials
+from stepscope.engine.local_engines import local_credentials
 from stepscope.engine.sockets import KEY_VARIABLE, SERVER_KEY_VARIABLE
 from stepscope.tui.cli_errors import WrongUsage, say
 from stepscope.tui.cli_options import resolve

@@ -1,0 +1,67 @@
+"""Who holds an address on this machine: what its lock file says of the engine that lives there.
+
+Read by whoever connects, while the lock is held by another process; a lock that nobody holds is of
+a dead engine and says nothing.
+"""
+
+import fcntl
+import os
+import socket
+
+from stepscope.engine.config import ConfigError
+from stepscope.engine.endpoints import Endpoint, holder, lock_path
+from stepscope.engine.keys import Credentials, KeyPair
+
+_LISTENS_S = 0.5
+
+
+def called(endpoint: Endpoint) -> str:
+    """What the engine at an address calls itself, if it is one of this user on this machine."""
+    return str(_told(endpoint).get("name") or endpoint.name)
+
+
+def starting_pid(endpoint: Endpoint) -> int | None:
+    """The process that holds an endpoint here and does not listen yet: its model is loading."""
+    pid = _told(endpoint).get("pid")
+    if not isinstance(pid, int):
+        return None
+    if (path := endpoint.path) is not None:
+        return None if path.exists() else pid
+    host, _, port = endpoint.here.control.removeprefix("tcp://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _LISTENS_S).close()
+    except ConnectionRefusedError:
+        return pid
+    except OSError:
+        return None
+    return None
+
+
+def local_credentials(endpoint: Endpoint) -> tuple[bool, Credentials | None]:
+    """Whether an engine of this user holds an endpoint on this machine, and its key for us."""
+    told = _told(endpoint)
+    try:
+        pair = KeyPair(str(told["public"]), str(told["secret"]))
+        return True, Credentials(pair, str(told["server"]), "local")
+    except KeyError:
+        return bool(told), None
+
+
+def _told(endpoint: Endpoint) -> dict[str, object]:
+    """What the live engine of this user says that holds an endpoint here; nothing if none does."""
+    try:
+        fd = os.open(lock_path(endpoint), os.O_RDWR | os.O_CLOEXEC)
+    except (ConfigError, OSError):
+        return {}
+    try:
+        if os.fstat(fd).st_uid != os.getuid():
+            return {}
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        told = holder(fd)
+    else:
+        return {}
+    finally:
+        os.close(fd)
+    # Else it has this port of another address.
+    return told if told.get("control") == endpoint.here.control else {}
