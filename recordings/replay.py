@@ -21,7 +21,12 @@ from stepscope.recordings.source import FrameTap
 
 MIN_SPEED, MAX_SPEED = 0.1, 64.0
 _TICK_S = 0.02
-_BREATH_S = 0.05  # for the first picture after a seek, before anything else is done
+# For the picture after a seek, before anything else is done; the first takes imports as well.
+_BREATH_S = 0.08
+_FIRST_BREATH_S = 0.5
+# Reaching back lets whoever draws have the interpreter every few milliseconds.
+_FRAMES_AT_ONCE = 8
+_YIELD_S = 0.001
 
 
 class ReplaySource:
@@ -61,6 +66,7 @@ class ReplaySource:
         self._is_short = False  # the history does not reach as far back as it should
         self._busy = True  # something that was asked for is not done
         self._stopping = False
+        self._breath_s = _FIRST_BREATH_S
         self._moved = True  # recorded time and host time have to be tied anew
         self._error: str | None = None
         self._thread = threading.Thread(target=self._run, name="replay", daemon=True)
@@ -157,8 +163,10 @@ class ReplaySource:
                 self._is_seeking = wanted is not None or skips != 0
                 self._wanted, self._skips = None, 0
                 is_short = self._is_short and not self._is_seeking
-                if is_short and self._wake.wait(_BREATH_S):
+                if is_short and self._wake.wait(self._breath_s):
                     continue
+                if is_short:
+                    self._breath_s = _BREATH_S
                 if not self._is_seeking and not is_short:
                     if self._busy:
                         self._busy = False
@@ -295,12 +303,15 @@ class ReplaySource:
         fresh = History(history.slo, history.max_steps, history.max_bytes)
         fresh.reset(snapshot)
         end = self._next[1] if self._next is not None else None
-        for frame, after in self.recording.frames(begin, snapshot.sequence):
+        frames = self.recording.frames(begin, snapshot.sequence)
+        for number, (frame, after) in enumerate(frames):
             if end is not None and after >= end:
                 break
             if self._is_interrupted() or self._skips:
                 return
             fresh.append(frame.sequence, frame.payload)
+            if number % _FRAMES_AT_ONCE == 0:
+                time.sleep(_YIELD_S)
         self._show(fresh, is_short=False)
 
 
