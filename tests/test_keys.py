@@ -422,7 +422,8 @@ def test_this_user_on_the_engines_machine_needs_no_key_file(
     with ControlClient(keyed.control) as client:
         assert client.set_knobs({"max_num_seqs": 12}, who="me").version
     # ... unless a key is named.
-    monkeypatch.setenv("STEPSCOPE_CLIENT_KEY", str(keyed.folder / "looker.key"))
+    keyed.made("visitor", "viewer")
+    monkeypatch.setenv("STEPSCOPE_CLIENT_KEY", str(keyed.folder / "visitor.key"))
     with ControlClient(keyed.control) as client, pytest.raises(CommandRefused, match="viewer"):
         client.set_knobs({"max_num_seqs": 13}, who="me")
 
