@@ -15,11 +15,12 @@ import pytest
 from stepscope.engine.client import ControlClient
 from stepscope.engine.commands import SamplingParams, Submit
 from stepscope.engine.config import ConfigError
-from stepscope.engine.endpoints import Endpoint
+from stepscope.engine.endpoints import Endpoint, EndpointLock
 from stepscope.recordings.fleet import Fleet
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui import cli_top
 from stepscope.tui.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.widgets.fleet_columns import state_text
 
 ENGINE = str(Path(__file__).with_name("simulated_engine.py"))
 
@@ -173,3 +174,25 @@ def test_leaving_waits_for_dead_engines_together_not_one_after_the_other(
     names = {thread.name for thread in threading.enumerate()}
     assert "subscriber" not in names
     assert "end of a source" not in names
+
+
+def test_an_engine_that_loads_its_model_is_starting_and_down_once_its_process_is_gone(
+    runtime_folder: Path,
+) -> None:
+    endpoint = Endpoint.parse(f"{runtime_folder}/loading")
+    source = Subscriber(endpoint, retry_s=0.05)
+    fleet = Fleet([source])
+
+    def wait(word: str) -> str:
+        deadline_s = time.monotonic() + 20
+        while not state_text(line := fleet.look().lines[0])[0].startswith(word):
+            assert time.monotonic() < deadline_s, f"it is {state_text(line)}"
+            time.sleep(0.02)
+        assert not line.figures.is_up
+        return line.figures.error or ""
+
+    with EndpointLock(endpoint, name="e1"):
+        fleet.start()
+        assert wait("STARTING") == f"e1 (pid {os.getpid()}) is still starting"
+    assert "there is no such socket" in wait("DOWN")
+    fleet.stop()
