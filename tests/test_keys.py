@@ -339,27 +339,27 @@ def test_addresses_of_this_machine_need_no_key() -> None:
             assert gate is None
 
 
-def test_sockets_are_for_their_user_only(tmp_path: Path) -> None:
+def test_sockets_are_for_their_user_only(runtime_folder: Path) -> None:
     before = os.umask(0)
     try:
         router = server_socket(zmq.ROUTER, None)
-        bind(router, f"ipc://{tmp_path}/engine")
+        bind(router, f"ipc://{runtime_folder}/engine")
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "engine").stat().st_mode) == 0o600
+    assert stat.S_IMODE((runtime_folder / "engine").stat().st_mode) == 0o600
     router.close(0)
 
 
 def test_another_users_process_is_turned_away_whatever_the_mode_of_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     another = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: another)  # the engine's user
     router = server_socket(zmq.ROUTER, None)
-    bind(router, f"ipc://{tmp_path}/engine")
+    bind(router, f"ipc://{runtime_folder}/engine")
     monkeypatch.undo()
-    (tmp_path / "engine").chmod(0o666)
-    with ControlClient(f"{tmp_path}/engine", timeout_s=2) as client:
+    (runtime_folder / "engine").chmod(0o666)
+    with ControlClient(f"{runtime_folder}/engine", timeout_s=2) as client:
         with pytest.raises(EngineUnreachable, match="belongs to another user"):
             client.info()
         assert not router.poll(0)
