@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -43,9 +43,10 @@ from stepscope.engine.step import ScheduledStep, StepResult
 from stepscope.engine.telemetry import Publisher
 from stepscope.engine.token_teller import TokenTeller
 from stepscope.engine.tokenizer import TextStream
-from stepscope.engine.wire import Telemetry
+from stepscope.engine.wire import TOPICS, Telemetry, encode
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
+from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.source import FrameTap, SourceStatus
 
 
@@ -448,6 +449,46 @@ def http_server(tmp_path: Path) -> Iterator[Callable[..., HttpServer]]:
     yield start
     for server in started:
         server.close()
+
+
+class Received:
+    """A live source that is handed its messages, one by one."""
+
+    is_live = True
+    name = "engine"
+    num_bad = 0
+    status: SourceStatus = "live"
+    error = None
+
+    def __init__(self, slo: SLO | None) -> None:
+        self.history = History() if slo is None else History(slo)
+        self.tap = FrameTap()
+
+    def start(self) -> None:
+        return
+
+    def stop(self) -> None:
+        return
+
+    def take(self, sequence: int, message: Telemetry) -> None:
+        payload = encode(message)
+        self.history.append(sequence, payload)
+        self.tap.send(TOPICS[type(message)], sequence, payload)
+
+
+@pytest.fixture(scope="session")
+def recorded_to() -> Callable[..., AbstractContextManager[Received]]:
+    """`with recorded_to(path) as source`: the file holds what `source.take` was given."""
+
+    @contextmanager
+    def recorded(path: Path, slo: SLO | None = None) -> Iterator[Received]:
+        source = Received(slo)
+        recorder = Recorder(source, path)
+        yield source
+        recorder.stop()
+        assert recorder.error is None, recorder.error
+
+    return recorded
 
 
 class StillSource:

@@ -4,57 +4,30 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepscope.engine import wire
 from stepscope.engine.config import Knobs
 from stepscope.engine.simulated import SimulatedWorkload, simulate
-from stepscope.recordings.history import History
-from stepscope.recordings.recorder import Recorder
-from stepscope.recordings.source import FrameTap, SourceStatus
-
-
-class Received:
-    """A live source that is handed its messages."""
-
-    is_live = True
-    name = "engine"
-    num_bad = 0
-    status: SourceStatus = "live"
-    error = None
-
-    def __init__(self) -> None:
-        self.history = History()
-        self.tap = FrameTap()
-
-    def start(self) -> None:
-        return
-
-    def stop(self) -> None:
-        return
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def session(tmp_path_factory: pytest.TempPathFactory, recorded_to: Callable[..., Any]) -> Path:
     """Chats beside documents under a budget that is too large."""
     path = tmp_path_factory.mktemp("explain") / "session.mcap"
-    source = Received()
-    recorder = Recorder(source, path)
-    for sequence, message in simulate(
+    messages = simulate(
         seed=3,
         num_steps=500,
         knobs=Knobs(max_num_batched_tokens=1024, max_num_seqs=16),
         workload=SimulatedWorkload(rate=8.0, document_tokens=2500, output_tokens=90),
         num_blocks=512,
-    ):
-        payload = wire.encode(message)
-        source.history.append(sequence, payload)
-        source.tap.send(wire.TOPICS[type(message)], sequence, payload)
-    recorder.stop()
-    assert recorder.error is None, recorder.error
+    )
+    with recorded_to(path) as source:
+        for sequence, message in messages:
+            source.take(sequence, message)
     return path
 
 

@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,8 @@ from stepscope.recordings.history import History
 from stepscope.recordings.history_feed import HistoryFeed
 from stepscope.recordings.latency import SLO, percentiles
 from stepscope.recordings.reader import Recording
-from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.recording_feed import RecordingFeed
 from stepscope.recordings.session import SessionState
-from stepscope.recordings.source import FrameTap, SourceStatus
 
 SLO_ = SLO(ttft_ms=500.0, itl_ms=30.0)
 WORKLOAD = SimulatedWorkload(rate=9.0, document_share=0.25, document_tokens=2600, output_tokens=140)
@@ -444,7 +443,9 @@ def read_whole(*feeds: Any) -> list[Side]:
     return [feed.side for feed in feeds]
 
 
-def test_a_pause_before_a_side_begins_is_no_latency_of_it(tmp_path: Path) -> None:
+def test_a_pause_before_a_side_begins_is_no_latency_of_it(
+    tmp_path: Path, recorded_to: Callable[..., Any]
+) -> None:
     """Prompts that were under way in the pause have their first token after the division."""
     messages = paused(run_of(256))
     history = history_of(messages)
@@ -458,7 +459,10 @@ def test_a_pause_before_a_side_begins_is_no_latency_of_it(tmp_path: Path) -> Non
         assert max(spread.at(100) or 0 for spread in spreads) / 1e6 == series.max_ms
     assert ("TTFT", "unknown") not in b.cause_ns
     assert b.cause_ns["TTFT", "paused"] > 0
-    path = recorded(messages, tmp_path / "paused.mcap")
+    path = tmp_path / "paused.mcap"
+    with recorded_to(path) as source:
+        for sequence, message in messages:
+            source.take(sequence, message)
     [same] = read_whole(RecordingFeed(Recording(path), "x", SLO_, stretches[1]))
     assert same.cause_ns == b.cause_ns
     assert [Spread(same.waits[kind]).at(100) for kind in same.waits] == [
@@ -499,38 +503,6 @@ def test_parts_of_one_session_have_no_winner_in_throughput_and_no_made_up_pairs(
     assert {pair.a.request_id for pair in found.requests.pairs} == there
     assert all(pair.a.request_id == pair.b.request_id for pair in found.requests.pairs)
     assert found.requests.by == "request id"
-
-
-class Received:
-    """A live source that is handed its messages."""
-
-    is_live = True
-    name = "engine"
-    num_bad = 0
-    status: SourceStatus = "live"
-    error = None
-
-    def __init__(self) -> None:
-        self.history = History()
-        self.tap = FrameTap()
-
-    def start(self) -> None:
-        return
-
-    def stop(self) -> None:
-        return
-
-
-def recorded(messages: Messages, path: Path) -> Path:
-    source = Received()
-    recorder = Recorder(source, path)
-    for sequence, message in messages:
-        payload = wire.encode(message)
-        source.history.append(sequence, payload)
-        source.tap.send(wire.TOPICS[type(message)], sequence, payload)
-    recorder.stop()
-    assert recorder.error is None, recorder.error
-    return path
 
 
 def _snapshot(messages: Messages) -> wire.Snapshot:

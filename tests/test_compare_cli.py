@@ -3,50 +3,25 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepscope.engine import wire
 from stepscope.engine.config import Knobs
 from stepscope.engine.simulated import SimulatedWorkload, simulate
 from stepscope.engine.wire import Mark
 from stepscope.recordings.comparison_columns import NUM_STRETCHES
-from stepscope.recordings.history import History
 from stepscope.recordings.reader import Recording
-from stepscope.recordings.recorder import Recorder
-from stepscope.recordings.source import FrameTap, SourceStatus
 from stepscope.tui import cli_compare
 from stepscope.tui.cli_errors import CommandFailed, WrongUsage
 
 
-class Received:
-    """A live source that is handed its messages."""
-
-    is_live = True
-    name = "engine"
-    num_bad = 0
-    status: SourceStatus = "live"
-    error = None
-
-    def __init__(self) -> None:
-        self.history = History()
-        self.tap = FrameTap()
-
-    def start(self) -> None:
-        return
-
-    def stop(self) -> None:
-        return
-
-
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def session(tmp_path_factory: pytest.TempPathFactory, recorded_to: Callable[..., Any]) -> Path:
     """A budget that is made smaller in step 200, and a mark in step 300."""
     path = tmp_path_factory.mktemp("compare") / "session.mcap"
-    source = Received()
-    recorder = Recorder(source, path)
     messages = simulate(
         seed=3,
         num_steps=400,
@@ -56,12 +31,9 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_blocks=512,
     )
     mark = Mark(step=300, time_ns=0, text="after lunch", who="me")
-    for sequence, message in [*messages, (messages[-1][0], mark)]:
-        payload = wire.encode(message)
-        source.history.append(sequence, payload)
-        source.tap.send(wire.TOPICS[type(message)], sequence, payload)
-    recorder.stop()
-    assert recorder.error is None, recorder.error
+    with recorded_to(path) as source:
+        for sequence, message in [*messages, (messages[-1][0], mark)]:
+            source.take(sequence, message)
     return path
 
 

@@ -40,9 +40,7 @@ from stepscope.recordings.explained import explain_recording
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.reader import Recording
-from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.session import SessionState
-from stepscope.recordings.source import FrameTap, SourceStatus
 
 MS = 1_000_000
 # A step of decodes alone takes 8 ms and 40 us a token; every prefill token adds 40 us.
@@ -417,40 +415,17 @@ def test_the_life_of_a_request_grows_with_the_steps() -> None:
 # A whole recording
 
 
-class Received:
-    """A live source that is handed its messages."""
-
-    is_live = True
-    name = "engine"
-    num_bad = 0
-    status: SourceStatus = "live"
-    error = None
-
-    def __init__(self) -> None:
-        self.history = History()
-        self.tap = FrameTap()
-
-    def start(self) -> None:
-        return
-
-    def stop(self) -> None:
-        return
-
-
 @pytest.fixture
-def recorded(tmp_path: Path) -> Callable[[list[tuple[int, Telemetry]]], Path]:
+def recorded(
+    tmp_path: Path, recorded_to: Callable[..., Any]
+) -> Callable[[list[tuple[int, Telemetry]]], Path]:
     """Records messages as they would come from an engine."""
 
     def record(messages: list[tuple[int, Telemetry]]) -> Path:
         path = tmp_path / "session.mcap"
-        source = Received()
-        recorder = Recorder(source, path)
-        for sequence, message in messages:
-            payload = wire.encode(message)
-            source.history.append(sequence, payload)
-            source.tap.send(wire.TOPICS[type(message)], sequence, payload)
-        recorder.stop()
-        assert recorder.error is None, recorder.error
+        with recorded_to(path) as source:
+            for sequence, message in messages:
+                source.take(sequence, message)
         return path
 
     return record

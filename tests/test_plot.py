@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,6 @@ from stepscope.recordings.plot_events import placed
 from stepscope.recordings.plot_figure import figure
 from stepscope.recordings.plot_series import MAX_EVENTS, Event, PlotSeries, read_series
 from stepscope.recordings.reader import Recording
-from stepscope.recordings.recorder import Recorder
-from stepscope.recordings.source import FrameTap, SourceStatus
 from stepscope.tui.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.cli_plot import plot_file
 from stepscope.tui.cli_screenshot import screenshot_file
@@ -37,63 +35,40 @@ PAUSE_AT, PAUSE_NS = 200, 3_000_000_000
 LOST = range(300, 310)
 
 
-class Received:
-    """A live source that is handed its messages."""
-
-    is_live = True
-    name = "engine"
-    num_bad = 0
-    status: SourceStatus = "live"
-    error = None
-
-    def __init__(self) -> None:
-        self.history = History(BOUNDS)
-        self.tap = FrameTap()
-
-    def start(self) -> None:
-        return
-
-    def stop(self) -> None:
-        return
-
-
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[History, Path]:
+def session(
+    tmp_path_factory: pytest.TempPathFactory, recorded_to: Callable[..., Any]
+) -> tuple[History, Path]:
     """A busy session and its recording: a knob change, a mark, a pause, lost messages."""
     path = tmp_path_factory.mktemp("plot") / "busy.mcap"
-    source = Received()
-    recorder = Recorder(source, path)
     sequence = later_ns = 0
-
-    def send(message: wire.Telemetry) -> None:
-        payload = wire.encode(message)
-        source.history.append(sequence, payload)
-        source.tap.send(wire.TOPICS[type(message)], sequence, payload)
-
-    for message in messages():
-        sequence += 1
-        if isinstance(message, StepRecord) and message.step == PAUSE_AT:
-            later_ns = PAUSE_NS
-            state = source.history.state
-            send(
-                EngineStatus(
-                    state="paused",
-                    step=state.step,
-                    time_ns=state.time_ns,
-                    num_running=state.num_running,
-                    num_waiting=state.num_waiting,
+    with recorded_to(path, BOUNDS) as source:
+        for message in messages():
+            sequence += 1
+            if isinstance(message, StepRecord) and message.step == PAUSE_AT:
+                later_ns = PAUSE_NS
+                state = source.history.state
+                source.take(
+                    sequence,
+                    EngineStatus(
+                        state="paused",
+                        step=state.step,
+                        time_ns=state.time_ns,
+                        num_running=state.num_running,
+                        num_waiting=state.num_waiting,
+                    ),
                 )
-            )
-            sequence += 1
-        if later_ns:
-            message = later(message, later_ns)
-        if not isinstance(message, StepRecord) or message.step not in LOST:
-            send(message)
-        if isinstance(message, StepRecord) and message.step == MARK_AT:
-            sequence += 1
-            send(Mark(step=MARK_AT, time_ns=message.tokens_ns, text="of $x$ _y_", who="ops"))
-    recorder.stop()
-    assert recorder.error is None, recorder.error
+                sequence += 1
+            if later_ns:
+                message = later(message, later_ns)
+            if not isinstance(message, StepRecord) or message.step not in LOST:
+                source.take(sequence, message)
+            if isinstance(message, StepRecord) and message.step == MARK_AT:
+                sequence += 1
+                source.take(
+                    sequence,
+                    Mark(step=MARK_AT, time_ns=message.tokens_ns, text="of $x$ _y_", who="ops"),
+                )
     return source.history, path
 
 

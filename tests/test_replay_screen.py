@@ -1,18 +1,17 @@
 """The screen at a step is the same whether the session is live or comes from its file."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from stepscope.engine import wire
 from stepscope.engine.config import Knobs
 from stepscope.engine.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.reader import Recording
-from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.replay import ReplaySource
-from stepscope.recordings.source import FrameTap, SourceStatus
 from stepscope.tui.frame import FrameBuilder
 from stepscope.tui.pages import PAGE_VIEWS
 from stepscope.tui.view import View
@@ -54,33 +53,13 @@ def screen(history: History, step: int) -> dict[str, list[str]]:
     }
 
 
-class Received:
-    """A live source that is handed its messages."""
-
-    is_live = True
-    name = "engine"
-    num_bad = 0
-    status: SourceStatus = "live"
-    error = None
-
-    def __init__(self) -> None:
-        self.history = History(SLO(ttft_ms=500.0, itl_ms=30.0))
-        self.tap = FrameTap()
-
-    def start(self) -> None:
-        return
-
-    def stop(self) -> None:
-        return
-
-
 @pytest.fixture(scope="module")
-def live_and_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[History, Path]:
+def live_and_file(
+    tmp_path_factory: pytest.TempPathFactory, recorded_to: Callable[..., Any]
+) -> tuple[History, Path]:
     """A busy session as it was received, and its recording from the first message on."""
     path = tmp_path_factory.mktemp("session") / "session.mcap"
-    source = Received()
-    recorder = Recorder(source, path)
-    for sequence, message in simulate(
+    messages = simulate(
         seed=3,
         num_steps=400,
         knobs=Knobs(max_num_batched_tokens=1024, max_num_seqs=32),
@@ -88,12 +67,10 @@ def live_and_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[History, Pa
         workload=SimulatedWorkload(
             rate=9.0, document_share=0.12, document_tokens=2600, output_tokens=140
         ),
-    ):
-        payload = wire.encode(message)
-        source.history.append(sequence, payload)
-        source.tap.send(wire.TOPICS[type(message)], sequence, payload)
-    recorder.stop()
-    assert recorder.error is None, recorder.error
+    )
+    with recorded_to(path, SLO(ttft_ms=500.0, itl_ms=30.0)) as source:
+        for sequence, message in messages:
+            source.take(sequence, message)
     return source.history, path
 
 
