@@ -12,6 +12,7 @@ import msgspec
 import zmq
 
 from stepscope.engine import commands
+from stepscope.engine.access.sockets import Handshakes, client_socket
 from stepscope.engine.commands import (
     Ack,
     AnyReply,
@@ -24,7 +25,6 @@ from stepscope.engine.commands import (
 )
 from stepscope.engine.endpoints import Endpoint
 from stepscope.engine.local_engines import called, starting_pid
-from stepscope.engine.sockets import Handshakes, client_socket
 from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo, KnobValue, Snapshot
 
 CHANGE_AGAIN_S = 1.0

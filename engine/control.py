@@ -16,6 +16,10 @@ import msgspec
 import zmq
 
 from stepscope.engine import commands
+from stepscope.engine.access.connections import Connections
+from stepscope.engine.access.gate import Gate
+from stepscope.engine.access.rate_limit import RateLimiter
+from stepscope.engine.access.sockets import bind, server_socket
 from stepscope.engine.answers import AnswerBook, OnceReused
 from stepscope.engine.audit import Asker
 from stepscope.engine.commands import (
@@ -32,15 +36,11 @@ from stepscope.engine.commands import (
     WorkloadSpec,
 )
 from stepscope.engine.config import ConfigError
-from stepscope.engine.connections import Connections
 from stepscope.engine.core import EngineCore
-from stepscope.engine.gate import Gate
 from stepscope.engine.inbox import Call, Denial, Departure
 from stepscope.engine.intake import Intake
 from stepscope.engine.output_text import OutputText
-from stepscope.engine.rate_limit import RateLimiter
 from stepscope.engine.remote_client import Outgoing, RemoteClient
-from stepscope.engine.sockets import bind, server_socket
 from stepscope.engine.submissions import Submissions
 from stepscope.engine.wire import ControlCounts
 

@@ -18,8 +18,8 @@ from types import TracebackType
 
 import platformdirs
 
+from stepscope.engine.access.keys import Credentials
 from stepscope.engine.config import ConfigError
-from stepscope.engine.keys import Credentials
 
 MAX_IPC_PATH = 103  # sun_path holds 108 bytes on Linux and 104 on macOS
 _TELEMETRY_SUFFIX = ".telemetry"

@@ -8,9 +8,9 @@ import fcntl
 import os
 import socket
 
+from stepscope.engine.access.keys import Credentials, KeyPair
 from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import Endpoint, holder, lock_path
-from stepscope.engine.keys import Credentials, KeyPair
 
 _LISTENS_S = 0.5
 

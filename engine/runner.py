@@ -8,9 +8,10 @@ import msgspec
 import numpy as np
 import torch
 
-from stepscope.engine import input_batch
 from stepscope.engine.config import ConfigError, EngineConfig
-from stepscope.engine.devices import (
+from stepscope.engine.environment import keep_freed_memory, num_threads
+from stepscope.engine.execution import input_batch
+from stepscope.engine.execution.devices import (
     DeviceTimer,
     find_device,
     find_dtype,
@@ -20,20 +21,19 @@ from stepscope.engine.devices import (
     memory_for,
     zeros,
 )
-from stepscope.engine.environment import keep_freed_memory, num_threads
-from stepscope.engine.gpu_start import TRIAL_BLOCKS, prepare
-from stepscope.engine.graphs import DecodeGraphs
-from stepscope.engine.memory import kv_memory_bytes, num_kv_blocks
+from stepscope.engine.execution.gpu_start import TRIAL_BLOCKS, prepare
+from stepscope.engine.execution.graphs import DecodeGraphs
+from stepscope.engine.execution.memory import kv_memory_bytes, num_kv_blocks
+from stepscope.engine.execution.smaller_steps import run_in_halves
+from stepscope.engine.execution.step_buffers import StepInputs
+from stepscope.engine.execution.thread_choice import ThreadChoice
+from stepscope.engine.execution.trial_steps import trial_step
 from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.model import Model, StepContext
 from stepscope.engine.models.support import longest_request
 from stepscope.engine.sampler import Sampled, Sampler
-from stepscope.engine.smaller_steps import run_in_halves
 from stepscope.engine.step import ScheduledStep, StepResult
-from stepscope.engine.step_buffers import StepInputs
-from stepscope.engine.thread_choice import ThreadChoice
 from stepscope.engine.tokenizer import Tokenizer
-from stepscope.engine.trial_steps import trial_step
 from stepscope.kernels.paged_attention import (
     AttentionBackend,
     BackendUnavailableError,

@@ -15,11 +15,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from stepscope.engine import host_sampling
 from stepscope.engine.commands import PositionLogprobs, SamplingParams, TokenLogprob
-from stepscope.engine.host_sampling import LEAST_LOGPROB, LEAST_TEMPERATURE, Choice
+from stepscope.engine.execution import host_sampling
+from stepscope.engine.execution.host_sampling import LEAST_LOGPROB, LEAST_TEMPERATURE, Choice
+from stepscope.engine.execution.token_counts import TokenCounts
 from stepscope.engine.request import Request
-from stepscope.engine.token_counts import TokenCounts
 
 _MASK = (1 << 64) - 1
 

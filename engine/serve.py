@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from stepscope.engine import dispatch
+from stepscope.engine.access.gate import gate_of, local_key
 from stepscope.engine.commands import AnyReply, Shutdown, Submit
 from stepscope.engine.config import ConfigError, EngineConfig, Knobs, Limits, knob_specs
 from stepscope.engine.control import ControlServer
@@ -21,11 +22,10 @@ from stepscope.engine.core import EngineCore
 from stepscope.engine.driver import WorkloadDriver
 from stepscope.engine.endpoints import Endpoint, EndpointLock, check_name, free_name
 from stepscope.engine.environment import prepare_environment
-from stepscope.engine.gate import gate_of, local_key
+from stepscope.engine.execution.memory import replay_memory_bytes
 from stepscope.engine.inbox import Call, Refusal
 from stepscope.engine.intake import Intake
 from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.memory import replay_memory_bytes
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.telemetry import Publisher
 from stepscope.engine.token_teller import TokenTeller

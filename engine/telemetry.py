@@ -9,9 +9,9 @@ from typing import NamedTuple
 import zmq
 
 from stepscope.engine import wire
+from stepscope.engine.access.gate import Gate
+from stepscope.engine.access.sockets import bind, server_socket
 from stepscope.engine.commands import Replayed, ReplayedFrame
-from stepscope.engine.gate import Gate
-from stepscope.engine.sockets import bind, server_socket
 from stepscope.engine.wire import TOPICS, Telemetry
 
 MAX_SUBSCRIPTION_BYTES = 1_024

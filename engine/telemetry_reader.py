@@ -4,7 +4,7 @@ import time
 
 import zmq
 
-from stepscope.engine.sockets import client_socket
+from stepscope.engine.access.sockets import client_socket
 from stepscope.engine.wire import sequence_of
 
 

@@ -3,9 +3,9 @@
 import time
 
 from stepscope.engine.wire import StepRecord
-from stepscope.recordings.comparison_feed import BATCH, Stretch
-from stepscope.recordings.comparison_past import Past, oldest_arrival
-from stepscope.recordings.comparison_side import Side
+from stepscope.recordings.compare.feed import BATCH, Stretch
+from stepscope.recordings.compare.past import Past, oldest_arrival
+from stepscope.recordings.compare.side import Side
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 

@@ -7,9 +7,9 @@ import msgspec
 
 from stepscope.engine import wire
 from stepscope.engine.wire import Snapshot, StepRecord, Telemetry
-from stepscope.recordings.comparison_feed import BATCH, Stretch
-from stepscope.recordings.comparison_past import Past, oldest_arrival
-from stepscope.recordings.comparison_side import Side
+from stepscope.recordings.compare.feed import BATCH, Stretch
+from stepscope.recordings.compare.past import Past, oldest_arrival
+from stepscope.recordings.compare.side import Side
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.loaded_chunk import KEYFRAME, Frame
 from stepscope.recordings.mcap_index import RecordingError

@@ -14,6 +14,7 @@ import msgspec
 import zmq
 
 from stepscope.engine import wire
+from stepscope.engine.access.sockets import client_socket
 from stepscope.engine.client import (
     CommandRefused,
     ControlClient,
@@ -22,7 +23,6 @@ from stepscope.engine.client import (
 )
 from stepscope.engine.commands import Error, GetSnapshot, Replayed, ReplayFrom
 from stepscope.engine.endpoints import Endpoint
-from stepscope.engine.sockets import client_socket
 from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo, Snapshot
 from stepscope.recordings.history import History
 from stepscope.recordings.source import FrameTap

@@ -9,11 +9,11 @@ import sys
 import time
 
 from stepscope.engine import dispatch
+from stepscope.engine.access.gate import gate_of, local_key
 from stepscope.engine.config import Knobs, Limits
 from stepscope.engine.control import ControlServer
 from stepscope.engine.core import EngineCore
 from stepscope.engine.endpoints import Endpoint, EndpointLock
-from stepscope.engine.gate import gate_of, local_key
 from stepscope.engine.intake import Intake
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.scheduler import Scheduler

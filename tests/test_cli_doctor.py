@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.tui import cli_doctor
-from stepscope.tui.cli_errors import CommandFailed
+from stepscope.tui.commands import doctor as doctor_command
+from stepscope.tui.commands.errors import CommandFailed
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_it_names_versions_the_backend_and_the_folders(
     capsys: pytest.CaptureFixture[str], folders: Path
 ) -> None:
-    cli_doctor.doctor()
+    doctor_command.doctor()
     said = capsys.readouterr().out
     lines = {line.split()[1]: line for line in said.splitlines()}
     for name in (
@@ -44,9 +44,9 @@ def test_it_names_versions_the_backend_and_the_folders(
 def test_it_ends_with_1_when_an_engine_could_not_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli_doctor, "_ENGINE", ("no-such-package",))
+    monkeypatch.setattr(doctor_command, "_ENGINE", ("no-such-package",))
     with pytest.raises(CommandFailed, match="no-such-package") as raised:
-        cli_doctor.doctor()
+        doctor_command.doctor()
     assert raised.value.exit_code == 1
     assert "bad   no-such-package  not installed: pip install 'stepscope[engine]'" in (
         capsys.readouterr().out
@@ -60,5 +60,5 @@ def test_it_says_when_the_runtime_folder_that_was_asked_for_is_not_used(
     shared.mkdir()
     os.chmod(shared, 0o755)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(shared))
-    cli_doctor.doctor()
+    doctor_command.doctor()
     assert f"XDG_RUNTIME_DIR={shared} is not yours alone" in capsys.readouterr().out

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from stepscope.engine import wire
+from stepscope.engine.access.sockets import KEY_VARIABLE
 from stepscope.engine.client import ControlClient, EngineUnreachable
 from stepscope.engine.commands import Pause, SamplingParams, Submit
 from stepscope.engine.load import LoadGenerator, LoadReport
-from stepscope.engine.sockets import KEY_VARIABLE
 from stepscope.tui.cli import main
 
 ENGINE = Path(__file__).parent / "simulated_engine.py"

@@ -9,8 +9,8 @@ import pytest
 
 from stepscope.engine.commands import WorkloadSpec
 from stepscope.engine.config import EngineConfig, Knobs
-from stepscope.tui.cli_errors import WrongUsage
-from stepscope.tui.cli_options import resolve, with_options
+from stepscope.tui.commands.errors import WrongUsage
+from stepscope.tui.commands.options import resolve, with_options
 from stepscope.tui.settings import DashboardSettings
 
 

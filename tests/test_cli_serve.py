@@ -11,8 +11,8 @@ from stepscope.engine import serve as engine_serve
 from stepscope.engine.config import Limits
 from stepscope.engine.endpoints import Endpoint
 from stepscope.engine.simulated import simulated_info
-from stepscope.tui import cli_serve
-from stepscope.tui.cli_connect import choose
+from stepscope.tui.commands import serve as serve_command
+from stepscope.tui.commands.connect import choose
 
 
 @pytest.mark.parametrize("endpoint", ["e1", "/run/x1", "/run/e1", "tcp://127.0.0.1:5791"])
@@ -33,8 +33,8 @@ def test_the_address_to_watch_is_that_of_the_engine_whatever_it_is_called(
         ready(info)
 
     monkeypatch.setattr(engine_serve, "serve", started)
-    monkeypatch.setattr(cli_serve, "prepare_process", lambda: None)
-    cli_serve.serve({}, exit_with_stdin=False)
+    monkeypatch.setattr(serve_command, "prepare_process", lambda: None)
+    serve_command.serve({}, exit_with_stdin=False)
     said = capsys.readouterr().out.partition("stepscope top ")[2].split()[0]
     assert choose(said, "{}").control == control
     assert (said == "e1") == (endpoint == "e1")

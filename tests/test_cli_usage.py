@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.engine.endpoints import Endpoint, EndpointLock
-from stepscope.tui import cli_demo
 from stepscope.tui.cli import main
+from stepscope.tui.commands import demo as demo_command
 
 COMMANDS = (
     "demo",
@@ -144,9 +144,9 @@ def test_the_help_of_the_demo_shows_what_the_demo_runs_with(run: Run) -> None:
 
 
 def test_the_help_of_the_demo_is_true() -> None:
-    assert cli_demo.KNOBS.max_num_batched_tokens == 128
-    assert cli_demo.KNOBS.max_num_seqs == 12
-    assert cli_demo.KV_MEMORY == "64MB"
+    assert demo_command.KNOBS.max_num_batched_tokens == 128
+    assert demo_command.KNOBS.max_num_seqs == 12
+    assert demo_command.KV_MEMORY == "64MB"
 
 
 @pytest.mark.parametrize("output", ["nodir/", "nodir/session.mcap"])

@@ -16,17 +16,18 @@ from stepscope.engine import wire
 from stepscope.engine.config import Knobs
 from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.engine.wire import Arrived, EngineInfo, EngineStatus, Mark, StepRecord, Telemetry
-from stepscope.recordings import comparison_counts, comparison_points
-from stepscope.recordings.comparer import Comparer
-from stepscope.recordings.comparison import compare, request_by_request
-from stepscope.recordings.comparison_columns import axis_of
-from stepscope.recordings.comparison_counts import Spread, WaitCounts
-from stepscope.recordings.comparison_feed import Stretch
-from stepscope.recordings.comparison_points import KNOB, LATE, MARKED, PREEMPTED, StepPoints
-from stepscope.recordings.comparison_requests import RequestRun, matched
-from stepscope.recordings.comparison_side import Side
-from stepscope.recordings.comparison_tests import means_differ, rates_differ, shares_differ
-from stepscope.recordings.comparison_totals import TokensOverTime
+from stepscope.recordings.compare import counts as comparison_counts
+from stepscope.recordings.compare import points as comparison_points
+from stepscope.recordings.compare.chance import means_differ, rates_differ, shares_differ
+from stepscope.recordings.compare.columns import axis_of
+from stepscope.recordings.compare.comparer import Comparer
+from stepscope.recordings.compare.comparison import compare, request_by_request
+from stepscope.recordings.compare.counts import Spread, WaitCounts
+from stepscope.recordings.compare.feed import Stretch
+from stepscope.recordings.compare.points import KNOB, LATE, MARKED, PREEMPTED, StepPoints
+from stepscope.recordings.compare.requests import RequestRun, matched
+from stepscope.recordings.compare.side import Side
+from stepscope.recordings.compare.totals import TokensOverTime
 from stepscope.recordings.history import History
 from stepscope.recordings.history_feed import HistoryFeed
 from stepscope.recordings.latency import SLO, percentiles

@@ -12,10 +12,10 @@ import pytest
 from stepscope.engine.config import Knobs
 from stepscope.engine.simulated import SimulatedWorkload, simulate
 from stepscope.engine.wire import Mark
-from stepscope.recordings.comparison_columns import NUM_STRETCHES
+from stepscope.recordings.compare.columns import NUM_STRETCHES
 from stepscope.recordings.reader import Recording
-from stepscope.tui import cli_compare
-from stepscope.tui.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.commands import compare as compare_command
+from stepscope.tui.commands.errors import CommandFailed, WrongUsage
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def session(tmp_path_factory: pytest.TempPathFactory, recorded_to: Callable[...,
 def printed(capsys: pytest.CaptureFixture[str], a: str, b: str | None, **options: Any) -> str:
     options = {"mark": None, "align": None, "limit": 20, "as_table": False, "as_json": False,
                "flags": {}, **options}  # fmt: skip
-    cli_compare.compare(a, b, **options)
+    compare_command.compare(a, b, **options)
     return capsys.readouterr().out
 
 

@@ -10,15 +10,15 @@ import pytest
 from textual.pilot import Pilot
 
 from stepscope.recordings import samples
-from stepscope.recordings.comparison_feed import Stretch
+from stepscope.recordings.compare.feed import Stretch
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.replay import ReplaySource
 from stepscope.recordings.source import add_mark
 from stepscope.tui.app import Dashboard
-from stepscope.tui.compare_choices import file_origin, session_origin
-from stepscope.tui.compare_picture import ComparePage
+from stepscope.tui.compare.choices import file_origin, session_origin
+from stepscope.tui.compare.picture import ComparePage
 from stepscope.tui.frame import Frame, FrameBuilder
 from stepscope.tui.theme import Skin
 from stepscope.tui.view import View
@@ -263,7 +263,7 @@ async def test_one_chooses_among_ones_own_past_and_recordings(
 async def test_escape_stops_reading_and_keeps_what_was_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from stepscope.recordings import comparer
+    from stepscope.recordings.compare import comparer
 
     monkeypatch.setattr(comparer, "_SLICE_S", 0.001)
     monkeypatch.setattr(comparer, "_REST_S", 0.02)

@@ -16,7 +16,9 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine import commands, dispatch, rate_limit
+from stepscope.engine import commands, dispatch
+from stepscope.engine.access import rate_limit
+from stepscope.engine.access.rate_limit import CLIENT_BURST, CLIENT_RATE, RateLimiter
 from stepscope.engine.answers import MAX_ANSWERS, AnswerBook, OnceReused
 from stepscope.engine.client import CommandRefused, ControlClient
 from stepscope.engine.commands import (
@@ -40,7 +42,6 @@ from stepscope.engine.commands import (
     Submit,
     Submitted,
 )
-from stepscope.engine.rate_limit import CLIENT_BURST, CLIENT_RATE, RateLimiter
 from stepscope.engine.wire import Audited, Snapshot
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recorder import Recorder

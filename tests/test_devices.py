@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stepscope.engine.config import ConfigError
-from stepscope.engine.devices import DeviceTimer, is_out_of_memory, memory_for
+from stepscope.engine.execution.devices import DeviceTimer, is_out_of_memory, memory_for
 
 # As torch words it.
 FULL = (

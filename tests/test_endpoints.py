@@ -23,7 +23,7 @@ from stepscope.engine.endpoints import (
 )
 from stepscope.engine.local_engines import called, starting_pid
 from stepscope.recordings.history import History
-from stepscope.tui.cli_connect import connect, receive
+from stepscope.tui.commands.connect import connect, receive
 
 
 @pytest.fixture(autouse=True)

@@ -10,22 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.engine.wire import EngineInfo, EngineStatus, KVCounts, Snapshot, StepRecord
-from stepscope.recordings.fleet import (
+from stepscope.recordings.fleets.figures import EngineFigures, figures, measure
+from stepscope.recordings.fleets.fleet import (
     FLEET_STEPS,
     LOOK_S,
     NUM_LOADS,
     Fleet,
     shared_bytes,
 )
-from stepscope.recordings.fleet_figures import EngineFigures, figures, measure
-from stepscope.recordings.history import MAX_STEPS, History
-from stepscope.recordings.imbalance import (
+from stepscope.recordings.fleets.imbalance import (
     HOLD_S,
     LAPSE_S,
     ImbalanceKeeper,
     differences,
     findings,
 )
+from stepscope.recordings.history import MAX_STEPS, History
 
 MS = 1_000_000
 

@@ -16,10 +16,10 @@ from stepscope.engine.client import ControlClient
 from stepscope.engine.commands import SamplingParams, Submit
 from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import Endpoint, EndpointLock
-from stepscope.recordings.fleet import Fleet
+from stepscope.recordings.fleets.fleet import Fleet
 from stepscope.recordings.subscriber import Subscriber
-from stepscope.tui import cli_top
-from stepscope.tui.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.commands import top as top_command
+from stepscope.tui.commands.errors import CommandFailed, WrongUsage
 from stepscope.tui.widgets.fleet_columns import state_text
 
 ENGINE = str(Path(__file__).with_name("simulated_engine.py"))
@@ -140,7 +140,7 @@ def test_engines_named_win_over_the_environment_and_that_over_the_file(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
 
     def shown(*named: str) -> list[str]:
-        return [endpoint.name for endpoint in cli_top.engines_to_show(named)]
+        return [endpoint.name for endpoint in top_command.engines_to_show(named)]
 
     with pytest.raises(CommandFailed, match="no engine runs on this machine"):
         shown()
@@ -161,7 +161,7 @@ def test_engines_named_win_over_the_environment_and_that_over_the_file(
 def test_of_several_engines_one_that_answers_is_enough(runtime_folder: Path) -> None:
     nobody = [Endpoint.parse(f"{runtime_folder}/{name}") for name in ("p", "q")]
     with pytest.raises(CommandFailed, match=r"none of 2 engines answers; p: no engine at .*; q: "):
-        cli_top.check_any(nobody)
+        top_command.check_any(nobody)
 
 
 def test_leaving_waits_for_dead_engines_together_not_one_after_the_other(

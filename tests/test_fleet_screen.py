@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from stepscope.recordings.fleet import LOOK_S, Fleet
+from stepscope.recordings.fleets.fleet import LOOK_S, Fleet
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.tui.actions import ACTIONS

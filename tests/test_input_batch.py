@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from stepscope.engine import input_batch
 from stepscope.engine.commands import SamplingParams
-from stepscope.engine.input_batch import BlockTables
+from stepscope.engine.execution import input_batch
+from stepscope.engine.execution.input_batch import BlockTables
 from stepscope.engine.request import Request
 from stepscope.engine.step import ScheduledRow
 from stepscope.engine.wire import Phase

@@ -17,8 +17,11 @@ import pytest
 import zmq
 
 from stepscope.engine import commands
+from stepscope.engine.access.authorised_keys import KeyFolder, Role
+from stepscope.engine.access.gate import Gate, gate_of
+from stepscope.engine.access.keys import Credentials, KeyPair, read_credentials
+from stepscope.engine.access.sockets import bind, client_socket, credentials_for, server_socket
 from stepscope.engine.audit import Asker
-from stepscope.engine.authorised_keys import KeyFolder, Role
 from stepscope.engine.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.commands import (
     Abort,
@@ -37,9 +40,6 @@ from stepscope.engine.commands import (
 )
 from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import Endpoint
-from stepscope.engine.gate import Gate, gate_of
-from stepscope.engine.keys import Credentials, KeyPair, read_credentials
-from stepscope.engine.sockets import bind, client_socket, credentials_for, server_socket
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui.cli import main
 
@@ -495,4 +495,7 @@ def test_every_socket_that_leaves_the_process_is_made_in_one_place() -> None:
         for path in sorted((root / package).rglob("*.py"))
         if ".socket(zmq." in path.read_text() or ".instance().socket(" in path.read_text()
     ]
-    assert makers == ["engine/gate.py", "engine/sockets.py"]  # the gate's own is inproc
+    assert makers == [
+        "engine/access/gate.py",
+        "engine/access/sockets.py",
+    ]  # the gate's own is inproc

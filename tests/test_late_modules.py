@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import ast, importlib.util, pathlib, sys
-import stepscope.tui.run, stepscope.tui.cli_top, stepscope.tui.screens.handlers
+import stepscope.tui.run, stepscope.tui.commands.top, stepscope.tui.screens.handlers
 from stepscope.recordings import subscriber
 from stepscope.tui import late_modules
 

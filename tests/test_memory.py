@@ -3,7 +3,7 @@
 import pytest
 
 from stepscope.engine.config import ConfigError, EngineConfig
-from stepscope.engine.memory import (
+from stepscope.engine.execution.memory import (
     CPU_SHARE_CAP_BYTES,
     DeviceUse,
     KVShape,

@@ -16,16 +16,16 @@ from stepscope.kernels.cpu_library import LEVELS
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("engine", "kernels", "recordings", "tui")
 TORCH_SIDE = (
-    "stepscope.engine.devices",
-    "stepscope.engine.gpu_start",
-    "stepscope.engine.graphs",
-    "stepscope.engine.host_sampling",
-    "stepscope.engine.input_batch",
+    "stepscope.engine.execution.devices",
+    "stepscope.engine.execution.gpu_start",
+    "stepscope.engine.execution.graphs",
+    "stepscope.engine.execution.host_sampling",
+    "stepscope.engine.execution.input_batch",
     "stepscope.engine.models",
     "stepscope.engine.runner",
     "stepscope.engine.sampler",
-    "stepscope.engine.step_buffers",
-    "stepscope.engine.token_counts",
+    "stepscope.engine.execution.step_buffers",
+    "stepscope.engine.execution.token_counts",
     "stepscope.kernels",
 )
 SHIPPED_SUFFIXES = {".py", ".typed", ".tcss", ".mcap", ".md", ".json", ".cpp", ".h"}
@@ -155,7 +155,8 @@ def imported(path: Path) -> list[str]:
 def test_the_quick_commands_import_neither_torch_nor_textual() -> None:
     done = run_python(
         "import sys\n"
-        "from stepscope.tui import cli, cli_set, cli_snapshot\n"
+        "from stepscope.tui import cli\n"
+        "from stepscope.tui.commands import set, snapshot\n"
         "print([name for name in ('torch', 'transformers', 'textual', 'rich', 'mcap') "
         "if name in sys.modules])\n"
     )

@@ -20,13 +20,13 @@ from stepscope.recordings.distribution import Distribution
 from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
-from stepscope.recordings.plot_events import placed
-from stepscope.recordings.plot_figure import figure
-from stepscope.recordings.plot_series import MAX_EVENTS, Event, PlotSeries, read_series
+from stepscope.recordings.plot.events import placed
+from stepscope.recordings.plot.figure import figure
+from stepscope.recordings.plot.series import MAX_EVENTS, Event, PlotSeries, read_series
 from stepscope.recordings.reader import Recording
-from stepscope.tui.cli_errors import CommandFailed, WrongUsage
-from stepscope.tui.cli_plot import plot_file
-from stepscope.tui.cli_screenshot import screenshot_file
+from stepscope.tui.commands.errors import CommandFailed, WrongUsage
+from stepscope.tui.commands.plot import plot_file
+from stepscope.tui.commands.screenshot import screenshot_file
 
 BOUNDS = SLO(ttft_ms=500.0, itl_ms=30.0)
 NUM_STEPS = 500

@@ -26,7 +26,8 @@ from stepscope.recordings.subscriber import Subscriber
 from stepscope.recordings.transcripts import Said, Told
 from stepscope.recordings.verify import verify
 from stepscope.recordings.writer import RecordingWriter
-from stepscope.tui import cli_repair, cli_verify
+from stepscope.tui.commands import repair as repair_command
+from stepscope.tui.commands import verify as verify_command
 from stepscope.tui.widgets import transcript
 
 # No eight characters of these may be in a help text.
@@ -240,7 +241,7 @@ def test_with_tokens_all_of_it_is_told_and_the_file_says_so_and_can_be_stripped(
         assert life.told.output_text(float("inf")) == ANSWER
         assert life.told.output_text(life.told.said[4].step) == ANSWER[:5]
     assert verify(told.path, lambda share: None).is_good
-    assert cli_verify.verify_file(str(told.path), False) == 0
+    assert verify_command.verify_file(str(told.path), False) == 0
     assert "holds prompts and outputs" in capsys.readouterr().out
     # Exports have none unless asked; no format but jsonl ever has.
     for target in FORMATS:
@@ -256,7 +257,7 @@ def test_with_tokens_all_of_it_is_told_and_the_file_says_so_and_can_be_stripped(
             recording, output, "jsonl", StepRange(), "steps", lambda share: None, with_tokens=True
         )
     assert PROMPT.encode() in output.read_bytes()
-    cli_repair.repair_file(str(told.path), None, strip_tokens=True)
+    repair_command.repair_file(str(told.path), None, strip_tokens=True)
     bare = told.path.with_name("session-stripped.mcap")
     assert leaks(file_content(bare)) == []
     report = verify(bare, lambda share: None)

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.commands import PositionLogprobs, SamplingParams, TokenLogprob
+from stepscope.engine.execution.smaller_steps import halves, run_in_halves
 from stepscope.engine.request import Request
-from stepscope.engine.smaller_steps import halves, run_in_halves
 from stepscope.engine.step import ScheduledRow, ScheduledStep, StepResult
 from stepscope.engine.wire import Phase
 

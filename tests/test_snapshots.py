@@ -28,14 +28,14 @@ from stepscope.engine import wire
 from stepscope.engine.config import Knobs
 from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.engine.wire import EngineInfo, Mark
-from stepscope.recordings.fleet import LOOK_S, EngineLine, Fleet
+from stepscope.recordings.fleets.fleet import LOOK_S, EngineLine, Fleet
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.overview import Overview
 from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.source import FrameTap, SourceStatus
 from stepscope.tui.app import Dashboard
-from stepscope.tui.compare_origin import Origin
+from stepscope.tui.compare.origin import Origin
 from stepscope.tui.picture import Cells, cells
 from stepscope.tui.screens.start import StartApp
 from stepscope.tui.start_finder import Finder

@@ -12,10 +12,11 @@ import pytest
 from rich.cells import cell_len
 
 from stepscope.recordings import samples
-from stepscope.recordings.fleet import EngineLine
-from stepscope.recordings.fleet_figures import EngineFigures
+from stepscope.recordings.fleets.figures import EngineFigures
+from stepscope.recordings.fleets.fleet import EngineLine
 from stepscope.recordings.overview import Overview, overview, recordings_in
-from stepscope.tui import cli_start, start_list
+from stepscope.tui import start_list
+from stepscope.tui.commands import start as start_command
 from stepscope.tui.recent import MAX_FILES, RecentFiles
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.screens.start import StartApp
@@ -380,7 +381,8 @@ def test_without_a_terminal_it_prints_the_help(arguments: list[str]) -> None:
 def test_the_first_picture_waits_for_no_engine_no_recording_and_no_socket() -> None:
     program = (
         "import sys\n"
-        "from stepscope.tui import cli, cli_start\n"
+        "from stepscope.tui import cli\n"
+        "from stepscope.tui.commands import start\n"
         "from stepscope.tui.screens.start import StartApp\n"
         "heavy = {'torch', 'zmq', 'mcap', 'numpy', 'stepscope.recordings.reader',\n"
         "         'stepscope.recordings.history', 'stepscope.tui.app'}\n"
@@ -408,6 +410,6 @@ def test_what_is_wrong_with_a_recording_names_it_without_its_folder(tmp_path: Pa
     folder = tmp_path / ("long" * 20)
     folder.mkdir()
     (folder / "broken.mcap").write_text("nothing")
-    said = cli_start.check(Choice("file", (str(folder / "broken.mcap"),)))
+    said = start_command.check(Choice("file", (str(folder / "broken.mcap"),)))
     assert said is not None
     assert said.startswith("broken.mcap is not a stepscope recording")

@@ -26,9 +26,9 @@ from stepscope.recordings.samples import shipped
 from stepscope.tui.actions import with_keys
 from stepscope.tui.app import Dashboard
 from stepscope.tui.cli import main
-from stepscope.tui.export_choices import folder_for
-from stepscope.tui.export_desk import ExportDesk
-from stepscope.tui.export_order import FORMAT_CHOICES, ExportOrder, RangeChoice
+from stepscope.tui.export.choices import folder_for
+from stepscope.tui.export.desk import ExportDesk
+from stepscope.tui.export.order import FORMAT_CHOICES, ExportOrder, RangeChoice
 from stepscope.tui.screens.export_chooser import ExportChooser
 
 AT = 300

@@ -31,9 +31,10 @@ import sys
 for name in ("textual", "torch", "matplotlib", "PIL", "numpy", "pyarrow", "perfetto"):
     sys.modules[name] = None
 import stepscope.tui.cli
-import stepscope.tui.cli_explain, stepscope.tui.cli_export, stepscope.tui.cli_plot
-import stepscope.tui.cli_record, stepscope.tui.cli_repair, stepscope.tui.cli_screenshot
-import stepscope.tui.cli_verify
+import stepscope.tui.commands.explain, stepscope.tui.commands.export, stepscope.tui.commands.plot
+import stepscope.tui.commands.record, stepscope.tui.commands.repair
+import stepscope.tui.commands.screenshot
+import stepscope.tui.commands.verify
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60

@@ -261,7 +261,7 @@ class TrialGpu:
 def engine(request: dict[str, Any]) -> dict[str, Any]:
     """A model as it is started and run on a GPU, and what it says of the same prompts on a CPU."""
     # Here, not above: the other cases need no transformers, and importing it takes seconds.
-    from stepscope.engine.gpu_start import prepare
+    from stepscope.engine.execution.gpu_start import prepare
     from stepscope.engine.runner import ModelRunner
 
     config = EngineConfig(

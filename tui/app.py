@@ -16,13 +16,13 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.types import CSSPathType
 
-from stepscope.recordings.comparison_columns import Align
-from stepscope.recordings.fleet import LOOK_S, Fleet
+from stepscope.recordings.compare.columns import Align
+from stepscope.recordings.fleets.fleet import LOOK_S, Fleet
 from stepscope.recordings.history import History
 from stepscope.recordings.source import Source
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui.actions import ACTIONS, Action
-from stepscope.tui.compare_origin import Origin
+from stepscope.tui.compare.origin import Origin
 from stepscope.tui.fleet_desk import FleetDesk
 from stepscope.tui.key_order import KeyOrder
 from stepscope.tui.log_file import log_path, see_log

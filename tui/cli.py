@@ -1,12 +1,12 @@
-"""The `stepscope` command: what is common to all of `stepscope.tui.commands`, and its end."""
+"""The `stepscope` command: what is common to all of `stepscope.tui.command_table`, and its end."""
 
 import sys
 from typing import Annotated
 
 import typer
 
-from stepscope.tui.cli_errors import DONE, INTERRUPTED, WRONG_USAGE, report
-from stepscope.tui.commands import bench, dashboard, engines, keys, pictures, recordings
+from stepscope.tui.command_table import bench, dashboard, engines, keys, pictures, recordings
+from stepscope.tui.commands.errors import DONE, INTERRUPTED, WRONG_USAGE, report
 
 app = typer.Typer(
     name="stepscope",
@@ -42,10 +42,10 @@ def _root(
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
-        from stepscope.tui import cli_start
+        from stepscope.tui.commands import start as command
 
-        if cli_start.can_start():
-            cli_start.start()
+        if command.can_start():
+            command.start()
             raise typer.Exit(DONE)
         print(context.get_help())
         raise typer.Exit(WRONG_USAGE)

@@ -18,7 +18,7 @@ from stepscope.engine.client import CommandRefused, ControlClient, EngineUnreach
 from stepscope.engine.commands import Shutdown
 from stepscope.engine.endpoints import Endpoint
 from stepscope.engine.wire import EngineInfo, KnobValue
-from stepscope.tui.cli_errors import CommandFailed
+from stepscope.tui.commands.errors import CommandFailed
 
 _ERROR = "stepscope: error: "
 _POLL_S = 0.1

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from stepscope.recordings.fleet import EngineLine, Fleet, FleetPicture
-from stepscope.recordings.fleet_figures import EngineFigures
-from stepscope.recordings.imbalance import Figure
+from stepscope.recordings.fleets.figures import EngineFigures
+from stepscope.recordings.fleets.fleet import EngineLine, Fleet, FleetPicture
+from stepscope.recordings.fleets.imbalance import Figure
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.source import Source
 from stepscope.tui.view import Page

@@ -16,7 +16,7 @@ from stepscope.recordings.latency import LatencyReport
 from stepscope.recordings.session import SessionState
 from stepscope.tui.actions import BY_ID
 from stepscope.tui.chart_columns import ChartColumn, ChartColumns
-from stepscope.tui.compare_picture import ComparePage
+from stepscope.tui.compare.picture import ComparePage
 from stepscope.tui.fleet_desk import FleetPage
 from stepscope.tui.lane_rows import LaneRow, lane_rows
 from stepscope.tui.latency_windows import LatencyWindows

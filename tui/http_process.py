@@ -16,11 +16,11 @@ import time
 
 import msgspec
 
+from stepscope.engine.access.sockets import KEY_VARIABLE
 from stepscope.engine.config import ConfigError
 from stepscope.engine.http.settings import Address, HttpSettings, check_private, parse_address
-from stepscope.engine.sockets import KEY_VARIABLE
-from stepscope.tui.cli_errors import say
-from stepscope.tui.cli_http import announcement, open_listener
+from stepscope.tui.commands.errors import say
+from stepscope.tui.commands.http import announcement, open_listener
 from stepscope.tui.settings import environment_name
 
 _FIRST_PAUSE_S = 0.25

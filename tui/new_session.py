@@ -11,9 +11,9 @@ from stepscope.engine.client import ControlClient
 from stepscope.recordings.history import History
 from stepscope.recordings.source import Source
 from stepscope.tui.actions import ACTIONS, Abilities, Action, Need
-from stepscope.tui.compare_desk import CompareDesk
+from stepscope.tui.compare.desk import CompareDesk
 from stepscope.tui.engine_link import EngineLink
-from stepscope.tui.export_desk import ExportDesk
+from stepscope.tui.export.desk import ExportDesk
 from stepscope.tui.fleet_desk import FleetDesk
 from stepscope.tui.log_file import log_path
 from stepscope.tui.preferences import Preferences

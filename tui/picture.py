@@ -13,12 +13,12 @@ from typing import Literal, TypeAlias, get_args
 from rich.style import Style
 from textual.app import App
 
-from stepscope.recordings.comparison_columns import Align
+from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.export.output import writing
 from stepscope.recordings.history import History
 from stepscope.recordings.source import Source
 from stepscope.tui.app import Dashboard
-from stepscope.tui.compare_origin import Origin
+from stepscope.tui.compare.origin import Origin
 from stepscope.tui.screens.main import DEFAULT_FPS
 from stepscope.tui.theme import ThemeName
 from stepscope.tui.view import Page

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.recordings.comparison_columns import Align
-from stepscope.recordings.fleet import Fleet
+from stepscope.recordings.compare.columns import Align
+from stepscope.recordings.fleets.fleet import Fleet
 from stepscope.recordings.history import History
 from stepscope.recordings.source import Source
 from stepscope.tui.actions import ACTIONS, Action
 from stepscope.tui.app import Dashboard
-from stepscope.tui.compare_origin import Origin
+from stepscope.tui.compare.origin import Origin
 from stepscope.tui.guards import calm_collector, shown_thread_errors
 from stepscope.tui.late_modules import loaded_soon
 from stepscope.tui.log_file import logged_to_file

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from stepscope.engine.commands import WorkloadSpec
 from stepscope.engine.config import EngineConfig, Knobs
 from stepscope.engine.http.settings import HttpSettings
-from stepscope.tui.cli_errors import WrongUsage
+from stepscope.tui.commands.errors import WrongUsage
 
 if TYPE_CHECKING:
     from stepscope.tui.actions import Action

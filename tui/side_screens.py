@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.recordings.fleet import Fleet
+from stepscope.recordings.fleets.fleet import Fleet
 from stepscope.recordings.history import History
-from stepscope.tui.compare_origin import Origin
+from stepscope.tui.compare.origin import Origin
 from stepscope.tui.fleet_desk import FleetDesk
 from stepscope.tui.navigator import replay_of
 from stepscope.tui.new_session import SessionMaker

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import Endpoint, find_local
-from stepscope.recordings.fleet import EngineLine, Fleet
+from stepscope.recordings.fleets.fleet import EngineLine, Fleet
 from stepscope.recordings.history import History
 from stepscope.recordings.overview import Overview, overview, recordings_in
 from stepscope.recordings.source import Source
-from stepscope.tui.cli_connect import receive
+from stepscope.tui.commands.connect import receive
 from stepscope.tui.recent import RecentFiles
 from stepscope.tui.start_list import MAX_RECORDINGS, File
 

@@ -14,11 +14,11 @@ import msgspec
 import zmq
 
 from stepscope.engine import commands
+from stepscope.engine.access.sockets import client_socket
 from stepscope.engine.client import CommandRefused, EngineUnreachable
 from stepscope.engine.commands import MAX_COMMAND_BYTES, AnyReply, Command, Error, GetInfo
 from stepscope.engine.endpoints import Endpoint
 from stepscope.engine.http.sockets import SocketReader
-from stepscope.engine.sockets import client_socket
 from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo
 
 log = logging.getLogger("stepscope.http")

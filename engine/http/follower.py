@@ -13,12 +13,12 @@ import msgspec
 import zmq
 
 from stepscope.engine import wire
+from stepscope.engine.access.sockets import client_socket
 from stepscope.engine.client import CommandRefused, EngineUnreachable
 from stepscope.engine.commands import GetSnapshot, Replayed, ReplayFrom
 from stepscope.engine.http.engine_client import EngineClient
 from stepscope.engine.http.metrics import EngineMetrics
 from stepscope.engine.http.sockets import SocketReader
-from stepscope.engine.sockets import client_socket
 from stepscope.engine.wire import Snapshot, Telemetry
 
 log = logging.getLogger("stepscope.http")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from stepscope.engine.memory import KVShape
+from stepscope.engine.execution.memory import KVShape
 from stepscope.engine.models.checkpoint import Progress
 from stepscope.engine.models.linear import GatedLinear, Linear
 from stepscope.engine.models.model import StepContext

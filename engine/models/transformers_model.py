@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from stepscope.engine.config import ConfigError
-from stepscope.engine.memory import KVShape
+from stepscope.engine.execution.memory import KVShape
 from stepscope.engine.models.checkpoint import refuse_file
 from stepscope.engine.models.model import StepContext
 from stepscope.engine.models.support import sliding_layers

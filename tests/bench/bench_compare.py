@@ -15,8 +15,8 @@ from pathlib import Path
 from stepscope.engine import wire
 from stepscope.engine.config import Knobs
 from stepscope.engine.simulated import SimulatedWorkload, simulate
-from stepscope.recordings.comparison import compare
-from stepscope.recordings.comparison_feed import Stretch
+from stepscope.recordings.compare.comparison import compare
+from stepscope.recordings.compare.feed import Stretch
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.reader import Recording
@@ -24,7 +24,7 @@ from stepscope.recordings.recording_feed import RecordingFeed
 from stepscope.recordings.replay import ReplaySource
 from stepscope.recordings.writer import RecordingWriter
 from stepscope.tui.app import Dashboard
-from stepscope.tui.compare_choices import session_origin
+from stepscope.tui.compare.choices import session_origin
 
 SLO_ = SLO(ttft_ms=500.0, itl_ms=50.0)
 _DRAWN = 50

@@ -33,7 +33,7 @@ PAYLOADS = {
 FLOODER = """
 import os, sys, zmq
 from stepscope.engine.endpoints import Endpoint
-from stepscope.engine.sockets import client_socket
+from stepscope.engine.access.sockets import client_socket
 socket = client_socket(zmq.DEALER, Endpoint(sys.argv[1]))
 socket.connect(sys.argv[1])
 payload, number = bytes.fromhex(sys.argv[2]), 0
@@ -47,7 +47,7 @@ while True:
 
 UNLIMITED = """
 import runpy, sys
-from stepscope.engine import rate_limit
+from stepscope.engine.access import rate_limit
 for name in ("CLIENT_RATE", "CLIENT_BURST", "TOTAL_RATE", "TOTAL_BURST"):
     setattr(rate_limit, name, 1e12)
 del sys.argv[0]

@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from malformed import Malformer
 
 from stepscope.engine import commands
-from stepscope.engine.authorised_keys import KeyFolder
+from stepscope.engine.access.authorised_keys import KeyFolder
+from stepscope.engine.access.sockets import client_socket
 from stepscope.engine.client import ControlClient, EngineUnreachable
 from stepscope.engine.commands import (
     AuditPage,
@@ -38,7 +39,6 @@ from stepscope.engine.commands import (
     Submit,
 )
 from stepscope.engine.endpoints import Endpoint
-from stepscope.engine.sockets import client_socket
 from stepscope.engine.wire import Audited
 
 ENGINE = Path(__file__).parent.parent / "simulated_engine.py"

@@ -1,4 +1,1 @@
-"""What can be typed after `stepscope`: names, options and help, a file for each kind of command.
-
-Nothing heavy is imported here: a command imports the module that does its work when it runs.
-"""
+"""What each command of `stepscope` does; its name, options and help are in `command_table`."""

@@ -1,92 +1,117 @@
-"""`stepscope keys`: who may connect to engines that ask for keys."""
+"""`stepscope keys`, and the key that other commands come in with."""
 
+import os
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
+import msgspec
 
-from stepscope.tui.cli_errors import WRONG_USAGE
-from stepscope.tui.commands.shared import example
-
-commands = typer.Typer(
-    name="keys",
-    help="Make, list and revoke the keys that engines let in.",
-    rich_markup_mode=None,
-    context_settings={"max_content_width": 100},
-)
-
-Folder = Annotated[
-    Path | None,
-    typer.Option(
-        "--keys",
-        metavar="DIR",
-        help="folder of the authorised keys, as of 'stepscope serve' (default: in the config "
-        "folder)",
-        show_default=False,
-    ),
-]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="whose key it is")]
+from stepscope.engine.access.authorised_keys import ROLES, KeyFolder
+from stepscope.engine.access.keys import check_public, read_credentials
+from stepscope.engine.access.sockets import KEY_VARIABLE, SERVER_KEY_VARIABLE
+from stepscope.engine.config import ConfigError
+from stepscope.engine.endpoints import Endpoint, find_local
+from stepscope.engine.local_engines import local_credentials
+from stepscope.tui.commands.errors import WrongUsage, say
+from stepscope.tui.commands.options import resolve
+from stepscope.tui.settings import ClientSettings
 
 
-@commands.callback(invoke_without_command=True)
-def _keys(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit(WRONG_USAGE)
-
-
-@commands.command(
-    epilog=example(
-        "stepscope keys new alice --role viewer",
-        "stepscope keys new bob --role operator --endpoint tcp://gpu-7:5555",
-    )
-)
 def new(
-    name: Name,
-    role: Annotated[
-        str,
-        typer.Option(metavar="viewer|operator", help="a viewer looks, an operator does everything"),
-    ],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="the key file to write (default: NAME.key here)",
-            show_default=False,
-        ),
-    ] = None,
-    endpoint: Annotated[
-        str | None,
-        typer.Option(
-            metavar="tcp://HOST:PORT",
-            help="the engine as its holder reaches it: the key is then found by itself",
-            show_default=False,
-        ),
-    ] = None,
-    keys: Folder = None,
+    name: str, role: str, output: Path | None, endpoint: str | None, folder: Path | None
 ) -> None:
-    """Authorise a new key, and write the one file that its holder needs."""
-    from stepscope.tui import cli_keys
+    """Raises ConfigError when there is such a key already, or a file cannot be written."""
+    chosen = next((each for each in ROLES if each == role), None)
+    if chosen is None:
+        raise WrongUsage(f"--role: expected one of {', '.join(ROLES)}, got {role!r}")
+    where = None
+    if endpoint is not None:
+        where = Endpoint.parse(endpoint).control
+        if not where.startswith("tcp://"):
+            raise WrongUsage(f"--endpoint: expected tcp://HOST:PORT, got {endpoint}")
+    output = output or Path(f"{name}.key")
+    keys = KeyFolder(folder)
+    credentials = keys.add(name, chosen, output, where)
+    say(
+        f"{name} ({role}) is authorised in {keys.path}; engines that run take the key at once.",
+        f"{output} is all that {name} needs, and a secret: it goes to their machine as",
+        f"  ~/.config/stepscope/keys/{name}.key   (mode 0600)",
+        f"There: stepscope top {where or 'tcp://HOST:PORT'}",
+        f"The engine's public key, which the file pins: {credentials.server}",
+    )
+    if endpoint is not None and Endpoint.parse(endpoint).is_private:
+        say(
+            "Only this machine reaches that endpoint: an engine asks for keys there only with",
+            f"  stepscope serve --endpoint {where} --keys {shlex.quote(str(keys.path))}",
+        )
 
-    cli_keys.new(name, role, output, endpoint, keys)
+
+def list_keys(folder: Path | None, as_json: bool) -> None:
+    """Raises ConfigError when the folder cannot be used."""
+    keys = KeyFolder(folder)
+    if folder is not None or keys.path.exists():
+        keys.check()
+    holders = list(keys.holders().values()) if keys.path.exists() else []
+    if as_json:
+        document = [holder._asdict() for holder in holders]
+        say(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+        return
+    if not holders:
+        say(f"no key is authorised in {keys.path}")
+        return
+    width = max(len(holder.name) for holder in holders)
+    say(
+        *(
+            f"{holder.name:<{width}}  {holder.role:<8}  {holder.created:<10}  {holder.public}"
+            for holder in holders
+        )
+    )
 
 
-@commands.command("list", epilog=example("stepscope keys list", "stepscope keys list --json"))
-def list_(
-    keys: Folder = None,
-    as_json: Annotated[bool, typer.Option("--json", help="as one JSON document")] = False,
-) -> None:
-    """List the keys that are authorised."""
-    from stepscope.tui import cli_keys
+def revoke(name: str, folder: Path | None) -> None:
+    """Raises ConfigError when there is no such key."""
+    keys = KeyFolder(folder)
+    keys.revoke(name)
+    say(
+        f"{name} is not let in any more; engines that run cut off who is connected with the key",
+        "(engines on 127.0.0.1 or ipc:// ask for keys only with 'stepscope serve --keys DIR')",
+    )
 
-    cli_keys.list_keys(keys, as_json)
+
+def use_key(flags: Mapping[str, Any]) -> None:
+    """Let every connection of this process, and of its children, come in with the chosen key.
+
+    Raises:
+        ConfigError: the key file cannot be used.
+    """
+    settings = resolve(ClientSettings, "client", flags)
+    if not settings.key:
+        if settings.server_key:
+            raise WrongUsage("--server-key: only with --key FILE")
+        return
+    path = Path(settings.key).expanduser().absolute()
+    read_credentials(path)
+    os.environ[KEY_VARIABLE] = str(path)
+    if settings.server_key:
+        os.environ[SERVER_KEY_VARIABLE] = check_public(settings.server_key, "--server-key")
 
 
-@commands.command(epilog=example("stepscope keys revoke alice"))
-def revoke(name: Name, keys: Folder = None) -> None:
-    """Let a key in no more; engines that run cut its connections off at once."""
-    from stepscope.tui import cli_keys
+def note_unused_key(endpoints: Iterable[str]) -> None:
+    """Say on stderr which of the engines that a --key was given for ask for none.
 
-    cli_keys.revoke(name, keys)
+    Args:
+        endpoints: as the user named them; none: those of this machine.
+    """
+    try:
+        named = [Endpoint.parse(each) for each in endpoints] or find_local()
+        keyless = [each for each in named if local_credentials(each) == (True, None)]
+    except (ConfigError, OSError):
+        return  # the command itself says what is wrong
+    for each in keyless:
+        print(
+            f"stepscope: note: the engine at {each.control} asks for no key; --key is not used",
+            file=sys.stderr,
+        )

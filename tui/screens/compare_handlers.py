@@ -5,10 +5,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.recordings.comparison_points import PREEMPTED
-from stepscope.tui.compare_choices import file_origin, session_origin
-from stepscope.tui.compare_desk import EVENTS
-from stepscope.tui.compare_origin import Origin
+from stepscope.recordings.compare.points import PREEMPTED
+from stepscope.tui.compare.choices import file_origin, session_origin
+from stepscope.tui.compare.desk import EVENTS
+from stepscope.tui.compare.origin import Origin
 from stepscope.tui.screens.prompt import Prompt
 
 if TYPE_CHECKING:

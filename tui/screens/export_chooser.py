@@ -7,7 +7,7 @@ from textual.geometry import Region
 
 from stepscope.recordings.export.output import missing
 from stepscope.recordings.export.tables import TABLES
-from stepscope.tui.export_order import (
+from stepscope.tui.export.order import (
     FORMAT_CHOICES,
     ExportOrder,
     FormatChoice,

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from stepscope.recordings.source import add_mark
-from stepscope.tui.export_choices import folder_for, ranges_of, recording_of
-from stepscope.tui.export_order import ExportOrder
+from stepscope.tui.export.choices import folder_for, ranges_of, recording_of
+from stepscope.tui.export.order import ExportOrder
 from stepscope.tui.lane_rows import FilterError, lane_filter
 from stepscope.tui.operator import BUDGET
 from stepscope.tui.screens.help import HelpPage

@@ -2,7 +2,7 @@
 
 from dataclasses import astuple
 
-from stepscope.recordings.fleet import LOOK_S
+from stepscope.recordings.fleets.fleet import LOOK_S
 from stepscope.recordings.history import History
 from stepscope.tui.frame_meter import Load
 from stepscope.tui.navigator import replay_of

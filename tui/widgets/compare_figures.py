@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from stepscope.recordings.comparison import Comparison
-from stepscope.recordings.comparison_figures import KINDS, Figure, Verdict
-from stepscope.tui import compare_text as words
+from stepscope.recordings.compare.comparison import Comparison
+from stepscope.recordings.compare.figures import KINDS, Figure, Verdict
+from stepscope.tui.compare import text as words
 from stepscope.tui.widgets.lines import Line, Run, clean
 
 _LABEL = 7

@@ -4,10 +4,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import Literal
 
-from stepscope.recordings.comparison import Comparison
-from stepscope.tui import compare_text as words
+from stepscope.recordings.compare.comparison import Comparison
 from stepscope.tui import format as fmt
-from stepscope.tui.compare_picture import ComparePage
+from stepscope.tui.compare import text as words
+from stepscope.tui.compare.picture import ComparePage
 from stepscope.tui.frame import Frame
 from stepscope.tui.widgets import compare_charts, compare_figures
 from stepscope.tui.widgets.lines import Line, Run, clean, fitted, framed, spread

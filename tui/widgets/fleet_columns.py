@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from stepscope.recordings.fleet import NUM_LOADS, EngineLine
-from stepscope.recordings.imbalance import Figure
+from stepscope.recordings.fleets.fleet import NUM_LOADS, EngineLine
+from stepscope.recordings.fleets.imbalance import Figure
 from stepscope.tui import format as fmt
 from stepscope.tui.fleet_desk import ColumnKey, FleetPage
 from stepscope.tui.theme import LEVELS

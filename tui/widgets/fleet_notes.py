@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from stepscope.recordings.fleet import FleetPicture
-from stepscope.recordings.imbalance import Figure, Imbalance
+from stepscope.recordings.fleets.fleet import FleetPicture
+from stepscope.recordings.fleets.imbalance import Figure, Imbalance
 from stepscope.tui import format as fmt
 from stepscope.tui.fleet_desk import FleetPage
 from stepscope.tui.widgets.fleet_columns import state_text

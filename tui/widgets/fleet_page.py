@@ -7,9 +7,9 @@ end of it.
 
 from collections.abc import Callable, Sequence
 
-from stepscope.recordings.fleet import LOOK_S, EngineLine
-from stepscope.recordings.fleet_figures import EngineFigures
-from stepscope.recordings.imbalance import Figure
+from stepscope.recordings.fleets.figures import EngineFigures
+from stepscope.recordings.fleets.fleet import LOOK_S, EngineLine
+from stepscope.recordings.fleets.imbalance import Figure
 from stepscope.tui import format as fmt
 from stepscope.tui.fleet_desk import ColumnKey, FleetPage
 from stepscope.tui.frame import Frame

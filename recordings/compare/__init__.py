@@ -1,0 +1,1 @@
+"""Two runs held against each other: their bounded reductions, figures, and what chance would do."""

@@ -1,0 +1,104 @@
+"""Two runs on one axis: what each did at the same offset of time, of steps, or of one request."""
+
+from typing import Literal, NamedTuple, TypeAlias
+
+from stepscope.recordings.compare.points import Point, StepPoints
+from stepscope.recordings.compare.requests import Pair, RequestRun
+from stepscope.recordings.compare.side import Side
+
+Align: TypeAlias = Literal["time", "step", "request"]
+NUM_STRETCHES = 20  # of a table
+ALIGNMENTS: tuple[Align, ...] = ("time", "step", "request")
+
+
+class Place(NamedTuple):
+    """Where the common offset 0 is on one side: nanoseconds, or steps, since its run began."""
+
+    points: StepPoints
+    zero: int
+
+
+class Axis(NamedTuple):
+    """Both sides on one axis. Offsets are nanoseconds, for "step" steps.
+
+    Attributes:
+        start, end: offsets at which there is anything on either side.
+    """
+
+    align: Align
+    a: Place
+    b: Place
+    start: int
+    end: int
+
+    @property
+    def unit(self) -> int:
+        """The smallest stretch that is worth a column."""
+        return 1 if self.align == "step" else 1_000_000
+
+    def column(self, place: Place, start: int, end: int) -> Point | None:
+        """The steps at the offsets [start, end) as one; None where there is none."""
+        points = place.points
+        start, end = start + place.zero, end + place.zero
+        if self.align == "step":
+            if points.first_step is None or end <= 0:
+                return None
+            first = points.index_of_step(points.first_step + start)
+            last = points.index_of_step(points.first_step + end - 1)
+            is_after = points.last_step is None or points.first_step + start > points.last_step
+            return None if is_after else points.worst(max(0, first), last)
+        return points.worst(points.index_ended(start) + 1, points.index_at(end - 1))
+
+    def offset_of(self, place: Place, index: int) -> int:
+        """Where a point of one side begins."""
+        points = place.points
+        if self.align == "step":
+            return points.step_of(index) - (points.first_step or 0) - place.zero
+        return points.start_of(index) - place.zero
+
+    def index_at(self, place: Place, offset: int) -> int:
+        """The last point that begins at or before an offset; -1 before the first."""
+        points = place.points
+        if self.align == "step":
+            return points.index_of_step((points.first_step or 0) + offset + place.zero)
+        return points.index_at(offset + place.zero)
+
+
+def axis_of(align: Align, a: Side, b: Side, pair: Pair | None) -> Axis:
+    """Args: pair: what "request" aligns by; without it time is taken."""
+    if align == "step":
+        num_a, num_b = _num_steps(a.points), _num_steps(b.points)
+        return Axis(align, Place(a.points, 0), Place(b.points, 0), 0, max(num_a, num_b, 1))
+    if align == "time" or pair is None:
+        end = max(a.points.end_ns, b.points.end_ns, 1_000_000)
+        return Axis("time", Place(a.points, 0), Place(b.points, 0), 0, end)
+    zero_a, zero_b = _since(a, pair.a.arrival_ns), _since(b, pair.b.arrival_ns)
+    life = max(_life(a, pair.a, zero_a), _life(b, pair.b, zero_b), 1_000_000)
+    lead = life // 20  # what it arrived into
+    return Axis("request", Place(a.points, zero_a), Place(b.points, zero_b), -lead, life + lead)
+
+
+def _num_steps(points: StepPoints) -> int:
+    if points.first_step is None or points.last_step is None:
+        return 0
+    return points.last_step - points.first_step + 1
+
+
+def _since(side: Side, time_ns: int) -> int:
+    return time_ns - (side.origin_ns or time_ns)
+
+
+def _life(side: Side, run: RequestRun, zero: int) -> int:
+    end = side.points.end_ns if run.end_ns is None else _since(side, run.end_ns)
+    return end - zero
+
+
+def stretches(a: Side, b: Side, align: Align) -> list[tuple[int, Point | None, Point | None]]:
+    """Both runs in `NUM_STRETCHES` equal stretches at most: offset, and the worst of each side."""
+    axis = axis_of(align, a, b, None)
+    width = max(axis.unit, -(-(axis.end - axis.start) // NUM_STRETCHES))
+    starts = range(axis.start, axis.end, width)
+    a_columns, b_columns = (
+        [axis.column(place, start, start + width) for start in starts] for place in (axis.a, axis.b)
+    )
+    return list(zip(starts, a_columns, b_columns, strict=True))

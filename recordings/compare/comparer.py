@@ -1,0 +1,137 @@
+"""`Comparer`: reads two feeds in turn and keeps a comparison of what has come so far."""
+
+import logging
+import threading
+import time
+
+from stepscope.recordings.compare.comparison import Comparison, compare
+from stepscope.recordings.compare.feed import Feed
+from stepscope.recordings.compare.side import Side
+
+log = logging.getLogger("stepscope.recordings")
+
+_SLICE_S = 0.02  # of reading, before others may have the interpreter
+_REST_S = 0.004
+_FOLLOW_S = 0.2  # between two looks at a session that goes on
+_RENEW_S = 0.5  # between two comparisons, or 20 times what one takes
+_SHARE = 20
+
+
+class Comparer:
+    """Both sides of a comparison, kept up to date by a thread of its own once it is started.
+
+    Attributes:
+        comparison: the newest; None before both sides have a step.
+        version: grows with every new one.
+    """
+
+    def __init__(self, a: Feed, b: Feed) -> None:
+        self.feeds = (a, b)
+        self.comparison: Comparison | None = None
+        self.version = 0
+        self.error: str | None = None
+        self._is_stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_stale = True  # something was read that is not in the comparison
+        self._is_watched = threading.Event()
+        self._is_watched.set()
+
+    # From any thread
+
+    @property
+    def sides(self) -> tuple[Side, Side] | None:
+        """None before something of both was read."""
+        a, b = (feed.side for feed in self.feeds)
+        return None if a is None or b is None else (a, b)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether there is more that is there already, and is not in the comparison yet."""
+        if self._thread is None or not self._thread.is_alive():
+            return False
+        if all(feed.is_done for feed in self.feeds):
+            return self._is_stale
+        return any(_has_more(feed) for feed in self.feeds)
+
+    @property
+    def was_cancelled(self) -> bool:
+        """Whether it was stopped with something left to read."""
+        return self._is_stopped.is_set() and any(_has_more(feed) for feed in self.feeds)
+
+    @property
+    def notes(self) -> list[str]:
+        """What is missing or went wrong, in one line each."""
+        found = [feed.note for feed in self.feeds] + [self.error]
+        return list(dict.fromkeys(note for note in found if note))
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="comparison", daemon=True)
+        self._thread.start()
+
+    def watch(self, is_watched: bool) -> None:
+        """Whether somebody looks at it: what goes on is only followed then."""
+        if is_watched:
+            self._is_watched.set()
+        else:
+            self._is_watched.clear()
+
+    def cancel(self) -> None:
+        """Read no more; what was read stays. Does not wait."""
+        self._is_stopped.set()
+        self._is_watched.set()
+
+    def stop(self) -> None:
+        """End the thread and close both feeds."""
+        self.cancel()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=5)
+        for feed in self.feeds:
+            feed.close()
+
+    # Reading
+
+    def read_some(self) -> bool:
+        """A slice of each side; whether there was anything."""
+        taken = False
+        for feed in self.feeds:
+            taken = feed.read(time.monotonic() + _SLICE_S) or taken
+        return taken
+
+    def renew(self) -> Comparison:
+        """Compare what has been read by now; only for who reads."""
+        assert self.sides is not None
+        self.comparison = compare(*self.sides)
+        self.version += 1
+        return self.comparison
+
+    def _run(self) -> None:
+        try:
+            self._follow()
+        except Exception as error:
+            log.exception("comparing failed")
+            self.error = f"comparing failed, see the log: {error!r}"
+
+    def _follow(self) -> None:
+        due_s = 0.0
+        while not self._is_stopped.is_set():
+            self._is_watched.wait()
+            taken = self.read_some()
+            self._is_stale = self._is_stale or taken
+            at_end = not taken and all(feed.is_done for feed in self.feeds)
+            now_s = time.monotonic()
+            is_due = now_s >= due_s or not taken
+            if self._is_stale and self.sides is not None and is_due:
+                self.renew()
+                self._is_stale = False
+                took_s = time.monotonic() - now_s
+                due_s = now_s + max(_RENEW_S, _SHARE * took_s)
+            if at_end:
+                return
+            self._is_stopped.wait(_REST_S if taken else _FOLLOW_S)
+        if self._is_stale and self.sides is not None:
+            self.renew()
+
+
+def _has_more(feed: Feed) -> bool:
+    """Whether there is more to read now."""
+    return not feed.is_done and feed.share is not None and feed.share < 1

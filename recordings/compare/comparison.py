@@ -1,0 +1,179 @@
+"""`Comparison`: two runs side by side, in figures. Made from two `Side`s, holds nothing of them.
+
+A is what one starts from, B what is held against it: a ratio is B / A, a change is B - A.
+"""
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from stepscope.recordings.causes import Cause
+from stepscope.recordings.compare.chance import rates_differ
+from stepscope.recordings.compare.figures import ALIKE, Figure, latency_figures, total_figures
+from stepscope.recordings.compare.requests import Matched, lived_in_both, matched
+from stepscope.recordings.compare.settings import Setting, differing_settings
+from stepscope.recordings.compare.side import Kind, Side
+from stepscope.recordings.latency import SLO
+
+
+class CauseShare(NamedTuple):
+    """What late waits were made of on each side."""
+
+    kind: Kind
+    cause: Cause
+    a_ns: int
+    b_ns: int
+    num_a: int  # late tokens with it as their largest cause
+    num_b: int
+
+
+class Paired(NamedTuple):
+    """In how many requests that are in both runs a side was better; the rest were alike.
+
+    A sign test tells whether that can be chance (Dixon and Mood, 1946).
+    """
+
+    what: str
+    num_a: int
+    num_b: int
+    is_sure: bool
+
+
+class Work(NamedTuple):
+    """What a side had to do: two runs are only comparable if that was the same."""
+
+    num_steps: int
+    seconds: float
+    num_requests: int
+    num_finished: int
+    num_in_tokens: int
+    num_out_tokens: int
+
+
+class Comparison(NamedTuple):
+    """All figures of two sides as they stood at one moment.
+
+    Attributes:
+        causes: of waits beyond the service level, what took most time first.
+        paired: first tokens and longest waits, request by request; none for parts of one session.
+        is_one_session: both sides are parts of one, so that they may be of any length.
+        resolution_ns: latencies are exact to this.
+    """
+
+    names: tuple[str, str]
+    slo: SLO
+    figures: list[Figure]
+    settings: list[Setting]
+    causes: list[CauseShare]
+    works: tuple[Work, Work]
+    requests: Matched
+    resolution_ns: int
+    num_unlisted: int
+    is_one_session: bool
+    paired: list[Paired]
+
+    def figure(self, key: str) -> Figure:
+        return next(figure for figure in self.figures if figure.key == key)
+
+    def better(self, side: Literal["a", "b"]) -> list[Figure]:
+        """In what a side is better, as they stand in `figures`."""
+        return [figure for figure in self.figures if figure.verdict == side]
+
+    @property
+    def different_work(self) -> str | None:
+        """How the work of both differs, in a few words; None when it was about the same.
+
+        Parts of one session are compared by what came in a second.
+        """
+        a, b = self.works
+        parts = []
+        for label, left, right in (
+            ("requests", a.num_requests, b.num_requests),
+            ("prompt tokens", a.num_in_tokens, b.num_in_tokens),
+            ("output tokens", a.num_out_tokens, b.num_out_tokens),
+        ):
+            per_a, per_b, unit, digits = float(left), float(right), "", 0
+            if self.is_one_session:
+                per_a, per_b = left / max(a.seconds, 1e-9), right / max(b.seconds, 1e-9)
+                unit, digits = " a second", 1 if max(per_a, per_b) < 100 else 0
+            if _is_other(per_a, per_b):
+                parts.append(f"{per_a:,.{digits}f} and {per_b:,.{digits}f} {label}{unit}")
+        return ", ".join(parts) or None
+
+
+def compare(a: Side, b: Side) -> Comparison:
+    """Both sides as they stand. To be called by the thread that feeds them."""
+    for side in (a, b):
+        side.settle()
+    is_one_session = (
+        a.info is not None and b.info is not None and a.info.engine_id == b.info.engine_id
+    )
+    # The second part of a session works off what the first has left, whatever came in it.
+    is_same_offer = not is_one_session and _is_same_offer(a, b)
+    figures = [*latency_figures(a, b), *total_figures(a, b, is_same_offer=is_same_offer)]
+    requests = (lived_in_both if is_one_session else matched)(a.requests, b.requests)
+    return Comparison(
+        (a.name, b.name),
+        a.slo,
+        figures,
+        differing_settings(a, b),
+        _causes(a, b),
+        (_work(a), _work(b)),
+        requests,
+        max(counts.resolution_ns for side in (a, b) for counts in side.waits.values()),
+        a.num_unlisted + b.num_unlisted,
+        is_one_session,
+        [] if is_one_session else request_by_request(requests),
+    )
+
+
+def request_by_request(requests: Matched) -> list[Paired]:
+    """What the same requests say; nothing of a latency that none of them has on both sides."""
+    first = [(pair.a.ttft_ns, pair.b.ttft_ns) for pair in requests.pairs]
+    worst = [(pair.a.worst_itl_ns, pair.b.worst_itl_ns) for pair in requests.pairs]
+    found = [_paired("TTFT", first), _paired("longest wait", worst)]
+    return [each for each in found if each.num_a + each.num_b]
+
+
+def _paired(what: str, values: Iterable[tuple[int | None, int | None]]) -> Paired:
+    known = [(a, b) for a, b in values if a is not None and b is not None]
+    num_a = sum(a < b * (1 - ALIKE) for a, b in known)
+    num_b = sum(b < a * (1 - ALIKE) for a, b in known)
+    return Paired(what, num_a, num_b, rates_differ(num_a, 1.0, num_b, 1.0))
+
+
+def _causes(a: Side, b: Side) -> list[CauseShare]:
+    keys = {**a.cause_ns, **b.cause_ns}
+    shares = [
+        CauseShare(
+            kind,
+            cause,
+            a.cause_ns.get((kind, cause), 0),
+            b.cause_ns.get((kind, cause), 0),
+            a.num_late.get((kind, cause), 0),
+            b.num_late.get((kind, cause), 0),
+        )
+        for kind, cause in keys
+    ]
+    return sorted(shares, key=lambda share: -max(share.a_ns, share.b_ns))
+
+
+def _work(side: Side) -> Work:
+    totals = side.totals
+    return Work(
+        totals.num_steps,
+        side.seconds,
+        len(side.requests) + side.num_unlisted,
+        totals.num_finished,
+        totals.num_in_tokens,
+        totals.num_out_tokens,
+    )
+
+
+def _is_same_offer(a: Side, b: Side) -> bool:
+    """Whether both had about the same to do, no matter how much of it they got done."""
+    prompts = [sum(run.num_prompt_tokens for run in side.requests.values()) for side in (a, b)]
+    return not (_is_other(len(a.requests), len(b.requests)) or _is_other(*prompts))
+
+
+def _is_other(a: float, b: float) -> bool:
+    return abs(a - b) > 0.1 * max(a, b)

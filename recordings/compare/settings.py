@@ -1,0 +1,54 @@
+"""What two runs were set to, as far as it differs."""
+
+from typing import NamedTuple
+
+from stepscope.engine.wire import EngineInfo, KnobValue
+from stepscope.recordings.compare.side import Side
+
+# Of `EngineInfo`, what may make a difference; names and addresses do not.
+_FIELDS = (
+    "model",
+    "num_parameters",
+    "dtype",
+    "device",
+    "implementation",
+    "attention_backend",
+    "block_size",
+    "num_blocks",
+    "max_model_len",
+    "software_version",
+)
+_CAPACITIES = {"max_num_batched_tokens": "token budget at most", "max_num_seqs": "seats at most"}
+
+
+class Setting(NamedTuple):
+    """A knob or a property of an engine.
+
+    Attributes:
+        a, b: all values it had on a side, in order; empty where the side does not tell.
+    """
+
+    name: str
+    a: tuple[KnobValue, ...]
+    b: tuple[KnobValue, ...]
+    is_knob: bool
+
+
+def differing_settings(a: Side, b: Side) -> list[Setting]:
+    """Knobs first, then the engine; what one side does not tell is no difference."""
+    names = [name for name in a.knob_values if name in b.knob_values]
+    found = [
+        Setting(name, tuple(a.knob_values[name]), tuple(b.knob_values[name]), True)
+        for name in names
+    ]
+    if a.info is not None and b.info is not None:
+        for field, label in {**{name: name for name in _FIELDS}, **_CAPACITIES}.items():
+            found.append(Setting(label, _told(a.info, field), _told(b.info, field), False))
+    if a.workload is not None and b.workload is not None:
+        found.append(Setting("workload", (a.workload,), (b.workload,), False))
+    return [each for each in found if each.a and each.b and each.a != each.b]
+
+
+def _told(info: EngineInfo, field: str) -> tuple[KnobValue, ...]:
+    value: KnobValue | None = getattr(info, field)
+    return () if value is None else (value,)

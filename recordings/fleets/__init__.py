@@ -1,0 +1,1 @@
+"""Several engines looked at together, and which of them stands out."""

@@ -1,0 +1,263 @@
+"""`Fleet`: several engines side by side. It owns their sources and what is kept of them.
+
+Each engine has a `Subscriber` of its own, with its thread and a history that is short: two minutes
+at 50 steps a second, and all of them together not more than `FLEET_BYTES`, however many they are.
+The one that was opened last keeps as much as a dashboard of a single engine does.
+
+`look` belongs to one thread, the screen's, which calls it a few times a second.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from threading import Thread
+from typing import NamedTuple
+
+from stepscope.recordings.fleets.figures import EngineFigures, Measured, figures, measure
+from stepscope.recordings.fleets.imbalance import Imbalance, ImbalanceKeeper, differences
+from stepscope.recordings.history import MAX_BYTES, MAX_STEPS
+from stepscope.recordings.source import Source
+
+FLEET_STEPS = 6_000  # of each engine
+FLEET_BYTES = 128 * 1024 * 1024  # of all engines together, messages as they came
+_LEAST_BYTES = 2 * 1024 * 1024  # of each
+LOOK_S = 0.5  # between two samples of the load
+NUM_LOADS = 240  # two minutes of them
+NEW_S = 60.0  # an engine that has started anew is called new for so long
+_MEASURE_S = 1.0
+_NUM_EVENTS = 200
+
+
+def shared_bytes(num_engines: int) -> int:
+    """What the messages of each of so many engines may take."""
+    return max(_LEAST_BYTES, FLEET_BYTES // max(1, num_engines))
+
+
+class FleetEvent(NamedTuple):
+    """An engine that came, went, stopped talking or started anew."""
+
+    wall_s: float  # Unix time
+    name: str
+    text: str
+    is_good: bool
+
+
+class EngineLine(NamedTuple):
+    """One engine at the last look."""
+
+    figures: EngineFigures
+    load: tuple[int | None, ...]  # requests in it, one every LOOK_S, the newest last
+    status_s: float  # for how long its status has been what it is
+    silent_s: float | None  # since its last message; None before the first
+    new_s: float | None  # since another engine took its place, while that is news
+
+
+class FleetPicture(NamedTuple):
+    """All engines at the last look."""
+
+    lines: tuple[EngineLine, ...] = ()
+    imbalances: tuple[Imbalance, ...] = ()
+    differences: tuple[str, ...] = ()
+    events: tuple[FleetEvent, ...] = ()  # oldest first
+    num_looks: int = 0  # so far
+    now_s: float = 0.0  # of the clock that `Imbalance.since_s` is of
+    wall_s: float = 0.0
+
+    @property
+    def num_up(self) -> int:
+        return sum(line.figures.is_up for line in self.lines)
+
+
+class _Member:
+    """One engine, and what has been seen of it."""
+
+    def __init__(self, source: Source, name: str, now_s: float, place: int) -> None:
+        self.source = source
+        self.name = name
+        self.load: deque[int | None] = deque(maxlen=NUM_LOADS)
+        self.measured: Measured | None = None
+        self.measured_version = -1
+        # Half of the engines in one look, half in the next: it is the dear part of it.
+        self.measure_due_s = now_s + place % 2 * LOOK_S
+        self.figures = figures(name, source, None)
+        self.status_since_s = now_s
+        self.version = source.history.version
+        self.heard_s: float | None = now_s if self.version else None
+        self.engine_id: str | None = None
+        self.new_since_s: float | None = None
+
+
+class Fleet:
+    """The engines a dashboard was started with.
+
+    Args:
+        sources: one for each engine, the one to show first first.
+        clock: seconds, monotonic.
+        wall_clock: Unix time in seconds, of events.
+        newcomers: gives a source, not started, for each engine that has appeared since it was
+            asked last.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        newcomers: Callable[[], Sequence[Source]] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._newcomers = newcomers
+        self._opened: Source | None = None
+        self._members: list[_Member] = []
+        self._keeper = ImbalanceKeeper()
+        self._events: deque[FleetEvent] = deque(maxlen=_NUM_EVENTS)
+        self._look_due_s = 0.0
+        self.picture = FleetPicture()
+        self.version = 0  # grows with every look
+        for source in sources:
+            self.add(source)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return tuple(member.source for member in self._members)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What each is called; never two the same."""
+        return tuple(member.name for member in self._members)
+
+    def add(self, source: Source) -> None:
+        """One more engine, at the end. Who adds it starts it."""
+        taken = {member.name for member in self._members}
+        name, number = source.name, 1
+        while name in taken:
+            number += 1
+            name = f"{source.name}#{number}"
+        self._members.append(_Member(source, name, self._clock(), len(self._members)))
+        self._changed()
+
+    def remove(self, source: Source) -> None:
+        """Without this engine from now on; who removes it stops it."""
+        self._members = [member for member in self._members if member.source is not source]
+        self._changed()
+
+    def _changed(self) -> None:
+        self._keeper.forget()
+        self._look_due_s = 0.0
+
+    # Life
+
+    def start(self) -> None:
+        for source in self.sources:
+            source.start()
+
+    def stop(self) -> None:
+        """End all threads, at the same time: one that waits for a dead engine takes a second."""
+        threads = [Thread(target=source.stop, name="end of a source") for source in self.sources]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def open(self, source: Source) -> None:
+        """Keep a long history of this engine, and a short one of the others."""
+        self._opened = source
+        if len(self._members) < 2:
+            return
+        for member in self._members:
+            if member.source is source:
+                member.source.history.keep(MAX_STEPS, MAX_BYTES)
+            else:
+                member.source.history.keep(FLEET_STEPS, shared_bytes(len(self._members)))
+
+    def take_in(self) -> None:
+        """Add and start the engines that have appeared; none is ever dropped for being down."""
+        for source in () if self._newcomers is None else self._newcomers():
+            self.add(source)
+            source.start()
+            self._say(self._members[-1], "has appeared", True)
+            self.open(self._opened or self._members[0].source)
+
+    # Looking
+
+    def look(self) -> FleetPicture:
+        """What there is to see now; worked out again only when it is time to."""
+        now_s = self._clock()
+        if now_s < self._look_due_s and self.picture.lines:
+            return self.picture
+        self._look_due_s = now_s + LOOK_S
+        for member in self._members:
+            self._look_at(member, now_s)
+        lines = tuple(self._line(member, now_s) for member in self._members)
+        engines = [line.figures for line in lines]
+        self.version += 1
+        self.picture = FleetPicture(
+            lines,
+            tuple(self._keeper.update(engines, now_s)),
+            tuple(differences(engines)),
+            tuple(self._events),
+            self.version,
+            now_s,
+            self._wall_clock(),
+        )
+        return self.picture
+
+    def _look_at(self, member: _Member, now_s: float) -> None:
+        history = member.source.history
+        version = history.version
+        if version != member.version:
+            member.version, member.heard_s = version, now_s
+        if now_s >= member.measure_due_s and version != member.measured_version:
+            member.measured = measure(history)
+            member.measured_version, member.measure_due_s = version, now_s + _MEASURE_S
+        before = member.figures
+        member.figures = figures(member.name, member.source, member.measured)
+        member.load.append(member.figures.load if member.figures.is_up else None)
+        self._note_changes(member, before, now_s)
+
+    def _note_changes(self, member: _Member, before: EngineFigures, now_s: float) -> None:
+        now, info = member.figures, member.figures.info
+        engine_id = None if info is None else info.engine_id
+        is_new = member.engine_id is not None and engine_id not in (None, member.engine_id)
+        if engine_id is not None:
+            member.engine_id = engine_id
+        if now.status != before.status:
+            member.status_since_s = now_s
+        if is_new:
+            member.new_since_s, member.measured = now_s, None
+            pid = "" if info is None or info.pid is None else f" (pid {info.pid})"
+            self._say(member, f"started anew{pid}: another engine than before", True)
+        elif now.status != before.status:
+            if now.status == "live":
+                was_away = before.status in ("stale", "down") and member.heard_s is not None
+                if was_away:
+                    self._say(member, "is back, the same engine as before", True)
+            elif now.status == "stale":
+                self._say(member, "answers, but sends no telemetry", False)
+            elif now.status == "starting":
+                self._say(member, "is starting: its process is there and does not listen yet", True)
+            elif now.status == "down":
+                self._say(member, f"is down: {now.error or 'it does not answer'}", False)
+        elif now.is_up and before.is_up and now.state != before.state:
+            if "paused" in (now.state, before.state):
+                verb = "was paused" if now.state == "paused" else "goes on after a pause"
+                self._say(member, verb, now.state != "paused")
+            elif now.state in ("draining", "stopped"):
+                self._say(member, f"is {now.state}", False)
+
+    def _say(self, member: _Member, text: str, is_good: bool) -> None:
+        self._events.append(FleetEvent(self._wall_clock(), member.name, text, is_good))
+
+    def _line(self, member: _Member, now_s: float) -> EngineLine:
+        new_s = None if member.new_since_s is None else now_s - member.new_since_s
+        return EngineLine(
+            member.figures,
+            tuple(member.load),
+            now_s - member.status_since_s,
+            None if member.heard_s is None else now_s - member.heard_s,
+            new_s if new_s is not None and new_s < NEW_S else None,
+        )

@@ -1,0 +1,288 @@
+"""Which engine of several is out of step with the others, in which figure, by how much.
+
+The rule is the same for every figure: an engine stands out when it is beyond both a factor of and
+a distance from the median of the *other* engines, so that one bad engine among few cannot hide in
+an average that it makes itself. Bounds are wide enough that equal engines under random arrivals
+stay within them. A finding must hold for some seconds before it is named, and short lapses in which
+half of the difference stays do not end it: what an operator reads does not come and go with every
+step. What is said of it is always about the figures of now.
+
+Requests that wait are judged by their number, everything else by its value; an unknown value is
+neither high nor low.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Literal, NamedTuple, TypeAlias, get_args
+
+from stepscope.recordings.fleets.figures import EngineFigures
+
+HOLD_S = 3.0  # it is named after so long
+LAPSE_S = 5.0  # ... and, as long as half of it is left, for so long after it was seen last
+_LEFT = 0.5  # of what makes an engine stand out, while its finding lapses
+
+# In the order in which they are named: what a router can change first, what follows from it then.
+Figure: TypeAlias = Literal["waiting", "kv", "preemptions", "ttft", "itl", "hits", "room"]
+
+
+class Finding(NamedTuple):
+    """One figure of one engine that stands out now."""
+
+    engine: int  # place among the engines
+    figure: Figure
+    weight: float  # how many times its bound it is away from the others
+    text: str
+
+
+class Imbalance(NamedTuple):
+    """One engine that stands out, with all that is unusual about it."""
+
+    engine: int
+    name: str
+    figures: tuple[Figure, ...]
+    texts: tuple[str, ...]
+    since_s: float  # of the clock given to `ImbalanceKeeper.update`
+    weight: float
+
+    @property
+    def has_room(self) -> bool:
+        """It has too little to do rather than too much."""
+        return "room" in self.figures
+
+
+class _Rule(NamedTuple):
+    """When a value is far above the others'."""
+
+    figure: Figure
+    value: Callable[[EngineFigures], float | None]
+    factor: float
+    distance: float
+    least: float  # a value below it is nobody's concern
+    text: Callable[[float, float, str], str]  # value, median of the others, the lowest of them
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f}%"
+
+
+def _time(ms: float) -> str:
+    return f"{ms / 1000:.1f} s" if ms >= 999.5 else f"{ms:.0f} ms"
+
+
+def _times(value: float, others: float, unit: Callable[[float], str]) -> str:
+    if not others:
+        return unit(value)
+    return f"{unit(value)}, {value / others:.1f}x the median of the others"
+
+
+_RULES = (
+    _Rule("kv", lambda e: e.kv_used, 1.3, 0.25, 0.6,
+          lambda v, m, low: f"KV {_percent(v)}, {low}"),
+    _Rule("ttft", lambda e: e.ttft_p95_ms, 2.0, 100.0, 0.0,
+          lambda v, m, low: f"TTFT p95 {_times(v, m, _time)}"),
+    _Rule("itl", lambda e: e.itl_p95_ms, 1.5, 10.0, 0.0,
+          lambda v, m, low: f"ITL p95 {_times(v, m, _time)}"),
+    _Rule("preemptions", lambda e: e.preemptions_per_min, 3.0, 3.0, 0.0,
+          lambda v, m, low: f"{v:.0f} preemptions a minute, the others {m:.0f}"),
+)  # fmt: skip
+_WAITING_FACTOR, _WAITING_DISTANCE = 2.0, 4
+_HITS_DISTANCE = 0.3
+_ROOM_WAITING = 4  # so many wait elsewhere
+_ROOM_SHARE = 0.5  # of seats, and of KV blocks, at most in use
+
+
+def findings(engines: Sequence[EngineFigures], share: float = 1.0) -> list[Finding]:
+    """What stands out now among the engines that are up, the worst first.
+
+    Args:
+        share: of the way from the others to its bound that a figure must be at.
+    """
+    found: list[Finding] = []
+    for rule in _RULES:
+        found += _high(engines, rule, share)
+    found += _waiting(engines, share)
+    found += _few_hits(engines, share)
+    found += _room(engines)
+    return sorted(found, key=lambda each: -each.weight)
+
+
+def _known(
+    engines: Sequence[EngineFigures], value: Callable[[EngineFigures], float | None]
+) -> dict[int, float]:
+    return {
+        place: known
+        for place, engine in enumerate(engines)
+        if engine.is_up and (known := value(engine)) is not None
+    }
+
+
+def _high(engines: Sequence[EngineFigures], rule: _Rule, share: float) -> list[Finding]:
+    values = _known(engines, rule.value)
+    found = []
+    for place, value in values.items():
+        others = {other: values[other] for other in values if other != place}
+        if not others or value < rule.least:
+            continue
+        middle = median(others.values())
+        bound = max(middle * rule.factor, middle + rule.distance)
+        if value >= middle + (bound - middle) * share:
+            lowest = min(others, key=lambda other: others[other])
+            low = f"{engines[lowest].name} {_percent(others[lowest])}"
+            text = rule.text(value, middle, low)
+            found.append(Finding(place, rule.figure, value / bound, text))
+    return found
+
+
+def _waiting(engines: Sequence[EngineFigures], share: float) -> list[Finding]:
+    """Its share of all that wait says most: it is what a router would have to send elsewhere."""
+    waiting = _known(engines, lambda e: e.num_waiting)
+    total = sum(waiting.values())
+    found = []
+    for place, number in waiting.items():
+        others = {other: waiting[other] for other in waiting if other != place}
+        if not others:
+            continue
+        middle = median(others.values())
+        bound = max(middle * _WAITING_FACTOR, middle + _WAITING_DISTANCE)
+        if number >= middle + (bound - middle) * share:
+            least = min(others, key=lambda other: others[other])
+            text = (
+                f"{_percent(number / total)} of all waiting requests ({number:.0f} of {total:.0f}),"
+                f" {engines[least].name} has {others[least]:.0f}"
+            )
+            found.append(Finding(place, "waiting", number / bound, text))
+    return found
+
+
+def _few_hits(engines: Sequence[EngineFigures], share: float) -> list[Finding]:
+    """Requests that were sent to another engine than the one that has their beginning cached."""
+    rates = _known(engines, lambda e: e.prefix_hit_rate)
+    found = []
+    for place, rate in rates.items():
+        others = [rates[other] for other in rates if other != place]
+        if others and median(others) - rate >= _HITS_DISTANCE * share:
+            middle = median(others)
+            text = f"prefix hits {_percent(rate)}, the others {_percent(middle)}"
+            found.append(Finding(place, "hits", (middle - rate) / _HITS_DISTANCE, text))
+    return found
+
+
+def _room(engines: Sequence[EngineFigures]) -> list[Finding]:
+    """Where to send what waits elsewhere."""
+    waiting = _known(engines, lambda e: e.num_waiting)
+    found = []
+    for place, number in waiting.items():
+        engine = engines[place]
+        elsewhere = sum(waiting.values()) - number
+        running, seats = engine.num_running, engine.num_seats
+        if number or elsewhere < _ROOM_WAITING or running is None or not seats:
+            continue
+        kv = engine.kv_used
+        is_open = engine.state in ("running", "idle")
+        if is_open and running <= seats * _ROOM_SHARE and (kv is None or kv <= _ROOM_SHARE):
+            cache = "" if kv is None else f", KV {_percent(kv)}"
+            text = f"has room: {running} of {seats} seats{cache}, {elsewhere:.0f} wait elsewhere"
+            found.append(Finding(place, "room", 1 - running / seats, text))
+    return found
+
+
+class ImbalanceKeeper:
+    """Remembers since when what stands out does."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, Figure], tuple[float, float]] = {}  # first and last time
+
+    def update(self, engines: Sequence[EngineFigures], now_s: float) -> list[Imbalance]:
+        """The engines that stand out and have for a while; overloaded ones first, worst first."""
+        for finding in findings(engines):
+            key = finding.engine, finding.figure
+            first_s = self._seen[key][0] if key in self._seen else now_s
+            self._seen[key] = first_s, now_s
+        self._seen = {
+            key: seen
+            for key, seen in self._seen.items()
+            if now_s - seen[1] <= LAPSE_S and engines[key[0]].is_up
+        }
+        held = [
+            (self._seen[key][0], finding)
+            for finding in findings(engines, _LEFT)
+            if (key := (finding.engine, finding.figure)) in self._seen
+            and now_s - self._seen[key][0] >= HOLD_S
+        ]
+        found = []
+        for place in dict.fromkeys(finding.engine for _, finding in held):
+            mine = [each for each in held if each[1].engine == place]
+            mine.sort(key=lambda each: get_args(Figure).index(each[1].figure))
+            found.append(
+                Imbalance(
+                    engine=place,
+                    name=engines[place].name,
+                    figures=tuple(finding.figure for _, finding in mine),
+                    texts=tuple(finding.text for _, finding in mine),
+                    since_s=min(first_s for first_s, _ in mine),
+                    weight=max(finding.weight for _, finding in mine),
+                )
+            )
+        return sorted(found, key=lambda each: (each.has_room, -each.weight))
+
+    def forget(self) -> None:
+        """The engines are others than before."""
+        self._seen.clear()
+
+
+def differences(engines: Sequence[EngineFigures]) -> list[str]:
+    """What is set up differently on the engines that are up: often why one stands out."""
+    up = [engine for engine in engines if engine.is_up and engine.info is not None]
+    found = [
+        f"{' and '.join(names)} are one and the same engine"
+        for _, names in _by_value(up, [getattr(each.info, "engine_id", None) for each in up])
+        if len(names) > 1
+    ]
+    compared = {
+        label: [getattr(engine.info, name, None) for engine in up] for label, name in _SETTINGS
+    }
+    for knob in sorted({knob for engine in up for knob in engine.knobs}):
+        compared[knob] = [engine.knobs.get(knob) for engine in up]
+    for label, values in compared.items():
+        text = _difference(label, dict(_by_value(up, values)))
+        found += [text] if text else []
+    return found
+
+
+_SETTINGS = (
+    ("model", "model"),
+    ("dtype", "dtype"),
+    ("device", "device"),
+    ("version", "software_version"),
+    ("KV blocks", "num_blocks"),
+    ("block size", "block_size"),
+    ("longest request", "max_model_len"),
+)
+
+
+def _by_value(
+    engines: Sequence[EngineFigures], values: Sequence[object]
+) -> list[tuple[object, list[str]]]:
+    """Names of engines by a value of theirs, those that do not tell it left out."""
+    names: dict[object, list[str]] = {}
+    for engine, value in zip(engines, values, strict=True):
+        if value is not None:
+            names.setdefault(value, []).append(engine.name)
+    return list(names.items())
+
+
+def _difference(label: str, names: Mapping[object, list[str]]) -> str | None:
+    """Who is different from most; all of them where no value is that of most."""
+    if len(names) < 2:
+        return None
+    usual, number = Counter({value: len(those) for value, those in names.items()}).most_common(1)[0]
+    is_majority = number * 2 > sum(len(those) for those in names.values())
+    parts = [
+        f"{', '.join(those)} {value}"
+        for value, those in names.items()
+        if not (is_majority and value == usual)
+    ]
+    if is_majority:
+        parts.append(f"the others {usual}")
+    return f"{label}: {'; '.join(parts)}"

@@ -1,0 +1,1 @@
+"""Figures of a recording for a report; needs matplotlib (the `export` extra)."""

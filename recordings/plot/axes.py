@@ -1,0 +1,105 @@
+"""What the panels of a figure share: scales, units, headings, and figures in words beside them."""
+
+from typing import TYPE_CHECKING
+
+from stepscope.recordings.distribution import Distribution
+from stepscope.recordings.plot.grid import PlotGrid
+from stepscope.recordings.plot.series import Measured
+from stepscope.recordings.plot.style import DPI
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_LOG_FROM = 25  # a largest value of so many medians is shown on a logarithmic axis
+_SECONDS_FROM_NS = 10e9
+
+
+def longest_of(samples: Distribution | None) -> int | None:
+    return None if samples is None else samples.largest
+
+
+def median_of(samples: Distribution | None) -> int | None:
+    return None if samples is None else samples.percentiles(50)[0]
+
+
+def unit_of(measured: Measured) -> tuple[str, float]:
+    """Seconds where milliseconds have too many digits."""
+    return ("s", 1e9) if measured.samples.largest >= _SECONDS_FROM_NS else ("ms", 1e6)
+
+
+def set_scale(
+    panel: "Axes", measured: Measured, unit_ns: float, bound: float | None = None
+) -> None:
+    """From zero, or logarithmic where the largest would press all others to the floor."""
+    samples = measured.samples
+    if not samples.count:
+        panel.set_ylim(0, 2 * (bound or 1.0))
+        return
+    median, largest = samples.percentiles(50)[0] / unit_ns, samples.largest / unit_ns
+    if median > 0 and largest > _LOG_FROM * median:
+        panel.set_yscale("log")
+        panel.set_ylim(median / 3, max(largest, bound or 0.0) * 1.6)
+        panel.yaxis.set_minor_formatter(lambda value, _: "")
+    else:
+        panel.set_ylim(0, max(largest, 1.1 * (bound or 0.0)) * 1.08)
+
+
+def figures(measured: Measured, *, has_slo: bool = False) -> list[str]:
+    """Percentiles of the whole range, in words."""
+    samples = measured.samples
+    if not samples.count:
+        return ["no samples"]
+    found = (*samples.percentiles(50, 95, 99), samples.largest)
+    names = ("p50", "p95", "p99", "max")
+    lines = [f"{name} {_time(value)}" for name, value in zip(names, found, strict=True)]
+    if has_slo:
+        within = measured.num_within / samples.count
+        # Never a 100 % that hides a breach.
+        lines.append(f"{min(within, 0.9999) if within < 1 else 1.0:.2%} within")
+    return lines
+
+
+def _time(value_ns: int) -> str:
+    if value_ns >= _SECONDS_FROM_NS:
+        return f"{value_ns / 1e9:,.1f} s"
+    value = value_ns / 1e6
+    digits = 2 if value < 1 else 1 if value < 100 else 0
+    return f"{value:,.{digits}f} ms"
+
+
+def finish(panel: "Axes", grid: PlotGrid, title: str, unit: str, lines: list[str]) -> None:
+    """Heading, legend, and figures in the right margin."""
+    panel.set_title(title, loc="left", fontweight="bold", pad=3)
+    panel.set_ylabel(f"{unit}, log" if panel.get_yscale() == "log" else unit)
+    panel.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    handles, labels = panel.get_legend_handles_labels()
+    panel.legend(
+        handles,
+        labels,
+        loc="lower right",
+        bbox_to_anchor=(1.0, 0.98),
+        ncols=len(handles),
+        borderpad=0.1,
+        handlelength=1.4,
+        handletextpad=0.4,
+        columnspacing=1.2,
+    )
+    room = panel.get_window_extent().height / DPI * 72  # in points
+    panel.annotate(
+        "\n".join(lines),
+        (1.0, 1.0),
+        xycoords="axes fraction",
+        xytext=(6, 0),
+        textcoords="offset points",
+        va="top",
+        fontsize=max(5.0, min(7.5, room / len(lines) / 1.5)),
+        linespacing=1.4,
+    )
+    for start_ns, end_ns in grid.series.pauses:
+        panel.axvspan(
+            start_ns / grid.unit_ns,
+            end_ns / grid.unit_ns,
+            facecolor=(grid.colours.muted, 0.18),
+            linewidth=0,
+        )
+    panel.set_xlim(grid.edges[0], grid.edges[-1])

@@ -1,0 +1,158 @@
+"""A figure of a recording for a report: budget, times and memory of its steps over the same time.
+
+It lays out panels under each other and draws them with matplotlib, from a `PlotSeries` alone.
+"""
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from stepscope.recordings.export.output import missing
+from stepscope.recordings.plot.events import draw_events
+from stepscope.recordings.plot.grid import PlotGrid
+from stepscope.recordings.plot.panels import PANELS, kv_cache
+from stepscope.recordings.plot.series import PlotSeries
+from stepscope.recordings.plot.style import COLOURS, DPI, FigureTheme, settings
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 1.35, 0.58, 0.62  # margins in inches
+_BETWEEN = 0.3  # panels
+_STEP_AXIS = 0.3  # below that of the time
+_INCHES_PER_CHARACTER = 0.06  # of the details, on average
+_STRIP = 0.16  # height of a row of labels
+
+
+def num_columns(width: float) -> int:
+    """How many columns of pixels the panels of a figure of this width (in inches) have."""
+    return max(50, round((width - _LEFT - _RIGHT) * DPI))
+
+
+def figure(
+    series: PlotSeries,
+    heading: str,
+    details: Sequence[str],
+    target: str,
+    size: tuple[float, float],
+    theme: FigureTheme,
+) -> bytes:
+    """The figure as a file.
+
+    Args:
+        heading, details: the lines above it.
+        target: "svg", "png" or "pdf".
+        size: width and height in inches.
+
+    Raises:
+        MissingPackage: matplotlib is not there.
+    """
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise missing("matplotlib", "a figure") from error
+    look: Any = settings(COLOURS[theme])
+    with mpl.rc_context(look):
+        drawing = Figure(figsize=size, dpi=DPI)
+        _paint(drawing, PlotGrid(series, COLOURS[theme]), heading, details)
+        stream = io.BytesIO()
+        # Nothing of the machine and of today is in it.
+        dates: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+        drawing.savefig(stream, format=target, metadata=dates.get(target, {}))
+    return stream.getvalue()
+
+
+def _paint(drawing: "Figure", grid: PlotGrid, heading: str, details: Sequence[str]) -> None:
+    width, height = drawing.get_size_inches()
+    at_x = _LEFT / width
+    num_characters = int((width - _LEFT - 0.1) / _INCHES_PER_CHARACTER)
+    lines = [line[: num_characters - 1] + "…" * (len(line) >= num_characters) for line in details]
+    # A text of somebody else's is no formula.
+    drawing.text(
+        at_x, 1 - 0.1 / height, heading, fontsize=11, fontweight="bold", va="top", parse_math=False
+    )
+    drawing.text(
+        at_x,
+        1 - 0.31 / height,
+        "\n".join(lines),
+        fontsize=7.5,
+        linespacing=1.3,
+        color=grid.colours.muted,
+        va="top",
+        parse_math=False,
+    )
+    panels = _panels(drawing, grid, _TOP + _STRIP * (len(lines) - 1))
+    for panel in panels[:-1]:
+        panel.tick_params(labelbottom=False)
+    _step_numbers(panels[-1], grid, height * panels[-1].get_position().height)
+
+
+def _panels(drawing: "Figure", grid: PlotGrid, head: float) -> "list[Axes]":
+    """All panels from top to bottom, the labels of events above them.
+
+    Args:
+        head: inches for what is above the labels.
+    """
+    width, height = drawing.get_size_inches()
+    left, inner = _LEFT / width, (width - _LEFT - _RIGHT) / width
+    num_rows = draw_events(
+        drawing,
+        grid.series,
+        grid.colours,
+        (left, inner),
+        (1 - (head - 0.1) / height, _BOTTOM / height, _STRIP / height),
+    )
+    has_kv = any(column.max_kv_used is not None for column in grid.series.columns)
+    shown = {draw: share for draw, share in PANELS.items() if has_kv or draw is not kv_cache}
+    top = 1 - (head + 0.12 + num_rows * _STRIP) / height
+    gap = _BETWEEN / height
+    free = top - _BOTTOM / height - gap * (len(shown) - 1)
+    panels = []
+    for draw, share in shown.items():
+        rows = free * share / sum(shown.values())
+        panel = drawing.add_axes((left, top - rows, inner, rows))
+        panel.patch.set_alpha(0.0)  # the lines of events are below the panels
+        draw(panel, grid)
+        panels.append(panel)
+        top -= rows + gap
+    return panels
+
+
+def _step_numbers(panel: "Axes", grid: PlotGrid, height: float) -> None:
+    """A second axis below that of the time, to find in a replay what is seen here.
+
+    Args:
+        height: of the panel, in inches.
+    """
+    from matplotlib.ticker import FixedLocator, MaxNLocator
+
+    found = [
+        (column.first_step, x)
+        for column, x in zip(grid.series.columns, grid.middles, strict=True)
+        if column.first_step is not None
+    ]
+    steps = [step for step, _ in found]
+    numbers = [
+        number
+        for number in MaxNLocator(9, integer=True).tick_values(steps[0], steps[-1])
+        if steps[0] <= number <= steps[-1]
+    ]
+    axis = panel.secondary_xaxis(-_STEP_AXIS / height)
+    places = grid.np.interp(numbers, steps, [x for _, x in found])
+    axis.xaxis.set_major_locator(FixedLocator(list(places)))
+    axis.set_xticklabels([f"{number:,.0f}" for number in numbers])
+    for below, name in (
+        (0.0, f"{grid.unit} since step {grid.series.first_step:,}"),
+        (_STEP_AXIS, "step"),
+    ):
+        panel.annotate(
+            name,
+            (1.0, -below / height),
+            xycoords="axes fraction",
+            xytext=(6, -3.5),
+            textcoords="offset points",
+            va="top",
+            fontsize=7.5,
+        )

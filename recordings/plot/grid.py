@@ -1,0 +1,65 @@
+"""`PlotGrid`: the columns of a `PlotSeries` as arrays along the axis of time. Needs numpy."""
+
+from collections.abc import Callable
+from typing import Any
+
+from stepscope.recordings.plot.series import Column, PlotSeries
+from stepscope.recordings.plot.style import FigureColours
+
+_MAX_HOLE = 0.015  # of the width, without a sample, that a line goes across
+
+
+class PlotGrid:
+    """What all panels of a figure share.
+
+    Attributes:
+        unit, unit_ns: of the axis of time.
+        edges, middles: of the columns, in that unit.
+    """
+
+    def __init__(self, series: PlotSeries, colours: FigureColours) -> None:
+        import numpy as np
+
+        self.np: Any = np
+        self.series = series
+        self.colours = colours
+        self.unit, self.unit_ns = _time_unit(series.duration_ns)
+        self.edges: Any = np.linspace(
+            0.0, series.duration_ns / self.unit_ns, len(series.columns) + 1
+        )
+        self.middles: Any = (self.edges[:-1] + self.edges[1:]) / 2
+
+    def values(self, value: Callable[[Column], float | None]) -> Any:
+        """One number a column, NaN where there is none."""
+        found = [value(column) for column in self.series.columns]
+        return self.np.array([self.np.nan if each is None else each for each in found], float)
+
+    def stairs(self, values: Any) -> Any:
+        """For `edges`: with the last one twice, for the right edge of its column."""
+        return self.np.append(values, values[-1:])
+
+    def filled(self, values: Any) -> Any:
+        """What is not known is as it was before: between two steps nothing changes."""
+        np = self.np
+        places = np.where(np.isnan(values), 0, np.arange(len(values)))
+        return values[np.maximum.accumulate(places)]
+
+    def bridged(self, values: Any) -> Any:
+        """With straight lines over short holes; a long one is none to draw a line across."""
+        np = self.np
+        known = np.flatnonzero(~np.isnan(values))
+        if not len(known):
+            return values
+        places = np.arange(len(values))
+        after = np.searchsorted(known, places).clip(0, len(known) - 1)
+        before = (np.searchsorted(known, places, side="right") - 1).clip(0)
+        is_short = known[after] - known[before] <= _MAX_HOLE * len(values)
+        return np.where(is_short, np.interp(places, known, values[known]), values)
+
+
+def _time_unit(duration_ns: int) -> tuple[str, float]:
+    if duration_ns < 2e9:
+        return "ms", 1e6
+    if duration_ns < 600e9:
+        return "s", 1e9
+    return ("min", 60e9) if duration_ns < 3 * 3600e9 else ("h", 3600e9)

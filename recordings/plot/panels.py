@@ -1,0 +1,255 @@
+"""The panels of a figure, one function each: what a `PlotGrid` holds, onto axes of matplotlib.
+
+Where a column of pixels holds several steps, the solid shape is their mean or median and the pale
+one (or the point) their worst: an average alone would hide a stall.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from stepscope.recordings.plot.axes import (
+    figures,
+    finish,
+    longest_of,
+    median_of,
+    set_scale,
+    unit_of,
+)
+from stepscope.recordings.plot.grid import PlotGrid
+from stepscope.recordings.plot.series import Column, Measured
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MANY_LATE = 150  # beyond so many their marks are smaller
+
+
+def budget(panel: "Axes", grid: PlotGrid) -> None:
+    """Tokens of a step against the budget, by what they were spent on."""
+    colours, series, np = grid.colours, grid.series, grid.np
+    if any(column.num_steps > 1 for column in series.columns):
+        panel.fill_between(
+            grid.edges,
+            grid.stairs(grid.values(lambda column: column.max_spent_tokens)),
+            step="post",
+            linewidth=0,
+            facecolor=(colours.prefill, 0.3),
+            label="fullest step",
+        )
+    base = np.zeros(len(series.columns))
+    for name, colour, hatch, label in (
+        ("num_decode_tokens", colours.decode, None, "decode"),
+        ("num_prefill_tokens", colours.prefill, None, "prefill"),
+        ("num_padded_tokens", colours.padded, "....", "padding"),
+        ("num_cached_tokens", colours.cached, "//////", "cached, not spent"),
+    ):
+        if hatch and not any(getattr(column, name) for column in series.columns):
+            continue
+        top = base + grid.values(_mean_of(name))
+        panel.fill_between(
+            grid.edges,
+            grid.stairs(base),
+            grid.stairs(top),
+            step="post",
+            linewidth=0,
+            facecolor=(colour, 0.3) if hatch else colour,
+            edgecolor=colour,
+            hatch=hatch,
+            label=label,
+        )
+        base = top
+    budgets = grid.values(lambda column: column.token_budget)
+    panel.step(
+        grid.edges,
+        grid.stairs(grid.filled(budgets)),
+        where="post",
+        color=colours.ink,
+        linewidth=1.3,
+        label="budget",
+    )
+    panel.set_ylim(0, None)
+    lines = [f"{series.num_steps:,} steps"]
+    known = budgets[~np.isnan(budgets)]
+    if len(known):
+        low, high = int(known.min()), int(known.max())
+        lines.append(f"budget {low:,}" if low == high else f"budget {low:,} to {high:,}")
+    lines.append(f"out {series.num_output_tokens / series.duration_ns * 1e9:,.0f} tok/s")
+    finish(panel, grid, "Tokens", "tokens a step", lines)
+
+
+def step_time(panel: "Axes", grid: PlotGrid) -> None:
+    measured = grid.series.step
+    unit, unit_ns = unit_of(measured)
+    longest = grid.values(lambda column: longest_of(column.step)) / unit_ns
+    median = grid.values(lambda column: median_of(column.step)) / unit_ns
+    panel.fill_between(
+        grid.edges,
+        grid.stairs(grid.np.nan_to_num(longest)),
+        step="post",
+        linewidth=0,
+        facecolor=(grid.colours.muted, 0.5),
+        label="longest",
+    )
+    panel.step(
+        grid.edges,
+        grid.stairs(median),
+        where="post",
+        color=grid.colours.ink,
+        linewidth=0.9,
+        label="median",
+    )
+    set_scale(panel, measured, unit_ns)
+    finish(panel, grid, "Step time", unit, figures(measured))
+
+
+def itl(panel: "Axes", grid: PlotGrid) -> None:
+    longest = grid.values(lambda column: longest_of(column.itl))
+    median = grid.values(lambda column: median_of(column.itl))
+    series = grid.series
+    _latency(
+        panel, grid, "Inter-token latency (ITL)", series.itl, series.slo.itl_ms, longest, median
+    )
+
+
+def ttft(panel: "Axes", grid: PlotGrid) -> None:
+    longest = grid.values(lambda column: column.max_ttft_ns)
+    series = grid.series
+    _latency(panel, grid, "Time to first token (TTFT)", series.ttft, series.slo.ttft_ms, longest)
+
+
+def _latency(
+    panel: "Axes",
+    grid: PlotGrid,
+    title: str,
+    measured: Measured,
+    slo_ms: float,
+    longest_ns: Any,
+    median_ns: Any = None,
+) -> None:
+    """The worst of each column; those beyond the service level stand out by shape too."""
+    np, colours = grid.np, grid.colours
+    unit, unit_ns = unit_of(measured)
+    longest, bound = longest_ns / unit_ns, slo_ms * 1e6 / unit_ns
+    is_late = np.nan_to_num(longest) > bound
+    is_kept = ~np.isnan(longest) & ~is_late
+    if median_ns is not None:
+        median = median_ns / unit_ns
+        panel.vlines(grid.middles, median, longest, color=colours.decode, linewidth=0.5, alpha=0.45)
+        panel.plot(
+            grid.middles, grid.bridged(median), color=colours.decode, linewidth=1.1, label="median"
+        )
+    marks: dict[str, Any] = {"linestyle": "none", "markeredgewidth": 0}
+    panel.plot(
+        grid.middles[is_kept],
+        longest[is_kept],
+        marker="o",
+        markersize=3.0 if median_ns is None else 1.6,
+        color=colours.decode,
+        label="first token" if median_ns is None else "longest",
+        **marks,
+    )
+    panel.plot(
+        grid.middles[is_late],
+        longest[is_late],
+        marker="^",
+        markersize=2.6 if is_late.sum() > _MANY_LATE else 3.6,
+        color=colours.breach,
+        label="beyond",
+        **marks,
+    )
+    set_scale(panel, measured, unit_ns, bound)
+    panel.axhline(
+        bound,
+        color=colours.breach,
+        linewidth=0.9,
+        linestyle=(0, (4, 2)),
+        label=f"SLO {bound:,g} {unit}",
+    )
+    finish(panel, grid, title, unit, figures(measured, has_slo=True))
+
+
+def requests(panel: "Axes", grid: PlotGrid) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    np = grid.np
+    waiting = grid.filled(grid.values(lambda column: column.max_waiting))
+    running = grid.filled(grid.values(lambda column: column.max_running))
+    panel.fill_between(
+        grid.edges,
+        grid.stairs(np.nan_to_num(waiting)),
+        step="post",
+        linewidth=0,
+        facecolor=grid.colours.waiting,
+        label="waiting",
+    )
+    panel.step(
+        grid.edges,
+        grid.stairs(running),
+        where="post",
+        color=grid.colours.running,
+        linewidth=1.1,
+        label="running",
+    )
+    panel.set_ylim(0, None)
+    panel.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
+    lines = [f"running max {np.nanmax(running):,.0f}", f"waiting max {np.nanmax(waiting):,.0f}"]
+    finish(panel, grid, "Requests", "count", lines)
+
+
+def kv_cache(panel: "Axes", grid: PlotGrid) -> None:
+    np, series, colours = grid.np, grid.series, grid.colours
+    held = 100 * grid.filled(grid.values(lambda column: column.max_kv_used))
+    cached = 100 * grid.filled(grid.values(lambda column: column.kv_cached))
+    panel.fill_between(
+        grid.edges,
+        grid.stairs(held),
+        step="post",
+        linewidth=0,
+        facecolor=colours.held,
+        label="held by requests",
+    )
+    panel.fill_between(
+        grid.edges,
+        grid.stairs(held),
+        grid.stairs(held + cached),
+        step="post",
+        linewidth=0,
+        facecolor=(colours.cached, 0.2),
+        edgecolor=colours.cached,
+        hatch="//////",
+        label="cached, free",
+    )
+    lines = [f"held max {np.nanmax(held):.0f}%"]
+    if series.num_preempted:
+        is_out = np.array([column.num_preempted > 0 for column in series.columns])
+        panel.plot(
+            grid.middles[is_out],
+            np.full(int(is_out.sum()), 108.0),
+            linestyle="none",
+            marker="x",
+            markersize=3.5,
+            markeredgewidth=1.0,
+            color=colours.breach,
+            label="preemption",
+        )
+        word = "preemption" if series.num_preempted == 1 else "preemptions"
+        lines.append(f"{series.num_preempted:,} {word}")
+    panel.set_ylim(0, 116)
+    panel.set_yticks((0, 50, 100))
+    finish(panel, grid, "KV cache", "% blocks", lines)
+
+
+# A panel, and its share of the height.
+PANELS: Mapping[Callable[["Axes", PlotGrid], None], float] = {
+    budget: 2.6,
+    step_time: 1.4,
+    itl: 1.7,
+    ttft: 1.2,
+    requests: 1.0,
+    kv_cache: 1.0,
+}
+
+
+def _mean_of(name: str) -> Callable[[Column], float]:
+    """Tokens of a step, over the steps of a column."""
+    return lambda column: getattr(column, name) / column.num_steps if column.num_steps else 0.0

@@ -1,0 +1,118 @@
+"""Commands that draw pictures of recordings, to be kept, sent and printed."""
+
+from typing import Annotated
+
+import typer
+
+from stepscope.tui.command_table.shared import example
+
+commands = typer.Typer(rich_markup_mode=None)
+
+_File = Annotated[
+    str, typer.Argument(metavar="FILE", help="a recording, or the name of a shipped sample")
+]
+_SloITL = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME", help="a longer gap between two tokens is a breach  [default: 50ms]"
+    ),
+]
+_SloTTFT = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="a later first token is a breach  [default: 500ms]"),
+]
+
+
+@commands.command(
+    epilog=example(
+        "stepscope screenshot session.mcap --at 1200 -o stall.svg",
+        "stepscope screenshot freeze --page latency --size 160x48 -o late.png",
+    )
+)
+def screenshot(
+    file: _File,
+    *,
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="the picture to write: .svg, .png or .txt"
+        ),
+    ],
+    at: Annotated[
+        int | None, typer.Option(metavar="STEP", help="the step to show  [default: the last]")
+    ] = None,
+    page: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SCREEN", help="main, step, request, kv, latency or knobs  [default: main]"
+        ),
+    ] = None,
+    request: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="select this request, such as r12, and show its screen"),
+    ] = None,
+    size: Annotated[
+        str, typer.Option(metavar="COLUMNSxROWS", help="of the terminal it looks like")
+    ] = "120x40",
+    theme: Annotated[
+        str | None, typer.Option(metavar="dark|light", help="colours  [default: dark]")
+    ] = None,
+    ascii: Annotated[
+        bool | None,
+        typer.Option("--ascii/--no-ascii", help="ASCII characters only", show_default=False),
+    ] = None,
+    slo_itl: _SloITL = None,
+    slo_ttft: _SloTTFT = None,
+) -> None:
+    """Draw the dashboard at a step of a recording.
+
+    No terminal is needed. SVG keeps its text selectable; PNG needs 'stepscope[export]'. A file that
+    is there is replaced. Theme, ASCII and service levels are those of [dashboard] in the config
+    file where no option says otherwise.
+    """
+    from stepscope.tui.commands import screenshot as command
+
+    flags = {"theme": theme, "ascii": ascii}
+    command.screenshot_file(file, at, output, page, size, request, slo_itl, slo_ttft, flags)
+
+
+@commands.command(
+    epilog=example(
+        "stepscope plot session.mcap -o session.svg --slo-itl 50ms",
+        "stepscope plot freeze --from 300 --until 400 --title Freeze -o f.png",
+    )
+)
+def plot(
+    file: _File,
+    *,
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="the figure to write: .svg, .png or .pdf"
+        ),
+    ],
+    first: Annotated[
+        int | None, typer.Option("--from", metavar="STEP", help="the first step of it")
+    ] = None,
+    last: Annotated[
+        int | None, typer.Option("--until", metavar="STEP", help="the last step of it")
+    ] = None,
+    slo_itl: _SloITL = None,
+    slo_ttft: _SloTTFT = None,
+    size: Annotated[str, typer.Option(metavar="WIDTHxHEIGHT", help="in inches")] = "9x9",
+    theme: Annotated[str, typer.Option(metavar="light|dark", help="for paper, or for slides")] = (
+        "light"
+    ),
+    title: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="heading  [default: the recording's name]")
+    ] = None,
+) -> None:
+    """Draw a figure of a recording for a report.
+
+    Budget, step times, latencies, queue and KV cache over time. Each column of pixels shows the
+    worst that happened in it, so no stall is averaged away; knob changes and marks are lines with
+    labels. Needs 'stepscope[export]'. A file that is there is replaced.
+    """
+    from stepscope.tui.commands import plot as command
+
+    command.plot_file(file, output, first, last, slo_itl, slo_ttft, size, theme, title)

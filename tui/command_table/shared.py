@@ -1,0 +1,66 @@
+"""What several commands have in common."""
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+Endpoint = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="ENDPOINT",
+        help="name of a local engine, ipc://PATH or tcp://HOST:PORT (default: the only local one)",
+    ),
+]
+
+
+_KEY_OPTIONS = {
+    "key": typer.Option(
+        metavar="FILE",
+        help="key file, for an engine that asks for one (default: the one for it in the config "
+        "folder's keys/)",
+        show_default=False,
+    ),
+    "server_key": typer.Option(
+        metavar="KEY",
+        help="the engine's public key, if not the one in the key file",
+        show_default=False,
+    ),
+}
+
+
+def with_key(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command that connects to an engine the options about keys. Goes above all others."""
+
+    def run(**arguments: Any) -> Any:
+        from stepscope.tui.commands.keys import note_unused_key, use_key
+
+        given = {name: arguments.pop(name) for name in _KEY_OPTIONS}
+        use_key({name: value for name, value in given.items() if value is not None})
+        if given["key"] is not None:
+            named = arguments.get("endpoints") or [arguments.get("endpoint")]
+            note_unused_key([each for each in named if each])
+        return command(**arguments)
+
+    own = list(inspect.signature(command).parameters.values())
+    made = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[str | None, option],
+        )
+        for name, option in _KEY_OPTIONS.items()
+    ]
+    parameters = [*own, *made]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__name__ = command.__name__
+    run.__doc__ = command.__doc__
+    return run
+
+
+def example(*lines: str) -> str:
+    """The epilog of a command's help."""
+    return "\b\nExample:\n" + "\n".join("  " + line for line in lines)

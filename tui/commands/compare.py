@@ -1,0 +1,217 @@
+"""`stepscope compare`: two runs side by side, on the screen, as a table or as JSON."""
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepscope.engine.endpoints import Endpoint, find_local
+from stepscope.recordings.compare.columns import ALIGNMENTS, Align
+from stepscope.recordings.compare.comparer import Comparer
+from stepscope.recordings.compare.feed import Stretch
+from stepscope.recordings.export.output import MissingPackage
+from stepscope.recordings.landmarks import Landmark, find_landmark, landmarks
+from stepscope.recordings.latency import SLO
+from stepscope.recordings.reader import Recording
+from stepscope.recordings.recording_feed import RecordingFeed
+from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say, writing_output
+from stepscope.tui.commands.explain import milliseconds
+from stepscope.tui.commands.options import resolve
+from stepscope.tui.commands.progress import Progress
+from stepscope.tui.commands.screenshot import PICTURE_SUFFIXES, picture_path, picture_size
+from stepscope.tui.commands.top import find_recording
+from stepscope.tui.compare.document import document
+from stepscope.tui.compare.table import lines
+from stepscope.tui.settings import DashboardSettings
+
+
+def compare(
+    a: str,
+    b: str | None,
+    mark: str | None,
+    align: str | None,
+    limit: int,
+    as_table: bool,
+    as_json: bool,
+    flags: Mapping[str, Any],
+    output: str | None = None,
+    size: str = "120x40",
+) -> None:
+    """On a terminal the screen, elsewhere (or if asked for) a table or JSON; or a picture.
+
+    Raises:
+        RecordingError: a file is none.
+        EngineUnreachable: nobody listens at an address.
+        WrongUsage: an option that cannot be.
+    """
+    alignment = _alignment(align)
+    if limit < 0:
+        raise WrongUsage(f"--limit: expected 0 (all) or more, got {limit}")
+    if as_table + as_json + (output is not None) > 1:
+        raise WrongUsage("--table, --json and --output: give one of them")
+    if (b is None) == (mark is None):
+        what = "one of both, B or --mark" if b is not None else "B, or --mark for before and after"
+        raise WrongUsage(f"what is {a} to be compared with? Give {what}")
+    settings = resolve(DashboardSettings, "dashboard", _milliseconds(flags))
+    draws = output is not None
+    prints = not draws and (as_table or as_json or not is_terminal())
+    found = {name: endpoint_of(name) for name in (a, b) if name is not None}
+    live = {name: endpoint for name, endpoint in found.items() if endpoint is not None}
+    for name in live:
+        if prints or draws:
+            raise WrongUsage(
+                f"{name} is a live engine: compare it on the screen, or record it first "
+                f"('stepscope record {name} -o FILE')"
+            )
+        if mark is not None:
+            raise WrongUsage(f"--mark is for recordings; watching {name}, c compares its past")
+    if prints:
+        slo = SLO(settings.slo_ttft_ms, settings.slo_itl_ms)
+        _print(Comparer(*open_feeds(a, b, mark, slo)), alignment, limit, as_json)
+        return
+    from stepscope.tui.compare.screen import run_compare
+
+    split = None
+    if mark is not None:
+        with Recording(find_recording(a)) as recording:
+            split = split_at(recording, mark)
+    if output is None:
+        run_compare(a, b, split, alignment or "time", settings, live)
+    else:
+        _draw(a, b, split, alignment or "time", settings, output, size)
+
+
+def _draw(
+    a: str,
+    b: str | None,
+    split: Landmark | None,
+    align: Align,
+    settings: DashboardSettings,
+    output: str,
+    size: str,
+) -> None:
+    from stepscope.tui.compare.screen import draw_compare
+
+    path = picture_path(output, PICTURE_SUFFIXES)
+    try:
+        draw_compare(a, b, split, align, settings, path, picture_size(size))
+    except MissingPackage as error:
+        raise CommandFailed(f"{error}; {path.stem}.svg needs none") from error
+    say(f"{path}: {a} and {b or 'itself, before and after'}, {size}")
+
+
+def endpoint_of(name: str) -> Endpoint | None:
+    """The live engine that is meant; None for a file or a sample, which go first."""
+    if name.startswith(("ipc://", "tcp://")):
+        return Endpoint.parse(name)
+    try:
+        find_recording(name)
+    except CommandFailed:
+        return next((each for each in find_local() if each.name == name), None)
+    return None
+
+
+def is_terminal() -> bool:
+    """Whether there is one to draw on."""
+    return all(
+        stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)
+    )
+
+
+def _milliseconds(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Durations may have a unit here, as in 'explain'."""
+    return {
+        name: milliseconds(f"--{name.removesuffix('_ms').replace('_', '-')}", value)
+        if name.startswith("slo_")
+        else value
+        for name, value in flags.items()
+    }
+
+
+def _print(comparer: Comparer, align: Align | None, limit: int, as_json: bool) -> None:
+    try:
+        with Progress() as progress:
+            _read(comparer, progress)
+        for note in comparer.notes:
+            print(f"stepscope: note: {note}", file=sys.stderr)
+        found, sides = comparer.comparison, comparer.sides
+        if found is None or sides is None:
+            raise CommandFailed("there is nothing to compare: no step could be read")
+        if as_json:
+            encoded = msgspec.json.encode(document(found, sides, align))
+            with writing_output():
+                sys.stdout.buffer.write(msgspec.json.format(encoded, indent=2) + b"\n")
+        else:
+            say(*lines(found, sides, align, limit))
+    finally:
+        comparer.stop()
+
+
+def _alignment(align: str | None) -> Align | None:
+    for known in ALIGNMENTS:
+        if align == known:
+            return known
+    if align is not None:
+        raise WrongUsage(f"--align: expected {', '.join(ALIGNMENTS)}, got {align!r}")
+    return None
+
+
+def open_feeds(
+    a: str, b: str | None, mark: str | None, slo: SLO
+) -> tuple[RecordingFeed, RecordingFeed]:
+    """Two recordings, or the two parts of one.
+
+    Raises:
+        RecordingError: a file is none.
+        WrongUsage: a mark that there is not.
+    """
+    path = find_recording(a)
+    if b is not None:
+        other = find_recording(b)
+        return (
+            RecordingFeed(Recording(path), _name(a), slo, Stretch()),
+            RecordingFeed(Recording(other), _name(b), slo, Stretch()),
+        )
+    assert mark is not None
+    with Recording(path) as recording:
+        split = split_at(recording, mark)
+    before = Stretch(None, split.step - 1)
+    return (
+        RecordingFeed(Recording(path), f"before {split.text}", slo, before),
+        RecordingFeed(Recording(path), f"after {split.text}", slo, Stretch(split.step, None)),
+    )
+
+
+def _name(file: str) -> str:
+    return Path(file).name.removesuffix(".mcap")
+
+
+def split_at(recording: Recording, mark: str) -> Landmark:
+    first, last = recording.first_step, recording.last_step
+    step = mark.replace(",", "")
+    if step.isdigit() and first is not None and last is not None:
+        if first < int(step) <= last:
+            return Landmark(int(step), f"step {int(step):,}", "step")
+        raise WrongUsage(
+            f"--mark: expected a step from {first + 1:,} to {last:,}, or a mark; got {mark}"
+        )
+    found = list(landmarks(recording))
+    chosen = find_landmark(found, mark)
+    if chosen is None:
+        known = ", ".join(dict.fromkeys(each.text for each in found)) or "none"
+        raise WrongUsage(f"--mark: there is no mark or knob change {mark!r}; there are: {known}")
+    return chosen
+
+
+def _read(comparer: Comparer, progress: Progress) -> None:
+    """One side after the other."""
+    for feed in comparer.feeds:
+        while not feed.is_done:
+            feed.read(time.monotonic() + 0.2)
+            if not feed.is_done:
+                progress(f"reading {feed.name}", feed.share)
+    if comparer.sides is not None:
+        comparer.renew()

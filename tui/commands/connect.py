@@ -1,0 +1,107 @@
+"""Finding the engine a command is meant for, and connecting to it."""
+
+import getpass
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from stepscope.engine.client import ControlClient, EngineStarting, EngineUnreachable
+from stepscope.engine.config import ConfigError
+from stepscope.engine.endpoints import Endpoint, find_local
+from stepscope.engine.local_engines import called
+from stepscope.tui.commands.errors import CommandFailed, WrongUsage
+
+if TYPE_CHECKING:
+    from stepscope.recordings.history import History
+    from stepscope.recordings.subscriber import Subscriber
+
+_HELLO_S = 2.0  # an engine that lives says who it is at once, whatever it is computing
+_ANSWER_S = 60.0  # other answers come between two steps, and a step may be long
+
+
+def choose(endpoint: str | None, usage: str) -> Endpoint:
+    """The endpoint that was named, or that of the only engine on this machine.
+
+    Args:
+        endpoint: as the user gave it.
+        usage: the command with {} where the endpoint goes, for the error.
+
+    Raises:
+        ConfigError: `endpoint` is not one.
+        CommandFailed: no engine runs here.
+        WrongUsage: several do.
+    """
+    if endpoint:
+        return Endpoint.parse(endpoint)
+    found = find_local()
+    if not found:
+        raise CommandFailed(
+            "no engine runs on this machine; start one with 'stepscope serve', "
+            f"or name one elsewhere: '{usage.format('tcp://HOST:PORT')}'"
+        )
+    if len(found) > 1:
+        names = ", ".join(called_text(each) for each in found)
+        first = found[0].name if found[0].is_ipc else found[0].control
+        raise WrongUsage(
+            f"{len(found)} engines run here ({names}); name one: '{usage.format(first)}'"
+        )
+    return found[0]
+
+
+def called_text(endpoint: Endpoint) -> str:
+    """What a command takes for an engine, and what that calls itself where it is something else."""
+    address = endpoint.name if endpoint.is_ipc else endpoint.control
+    name = called(endpoint)
+    return address if name == endpoint.name else f"{address} (called {name})"
+
+
+def connect(endpoint: Endpoint) -> ControlClient:
+    """A client of an engine that has answered.
+
+    Raises:
+        EngineUnreachable: nobody answers within two seconds; says who else would, on this machine.
+    """
+    client = ControlClient(endpoint, timeout_s=_HELLO_S)
+    try:
+        client.info()
+    except EngineStarting:
+        client.close()
+        raise
+    except EngineUnreachable as error:
+        client.close()
+        if endpoint.path is None or endpoint.path.exists():
+            raise
+        raise EngineUnreachable(f"{error}; {_who_runs()}") from error
+    except BaseException:
+        client.close()
+        raise
+    client.timeout_s = _ANSWER_S
+    return client
+
+
+def _who_runs() -> str:
+    try:
+        found = find_local()
+    except (ConfigError, OSError):  # the folder of the sockets is not ours
+        found = []
+    if not found:
+        return "none runs here, 'stepscope serve' starts one"
+    return f"running here: {'; '.join(called_text(each) for each in found)}"
+
+
+def receive(endpoint: Endpoint, history: "History") -> "Subscriber":
+    """The source of a live engine, not started yet; whatever watches engines gets them here."""
+    from stepscope.recordings.subscriber import Subscriber  # not every command receives anything
+
+    source = Subscriber(endpoint, history)
+    source.name = called(endpoint)
+    return source
+
+
+def who() -> str:
+    """The person at this terminal, for the engine's audit."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # no name for this id, as in some containers
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

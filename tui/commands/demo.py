@@ -1,0 +1,228 @@
+"""`stepscope demo`: engine, workload and dashboard together; nothing is left of them afterwards."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from stepscope.engine.client import ControlClient
+from stepscope.engine.commands import SetWorkload, WorkloadSpec
+from stepscope.engine.config import EngineConfig, Knobs
+from stepscope.engine.wire import KnobValue
+from stepscope.recordings.history import History
+from stepscope.recordings.latency import Series
+from stepscope.recordings.recorder import Recorder
+from stepscope.recordings.subscriber import Subscriber
+from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
+from stepscope.tui.commands.options import DEMO_DEFAULTS, resolve
+from stepscope.tui.commands.progress import Progress
+from stepscope.tui.commands.record import size
+from stepscope.tui.commands.signals import StopSignals
+from stepscope.tui.commands.top import need_terminal, new_history, run_live
+from stepscope.tui.engine_process import EngineProcess
+from stepscope.tui.recent import remember
+from stepscope.tui.settings import DashboardSettings
+
+# Chosen on two CPU cores with the demo model: several chats stream all the time, and every few
+# seconds a document is prefilled in chunks beside them. The cache is small enough to fill up.
+KNOBS = Knobs(max_num_batched_tokens=128, max_num_seqs=12)
+KV_MEMORY = "64MB"
+WORKLOAD = WorkloadSpec(
+    rate=2.5,
+    document_share=0.3,
+    chat_tokens=96,
+    document_tokens=2048,
+    output_tokens=640,
+    max_concurrency=16,
+)
+# A chunk of the budget above beside the decodes keeps to these on two cores, a larger one does not.
+SERVICE_LEVELS = DEMO_DEFAULTS
+HEADLESS_SECONDS = 20.0
+_JOIN_S = 10.0
+_TICK_S = 0.2
+
+
+def demo(
+    model: str,
+    headless: bool,
+    seconds: float | None,
+    record: Path | None,
+    screenshot: Path | None,
+    flags: Mapping[str, Any],
+    with_tokens: bool = False,
+) -> None:
+    """Raises CommandFailed when the engine or the recording fails, or when messages were lost."""
+    settings = resolve(DashboardSettings, "dashboard", flags, SERVICE_LEVELS)
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
+    if not headless:
+        need_terminal("add --headless")
+        if seconds is not None or screenshot is not None:
+            raise WrongUsage("--seconds and --screenshot go with --headless")
+    if screenshot is not None:
+        _check_screenshot(screenshot)
+    if record is not None:
+        _check_writable("--record", record)
+    stop = StopSignals(signal.SIGINT, signal.SIGTERM)
+    with _ending_on_signals(), Progress() as progress, ExitStack() as until_the_engine_ended:
+        progress("starting the engine", None)
+        with EngineProcess(
+            _options(model, with_tokens), lambda line: progress(line, None)
+        ) as engine:
+            engine.wait_until_ready()
+            source = Subscriber(engine.endpoint, new_history(settings))
+            recorder = None if record is None else Recorder(source, record)
+            if headless:
+                until_the_engine_ended.enter_context(stop)
+            source.start()
+            try:
+                _start_workload(engine, source, stop)
+                if headless:
+                    _wait(engine, source, seconds or HEADLESS_SECONDS, progress, stop)
+                else:
+                    progress.close()
+                    run_live(source, settings, recorder, keeps_levels=False)
+            finally:
+                source.stop()
+                if recorder is not None:
+                    recorder.stop()
+                    remember(recorder.path)
+    if recorder is not None and recorder.state == "failed":
+        raise CommandFailed(recorder.error or f"{record} could not be written")
+    if stop and source.history.num_steps == 0:
+        raise CommandFailed("interrupted before the engine ran a step")
+    if headless:
+        _finish(source, settings, screenshot, recorder)
+
+
+def _check_screenshot(path: Path) -> None:
+    """Before a session is run that could not be drawn in the end."""
+    if path.suffix != ".svg":
+        raise WrongUsage(f"--screenshot: expected the name of an .svg file, got {path}")
+    _check_writable("--screenshot", path)
+
+
+def _check_writable(option: str, path: Path) -> None:
+    if not path.parent.is_dir():
+        raise WrongUsage(f"{option}: {path} cannot be written: {path.parent} is no folder")
+    is_writable = os.access(path if path.exists() else path.parent, os.W_OK)
+    if path.is_dir() or not is_writable:
+        raise WrongUsage(f"{option}: {path} cannot be written")
+
+
+def _options(model: str, with_tokens: bool) -> dict[str, KnobValue]:
+    """Everything that the demo relies on, so that no config file can break it."""
+    options: dict[str, KnobValue] = {"model": model, **KNOBS.as_dict()}
+    options["with_tokens"] = with_tokens
+    if model == EngineConfig().model:
+        options["kv_memory"] = KV_MEMORY
+    return options
+
+
+@contextmanager
+def _ending_on_signals() -> Iterator[None]:
+    """SIGTERM and a terminal that goes away end the command the way Ctrl-C does: by cleaning up.
+
+    Ctrl-C does so even where it was ignored at the start, as in the background of a script.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    handlers = (leave, leave, signal.default_int_handler)
+    before = [signal.signal(*pair) for pair in zip(numbers, handlers, strict=True)]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _start_workload(engine: EngineProcess, source: Subscriber, stop: StopSignals) -> None:
+    """Once the source receives, so that the session begins with the first request."""
+    deadline_s = time.monotonic() + _JOIN_S
+    while source.status != "live":
+        engine.check()
+        if time.monotonic() > deadline_s:
+            raise CommandFailed(f"no telemetry comes from the engine: {source.error}")
+        if stop.wait(0.02):
+            return
+    with ControlClient(engine.endpoint) as client:
+        client.ask(SetWorkload(workload=WORKLOAD, who="stepscope demo"))
+
+
+def _wait(
+    engine: EngineProcess,
+    source: Subscriber,
+    seconds: float,
+    progress: Progress,
+    stop: StopSignals,
+) -> None:
+    """Until the seconds have passed, or a signal comes."""
+    start_s = time.monotonic()
+    while not stop and (elapsed_s := time.monotonic() - start_s) < seconds:
+        engine.check()
+        num_steps = source.history.num_steps
+        progress("running the demo", elapsed_s / seconds, f"{elapsed_s:.0f} s, {num_steps} steps")
+        stop.wait(_TICK_S)
+
+
+def _finish(
+    source: Subscriber,
+    settings: DashboardSettings,
+    screenshot: Path | None,
+    recorder: Recorder | None,
+) -> None:
+    history = source.history
+    say(*summary(history))
+    if recorder is not None:
+        steps = f"{recorder.num_steps:,} steps, {size(recorder.num_bytes)}"
+        say(f"recording  {recorder.path} ({steps})")
+    if screenshot is not None:
+        from stepscope.tui import picture
+
+        picture.screenshot(
+            source,
+            history,
+            screenshot,
+            theme=settings.theme,
+            ascii=bool(settings.ascii),
+        )
+        say(f"screenshot {screenshot}")
+    if history.num_steps == 0:
+        raise CommandFailed("the engine ran no step; its messages never came")
+    if history.gaps or history.num_lost:
+        raise CommandFailed(
+            f"{len(history.gaps)} gaps: {history.num_lost} messages of the engine were lost"
+        )
+
+
+def summary(history: History) -> Iterator[str]:
+    """What happened in a session, in a few lines."""
+    rates = history.rates(window_s=None)
+    latency = history.latency(window_s=None)
+    yield f"steps      {rates.num_steps:,} in {rates.seconds:.1f} s ({_rate(rates.steps_per_s)})"
+    yield (
+        f"tokens     out {_rate(rates.output_tokens_per_s)}, "
+        f"prefill {_rate(rates.prefill_tokens_per_s)}"
+    )
+    yield f"TTFT       {_percentiles(latency.ttft)}"
+    yield f"ITL        {_percentiles(latency.itl)}"
+    mixed = "unknown" if rates.mixed_share is None else f"{rates.mixed_share:.0%}"
+    yield f"mixed      {mixed} of the steps held prefill and decode"
+    yield f"gaps       {len(history.gaps)}"
+
+
+def _rate(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.1f}/s"
+
+
+def _percentiles(series: Series) -> str:
+    if series.p50_ms is None or series.p99_ms is None:
+        return "no samples"
+    return f"p50 {series.p50_ms:,.1f} ms  p99 {series.p99_ms:,.1f} ms"

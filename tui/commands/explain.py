@@ -1,0 +1,200 @@
+"""`stepscope explain`: why tokens of a recording were late, as a table or as JSON."""
+
+import re
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from stepscope.recordings.causes import Late, Piece
+from stepscope.recordings.explained import Bound, Explanation, explain_recording
+from stepscope.recordings.reader import Recording
+from stepscope.recordings.session import request_name
+from stepscope.tui.cause_names import CAUSE_NAMES
+from stepscope.tui.commands.errors import WrongUsage, say, writing_output
+from stepscope.tui.commands.top import find_recording
+
+_UNITS = {"us": 0.001, "ms": 1.0, "s": 1000.0, "": 1.0}
+
+
+def explain(
+    file: str,
+    slo_itl: str | None,
+    slo_ttft: str | None,
+    request: str | None,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """Raises RecordingError when the file is none or holds no such request, WrongUsage for an
+    option that cannot be.
+    """
+    slo_itl_ms = None if slo_itl is None else milliseconds("--slo-itl", slo_itl)
+    slo_ttft_ms = None if slo_ttft is None else milliseconds("--slo-ttft", slo_ttft)
+    if limit < 0:
+        raise WrongUsage(f"--limit: expected 0 (all) or more, got {limit}")
+    wanted = None if request is None else request_number(request)
+    with Recording(find_recording(file)) as recording:
+        found = explain_recording(recording, slo_itl_ms, slo_ttft_ms, wanted)
+        if recording.message is not None:
+            print(f"stepscope: note: {recording.message}", file=sys.stderr)
+    if as_json:
+        with writing_output():
+            document = msgspec.json.encode(_document(file, found))
+            sys.stdout.buffer.write(msgspec.json.format(document, indent=2) + b"\n")
+        return
+    say(*_summary(file, found), *_shares(found), *_table(found, limit))
+
+
+def milliseconds(option: str, text: str) -> float:
+    """A duration such as 50ms, 0.5s or 50 (milliseconds).
+
+    Raises:
+        WrongUsage: it is none, or not above zero.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(us|ms|s|)", text.strip())
+    value = 0.0 if match is None else float(match[1]) * _UNITS[match[2]]
+    if value <= 0:
+        raise WrongUsage(f"{option}: expected a duration such as 50ms or 0.5s, got {text!r}")
+    return value
+
+
+def request_number(text: str) -> int:
+    number = text.strip().removeprefix("r")
+    if not number.isdigit():
+        raise WrongUsage(f"--request: expected a request such as r12, got {text!r}")
+    return int(number)
+
+
+# For people
+
+
+def _summary(file: str, found: Explanation) -> list[str]:
+    return [
+        f"{file}: {found.num_steps:,} steps of {found.info.model} on {found.info.name}",
+        _measured(f"gaps between tokens{_of(found)}", "--slo-itl", found.itl),
+        _measured(f"first tokens{_of(found)}", "--slo-ttft", found.ttft),
+    ]
+
+
+def _of(found: Explanation) -> str:
+    return "" if found.request_id is None else f" of {request_name(found.request_id)}"
+
+
+def _measured(what: str, option: str, bound: Bound) -> str:
+    if bound.median_ms is None or bound.bound_ms is None:
+        return f"{what}: none"
+    of = option if bound.is_given else f"twice the median; {option} sets another"
+    share = bound.num_late / bound.num_waits
+    return (
+        f"{what}: {bound.num_late:,} of {bound.num_waits:,} ({share:.2%}) took longer than "
+        f"{bound.bound_ms:,.1f} ms ({of}); median {bound.median_ms:,.1f} ms"
+    )
+
+
+def _shares(found: Explanation) -> list[str]:
+    if not found.shares:
+        return []
+    total = sum(share.ns for share in found.shares)
+    rows = [
+        [
+            CAUSE_NAMES[share.cause],
+            f"{share.num_late:,}",
+            f"{share.ns / 1e6:,.0f} ms",
+            f"{share.ns / total:.1%}",
+        ]
+        for share in found.shares
+    ]
+    return ["", *_aligned(["cause", "largest in", "time in late waits", "share"], rows, "<>>>")]
+
+
+def _table(found: Explanation, limit: int) -> list[str]:
+    """One row for all who waited side by side, the longest wait first."""
+    late = found.late
+    if not late:
+        return ["", f"no token{_of(found)} was late"]
+    alike: dict[tuple[int, int, int, str], list[Late]] = {}
+    for each in late:
+        key = each.start_ns - each.end_ns, each.step, each.token_idx > 0, each.explanation
+        alike.setdefault(key, []).append(each)
+    groups = [alike[key] for key in sorted(alike)]
+    shown = groups[: limit or None]
+    rows = [
+        [
+            f"{group[0].step:,}",
+            _clock(found.wall_ns(group[0].end_ns)),
+            f"{request_name(group[0].request_id)} #{group[0].token_idx + 1}"
+            + (f" +{len(group) - 1}" if len(group) > 1 else ""),
+            f"{group[0].gap_ns / 1e6:,.1f} ms",
+            group[0].kind + (" (paused)" if group[0].is_excused else ""),
+            group[0].explanation,
+        ]
+        for group in shown
+    ]
+    rest = sum(len(group) for group in groups[len(shown) :])
+    more = [f"and {rest:,} more late tokens: --limit 0 shows all"] if rest else []
+    heading = ["step", "at", "token (+ alike)", "took", "of", "why, largest first"]
+    return ["", *_aligned(heading, rows, "><<><<"), *more]
+
+
+def _clock(wall_ns: int) -> str:
+    moment = time.strftime("%H:%M:%S", time.localtime(wall_ns // 1_000_000_000))
+    return f"{moment}.{wall_ns // 1_000_000 % 1000:03d}"
+
+
+def _aligned(heading: list[str], rows: list[list[str]], sides: str) -> list[str]:
+    widths = [max(len(row[column]) for row in [heading, *rows]) for column in range(len(heading))]
+    return [
+        "  ".join(
+            f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)
+        ).rstrip()
+        for row in [heading, *rows]
+    ]
+
+
+# For programs
+
+
+def _document(file: str, found: Explanation) -> dict[str, Any]:
+    return {
+        "recording": file,
+        "engine": found.info.name,
+        "model": found.info.model,
+        "num_steps": found.num_steps,
+        "request_id": found.request_id,
+        "itl": found.itl._asdict(),
+        "ttft": found.ttft._asdict(),
+        "causes": [
+            {"cause": share.cause, "num_late": share.num_late, "ms": share.ns / 1e6}
+            for share in found.shares
+        ],
+        "late": [
+            {
+                "request_id": each.request_id,
+                "client_id": each.client_id,
+                "token": each.token_idx,
+                "kind": each.kind,
+                "step": each.step,
+                "wall_ns": found.wall_ns(each.end_ns),
+                "ms": each.gap_ns / 1e6,
+                "cause": each.cause,
+                "only_paused": each.is_excused,
+                "pieces": [_piece(piece) for piece in each.pieces],
+            }
+            for each in found.late
+        ],
+    }
+
+
+def _piece(piece: Piece) -> dict[str, Any]:
+    return {
+        "cause": piece.cause,
+        "ms": piece.ns / 1e6,
+        "step": piece.step,
+        "num_steps": piece.num_steps,
+        "detail": piece.detail or None,
+        "request_id": piece.request_id,
+        "num_tokens": piece.num_tokens or None,
+        "num_other_tokens": piece.num_other_tokens or None,
+        "text": piece.text,
+    }

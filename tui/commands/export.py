@@ -1,0 +1,65 @@
+"""`stepscope export`: a recording in the format of another program."""
+
+from pathlib import Path
+
+from stepscope.recordings.export.export import FORMATS, export
+from stepscope.recordings.export.moments import StepRange
+from stepscope.recordings.export.output import MissingPackage
+from stepscope.recordings.export.tables import TABLES
+from stepscope.recordings.reader import Recording
+from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
+from stepscope.tui.commands.progress import Progress
+from stepscope.tui.commands.record import size
+from stepscope.tui.commands.top import find_recording
+
+
+def export_file(
+    file: str,
+    target: str,
+    output: str,
+    first: int | None,
+    last: int | None,
+    table: str,
+    with_tokens: bool,
+) -> None:
+    """Write the file, and say what is in it.
+
+    Raises:
+        WrongUsage: no such format or table, or an empty range.
+        CommandFailed, RecordingError: it cannot be read or written.
+    """
+    chosen = next((each for each in FORMATS if each == target), None)
+    if chosen is None:
+        raise WrongUsage(f"--to: expected one of {', '.join(FORMATS)}, got {target!r}")
+    which = next((each for each in TABLES if each == table), None)
+    if which is None:
+        raise WrongUsage(f"--table: expected one of {', '.join(TABLES)}, got {table!r}")
+    if first is not None and last is not None and first > last:
+        raise WrongUsage(f"--from {first} is after --until {last}")
+    if with_tokens and chosen != "jsonl":
+        raise WrongUsage(f"--with-tokens: {chosen} has no place for them; --to jsonl has")
+    path = Path(output)
+    if path.is_dir():
+        raise CommandFailed(f"{output} is a folder; name the file to write in it")
+    with Recording(find_recording(file)) as recording, Progress() as progress:
+        if with_tokens and not recording.info.with_tokens:
+            raise CommandFailed(
+                f"--with-tokens: {file} holds none, its engine ran without --with-tokens"
+            )
+        try:
+            done = export(
+                recording,
+                path,
+                chosen,
+                StepRange(first, last),
+                which,
+                lambda share: progress(f"exporting to {chosen}", share),
+                with_tokens=with_tokens,
+            )
+        except MissingPackage as error:
+            raise CommandFailed(str(error)) from error
+        message = recording.message
+    say(f"{path}: {done.num_written:,} {done.unit}, {size(path.stat().st_size)}")
+    say(*done.notes)
+    if message is not None:
+        say(message)

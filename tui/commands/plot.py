@@ -1,0 +1,111 @@
+"""`stepscope plot`: a figure of a recording for a report."""
+
+import re
+import time
+
+from stepscope.engine.wire import KnobValue
+from stepscope.recordings.export.moments import StepRange
+from stepscope.recordings.export.output import MissingPackage, writing
+from stepscope.recordings.latency import SLO
+from stepscope.recordings.plot.figure import figure, num_columns
+from stepscope.recordings.plot.series import PlotSeries, read_series
+from stepscope.recordings.plot.style import COLOURS
+from stepscope.recordings.reader import Recording
+from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
+from stepscope.tui.commands.progress import Progress
+from stepscope.tui.commands.record import size
+from stepscope.tui.commands.screenshot import dashboard_settings, picture_path
+from stepscope.tui.commands.top import find_recording
+
+_MIN_INCHES, _MAX_INCHES = 7.0, 60.0
+
+
+def plot_file(
+    file: str,
+    output: str,
+    first: int | None,
+    last: int | None,
+    slo_itl: str | None,
+    slo_ttft: str | None,
+    dimensions: str,
+    theme: str,
+    title: str | None,
+) -> None:
+    """Write the figure, and say what is on it.
+
+    Raises:
+        WrongUsage: an option that cannot be, or an empty range.
+        CommandFailed, RecordingError: it cannot be read or written.
+    """
+    chosen = next((each for each in COLOURS if each == theme), None)
+    if chosen is None:
+        raise WrongUsage(f"--theme: expected {' or '.join(COLOURS)}, got {theme!r}")
+    if first is not None and last is not None and first > last:
+        raise WrongUsage(f"--from {first} is after --until {last}")
+    path = picture_path(output, (".svg", ".png", ".pdf"))
+    inches = _inches(dimensions)
+    settings = dashboard_settings(slo_itl, slo_ttft)
+    slo = SLO(ttft_ms=settings.slo_ttft_ms, itl_ms=settings.slo_itl_ms)
+    with Recording(find_recording(file)) as recording:
+        with Progress() as progress:
+            series = read_series(
+                recording,
+                StepRange(first, last),
+                slo,
+                num_columns(inches[0]),
+                lambda share: progress("reading the recording", share),
+            )
+        heading = title or recording.path.stem
+        details = _details(recording, series)
+        message = recording.message
+    try:
+        content = figure(series, heading, details, path.suffix[1:].lower(), inches, chosen)
+    except MissingPackage as error:
+        raise CommandFailed(str(error)) from error
+    with writing(path, replace=True) as stream:
+        stream.write(content)
+    steps = f"steps {series.first_step:,} to {series.last_step:,}"
+    say(f"{path}: {steps}, {inches[0]:g}x{inches[1]:g} inches, {size(len(content))}")
+    if message is not None:
+        say(message)
+
+
+def _details(recording: Recording, series: PlotSeries) -> list[str]:
+    info = recording.info
+    wall_s = (info.wall_ns + series.start_ns - info.monotonic_ns) / 1e9
+    begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s))
+    # What is not as an engine has it by itself.
+    defaults = {spec.name: spec.default for spec in info.knobs}
+    knobs = [
+        f"{name}={_shown(value)}"
+        for name, value in series.knobs.items()
+        if defaults.get(name) != value
+    ]
+    about = (
+        f"{info.model} on {info.name}, steps {series.first_step:,} to {series.last_step:,}, "
+        f"{_duration(series.duration_ns / 1e9)} from {begun}"
+    )
+    return [about, " ".join(knobs)] if knobs else [about]
+
+
+def _shown(value: KnobValue) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 600:
+        return f"{seconds:.1f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min"
+
+
+def _inches(text: str) -> tuple[float, float]:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*[xX×]\s*(\d+(?:\.\d+)?)", text.strip())
+    if match is None:
+        raise WrongUsage(f"--size: expected inches such as 10x9, got {text!r}")
+    width, height = float(match[1]), float(match[2])
+    if not all(_MIN_INCHES <= side <= _MAX_INCHES for side in (width, height)):
+        raise WrongUsage(
+            f"--size: expected {_MIN_INCHES:g} to {_MAX_INCHES:g} inches, got {text!r}"
+        )
+    return width, height

@@ -1,0 +1,124 @@
+"""`stepscope record`: a session into a file or a series of files, without a screen."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from stepscope.recordings.journal import Journal
+from stepscope.recordings.recorder import Recorder
+from stepscope.recordings.rotation import MIN_ROTATE_BYTES, MIN_ROTATE_S, FileSeries, Limits
+from stepscope.recordings.subscriber import Subscriber
+from stepscope.tui.commands.connect import choose, connect
+from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
+from stepscope.tui.commands.progress import Progress
+from stepscope.tui.commands.signals import StopSignals
+from stepscope.tui.recent import remember
+
+_TICK_S = 0.2
+_GONE_S = 10.0  # an engine that is silent for so long does not come back in this recording
+
+
+def record(
+    endpoint: str | None, file: str, seconds: float | None, rotate: str | None, keep: str | None
+) -> None:
+    """Record until a signal, `seconds` have passed, or the engine ends.
+
+    A series of files (`rotate`) does not end with its engine: it waits for the next one.
+
+    Raises:
+        CommandFailed: the file cannot be written, or the engine vanished.
+    """
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
+    if keep is not None and rotate is None:
+        raise WrongUsage("--keep: only with --rotate, which makes many files of one")
+    limits = _limits("--rotate", rotate)
+    kept = _limits("--keep", keep)
+    output = Path(file)
+    if file.endswith(os.sep) or output.is_dir():
+        raise CommandFailed(f"{file} is a folder; name the file to write in it")
+    if not output.parent.is_dir():
+        raise CommandFailed(f"{output} cannot be written: {output.parent} is no folder")
+    if limits is None and output.exists():
+        raise CommandFailed(f"{output} is there already; remove it or choose another name")
+    chosen = choose(endpoint, "stepscope record {} -o FILE")
+    connect(chosen).close()
+    source = Subscriber(chosen, Journal())
+    recorder = Recorder(source, output if limits is None else FileSeries(output, limits, kept))
+    stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    with stop:
+        source.start()
+        try:
+            with Progress() as progress:
+                why = _watch(source, recorder, stop, seconds, limits is not None, progress)
+        finally:
+            source.stop()
+            recorder.stop()
+    if recorder.state == "failed":
+        raise CommandFailed(recorder.error or f"{output} could not be written")
+    remember(recorder.path)
+    lost = f"{source.history.num_lost} messages lost"
+    what = f"{recorder.path}: " if recorder.num_files == 1 else f"{recorder.num_files} files, "
+    last = "" if recorder.num_files == 1 else f", the last one {recorder.path}"
+    say(f"{what}{recorder.num_steps:,} steps, {size(recorder.num_bytes)}, {lost}{last}")
+    if why is not None:
+        raise CommandFailed(f"{why}; {recorder.path} holds what came until then")
+    if recorder.error is not None:
+        say(recorder.error)
+
+
+def _limits(option: str, text: str | None) -> Limits | None:
+    if text is None:
+        return None
+    try:
+        limits = Limits.parse(text)
+    except ValueError as error:
+        raise WrongUsage(f"{option}: {error}") from error
+    if option == "--rotate" and (limits.num_bytes or MIN_ROTATE_BYTES) < MIN_ROTATE_BYTES:
+        raise WrongUsage(f"--rotate: expected {size(MIN_ROTATE_BYTES)} or more, got {text}")
+    if option == "--rotate" and (limits.age_s or MIN_ROTATE_S) < MIN_ROTATE_S:
+        raise WrongUsage(f"--rotate: expected {MIN_ROTATE_S:g} s or more, got {text}")
+    return limits
+
+
+def _watch(
+    source: Subscriber,
+    recorder: Recorder,
+    stop: StopSignals,
+    seconds: float | None,
+    is_series: bool,
+    progress: Progress,
+) -> str | None:
+    """Wait for the end; what was wrong when it came too early."""
+    start_s = last_live_s = time.monotonic()
+    while not stop.wait(_TICK_S):
+        now_s = time.monotonic()
+        if source.status in ("live", "stale"):
+            last_live_s = now_s
+        elapsed_s = now_s - start_s
+        share = None if seconds is None else min(1.0, elapsed_s / seconds)
+        written = f"{recorder.num_steps:,} steps, {size(recorder.num_bytes)}"
+        if is_series:
+            written += f", file {recorder.num_files}"
+        progress(f"recording {source.name}", share, f"{elapsed_s:.0f} s, {written}")
+        if recorder.state != "recording" or recorder.error is not None:
+            return None
+        if seconds is not None and elapsed_s >= seconds:
+            return None
+        if is_series:
+            continue  # the next engine goes into the next file
+        if source.history.state.state == "stopped":
+            return None
+        if now_s - last_live_s > _GONE_S:
+            return f"the engine does not answer any more ({source.error})"
+    return None
+
+
+def size(num_bytes: int) -> str:
+    """For a person."""
+    if num_bytes < 1_000_000:
+        return f"{num_bytes / 1000:.1f} kB"
+    if num_bytes >= 1_000_000_000:
+        return f"{num_bytes / 1_000_000_000:.2f} GB"
+    return f"{num_bytes / 1_000_000:.1f} MB"

@@ -1,0 +1,78 @@
+"""`stepscope repair`: a whole file out of one that was cut short or damaged."""
+
+from pathlib import Path
+
+from stepscope.recordings.mcap_index import PART_SUFFIX
+from stepscope.recordings.reader import REPAIR_HINT
+from stepscope.recordings.repair import Loss, RepairReport, default_output, repair, what_is_wrong
+from stepscope.recordings.strip import strip
+from stepscope.tui.commands.errors import CommandFailed, say
+from stepscope.tui.commands.progress import Progress
+from stepscope.tui.commands.record import size
+from stepscope.tui.commands.top import find_recording
+
+
+def repair_file(file: str, output: str | None, strip_tokens: bool) -> None:
+    """Write a repaired copy, unless nothing is wrong; or one without prompts and outputs.
+
+    Raises:
+        CommandFailed, RecordingError: there is nothing to keep, or nowhere to write it.
+    """
+    path = Path(file)
+    part = path.with_name(path.name + PART_SUFFIX)
+    path = part if part.exists() and not path.exists() else find_recording(file)
+    if output is not None and Path(output).exists():
+        raise CommandFailed(f"{output} is there already; remove it or choose another name")
+    if strip_tokens:
+        _strip(path, output)
+        return
+    with Progress() as progress:
+        wrong = what_is_wrong(path, lambda share: progress(f"reading {path.name}", share))
+        if wrong is None:
+            say(f"{path} is whole: nothing to repair")
+            return
+        target = default_output(path) if output is None else Path(output)
+        report = repair(path, target, lambda share: progress(f"repairing {path.name}", share))
+    say(wrong.replace(REPAIR_HINT, ""), *summary(report, target))
+
+
+def _strip(path: Path, output: str | None) -> None:
+    whole = path.with_name(path.name.removesuffix(PART_SUFFIX))
+    target = whole.with_name(f"{whole.stem}-stripped{whole.suffix}")
+    target = target if output is None else Path(output)
+    with Progress() as progress:
+        done = strip(path, target, lambda share: progress(f"stripping {path.name}", share))
+    what = "without the prompts and outputs" if done.had_tokens else "there was nothing to take out"
+    say(f"{target}: {done.num_messages:,} messages, {size(done.num_bytes)}, {what}")
+
+
+def summary(report: RepairReport, target: Path) -> list[str]:
+    """What was kept and what was lost, in lines for a person."""
+    steps = "no steps"
+    if report.first_step is not None and report.last_step is not None:
+        steps = f"{report.num_steps:,} steps ({report.first_step:,} to {report.last_step:,})"
+    chunks = f"{report.num_whole:,} of {report.num_chunks:,} chunks whole"
+    if report.num_in_part:
+        chunks += f", {report.num_in_part:,} in part"
+    if report.num_lost:
+        chunks += f", {report.num_lost:,} lost"
+    lines = [f"kept: {steps}, {report.num_messages:,} messages; {chunks}"]
+    lines += [f"lost: {_loss(loss)}" for loss in report.losses]
+    if report.num_lost_bytes:
+        lines.append(f"lost: {size(report.num_lost_bytes)} that belong to no chunk")
+    return [*lines, f"{target}: {size(report.num_bytes)}"]
+
+
+def _loss(loss: Loss) -> str:
+    if loss.before_step is None:
+        end = "from the first step on" if loss.after_step is None else _after(loss.after_step)
+        return f"whatever came {end}"
+    first = 0 if loss.after_step is None else loss.after_step + 1
+    num_steps = loss.before_step - first
+    if num_steps <= 0:
+        return f"no step, but messages before step {loss.before_step:,}"
+    return f"{num_steps:,} steps ({first:,} to {loss.before_step - 1:,})"
+
+
+def _after(step: int) -> str:
+    return f"after step {step:,}"

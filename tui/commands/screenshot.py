@@ -1,0 +1,149 @@
+"""`stepscope screenshot`: the dashboard at one step of a recording, as a picture."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stepscope.recordings.export.output import MissingPackage
+from stepscope.recordings.reader import Recording
+from stepscope.recordings.replay import ReplaySource
+from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
+from stepscope.tui.commands.explain import milliseconds, request_number
+from stepscope.tui.commands.options import resolve
+from stepscope.tui.commands.record import size
+from stepscope.tui.commands.top import find_recording, new_history
+from stepscope.tui.settings import DashboardSettings
+from stepscope.tui.view import PAGES, Page
+
+_MAX_COLUMNS, _MAX_ROWS = 1000, 500
+PICTURE_SUFFIXES = (".svg", ".png", ".txt")
+# What is of several engines, or of two runs, is no picture of one recording.
+_PAGE_NAMES: Mapping[str, Page] = {
+    "main": "live",
+    **{page: page for page in PAGES if page not in ("live", "compare", "fleet")},
+}
+
+
+def screenshot_file(
+    file: str,
+    at: int | None,
+    output: str,
+    page: str | None,
+    dimensions: str,
+    request: str | None,
+    slo_itl: str | None,
+    slo_ttft: str | None,
+    flags: Mapping[str, Any],
+) -> None:
+    """Write the picture, and say what is on it.
+
+    Raises:
+        WrongUsage: an option that cannot be, or a step that is not in the recording.
+        CommandFailed, RecordingError: it cannot be read or written.
+    """
+    settings = dashboard_settings(slo_itl, slo_ttft, flags)
+    path = picture_path(output, PICTURE_SUFFIXES)
+    request_id = None if request is None else request_number(request)
+    chosen = _page(page, request_id)
+    num_columns, num_rows = picture_size(dimensions)
+    with Recording(find_recording(file)) as recording:
+        first, last = recording.first_step, recording.last_step
+        if first is None or last is None:
+            raise CommandFailed(f"{file} holds no step")
+        step = last if at is None else at
+        if not first <= step <= last:
+            raise WrongUsage(f"--at: {recording.path.name} holds steps {first} to {last}, not {at}")
+        source = ReplaySource(recording, new_history(settings), playing=False)
+        source.start()
+        try:
+            source.seek(step)
+            source.wait(60)
+            _draw(source, path, step, chosen, (num_columns, num_rows), request_id, settings)
+        finally:
+            source.stop()
+        message = recording.message
+    say(f"{path}: step {step:,}, {num_columns}x{num_rows}, {size(path.stat().st_size)}")
+    if message is not None:
+        say(message)
+
+
+def dashboard_settings(
+    slo_itl: str | None, slo_ttft: str | None, flags: Mapping[str, Any] | None = None
+) -> DashboardSettings:
+    """What the config file says of the dashboard, and these options on top of it.
+
+    Args:
+        flags: of the dashboard; None is one that was not given.
+    """
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    if slo_itl is not None:
+        given["slo_itl_ms"] = milliseconds("--slo-itl", slo_itl)
+    if slo_ttft is not None:
+        given["slo_ttft_ms"] = milliseconds("--slo-ttft", slo_ttft)
+    return resolve(DashboardSettings, "dashboard", given)
+
+
+def _draw(
+    source: ReplaySource,
+    path: Path,
+    step: int,
+    page: Page,
+    dimensions: tuple[int, int],
+    request_id: int | None,
+    settings: DashboardSettings,
+) -> None:
+    from stepscope.tui.picture import UnknownRequest, screenshot  # with Textual, once it is needed
+
+    try:
+        screenshot(
+            source,
+            source.history,
+            path,
+            dimensions,
+            theme=settings.theme,
+            ascii=bool(settings.ascii),
+            page=page,
+            request_id=request_id,
+        )
+    except UnknownRequest as error:
+        raise WrongUsage(f"--request: {error}") from error
+    except MissingPackage as error:
+        raise CommandFailed(f"{error}; {path.stem}.svg needs none") from error
+
+
+def picture_path(output: str, suffixes: tuple[str, ...]) -> Path:
+    """Where to write, once it is known that it could be.
+
+    Raises:
+        WrongUsage: another suffix than these.
+        CommandFailed: it is a folder, or in one that is not there.
+    """
+    path = Path(output)
+    if path.is_dir():
+        raise CommandFailed(f"{output} is a folder; name the file to write in it")
+    if path.suffix.lower() not in suffixes:
+        known = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
+        raise WrongUsage(f"--output: expected a name that ends in {known}, got {output!r}")
+    if not path.parent.is_dir():
+        raise CommandFailed(f"{path.parent} is no folder: {output} cannot be written")
+    return path
+
+
+def _page(name: str | None, request_id: int | None) -> Page:
+    if name is None:
+        return "live" if request_id is None else "request"
+    if name not in _PAGE_NAMES:
+        known = ", ".join(_PAGE_NAMES)
+        raise WrongUsage(f"--page: expected one of {known}, got {name!r}")
+    return _PAGE_NAMES[name]
+
+
+def picture_size(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,5})\s*[xX×]\s*(\d{1,5})", text.strip())
+    if match is None:
+        raise WrongUsage(f"--size: expected columns and rows such as 120x40, got {text!r}")
+    num_columns, num_rows = int(match[1]), int(match[2])
+    if not (1 <= num_columns <= _MAX_COLUMNS and 1 <= num_rows <= _MAX_ROWS):
+        raise WrongUsage(f"--size: expected 1x1 to {_MAX_COLUMNS}x{_MAX_ROWS}, got {text!r}")
+    return num_columns, num_rows

@@ -1,0 +1,88 @@
+"""`stepscope set`: changes knobs of a running engine."""
+
+from stepscope.engine.client import CommandRefused, ControlClient
+from stepscope.engine.commands import Ack
+from stepscope.engine.wire import KnobSpec, KnobValue
+from stepscope.tui.commands.connect import choose, connect, who
+from stepscope.tui.commands.errors import WrongUsage, say
+
+_TRIES = 5
+
+
+def set_knobs(
+    assignments: list[str], endpoint: str | None, dry_run: bool, expect_version: int | None
+) -> None:
+    """Print `name: old -> new` and the step from which it holds."""
+    texts = _texts(assignments)
+    with connect(choose(endpoint, "stepscope set KEY=VALUE --endpoint {}")) as client:
+        specs = {spec.name: spec for spec in client.info().knobs}
+        changes = {name: _value(specs.get(name), text) for name, text in texts.items()}
+        old, ack = _apply(client, changes, dry_run, expect_version)
+    for name, value in changes.items():
+        say(f"{name}: {shown(old.get(name))} -> {shown(value)}")
+    if dry_run:
+        say(f"dry run: would hold from step {ack.effective_step:,}; nothing was changed")
+    elif all(old.get(name) == value for name, value in changes.items()):
+        say("nothing to change: these are the values already")
+    else:
+        say(f"holds from step {ack.effective_step:,} (knobs version {ack.version})")
+
+
+def _apply(
+    client: ControlClient,
+    changes: dict[str, KnobValue],
+    dry_run: bool,
+    expect_version: int | None,
+) -> tuple[dict[str, KnobValue], Ack]:
+    """The values from just before the change, and the engine's answer to it."""
+    for _ in range(_TRIES):
+        snapshot = client.snapshot()
+        # Binding the change to the values that were read makes "old -> new" true.
+        expected = snapshot.knobs_version if expect_version is None else expect_version
+        try:
+            ack = client.set_knobs(changes, who(), expected_version=expected, dry_run=dry_run)
+        except CommandRefused as error:
+            if error.code == "conflict" and expect_version is None:
+                continue
+            raise
+        return snapshot.knobs, ack
+    raise CommandRefused("conflict", "somebody else keeps changing the knobs; try again")
+
+
+def _texts(assignments: list[str]) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for name, text in map(_split, assignments):
+        if name in texts:
+            raise WrongUsage(f"{name} is given twice: {texts[name]!r} and {text!r}")
+        texts[name] = text
+    return texts
+
+
+def _split(assignment: str) -> tuple[str, str]:
+    name, equals, text = assignment.partition("=")
+    if not equals or not name.strip() or not text.strip():
+        raise WrongUsage(
+            f"expected KEY=VALUE, got {assignment!r}; "
+            "for example: stepscope set max_num_batched_tokens=512"
+        )
+    return name.strip().replace("-", "_"), text.strip()
+
+
+def _value(spec: KnobSpec | None, text: str) -> KnobValue:
+    """What the text means for this knob; the engine judges what does not fit."""
+    kind = spec.kind if spec is not None else "choice"
+    try:
+        if kind == "int":
+            return int(text)
+        if kind == "float":
+            return float(text)
+    except ValueError:
+        return text
+    if kind == "bool":
+        return {"true": True, "on": True, "false": False, "off": False}.get(text.lower(), text)
+    return text
+
+
+def shown(value: KnobValue | None) -> str:
+    """For a person, the way it is typed."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,122 @@
+"""`stepscope` alone, in a terminal: the start screen, and again after each session from it."""
+
+import os
+import sys
+from collections.abc import Mapping
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.tui.commands.errors import CommandFailed, expected
+from stepscope.tui.commands.options import resolve
+from stepscope.tui.recent import RecentFiles
+from stepscope.tui.settings import DashboardSettings, FleetSettings
+from stepscope.tui.start_list import Choice
+from stepscope.tui.terminal import cannot_be_drawn_on, only_ascii, said_environment
+
+if TYPE_CHECKING:
+    from stepscope.tui.start_finder import Finder
+
+
+def can_start() -> bool:
+    """Whether there is a terminal to draw a start screen on."""
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    is_terminal = all(stream is not None and stream.isatty() for stream in streams)
+    return is_terminal and cannot_be_drawn_on(os.environ) is None
+
+
+def start() -> None:
+    """Until the operator quits. Whatever a session ends with becomes a line on the start screen."""
+    # Here, not above: 'stepscope -h' needs no Textual.
+    from stepscope.tui.log_file import log_path, logged_to_file
+    from stepscope.tui.screens.start import StartApp
+
+    settings = resolve(DashboardSettings, "dashboard", {})
+    configured = resolve(FleetSettings, "fleet", {}).engines
+    is_ascii = settings.ascii
+    if is_ascii is None:
+        is_ascii = only_ascii(said_environment()) is not None
+    theme, selected, notice = settings.theme, None, None
+    flags: dict[str, Any] = {}
+    while True:
+        app = StartApp(
+            check,
+            finder,
+            configured=configured,
+            selected=selected,
+            notice=notice,
+            theme=theme,
+            ascii_only=is_ascii,
+        )
+        try:
+            with logged_to_file(log_path()):
+                selected = app.run()
+        finally:
+            app.close()
+        if app.return_code:
+            raise SystemExit(app.return_code)
+        if selected is None:
+            return
+        if app.skin.mode in ("dark", "light") and app.skin.mode != theme:
+            theme = flags["theme"] = app.skin.mode
+        if app.skin.ascii_only != is_ascii:
+            is_ascii = flags["ascii"] = app.skin.ascii_only
+        notice = _open(selected, flags)
+
+
+def finder() -> "Finder":
+    from stepscope.tui.start_finder import Finder
+
+    return Finder(Path.cwd(), RecentFiles())
+
+
+def check(choice: Choice) -> str | None:
+    """Why a choice cannot be opened, in one line; None when it can. Waits two seconds at most."""
+    return _of_file(choice, _error_of(partial(_try, choice)))
+
+
+def _of_file(choice: Choice, error: str | None) -> str | None:
+    """Without the folder: the list says it, and it would push what is wrong off the line."""
+    if error is None or choice.kind != "file":
+        return error
+    return error.replace(f"{Path(choice.names[0]).parent}{os.sep}", "")
+
+
+def _try(choice: Choice) -> None:
+    from stepscope.tui.commands import top as top_command
+
+    if choice.kind == "engines":
+        top_command.check_any(top_command.engines_to_show(choice.names))
+    elif choice.kind == "file":
+        from stepscope.recordings.reader import Recording
+
+        Recording(top_command.find_recording(choice.names[0])).close()
+    elif find_spec("torch") is None:
+        raise CommandFailed("the demo needs an engine here: pip install 'stepscope[engine]'")
+
+
+def _open(choice: Choice, flags: Mapping[str, Any]) -> str | None:
+    """The session, until the operator leaves it; gives what there is to say about its end."""
+    from stepscope.tui.commands import demo as demo_command
+    from stepscope.tui.commands import top as top_command
+
+    if choice.kind == "engines":
+        return _error_of(partial(top_command.top, choice.names, flags))
+    if choice.kind == "file":
+        failed = _error_of(partial(top_command.replay, choice.names[0], None, None, flags))
+        return _of_file(choice, failed)
+    return _error_of(partial(demo_command.demo, "demo", False, None, None, None, flags))
+
+
+def _error_of(work: "partial[None]") -> str | None:
+    try:
+        work()
+    except KeyboardInterrupt:
+        return "interrupted"
+    except Exception as error:
+        known = expected(error)
+        if known is None:
+            raise
+        return " ".join(known[1].split())
+    return None

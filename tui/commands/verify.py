@@ -1,0 +1,81 @@
+"""`stepscope verify`: is a recording what it should be, from its bytes to its engine's books?"""
+
+from typing import Any
+
+import msgspec
+
+from stepscope.recordings.verify import Check, VerifyReport, verify
+from stepscope.tui.commands.errors import FAILED, say
+from stepscope.tui.commands.progress import Progress
+from stepscope.tui.commands.record import size
+from stepscope.tui.commands.top import find_recording
+
+
+def verify_file(file: str, as_json: bool) -> int:
+    """Print what was found; returns the exit code, 1 when anything is wrong.
+
+    Raises:
+        CommandFailed: there is no such file.
+        RecordingError: nothing of it can be read.
+    """
+    path = find_recording(file)
+    with Progress() as progress:
+        report = verify(path, lambda share: progress(f"verifying {path.name}", share))
+    if as_json:
+        say(msgspec.json.format(msgspec.json.encode(as_document(report)), indent=2).decode())
+    else:
+        say(*table(report))
+    return 0 if report.is_good else FAILED
+
+
+def as_document(report: VerifyReport) -> dict[str, Any]:
+    """For programs."""
+    return {
+        "file": str(report.path),
+        "ok": report.is_good,
+        "num_bytes": report.num_bytes,
+        "num_chunks": report.num_chunks,
+        "num_messages": report.num_messages,
+        "num_lost_messages": report.num_lost_messages,
+        "num_steps": report.num_steps,
+        "first_step": report.first_step,
+        "last_step": report.last_step,
+        "with_tokens": report.with_tokens,
+        "checks": [
+            {
+                "name": check.name,
+                "ok": check.is_good,
+                "unit": check.unit,
+                "num_checked": check.num_checked,
+                "num_problems": check.num_problems,
+                "problems": check.problems,
+            }
+            for check in report.checks
+        ],
+    }
+
+
+def table(report: VerifyReport) -> list[str]:
+    """For people."""
+    steps = "no steps"
+    if report.first_step is not None and report.last_step is not None:
+        steps = f"{report.num_steps:,} steps ({report.first_step:,} to {report.last_step:,})"
+    lines = [f"{report.path}: {size(report.num_bytes)}, {report.num_messages:,} messages, {steps}"]
+    if report.with_tokens:
+        lines.append(
+            "  it holds prompts and outputs ('stepscope repair --strip-tokens' takes them out)"
+        )
+    for check in report.checks:
+        lines.append(f"  {check.name:18} {check.num_checked:>12,} {check.unit:10} {_result(check)}")
+        lines += [f"      {problem}" for problem in check.problems]
+        if check.num_problems > len(check.problems):
+            lines.append(f"      ... and {check.num_problems - len(check.problems):,} more")
+    well = "all is well" if report.num_steps else "nothing is wrong, but it holds no steps"
+    lines.append(well if report.is_good else "something is wrong")
+    return lines
+
+
+def _result(check: Check) -> str:
+    if not check.is_good:
+        return f"{check.num_problems:,} problem{'s' if check.num_problems > 1 else ''}"
+    return "ok" if check.num_checked else "nothing to check"

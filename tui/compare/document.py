@@ -1,0 +1,86 @@
+"""A comparison as one document for programs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepscope.recordings.compare.columns import Align, stretches
+from stepscope.recordings.compare.comparison import Comparison, Work
+from stepscope.recordings.compare.points import Point
+from stepscope.recordings.compare.requests import Pair, RequestRun
+from stepscope.recordings.compare.side import Side
+
+
+def document(found: Comparison, sides: tuple[Side, Side], align: Align | None) -> dict[str, Any]:
+    found_all: dict[str, Any] = {
+        "a": _work(found.names[0], found.works[0]),
+        "b": _work(found.names[1], found.works[1]),
+        "different_work": found.different_work,
+        "slo": found.slo._asdict(),
+        "resolution_ns": found.resolution_ns,
+        "figures": {
+            figure.key: {
+                "a": figure.a,
+                "b": figure.b,
+                "ratio": figure.ratio,
+                "better": figure.better,
+                "verdict": figure.verdict,
+                "num_a": figure.num_a or None,
+                "num_b": figure.num_b or None,
+            }
+            for figure in found.figures
+        },
+        "settings": [
+            {"name": each.name, "a": each.a, "b": each.b, "is_knob": each.is_knob}
+            for each in found.settings
+        ],
+        "late": [
+            {
+                "kind": share.kind,
+                "cause": share.cause,
+                "a_ms": share.a_ns / 1e6,
+                "b_ms": share.b_ns / 1e6,
+                "num_a": share.num_a,
+                "num_b": share.num_b,
+            }
+            for share in found.causes
+        ],
+        "requests": {
+            "by": found.requests.by,
+            "only_a": found.requests.only_a,
+            "only_b": found.requests.only_b,
+            "num_not_kept": found.num_unlisted,
+            "better": [each._asdict() for each in found.paired],
+            "pairs": [_pair(pair) for pair in found.requests.pairs],
+        },
+    }
+    if align in ("time", "step"):
+        unit = "step" if align == "step" else "ms"
+        found_all["aligned"] = [
+            {unit: start if align == "step" else start / 1e6, "a": _point(a), "b": _point(b)}
+            for start, a, b in stretches(*sides, align)
+        ]
+    return found_all
+
+
+def _work(name: str, work: Work) -> dict[str, Any]:
+    return {"name": name, **work._asdict()}
+
+
+def _pair(pair: Pair) -> dict[str, Any]:
+    return {"name": pair.name, "a": _run(pair.a), "b": _run(pair.b)}
+
+
+def _run(run: RequestRun) -> Mapping[str, Any]:
+    return {
+        "request_id": run.request_id,
+        "num_prompt_tokens": run.num_prompt_tokens,
+        "num_output_tokens": run.num_output_tokens,
+        "num_preemptions": run.num_preemptions,
+        "ttft_ms": None if run.ttft_ns is None else run.ttft_ns / 1e6,
+        "worst_itl_ms": None if run.worst_itl_ns is None else run.worst_itl_ns / 1e6,
+        "worst_step": run.worst_step,
+    }
+
+
+def _point(point: Point | None) -> dict[str, Any] | None:
+    return None if point is None else point._asdict()

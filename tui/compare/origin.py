@@ -1,0 +1,38 @@
+"""`Origin`: where one side of a comparison comes from, so that it can be read, and opened."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from stepscope.recordings.compare.feed import Feed, Stretch
+from stepscope.recordings.history import History
+from stepscope.recordings.history_feed import HistoryFeed
+from stepscope.recordings.latency import SLO
+
+
+class Origin(NamedTuple):
+    """A stretch of a recording or of a session in memory; one of `path` and `history` is set.
+
+    Attributes:
+        is_shown: the dashboard shows this session anyway.
+    """
+
+    name: str
+    slo: SLO
+    path: Path | None = None
+    history: History | None = None
+    stretch: Stretch = Stretch()
+    is_shown: bool = False
+
+    def feed(self) -> Feed:
+        """A reader of it, from its beginning.
+
+        Raises:
+            RecordingError: it cannot be read.
+        """
+        if self.history is not None:
+            return HistoryFeed(self.history, self.name, self.slo, self.stretch)
+        from stepscope.recordings.reader import Recording  # with mcap, only when needed
+        from stepscope.recordings.recording_feed import RecordingFeed
+
+        assert self.path is not None
+        return RecordingFeed(Recording(self.path), self.name, self.slo, self.stretch)

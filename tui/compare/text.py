@@ -1,0 +1,191 @@
+"""What a comparison says, in words and figures; for the screen and for the command line."""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from stepscope.engine.wire import KnobValue
+from stepscope.recordings.compare.comparison import CauseShare, Comparison, Work
+from stepscope.recordings.compare.figures import KINDS, RANKS, Figure, Verdict
+from stepscope.recordings.compare.settings import Setting
+from stepscope.recordings.latency import LatencyKind
+from stepscope.tui import format as fmt
+from stepscope.tui.cause_names import CAUSE_NAMES
+
+VERDICTS: dict[Verdict, str] = {
+    "a": "A better",
+    "b": "B better",
+    "alike": "alike",
+    "unclear": "too few to say",
+    "differs": "",
+    "unknown": "not told",
+}
+NOTHING = "in nothing that is certain"
+SAME_SETTINGS = "the same, as far as they tell"
+# In which order a reader wants to know; the time of a step is what made the waits.
+_TOLD: tuple[LatencyKind, ...] = ("itl", "ttft", "tpot")
+
+
+def value(figure: Figure, number: float | None) -> str:
+    """One of its values, without the unit; what is not known is a dash."""
+    if number is None:
+        return "—"
+    if figure.unit == "ms":
+        return fmt.milliseconds(number)
+    if figure.unit == "share":
+        return percent(number)
+    if abs(number) >= 99.95 or number == int(number):
+        return f"{number:,.0f}" if abs(number) < 99_999 else fmt.short(number)
+    return f"{number:.1f}" if abs(number) >= 0.095 else f"{number:.2g}"
+
+
+def percent(share: float) -> str:
+    """Never 100 % or 0 % for what is not quite that."""
+    if share >= 1 or share <= 0:
+        return f"{share:.0%}"
+    return f"{min(0.999, max(0.001, share)):.1%}"
+
+
+def ratio(figure: Figure) -> str:
+    """B / A, a dash where that says nothing."""
+    found = figure.ratio
+    if found is None:
+        return "—"
+    if found >= 99.5 or (found and found < 0.0095):
+        return f"{found:.3g}x"
+    return f"{found:.2f}x"
+
+
+def times(figure: Figure) -> str:
+    """How many times the larger one is the smaller one."""
+    factor = figure.factor
+    if factor is None:
+        return ""
+    return f"{factor:.0f}x" if factor >= 99.5 else f"{factor:.2g}x" if factor >= 1.995 else (
+        f"{factor:.2f}x"
+    )  # fmt: skip
+
+
+def verdict(figure: Figure) -> str:
+    """Who is better, in words."""
+    if figure.verdict == "differs" and figure.a is not None and figure.b is not None:
+        return "more in B" if figure.b > figure.a else "less in B"
+    return VERDICTS[figure.verdict]
+
+
+def change(figure: Figure) -> str:
+    """765.7→90.1"""
+    return f"{value(figure, figure.a)}→{value(figure, figure.b)}"
+
+
+# Sentences
+
+
+def better_in(found: Comparison, side: Literal["a", "b"]) -> list[str]:
+    """In what a side is better, a phrase for each kind of figure, the largest difference first."""
+    figures = found.better(side)
+    phrases: list[tuple[float, str]] = []
+    for kind in _TOLD:
+        of_kind = [figure for figure in figures if figure.kind == kind]
+        if of_kind:
+            parts = [_part(figure) for figure in _outstanding(of_kind)]
+            weight = max(min(figure.weight, 10) for figure in of_kind)
+            phrases.append((weight, f"{KINDS[kind]} {', '.join(parts)}"))
+    for figure in figures:
+        if figure.kind is None:
+            phrases.append((figure.weight, f"{figure.label} {change(figure)}{_times(figure)}"))
+    phrases.sort(key=lambda phrase: -phrase[0])
+    return [text for _, text in phrases]
+
+
+def _outstanding(figures: Sequence[Figure]) -> list[Figure]:
+    """Of one kind the largest differences; equal ones are told once."""
+    kept: list[Figure] = []
+    for figure in sorted(figures, key=lambda each: -each.weight):
+        if not any((figure.a, figure.b) == (other.a, other.b) for other in kept):
+            kept.append(figure)
+    return kept[:3]
+
+
+def _part(figure: Figure) -> str:
+    if figure.rank is None:
+        return f"{figure.label.split(' ', 1)[1]} {change(figure)}"
+    unit = "" if value(figure, figure.b).endswith("s") else " ms"
+    return f"{RANKS[figure.rank]} {change(figure)}{unit}{_times(figure)}"
+
+
+def _times(figure: Figure) -> str:
+    text = times(figure)
+    return f" ({text})" if text else ""
+
+
+def unclear(found: Comparison) -> list[str]:
+    """The latencies of which there are too few, a phrase for each kind."""
+    phrases = []
+    for kind, label in KINDS.items():
+        figures = [f for f in found.figures if f.kind == kind and f.verdict == "unclear"]
+        if figures:
+            ranks = ", ".join(RANKS[f.rank] if f.rank else "within SLO" for f in figures)
+            a, b = figures[0].num_a, figures[0].num_b
+            number = f"{a:,}" if a == b else f"{a:,} and {b:,}"
+            phrases.append(f"{label} {ranks} (of {number})")
+    others = [f.label for f in found.figures if f.kind is None and f.verdict == "unclear"]
+    return phrases + others
+
+
+def paired(found: Comparison) -> list[str]:
+    """In how many of the same requests each side was better, a phrase for each latency."""
+    number = len(found.requests.pairs)
+    return [
+        f"{each.what} shorter in A for {each.num_a:,}, in B for {each.num_b:,} of {number:,}"
+        + ("" if each.is_sure else ", which may be chance")
+        for each in found.paired
+    ]
+
+
+def knob_text(setting: KnobValue) -> str:
+    if isinstance(setting, bool):
+        return "on" if setting else "off"
+    return f"{setting:g}" if isinstance(setting, float) else str(setting)
+
+
+def values_text(values: Iterable[KnobValue]) -> str:
+    """All values a side had, in order."""
+    return "→".join(knob_text(each) for each in values)
+
+
+def setting_text(setting: Setting) -> str:
+    return f"{setting.name} {values_text(setting.a)} | {values_text(setting.b)}"
+
+
+def work_text(work: Work) -> str:
+    return (
+        f"{work.num_steps:,} steps in {fmt.duration(work.seconds)}, "
+        f"{fmt.plural(work.num_requests, 'request')}, "
+        f"{work.num_in_tokens:,} tokens in, {work.num_out_tokens:,} out"
+    )
+
+
+def cause_text(share: CauseShare, side: Literal["a", "b"], total_ns: int) -> str:
+    """What part of the late waits of a side had this cause."""
+    spent_ns = share.a_ns if side == "a" else share.b_ns
+    return f"{CAUSE_NAMES[share.cause]} {percent(spent_ns / total_ns)}"
+
+
+def causes_of(found: Comparison, kind: str, side: Literal["a", "b"], limit: int = 3) -> str:
+    """In one line: how many waits of a kind were late on a side, and why."""
+    shares = [share for share in found.causes if share.kind == kind]
+    total_ns = sum(share.a_ns if side == "a" else share.b_ns for share in shares)
+    number = sum(share.num_a if side == "a" else share.num_b for share in shares)
+    if not number or not total_ns:
+        return "none"
+    mine = sorted(shares, key=lambda share: -(share.a_ns if side == "a" else share.b_ns))
+    parts = [
+        cause_text(share, side, total_ns)
+        for share in mine[:limit]
+        if (share.a_ns if side == "a" else share.b_ns) >= total_ns / 100
+    ]
+    return f"{number:,} late, {total_ns / 1e9:,.1f} s of waiting: {', '.join(parts)}"
+
+
+def bound_of(found: Comparison, kind: str) -> float:
+    return found.slo.itl_ms if kind == "ITL" else found.slo.ttft_ms

@@ -1,0 +1,1 @@
+"""The export chooser of the dashboard: what can be written, and the writing."""

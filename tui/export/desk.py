@@ -1,0 +1,158 @@
+"""`ExportDesk`: one export at a time, on a thread of its own, and what is to be said of it."""
+
+import logging
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stepscope.tui import format as fmt
+from stepscope.tui.export.order import ExportOrder, RangeChoice, file_name, new_path
+from stepscope.tui.log_file import see_log
+from stepscope.tui.notices import Tone
+
+if TYPE_CHECKING:
+    from stepscope.recordings.reader import Recording
+
+log = logging.getLogger("stepscope.tui")
+
+_CLOSE_S = 5.0
+
+
+class _Cancelled(Exception):  # noqa: N818 - reads as what it is
+    """Nobody wants the file any more."""
+
+
+class ExportJob:
+    """Writes one file; it is there in full afterwards, or not at all.
+
+    Attributes:
+        name: of the file.
+        share: how much is done, 0 to 1.
+        outcome: one line and its tone, once it has ended; None before.
+    """
+
+    def __init__(self, order: ExportOrder) -> None:
+        self.order = order
+        self.name = file_name(order)
+        self.share = 0.0
+        self.outcome: tuple[str, Tone] | None = None
+        self._is_cancelled = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="export", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """End soon, and leave nothing behind. Does not wait."""
+        self._is_cancelled.set()
+
+    def wait(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        from stepscope.recordings.export.output import MissingPackage
+        from stepscope.recordings.mcap_index import RecordingError
+
+        try:
+            self.outcome = self._write(), "good"
+        except _Cancelled:
+            self.outcome = f"export to {self.name} cancelled; nothing of it is left", "text"
+        except (RecordingError, MissingPackage, OSError) as error:
+            self.outcome = f"no export: {error}", "breach"
+        except Exception as error:
+            log.exception("export to %s failed", self.name)
+            self.outcome = f"export failed, {see_log(error)}", "breach"
+
+    def _write(self) -> str:
+        from stepscope.recordings.export.export import export  # with mcap, only when needed
+        from stepscope.recordings.export.moments import StepRange
+        from stepscope.recordings.export.output import UNFINISHED_SUFFIX
+        from stepscope.recordings.reader import Recording
+
+        order = self.order
+        with Recording(order.path) as recording:
+            self.order = order = order._replace(steps=_within(order, recording))
+            path = new_path(order, UNFINISHED_SUFFIX)
+            self.name = path.name
+            steps = StepRange(order.steps.first, order.steps.last)
+            done = export(recording, path, order.choice.name, steps, order.table, self._progress)
+        size = fmt.size(path.stat().st_size)
+        said = f"exported {path.name}, {size}, {done.num_written:,} {done.unit}, in {path.parent}"
+        return "; ".join((said, *done.notes))
+
+    def _progress(self, share: float) -> None:
+        self.share = share
+        if self._is_cancelled.is_set():
+            raise _Cancelled
+
+
+def _within(order: ExportOrder, recording: "Recording") -> RangeChoice:
+    """The range, as far as it was recorded.
+
+    Raises:
+        RecordingError: it is of another run of the engine.
+    """
+    from stepscope.recordings.mcap_index import RecordingError
+
+    steps = order.steps
+    if steps.first is None and steps.last is None:
+        return steps
+    if order.engine_id not in (None, recording.info.engine_id):
+        raise RecordingError(
+            f"{recording.path.name} is of the engine before it started anew: it can be exported "
+            "whole, or recorded again"
+        )
+    first, last = steps.first, steps.last
+    if first is not None and recording.first_step is not None:
+        first = max(first, recording.first_step)
+    if last is not None and recording.last_step is not None:
+        last = min(last, recording.last_step)
+    if first is not None and last is not None and first > last:
+        return steps  # the exporter says what the recording holds
+    return steps._replace(first=first, last=last)
+
+
+@dataclass(slots=True)
+class ExportDesk:
+    """One desk serves all screens of a dashboard. Belongs to the UI thread.
+
+    Attributes:
+        last: what was asked for last.
+    """
+
+    last: ExportOrder | None = None
+    _job: ExportJob | None = None
+
+    def begin(self, order: ExportOrder) -> None:
+        """Export, unless something is being exported."""
+        if self._job is None:
+            self.last = order
+            self._job = ExportJob(order)
+            self._job.start()
+
+    @property
+    def active(self) -> str | None:
+        """What is being written, and how far it has come; None when nothing is."""
+        job = self._job
+        return None if job is None else f"exporting {job.name} {fmt.percent(job.share)}"
+
+    def cancel(self) -> bool:
+        """Give up what is being exported; False when nothing is."""
+        if self._job is None:
+            return False
+        self._job.cancel()
+        return True
+
+    def news(self) -> tuple[str, Tone] | None:
+        """How an export ended, once."""
+        job = self._job
+        if job is None or job.outcome is None:
+            return None
+        self._job = None
+        return job.outcome
+
+    def close(self) -> None:
+        """Leave no half file."""
+        if self._job is not None:
+            self._job.cancel()
+            self._job.wait(_CLOSE_S)
