@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import ptyprocess
@@ -48,6 +49,15 @@ from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.source import FrameTap, SourceStatus
+from stepscope.tui.cli import main
+
+
+class Done(NamedTuple):
+    """A command that has ended."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
 
 
 class PacedRunner(SimulatedRunner):
@@ -86,6 +96,23 @@ class LiveEngine:
     core: EngineCore
     publisher: Publisher
     control: ControlServer
+
+
+@pytest.fixture
+def stepscope(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Done]:
+    """Runs `stepscope ARGUMENTS` in this process, with an empty folder for its config file."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["stepscope", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capfd.readouterr()
+        return Done(int(ended.value.code or 0), said.out, said.err)
+
+    return run
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,46 +19,22 @@ from stepscope.engine.access.sockets import KEY_VARIABLE
 from stepscope.engine.client import ControlClient, EngineUnreachable
 from stepscope.engine.commands import Pause, SamplingParams, Submit
 from stepscope.engine.load import LoadGenerator, LoadReport
-from stepscope.tui.cli import main
 
 ENGINE = Path(__file__).parent / "simulated_engine.py"
 
 
-@dataclass
-class Done:
-    """A command that has ended."""
-
-    exit_code: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def run(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> Callable[..., Done]:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-
-    def stepscope(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["stepscope", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capfd.readouterr()
-        return Done(int(ended.value.code or 0), said.out, said.err)
-
-    return stepscope
-
-
-def test_set_prints_old_new_and_the_step_from_which_it_holds(live_engine: Any, run: Any) -> None:
+def test_set_prints_old_new_and_the_step_from_which_it_holds(
+    live_engine: Any, stepscope: Callable[..., Any]
+) -> None:
     endpoint = live_engine.endpoint.control
-    done = run("set", "max_num_batched_tokens=512", "order=arrival", "--endpoint", endpoint)
+    done = stepscope("set", "max_num_batched_tokens=512", "order=arrival", "--endpoint", endpoint)
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "max_num_batched_tokens: 2048 -> 512",
         "order: decode_first -> arrival",
         "holds from step 0 (knobs version 1)",
     ]
-    again = run("set", "max-num-batched-tokens=512", "--endpoint", endpoint)
+    again = stepscope("set", "max-num-batched-tokens=512", "--endpoint", endpoint)
     assert "nothing to change" in again.stdout
 
 
@@ -74,11 +49,11 @@ def test_set_prints_old_new_and_the_step_from_which_it_holds(live_engine: Any, r
     ],
 )
 def test_set_with_a_value_that_cannot_be_changes_nothing(
-    live_engine: Any, run: Any, assignment: str, said: str
+    live_engine: Any, stepscope: Callable[..., Any], assignment: str, said: str
 ) -> None:
     endpoint = live_engine.endpoint.control
     before = live_engine.core.scheduler.knobs
-    done = run("set", "watermark=0.2", assignment, "--endpoint", endpoint)
+    done = stepscope("set", "watermark=0.2", assignment, "--endpoint", endpoint)
     assert done.exit_code == 1
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
@@ -86,27 +61,29 @@ def test_set_with_a_value_that_cannot_be_changes_nothing(
 
 
 def test_set_refuses_a_stale_version_and_a_dry_run_changes_nothing(
-    live_engine: Any, run: Any
+    live_engine: Any, stepscope: Callable[..., Any]
 ) -> None:
     endpoint = live_engine.endpoint.control
-    tried = run("set", "watermark=0.2", "--dry-run", "--endpoint", endpoint)
+    tried = stepscope("set", "watermark=0.2", "--dry-run", "--endpoint", endpoint)
     assert tried.exit_code == 0
     assert "nothing was changed" in tried.stdout
     assert live_engine.core.scheduler.knobs.watermark == 0.0
-    assert run("set", "watermark=0.1", "--endpoint", endpoint).exit_code == 0
-    stale = run("set", "watermark=0.3", "--expect-version", "0", "--endpoint", endpoint)
+    assert stepscope("set", "watermark=0.1", "--endpoint", endpoint).exit_code == 0
+    stale = stepscope("set", "watermark=0.3", "--expect-version", "0", "--endpoint", endpoint)
     assert stale.exit_code == 1
     assert "version 1, not 0" in stale.stderr
     assert live_engine.core.scheduler.knobs.watermark == 0.1
 
 
-def test_snapshot_is_one_json_document_or_a_summary(live_engine: Any, run: Any) -> None:
+def test_snapshot_is_one_json_document_or_a_summary(
+    live_engine: Any, stepscope: Callable[..., Any]
+) -> None:
     endpoint = live_engine.endpoint.control
-    document = json.loads(run("snapshot", endpoint, "--json").stdout)
+    document = json.loads(stepscope("snapshot", endpoint, "--json").stdout)
     assert document["info"]["engine_id"] == live_engine.core.info.engine_id
     assert document["knobs"]["max_num_batched_tokens"] == 2048
     assert document["kv"]["empty"] == 256
-    summary = run("snapshot", endpoint)
+    summary = stepscope("snapshot", endpoint)
     assert summary.exit_code == 0
     assert "state      idle, step -1" in summary.stdout
     assert "256 empty" in summary.stdout
@@ -134,9 +111,11 @@ def test_output_that_cannot_be_written_is_one_plain_line(
     assert done.stderr == said
 
 
-def test_load_sends_the_mix_and_says_what_a_client_saw(live_engine: Any, run: Any) -> None:
+def test_load_sends_the_mix_and_says_what_a_client_saw(
+    live_engine: Any, stepscope: Callable[..., Any]
+) -> None:
     mix = ["--num-requests", "30", "--rate", "1000", "--document-tokens", "400"]
-    done = run("load", live_engine.endpoint.control, *mix, "--output-tokens", "8")
+    done = stepscope("load", live_engine.endpoint.control, *mix, "--output-tokens", "8")
     assert done.exit_code == 0, done.stderr
     assert "30 sent, 30 finished" in done.stdout
     assert "TTFT      p50 " in done.stdout
@@ -145,7 +124,7 @@ def test_load_sends_the_mix_and_says_what_a_client_saw(live_engine: Any, run: An
 
 
 def test_load_replays_a_trace_cuts_what_is_too_long_and_hits_shared_prefixes(
-    live_engine: Any, run: Any, tmp_path: Path
+    live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     trace = tmp_path / "trace.jsonl"
     rows = [
@@ -155,7 +134,7 @@ def test_load_replays_a_trace_cuts_what_is_too_long_and_hits_shared_prefixes(
     rows.append({"timestamp": 0, "input_length": 90_000, "output_length": 7, "hash_ids": []})
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
     arguments = ["--trace", str(trace), "--time-scale", "0.01"]
-    done = run("load", live_engine.endpoint.control, *arguments)
+    done = stepscope("load", live_engine.endpoint.control, *arguments)
     assert done.exit_code == 0, done.stderr
     assert "7 requests of a trace; 1 are cut to max_model_len=1024" in done.stdout
     assert "7 sent, 7 finished" in done.stdout
@@ -164,12 +143,12 @@ def test_load_replays_a_trace_cuts_what_is_too_long_and_hits_shared_prefixes(
     counts = [m.kv for m in messages if isinstance(m, wire.StepRecord) and m.kv is not None]
     # Five of the six find the 512-token block of the first, give or take its edges.
     assert sum(each.hit_tokens for each in counts) >= 5 * 480
-    fewer = run("load", live_engine.endpoint.control, *arguments, "--limit", "2")
+    fewer = stepscope("load", live_engine.endpoint.control, *arguments, "--limit", "2")
     assert "2 sent, 2 finished" in fewer.stdout
 
 
 def test_load_keeps_to_its_concurrency_and_ends_after_its_seconds(
-    live_engine: Any, run: Any
+    live_engine: Any, stepscope: Callable[..., Any]
 ) -> None:
     most = 0
     stop = threading.Event()
@@ -182,7 +161,7 @@ def test_load_keeps_to_its_concurrency_and_ends_after_its_seconds(
     watcher = threading.Thread(target=watch)
     watcher.start()
     limits = ["--rate", "1000", "--max-concurrency", "3", "--seconds", "0.5"]
-    done = run("load", live_engine.endpoint.control, *limits, "--document-share", "0")
+    done = stepscope("load", live_engine.endpoint.control, *limits, "--document-share", "0")
     stop.set()
     watcher.join()
     assert done.exit_code == 0, done.stderr
@@ -190,9 +169,11 @@ def test_load_keeps_to_its_concurrency_and_ends_after_its_seconds(
     assert live_engine.core.scheduler.requests == {}
 
 
-def test_load_fails_when_the_engine_refuses_requests(live_engine: Any, run: Any) -> None:
+def test_load_fails_when_the_engine_refuses_requests(
+    live_engine: Any, stepscope: Callable[..., Any]
+) -> None:
     live_engine.core.draining = True
-    done = run("load", live_engine.endpoint.control, "--num-requests", "3", "--rate", "1000")
+    done = stepscope("load", live_engine.endpoint.control, "--num-requests", "3", "--rate", "1000")
     assert done.exit_code == 1
     assert "refused   3: the engine takes no new requests" in done.stdout
     assert "refused 3 requests" in done.stderr
@@ -214,17 +195,22 @@ def keyless(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
 
 
 def test_a_key_that_nobody_asks_for_is_said_to_be_of_no_use(
-    keyless: tuple[str, object], run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    keyless: tuple[str, object],
+    stepscope: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "")  # put back afterwards
     key, endpoint = str(tmp_path / "alice.key"), keyless[0]
-    run("keys", "new", "alice", "--role", "viewer", "-o", key, "--keys", str(tmp_path / "keys"))
-    done = run("snapshot", endpoint, "--key", key)
+    stepscope(
+        "keys", "new", "alice", "--role", "viewer", "-o", key, "--keys", str(tmp_path / "keys")
+    )
+    done = stepscope("snapshot", endpoint, "--key", key)
     assert done.exit_code == 0
     assert done.stderr == (
         f"stepscope: note: the engine at {endpoint} asks for no key; --key is not used\n"
     )
-    assert run("snapshot", endpoint).stderr == ""
+    assert stepscope("snapshot", endpoint).stderr == ""
 
 
 def test_load_does_not_wait_for_an_engine_that_was_killed(

@@ -5,7 +5,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +13,8 @@ import pytest
 from stepscope.engine.client import ControlClient
 from stepscope.engine.commands import SamplingParams, Shutdown, Submit
 from stepscope.recordings.reader import Recording
-from stepscope.tui.cli import main
 
 WAIT_S = 60.0
-
-
-@dataclass
-class Done:
-    """A command that has ended."""
-
-    exit_code: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def run(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> Callable[..., Done]:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-
-    def stepscope(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["stepscope", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capfd.readouterr()
-        return Done(int(ended.value.code or 0), said.out, said.err)
-
-    return stepscope
 
 
 @pytest.fixture
@@ -55,10 +28,10 @@ def busy_engine(live_engine: Any) -> Iterator[Any]:
 
 
 def test_record_writes_every_step_for_its_seconds(
-    busy_engine: Any, run: Callable[..., Done], tmp_path: Path
+    busy_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "session.mcap"
-    done = run("record", busy_engine.endpoint.control, "-o", str(path), "--seconds", "1")
+    done = stepscope("record", busy_engine.endpoint.control, "-o", str(path), "--seconds", "1")
     assert done.exit_code == 0, done.stderr
     assert f"{path}: " in done.stdout
     assert "0 messages lost" in done.stdout
@@ -73,7 +46,7 @@ def test_record_writes_every_step_for_its_seconds(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_finishes_the_file_and_is_a_good_end(
-    busy_engine: Any, run: Callable[..., Done], tmp_path: Path, number: signal.Signals
+    busy_engine: Any, stepscope: Callable[..., Any], tmp_path: Path, number: signal.Signals
 ) -> None:
     path = tmp_path / "session.mcap"
 
@@ -87,7 +60,7 @@ def test_a_signal_finishes_the_file_and_is_a_good_end(
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    done = run("record", busy_engine.endpoint.control, "-o", str(path))
+    done = stepscope("record", busy_engine.endpoint.control, "-o", str(path))
     thread.join()
     assert done.exit_code == 0, done.stderr
     with Recording(path) as recording:
@@ -96,7 +69,7 @@ def test_a_signal_finishes_the_file_and_is_a_good_end(
 
 
 def test_record_ends_with_its_engine(
-    busy_engine: Any, run: Callable[..., Done], tmp_path: Path
+    busy_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "session.mcap"
 
@@ -111,7 +84,7 @@ def test_record_ends_with_its_engine(
 
     thread = threading.Thread(target=shut_down)
     thread.start()
-    done = run("record", busy_engine.endpoint.control, "-o", str(path))
+    done = stepscope("record", busy_engine.endpoint.control, "-o", str(path))
     thread.join()
     assert done.exit_code == 0, done.stderr
     with Recording(path) as recording:
@@ -119,22 +92,22 @@ def test_record_ends_with_its_engine(
 
 
 def test_a_file_that_is_there_is_not_overwritten(
-    live_engine: Any, run: Callable[..., Done], tmp_path: Path
+    live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "precious.mcap"
     path.write_text("precious")
-    done = run("record", live_engine.endpoint.control, "-o", str(path), "--seconds", "1")
+    done = stepscope("record", live_engine.endpoint.control, "-o", str(path), "--seconds", "1")
     assert done.exit_code == 1
     assert "is there already" in done.stderr
     assert path.read_text() == "precious"
 
 
 def test_a_file_that_cannot_be_written_is_an_error_at_once(
-    live_engine: Any, run: Callable[..., Done], tmp_path: Path
+    live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "session.mcap"
-    done = run("record", live_engine.endpoint.control, "-o", str(path))
+    done = stepscope("record", live_engine.endpoint.control, "-o", str(path))
     assert done.exit_code == 1
     assert str(path) in done.stderr
     assert done.stderr.count("\n") == 1
@@ -145,38 +118,38 @@ def test_a_file_that_cannot_be_written_is_an_error_at_once(
     [(None, "there is no recording"), (b"", "recording"), (b"text", "not a stepscope recording")],
 )
 def test_replay_of_what_is_no_recording_is_an_error(
-    run: Callable[..., Done], tmp_path: Path, content: bytes | None, said: str
+    stepscope: Callable[..., Any], tmp_path: Path, content: bytes | None, said: str
 ) -> None:
     path = tmp_path / "session.mcap"
     if content is not None:
         path.write_bytes(content)
-    done = run("replay", str(path))
+    done = stepscope("replay", str(path))
     assert done.exit_code == 1
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
 
 
 def test_replay_checks_the_step_and_asks_for_a_terminal(
-    busy_engine: Any, run: Callable[..., Done], tmp_path: Path
+    busy_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "session.mcap"
-    run("record", busy_engine.endpoint.control, "-o", str(path), "--seconds", "0.5")
-    outside = run("replay", str(path), "--at", "999999")
+    stepscope("record", busy_engine.endpoint.control, "-o", str(path), "--seconds", "0.5")
+    outside = stepscope("replay", str(path), "--at", "999999")
     assert outside.exit_code == 2
     assert "--at: session.mcap holds steps" in outside.stderr
-    fast = run("replay", str(path), "--speed", "1000")
+    fast = stepscope("replay", str(path), "--speed", "1000")
     assert fast.exit_code == 2
     assert "--speed: expected 0.1 to 64" in fast.stderr
-    blind = run("replay", str(path))
+    blind = stepscope("replay", str(path))
     assert blind.exit_code == 2
     assert "needs a terminal" in blind.stderr
 
 
 def test_replay_shows_a_recording_in_the_dashboard_at_the_step_that_was_asked_for(
-    busy_engine: Any, run: Callable[..., Done], terminal: Callable[..., Any], tmp_path: Path
+    busy_engine: Any, stepscope: Callable[..., Any], terminal: Callable[..., Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "session.mcap"
-    run("record", busy_engine.endpoint.control, "-o", str(path), "--seconds", "0.5")
+    stepscope("record", busy_engine.endpoint.control, "-o", str(path), "--seconds", "0.5")
     with Recording(path) as recording:
         step = recording.last_step
     screen = terminal(
