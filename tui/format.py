@@ -34,6 +34,17 @@ def milliseconds(value: float | None) -> str:
     return f"{value / 1000:.1f}s" if value < 99_950 else f"{value / 1000:.0f}s"
 
 
+def with_ms(value: float | None) -> str:
+    """The same with its unit: 18.2 ms, 12.3s."""
+    shown = milliseconds(value)
+    return shown + ms_unit(shown)
+
+
+def ms_unit(shown: str) -> str:
+    """What belongs behind `milliseconds`: nothing where that is seconds, or not known."""
+    return "" if shown.endswith(("s", "—")) else " ms"
+
+
 def percent(share: float | None) -> str:
     return "—" if share is None else f"{share * 100:.0f}%"
 

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from stepscope.recordings.causes import Cause
 from stepscope.recordings.compare.chance import rates_differ
 from stepscope.recordings.compare.figures import ALIKE, Figure, latency_figures, total_figures
+from stepscope.recordings.compare.offer import difference
 from stepscope.recordings.compare.requests import Matched, lived_in_both, matched
 from stepscope.recordings.compare.settings import Setting, differing_settings
 from stepscope.recordings.compare.side import Kind, Side
@@ -39,7 +40,7 @@ class Paired(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a side had to do: two runs are only comparable if that was the same."""
+    """What a side did."""
 
     num_steps: int
     seconds: float
@@ -55,6 +56,8 @@ class Comparison(NamedTuple):
     Attributes:
         causes: of waits beyond the service level, what took most time first.
         paired: first tokens and longest waits, request by request; none for parts of one session.
+        different_work: how what they were given to do differs, in a few words; None when it was
+            about the same. Where it differs neither side is called better in anything.
         is_one_session: both sides are parts of one, so that they may be of any length.
         resolution_ns: latencies are exact to this.
     """
@@ -69,6 +72,7 @@ class Comparison(NamedTuple):
     resolution_ns: int
     num_unlisted: int
     is_one_session: bool
+    different_work: str | None
     paired: list[Paired]
 
     def figure(self, key: str) -> Figure:
@@ -78,27 +82,6 @@ class Comparison(NamedTuple):
         """In what a side is better, as they stand in `figures`."""
         return [figure for figure in self.figures if figure.verdict == side]
 
-    @property
-    def different_work(self) -> str | None:
-        """How the work of both differs, in a few words; None when it was about the same.
-
-        Parts of one session are compared by what came in a second.
-        """
-        a, b = self.works
-        parts = []
-        for label, left, right in (
-            ("requests", a.num_requests, b.num_requests),
-            ("prompt tokens", a.num_in_tokens, b.num_in_tokens),
-            ("output tokens", a.num_out_tokens, b.num_out_tokens),
-        ):
-            per_a, per_b, unit, digits = float(left), float(right), "", 0
-            if self.is_one_session:
-                per_a, per_b = left / max(a.seconds, 1e-9), right / max(b.seconds, 1e-9)
-                unit, digits = " a second", 1 if max(per_a, per_b) < 100 else 0
-            if _is_other(per_a, per_b):
-                parts.append(f"{per_a:,.{digits}f} and {per_b:,.{digits}f} {label}{unit}")
-        return ", ".join(parts) or None
-
 
 def compare(a: Side, b: Side) -> Comparison:
     """Both sides as they stand. To be called by the thread that feeds them."""
@@ -107,9 +90,12 @@ def compare(a: Side, b: Side) -> Comparison:
     is_one_session = (
         a.info is not None and b.info is not None and a.info.engine_id == b.info.engine_id
     )
-    # The second part of a session works off what the first has left, whatever came in it.
-    is_same_offer = not is_one_session and _is_same_offer(a, b)
-    figures = [*latency_figures(a, b), *total_figures(a, b, is_same_offer=is_same_offer)]
+    different_work = difference(a, b, is_one_session=is_one_session)
+    is_same_offer = different_work is None
+    figures = [
+        *latency_figures(a, b, is_same_offer=is_same_offer),
+        *total_figures(a, b, is_same_offer=is_same_offer, is_one_session=is_one_session),
+    ]
     requests = (lived_in_both if is_one_session else matched)(a.requests, b.requests)
     return Comparison(
         (a.name, b.name),
@@ -122,6 +108,7 @@ def compare(a: Side, b: Side) -> Comparison:
         max(counts.resolution_ns for side in (a, b) for counts in side.waits.values()),
         a.num_unlisted + b.num_unlisted,
         is_one_session,
+        different_work,
         [] if is_one_session else request_by_request(requests),
     )
 
@@ -167,13 +154,3 @@ def _work(side: Side) -> Work:
         totals.num_in_tokens,
         totals.num_out_tokens,
     )
-
-
-def _is_same_offer(a: Side, b: Side) -> bool:
-    """Whether both had about the same to do, no matter how much of it they got done."""
-    prompts = [sum(run.num_prompt_tokens for run in side.requests.values()) for side in (a, b)]
-    return not (_is_other(len(a.requests), len(b.requests)) or _is_other(*prompts))
-
-
-def _is_other(a: float, b: float) -> bool:
-    return abs(a - b) > 0.1 * max(a, b)

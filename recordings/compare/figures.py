@@ -67,8 +67,12 @@ class Figure(NamedTuple):
         return 0.0 if self.a == self.b else math.inf
 
 
-def latency_figures(a: Side, b: Side) -> Iterator[Figure]:
-    """Percentiles of each kind of latency, and the share within the service level."""
+def latency_figures(a: Side, b: Side, *, is_same_offer: bool) -> Iterator[Figure]:
+    """Percentiles of each kind of latency, and the share within the service level.
+
+    Args:
+        is_same_offer: who was given less to do has the shorter waits and is no better for it.
+    """
     for kind, label in KINDS.items():
         left, right = Spread(a.waits[kind]), Spread(b.waits[kind])
         sizes = left.num_samples, right.num_samples
@@ -76,6 +80,7 @@ def latency_figures(a: Side, b: Side) -> Iterator[Figure]:
             value_a, value_b = left.at(rank), right.at(rank)
             key = f"{kind}_{name}_ms"
             verdict = _judged(value_a, value_b, "lower", _percentiles_differ(left, right, rank))
+            verdict = verdict if is_same_offer else _without_winner(verdict)
             yield Figure(
                 key,
                 f"{label} {name}",
@@ -94,6 +99,7 @@ def latency_figures(a: Side, b: Side) -> Iterator[Figure]:
             is_sure = within_a is not None and within_b is not None
             if within_a is not None and within_b is not None:
                 is_sure = shares_differ(within_a, left.num_groups, within_b, right.num_groups)
+            verdict = _judged(within_a, within_b, "higher", is_sure, is_share=True)
             yield Figure(
                 f"{kind}_within_slo",
                 f"{label} within {bound_ns / 1e6:g} ms",
@@ -101,7 +107,7 @@ def latency_figures(a: Side, b: Side) -> Iterator[Figure]:
                 within_a,
                 within_b,
                 "higher",
-                _judged(within_a, within_b, "higher", is_sure, is_share=True),
+                verdict if is_same_offer else _without_winner(verdict),
                 *sizes,
                 kind,
             )
@@ -117,12 +123,25 @@ def _percentiles_differ(a: Spread, b: Spread, rank: int) -> bool:
     return shares_differ(share_a, a.num_groups, share_b, b.num_groups)
 
 
-def total_figures(a: Side, b: Side, *, is_same_offer: bool) -> Iterator[Figure]:
+def _without_winner(verdict: Verdict) -> Verdict:
+    return "differs" if verdict in ("a", "b") else verdict
+
+
+def total_figures(
+    a: Side, b: Side, *, is_same_offer: bool, is_one_session: bool
+) -> Iterator[Figure]:
     """Throughput, what steps were made of, memory, and what was done in vain.
 
     Args:
-        is_same_offer: who was given more to do has the larger throughput and is no better for it.
+        is_same_offer: who was given more to do has the larger throughput and the fuller cache.
+        is_one_session: the second part works off what the first has left, whatever came in it.
     """
+    for figure in _totals(a, b, has_winner=is_same_offer and not is_one_session):
+        yield figure if is_same_offer else figure._replace(verdict=_without_winner(figure.verdict))
+
+
+def _totals(a: Side, b: Side, *, has_winner: bool) -> Iterator[Figure]:
+    """Args: has_winner: in throughput."""
     left, right = a.totals, b.totals
     time_a, time_b = a.seconds, b.seconds
     for key, label, sum_a, sum_b, over_a, over_b in (
@@ -146,7 +165,7 @@ def total_figures(a: Side, b: Side, *, is_same_offer: bool) -> Iterator[Figure]:
         is_sure = means_differ(over_a.slices(), over_b.slices())
         yield _figure(
             key, label, "tokens/s", _per(sum_a, time_a), _per(sum_b, time_b),
-            "higher" if is_same_offer else None, is_sure,
+            "higher" if has_winner else None, is_sure,
         )  # fmt: skip
     yield _figure("steps_per_s", "steps/s", "/s", _per(left.num_steps, time_a),
                   _per(right.num_steps, time_b))  # fmt: skip

@@ -9,7 +9,13 @@ MAX_REQUESTS = 100_000  # kept of a run, the first to arrive
 
 @dataclass(slots=True)
 class RequestRun:
-    """What became of one request, by the engine's clock; None is not known (yet)."""
+    """What became of one request, by the engine's clock; None is not known (yet).
+
+    Attributes:
+        max_tokens: 0 is not known.
+        was_there, was_queued: it was, before the first step of the run.
+        has_all: it ended by itself, and has all the output it was after.
+    """
 
     request_id: int
     client_id: str
@@ -22,6 +28,10 @@ class RequestRun:
     end_ns: int | None = None
     num_output_tokens: int = 0
     num_preemptions: int = 0
+    max_tokens: int = 0
+    was_there: bool = False
+    was_queued: bool = False
+    has_all: bool = False
 
 
 class Pair(NamedTuple):

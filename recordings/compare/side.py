@@ -79,7 +79,7 @@ class Side:
         self._coming: list[KnobsChanged] = []  # told, but not in force yet
         for view in state.requests.values():
             if view.status != "finished" and not view.is_partial:
-                self._list(view)
+                self._list(view, was_there=True)
 
     @property
     def info(self) -> EngineInfo | None:
@@ -218,9 +218,10 @@ class Side:
             if view.status == "finished":
                 run.end_ns = time_ns
                 run.num_output_tokens = view.num_output_tokens
+                run.has_all = view.finish_reason in ("stop", "length")
                 longest.pop(event.request_id, None)
 
-    def _list(self, view: RequestView) -> None:
+    def _list(self, view: RequestView, *, was_there: bool = False) -> None:
         if view.request_id in self.requests:
             return
         if len(self.requests) >= MAX_REQUESTS:
@@ -233,6 +234,9 @@ class Side:
             view.arrival_ns,
             num_output_tokens=view.num_output_tokens,
             num_preemptions=view.num_preemptions,
+            max_tokens=view.max_tokens,
+            was_there=was_there,
+            was_queued=was_there and view.status in ("waiting", "preempted"),
         )
 
     # Rest

@@ -23,13 +23,14 @@ def _summary(found: Comparison) -> list[str]:
         f"{letter}  {name}: {words.work_text(work)}"
         for letter, name, work in zip("AB", names, found.works, strict=True)
     ]
-    if found.different_work is not None:
-        lines.append(f"!  not the same work: {found.different_work}")
+    why = words.no_winner(found)
+    if why is not None:
+        lines.append(f"!  {why}")
     lines.append("")
     settings = [words.setting_text(each) for each in found.settings]
     told: Sequence[tuple[str, list[str]]] = (
-        ("B better", words.better_in(found, "b") or [words.NOTHING]),
-        ("A better", words.better_in(found, "a") or [words.NOTHING]),
+        words.outcome(found, "b"),
+        words.outcome(found, "a"),
         ("requests", words.paired(found)),
         ("too few", words.unclear(found)),
         ("set", settings or [words.SAME_SETTINGS]),

@@ -20,6 +20,7 @@ VERDICTS: dict[Verdict, str] = {
     "unknown": "not told",
 }
 NOTHING = "in nothing that is certain"
+NONE_LOWER = "no latency"
 SAME_SETTINGS = "the same, as far as they tell"
 # In which order a reader wants to know; the time of a step is what made the waits.
 _TOLD: tuple[LatencyKind, ...] = ("itl", "ttft", "tpot")
@@ -68,7 +69,8 @@ def times(figure: Figure) -> str:
 def verdict(figure: Figure) -> str:
     """Who is better, in words."""
     if figure.verdict == "differs" and figure.a is not None and figure.b is not None:
-        return "more in B" if figure.b > figure.a else "less in B"
+        more, less = ("higher", "lower") if figure.kind is not None else ("more", "less")
+        return f"{more if figure.b > figure.a else less} in B"
     return VERDICTS[figure.verdict]
 
 
@@ -80,9 +82,32 @@ def change(figure: Figure) -> str:
 # Sentences
 
 
-def better_in(found: Comparison, side: Literal["a", "b"]) -> list[str]:
-    """In what a side is better, a phrase for each kind of figure, the largest difference first."""
-    figures = found.better(side)
+def no_winner(found: Comparison) -> str | None:
+    """Why neither side is called better; None where a winner may be named."""
+    if found.different_work is None:
+        return None
+    return f"not the same work, so no winner: {found.different_work}"
+
+
+def outcome(found: Comparison, side: Literal["a", "b"]) -> tuple[str, list[str]]:
+    """A heading and what belongs below it: in what a side is better, or only lower."""
+    letter = side.upper()
+    if found.different_work is None:
+        return f"{letter} better", _phrases(found.better(side)) or [NOTHING]
+    lower = [
+        figure
+        for figure in found.figures
+        if figure.rank is not None
+        and figure.verdict == "differs"
+        and figure.a is not None
+        and figure.b is not None
+        and (figure.a < figure.b) == (side == "a")
+    ]
+    return f"{letter} lower", _phrases(lower) or [NONE_LOWER]
+
+
+def _phrases(figures: Sequence[Figure]) -> list[str]:
+    """One for each kind of figure, the largest difference first."""
     phrases: list[tuple[float, str]] = []
     for kind in _TOLD:
         of_kind = [figure for figure in figures if figure.kind == kind]
@@ -109,7 +134,7 @@ def _outstanding(figures: Sequence[Figure]) -> list[Figure]:
 def _part(figure: Figure) -> str:
     if figure.rank is None:
         return f"{figure.label.split(' ', 1)[1]} {change(figure)}"
-    unit = "" if value(figure, figure.b).endswith("s") else " ms"
+    unit = fmt.ms_unit(value(figure, figure.b))
     return f"{RANKS[figure.rank]} {change(figure)}{unit}{_times(figure)}"
 
 

@@ -110,8 +110,7 @@ def _life(page: ComparePage, run: RequestRun, happened: Sequence[_Cell]) -> list
 def _waits(page: ComparePage, num_rows: int, slo_itl_ms: float) -> list[Line]:
     known = [p.longest_us or 0 for side in page.columns for p in side if p is not None]
     scale = max(known, default=0) or 1
-    label = fmt.milliseconds(scale / 1000)
-    label = f"wait {label}" if label.endswith("s") else f"{label} ms"
+    label = fmt.with_ms(scale / 1000)
     lines: list[Line] = []
     for number, letter in enumerate("AB"):
         columns = page.columns[number]
@@ -224,13 +223,13 @@ def _cursor_line(
         *head,
         (f"{steps:<18} ", "text"),
         (most, "muted"),
-        (f"{fmt.milliseconds(point.duration_us / 1000):>5} ms", "strong"),
+        (f"{fmt.with_ms(point.duration_us / 1000):>8}", "strong"),
         ("  prefill ", "muted"),
         (f"{point.num_prefill_tokens:,}/{fmt.count(point.token_budget)}", "prefill"),
         ("  decode ", "muted"),
         (f"{point.num_decode_tokens}", "decode"),
         ("  wait ", "muted"),
-        (f"{fmt.milliseconds(wait_ms)}{late}", "breach" if is_late else "text"),
+        (f"{fmt.with_ms(wait_ms)}{late}", "breach" if is_late else "text"),
         ("  queue ", "muted"),
         (f"{point.num_waiting}", "text"),
     )

@@ -25,11 +25,19 @@ MARKS: dict[Verdict, tuple[str, str]] = {
     "differs": (" ", "muted"),
     "unknown": (" ", "muted"),
 }
-KEY: Line = (
-    ("A→B  ", "muted"),
-    ("B", "good"), (" or ", "muted"), ("A", "caution"), (" is better ", "muted"),
+_ALIKE: Line = (
     ("=", "muted"), (" alike ", "muted"), ("?", "muted"), (" too few to say", "muted"),
 )  # fmt: skip
+
+
+def key(found: Comparison) -> Line:
+    """What the marks behind the figures say."""
+    if found.different_work is not None:
+        return (("A→B  ", "muted"), ("▼▲", "text"), (" lower, higher in B ", "muted"), *_ALIKE)
+    return (
+        ("A→B  ", "muted"),
+        ("B", "good"), (" or ", "muted"), ("A", "caution"), (" is better ", "muted"), *_ALIKE,
+    )  # fmt: skip
 
 
 def matrix(found: Comparison, width: int) -> list[Line]:
@@ -54,16 +62,23 @@ def _block(figure: Figure | None) -> Line:
     room = _BLOCK - 1
     if figure is None:
         return ((" " * room, "text"),)
-    mark, style = MARKS[figure.verdict]
+    mark, style = _mark(figure)
     is_said = figure.verdict in ("a", "b")
     shown = f"{words.value(figure, figure.a)}→{words.value(figure, figure.b)}"
     width = 13
-    factor = words.times(figure) if figure.rank is not None and is_said else ""
+    has_factor = figure.rank is not None and figure.verdict in ("a", "b", "differs")
+    factor = words.times(figure) if has_factor else ""
     return (
         (f"{shown:>{width}} ", "strong" if is_said else "text"),
         (mark, style),
         (f"{factor:>{room - width - 2}}", style if is_said else "muted"),
     )
+
+
+def _mark(figure: Figure) -> Run:
+    if figure.verdict == "differs":
+        return "▲" if (figure.b or 0) > (figure.a or 0) else "▼", "muted"
+    return MARKS[figure.verdict]
 
 
 def others(found: Comparison, width: int, height: int) -> list[Line]:
@@ -88,11 +103,9 @@ def _by_need(figures: Sequence[Figure]) -> list[Figure]:
 
 
 def _entry(figure: Figure, room: int) -> Line:
-    mark, style = MARKS[figure.verdict]
+    mark, style = _mark(figure)
     is_said = figure.verdict in ("a", "b")
     factor = words.times(figure) if figure.verdict in ("a", "b", "differs") else ""
-    if figure.verdict == "differs":
-        mark, style = ("▲" if (figure.b or 0) > (figure.a or 0) else "▼"), "muted"
     tail = f" {mark}{factor:>6} "
     label = clean(figure.label, 16)
     shown = words.change(figure)

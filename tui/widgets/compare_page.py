@@ -132,7 +132,7 @@ def _verdict(
     sentences = _sentences(found, inner, room - num_others)
     others = compare_figures.others(found, inner, num_others) if num_others else []
     title: Line = (("which is better", "title"),)
-    key = compare_figures.KEY
+    key = compare_figures.key(found)
     body = [*sentences, *figures, *others]
     idle = [letter for letter, work in zip("AB", found.works, strict=True) if not work.num_steps]
     notes = [f"{letter} has no step yet" for letter in idle] + page.notes
@@ -146,12 +146,14 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
     """The most telling first; what does not fit in its lines ends in dots."""
     settings = [words.setting_text(each) for each in found.settings]
     lines: list[Line] = []
-    if found.different_work is not None and all(work.num_steps for work in found.works):
-        text = f"not the same work: {found.different_work}"
-        lines += _block("! work", "caution", [text], width, 2 if room >= 5 else 1)
+    why = words.no_winner(found)
+    if why is not None and all(work.num_steps for work in found.works):
+        lines += _block("! work", "caution", [why], width, 2 if room >= 5 else 1)
+    (head_b, in_b), (head_a, in_a) = words.outcome(found, "b"), words.outcome(found, "a")
+    has_winner = why is None
     blocks: list[tuple[str, str, list[str]]] = [
-        ("B better", "good", words.better_in(found, "b") or [words.NOTHING]),
-        ("A better", "caution", words.better_in(found, "a") or [words.NOTHING]),
+        (head_b, "good" if has_winner else "text", in_b),
+        (head_a, "caution" if has_winner else "text", in_a),
         ("set", "mark", settings or [words.SAME_SETTINGS]),
     ]
     for number, (head, style, phrases) in enumerate(blocks):
@@ -205,10 +207,7 @@ def _charts(frame: Frame, page: ComparePage, width: int, height: int) -> list[Li
     what = {"time": "time from the start", "step": "steps from the start"}.get(page.align)
     if what is None:
         what = f"request {page.pair.name}" if page.pair is not None else "no request in both"
-    unit = fmt.plural(page.width, "step") if page.align == "step" else (
-        f"{fmt.milliseconds(page.width / 1e6)} ms"
-    )  # fmt: skip
-    unit = unit.replace("s ms", "s")
+    unit = fmt.plural(page.width, "step") if page.align == "step" else fmt.with_ms(page.width / 1e6)
     title: Line = (
         ("A above, B below", "title"),
         (f"  aligned by {clean(what, 30)} ({frame.key('sort')}: other)", "muted"),
