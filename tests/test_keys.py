@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -41,7 +42,6 @@ from stepscope.engine.commands import (
 from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import Endpoint
 from stepscope.recordings.subscriber import Subscriber
-from stepscope.tui.cli import main
 
 ENGINE = Path(__file__).parent / "simulated_engine.py"
 OPERATORS = (
@@ -449,23 +449,15 @@ def test_secrets_are_in_their_files_only(
 
 
 def test_keys_are_made_listed_and_revoked_from_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stepscope: Callable[..., Any]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["stepscope", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
-
-    code, out, _ = run("keys", "new", "alice", "--role", "viewer")
+    code, out, _ = stepscope("keys", "new", "alice", "--role", "viewer")
     assert code == 0
     assert "alice.key" in out
     assert read_credentials(tmp_path / "alice.key").pair.secret not in out
-    assert run("keys", "list")[1].split()[:2] == ["alice", "viewer"]
-    assert '"role": "viewer"' in run("keys", "list", "--json")[1]
+    assert stepscope("keys", "list")[1].split()[:2] == ["alice", "viewer"]
+    assert '"role": "viewer"' in stepscope("keys", "list", "--json")[1]
     for arguments, error in (
         (("new", "alice", "--role", "viewer"), "there is a key 'alice' already"),
         (("new", "bob", "--role", "king"), "--role: expected one of viewer, operator"),
@@ -473,18 +465,20 @@ def test_keys_are_made_listed_and_revoked_from_the_command_line(
         (("new", "bob", "--role", "viewer", "-o", "no/b.key"), "no/b.key cannot be written"),
         (("revoke", "carol"), "there are: alice"),
     ):
-        code, _, said = run("keys", *arguments)
+        code, _, said = stepscope("keys", *arguments)
         assert code > 0
         assert error in said
-    said = run("keys", "new", "dora", "--role", "viewer", "--endpoint", "tcp://127.0.0.1:5555")[1]
+    said = stepscope(
+        "keys", "new", "dora", "--role", "viewer", "--endpoint", "tcp://127.0.0.1:5555"
+    )[1]
     assert "stepscope serve --endpoint tcp://127.0.0.1:5555 --keys" in said
-    said = run("keys", "new", "erik", "--role", "viewer", "--endpoint", "tcp://gpu-7:5555")[1]
+    said = stepscope("keys", "new", "erik", "--role", "viewer", "--endpoint", "tcp://gpu-7:5555")[1]
     assert "serve" not in said
     for name in ("alice", "dora", "erik"):
-        code, said, _ = run("keys", "revoke", name)
+        code, said, _ = stepscope("keys", "revoke", name)
         assert code == 0
         assert "only with 'stepscope serve --keys DIR'" in said
-    assert "no key is authorised" in run("keys", "list")[1]
+    assert "no key is authorised" in stepscope("keys", "list")[1]
 
 
 def test_every_socket_that_leaves_the_process_is_made_in_one_place() -> None:

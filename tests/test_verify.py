@@ -1,9 +1,9 @@
 """`verify` finds what is wrong with a session, and where; and nothing in a sound one."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +14,6 @@ from stepscope.engine.simulated import SimulatedWorkload, simulate
 from stepscope.engine.wire import Admitted, BlockMove, StepRecord, Telemetry
 from stepscope.recordings.verify import VerifyReport, verify
 from stepscope.recordings.writer import RecordingWriter
-from stepscope.tui.cli import main
 
 Messages = list[tuple[int, Telemetry]]
 MESSAGES: Messages = simulate(
@@ -140,17 +139,15 @@ def test_steps_out_of_order_and_times_that_run_backwards_are_found(tmp_path: Pat
 
 
 def test_the_command_says_it_in_a_table_or_as_json_and_ends_with_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, stepscope: Callable[..., Any]
 ) -> None:
     good = recorded(tmp_path / "good.mcap", MESSAGES)
     cut = tmp_path / "cut.mcap"
     cut.write_bytes(good.read_bytes()[:-2000])
 
     def run(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["stepscope", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return int(ended.value.code or 0), capsys.readouterr().out
+        done = stepscope(*arguments)
+        return done.exit_code, done.stdout
 
     code, said = run("verify", str(good))
     assert code == 0
@@ -253,14 +250,11 @@ def test_a_reference_too_many_in_a_static_batch_is_found(tmp_path: Path) -> None
 
 
 def test_commands_on_recordings_take_the_names_of_shipped_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stepscope: Callable[..., Any]
 ) -> None:
     def run(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["stepscope", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out + captured.err
+        done = stepscope(*arguments)
+        return done.exit_code, done.stdout + done.stderr
 
     monkeypatch.chdir(tmp_path)
     code, said = run("verify", "freeze")
@@ -291,18 +285,13 @@ def test_commands_on_recordings_take_the_names_of_shipped_samples(
 )
 def test_an_export_of_steps_that_are_not_there_says_which_in_words(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    stepscope: Callable[..., Any],
     steps: list[str],
     wanted: str,
 ) -> None:
     # From a gap on: the first of its steps is not step 0.
     late = recorded(tmp_path / "late.mcap", [(n, m) for n, m in MESSAGES if n < 1 or n > 60])
     output = str(tmp_path / "z.csv")
-    monkeypatch.setattr(
-        sys, "argv", ["stepscope", "export", str(late), "--to", "csv", *steps, "-o", output]
-    )
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 1
-    assert wanted in capsys.readouterr().err
+    done = stepscope("export", str(late), "--to", "csv", *steps, "-o", output)
+    assert done.exit_code == 1
+    assert wanted in done.stderr
