@@ -8,6 +8,7 @@ import ctypes
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from stepscope.kernels.cpu_library import ATTENTION, STEP, CpuLibrary
@@ -88,10 +89,14 @@ def _make_plan(
         )
     if not key_cache.is_contiguous():
         raise ValueError("the KV cache of a layer must be contiguous")
-    decodes = np.diff(batch.query_starts) == 1 if batch.decodes is None else batch.decodes
     arrays = tuple(
         np.ascontiguousarray(array, dtype=np.int64)
-        for array in (batch.query_starts, batch.context_lens, batch.block_tables, decodes)
+        for array in (
+            batch.query_starts,
+            batch.context_lens,
+            batch.block_tables,
+            _decodes(batch),
+        )
     )
     query_starts, context_lens, block_tables, decodes = arrays
     num_blocks, block_size, num_kv_heads, head_dim = key_cache.shape
@@ -114,3 +119,18 @@ def _make_plan(
     )
     step = ctypes.create_string_buffer(packed, len(packed))
     return _Plan(ctypes.addressof(step), step, arrays)
+
+
+def _decodes(batch: PagedBatch) -> IntArray | npt.NDArray[np.bool_]:
+    """[R], where the one query of a request is a decode; the C++ reads that query unasked."""
+    counts = np.diff(batch.query_starts)
+    if batch.decodes is None:
+        return counts == 1
+    wrong = np.flatnonzero((batch.decodes != 0) & (counts != 1))
+    if len(wrong):
+        row = int(wrong[0])
+        raise ValueError(
+            f"request {row} of the step is marked as a decode and has {counts[row]} queries: "
+            "a decode has one"
+        )
+    return batch.decodes

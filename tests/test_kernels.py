@@ -312,6 +312,22 @@ def test_cpp_takes_queries_in_any_layout_and_refuses_what_it_cannot_read(level: 
         chosen(*case, scale=0.3)
 
 
+@pytest.mark.parametrize("counts", [(1, 0, 1), (1, 2, 1)], ids=["no queries", "two queries"])
+def test_cpp_refuses_a_decode_that_has_not_one_query(counts: tuple[int, ...]) -> None:
+    # It reads the query of a decode unasked: without one that would be somebody else's memory.
+    case = make_case([(8, count) for count in counts])
+    case.batch.decodes = np.ones(3, dtype=np.int64)
+    with pytest.raises(ValueError, match=rf"request 1 .* has {counts[1]} queries: a decode has one"):
+        create("cpu-baseline")(*case, scale=1.0)
+    case.batch.decodes = np.array([1, 0, 1])
+    torch.testing.assert_close(
+        create("cpu-baseline")(*case, scale=1.0),
+        ReferenceAttention()(*case, scale=1.0),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
 def test_the_reference_is_causal_softmax_attention() -> None:
     case = make_case([(0, 21)], block_size=7, num_heads=2, num_kv_heads=2)
     table = case.batch.block_tables[0, :3]

@@ -30,7 +30,7 @@ from stepscope.engine.config import EngineConfig
 from stepscope.engine.request import Request
 from stepscope.engine.step import ScheduledRow, ScheduledStep
 from stepscope.engine.wire import Phase
-from stepscope.kernels import fused, triton_attention, triton_combine
+from stepscope.kernels import fused, triton_attend, triton_combine
 from stepscope.kernels.paged_attention import BatchTensors, PagedBatch
 from stepscope.kernels.reference import ReferenceAttention
 from stepscope.kernels.triton_add_rms_norm import add_rms_norm
@@ -230,7 +230,7 @@ def variants(request: dict[str, Any]) -> dict[str, Any]:
         return True  # as if somebody else compiled it
 
     case, options = build(request)
-    for kernel in (triton_attention._attend, triton_combine._combine):
+    for kernel in (triton_attend._attend, triton_combine._combine):
         kernel.device_caches.clear()  # of what other cases compiled
     knobs.runtime.jit_cache_hook = note
     try:

@@ -1,0 +1,279 @@
+"""The attention kernel in Triton, and its launch: decodes or chunks of a step over paged keys.
+
+The query heads that share a KV head stand as rows of one tile (packed GQA), so keys and values are
+read once for all of them; softmax is the online one of FlashAttention (Dao et al., 2022), in base
+2. A program finds the request its queries belong to by bisecting `query_starts`. Where contexts are
+split, programs leave partial results, which `triton_combine` weighs by their sums.
+
+Which launches a step has, and how far each is split, is `triton_plan`'s.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from stepscope.kernels.paged_attention import BatchTensors
+from stepscope.kernels.triton_combine import combine
+from stepscope.kernels.triton_plan import MIN_SPLIT_KEYS, Launch
+
+LOG2_E = math.log2(math.e)
+
+
+@triton.jit
+def _request_of(starts: tl.tensor, block: tl.tensor, num_requests: tl.tensor, Q: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The request whose queries block `block` of `Q` queries holds.
+
+    Each request begins a new block, so `r` has the blocks from `starts[r] // Q + r` on; a request
+    may have one more than it needs.
+    """
+    low = 0
+    high = num_requests - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        is_behind = tl.load(starts + middle) // Q + middle <= block
+        low = tl.where(is_behind, middle, low)
+        high = tl.where(is_behind, high, middle - 1)
+    return low
+
+
+@triton.jit(
+    do_not_specialize=["num_requests", "num_tokens", "num_splits", "table_stride", "window"],
+    do_not_specialize_on_alignment=["query_starts", "context_lens", "block_tables"],
+)
+def _attend(  # type: ignore[no-untyped-def]
+    query: tl.tensor,
+    key_cache: tl.tensor,
+    value_cache: tl.tensor,
+    sinks: tl.tensor,  # [num_heads] fp32
+    output: tl.tensor,
+    partial: tl.tensor,  # [num_splits, num_tokens, num_heads, head_dim] fp32
+    partial_lse: tl.tensor,  # [num_splits, num_tokens, num_heads] fp32, in base 2
+    query_starts: tl.tensor,
+    context_lens: tl.tensor,
+    block_tables: tl.tensor,
+    scale: tl.tensor,  # times log2(e), unless there is a softcap
+    softcap: tl.tensor,
+    window: tl.tensor,
+    num_requests: tl.tensor,
+    num_tokens: tl.tensor,
+    num_splits: tl.tensor,
+    table_stride: tl.tensor,
+    token_stride: tl.tensor,  # of the queries
+    head_stride: tl.tensor,
+    GROUP: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    DECODE: tl.constexpr,  # requests with one query each; else those with more
+    SPLIT: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    UPCAST: tl.constexpr,  # multiply in fp32: the interpreter has no bf16
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    MIN_SPLIT_TILES: tl.constexpr,
+):
+    """One program: a tile of rows (queries times heads of a group) against a range of keys."""
+    QUERIES: tl.constexpr = 1 if DECODE else ROWS // GROUP
+    NUM_HEADS: tl.constexpr = GROUP * NUM_KV_HEADS
+    program = tl.program_id(0)
+    split = tl.program_id(1)
+    kv_head = program % NUM_KV_HEADS
+    # The last queries of a chunk see the most keys: they begin first.
+    block = (tl.num_programs(0) - 1 - program) // NUM_KV_HEADS
+    if DECODE:
+        request = block
+    else:
+        request = _request_of(query_starts, block, num_requests, QUERIES)
+    first_token = tl.load(query_starts + request)
+    num_queries = tl.load(query_starts + request + 1) - first_token
+    context_len = tl.load(context_lens + request)
+    if DECODE:
+        first_query = 0
+        if num_queries != 1:
+            return
+    else:
+        first_query = (block - (first_token // QUERIES + request)) * QUERIES
+        if num_queries == 1 or first_query >= num_queries:
+            return
+
+    rows = tl.arange(0, ROWS)
+    dims = tl.arange(0, HEAD_PAD)
+    query_idx = first_query + rows // GROUP
+    heads = kv_head * GROUP + rows % GROUP
+    has_row = (rows < QUERIES * GROUP) & (query_idx < num_queries)
+    tokens = (first_token + query_idx).to(tl.int64)
+    positions = context_len - num_queries + query_idx
+
+    # The keys that at least one query here sees, as tiles, and this program's share of them.
+    first_position = context_len - num_queries + first_query
+    end_key = tl.minimum(first_position + QUERIES, context_len)
+    first_tile = 0
+    if HAS_WINDOW:
+        first_tile = tl.maximum(first_position - window + 1, 0) // KEYS
+    end_tile = (end_key + KEYS - 1) // KEYS
+    if SPLIT:
+        share = (end_tile - first_tile + num_splits - 1) // num_splits
+        share = tl.maximum(share, MIN_SPLIT_TILES)
+        first_tile = first_tile + split * share
+        end_tile = tl.minimum(first_tile + share, end_tile)
+        partial_rows = (split.to(tl.int64) * num_tokens + tokens) * NUM_HEADS + heads
+        if (first_tile >= end_tile) & (split > 0):
+            nothing = tl.full([ROWS], float("-inf"), tl.float32)
+            tl.store(partial_lse + partial_rows, nothing, mask=has_row)
+            return
+    # Tiles that all queries see whole need no mask. One query waits for memory, not for masks, and
+    # more for two loops than for one: the second's first loads begin only when the first has ended.
+    FIRST_PHASE: tl.constexpr = 1 if DECODE or HAS_WINDOW else 0
+    masked_tile = first_tile
+    if FIRST_PHASE == 0:
+        masked_tile = tl.maximum(first_tile, tl.minimum((first_position + 1) // KEYS, end_tile))
+
+    has_dim = dims < HEAD_DIM
+    q = tl.load(
+        query + tokens[:, None] * token_stride + heads[:, None] * head_stride + dims[None, :],
+        mask=has_row[:, None] & has_dim[None, :],
+        other=0.0,
+    )
+    if UPCAST:
+        q = q.to(tl.float32)
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    if HAS_SINKS and split == 0:
+        best = tl.load(sinks + heads, mask=has_row, other=0.0) * 1.4426950408889634
+        total = total + 1.0
+    acc = tl.zeros([ROWS, HEAD_PAD], tl.float32)
+
+    table = block_tables + request.to(tl.int64) * table_stride
+    for phase in tl.static_range(FIRST_PHASE, 2):
+        begin = first_tile if phase == 0 else masked_tile
+        end = masked_tile if phase == 0 else end_tile
+        for tile in range(begin, end):
+            keys = tile * KEYS + tl.arange(0, KEYS)
+            if phase == 0:
+                pages = tl.load(table + keys // BLOCK_SIZE)
+            else:
+                pages = tl.load(table + keys // BLOCK_SIZE, mask=keys < end_key, other=0)
+            slots = pages.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE
+            offsets = (slots * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + dims[None, :]
+            if phase == 1:
+                is_there = (keys < end_key)[:, None] & has_dim[None, :]
+                k = tl.load(key_cache + offsets, mask=is_there, other=0.0)
+                v = tl.load(value_cache + offsets, mask=is_there, other=0.0)
+            elif HEAD_DIM == HEAD_PAD:
+                k = tl.load(key_cache + offsets)
+                v = tl.load(value_cache + offsets)
+            else:
+                k = tl.load(key_cache + offsets, mask=has_dim[None, :], other=0.0)
+                v = tl.load(value_cache + offsets, mask=has_dim[None, :], other=0.0)
+            k = k.to(q.dtype)
+            v = v.to(q.dtype)
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+            if HAS_SOFTCAP:
+                # softcap * tanh(scores / softcap), in base 2; no overflow at either end.
+                tanh = 1.0 - 2.0 / (tl.exp2(scores * (2.8853900817779268 / softcap)) + 1.0)
+                scores = tanh * (softcap * 1.4426950408889634)
+            if phase == 1:
+                visible = keys[None, :] <= positions[:, None]
+                if HAS_WINDOW:
+                    visible = visible & (keys[None, :] > positions[:, None] - window)
+                scores = tl.where(visible, scores, float("-inf"))
+            higher = tl.maximum(best, tl.max(scores, 1))
+            base = higher
+            if phase == 1:
+                base = tl.where(higher == float("-inf"), 0.0, higher)  # no key is visible yet
+            weights = tl.exp2(scores - base[:, None])
+            fade = tl.exp2(best - base)
+            total = total * fade + tl.sum(weights, 1)
+            acc = tl.dot(weights.to(q.dtype), v, acc * fade[:, None], input_precision="ieee")
+            best = higher
+
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    store = has_row[:, None] & has_dim[None, :]
+    if SPLIT:
+        tl.store(partial_lse + partial_rows, best + tl.log2(total), mask=has_row)
+        tl.store(partial + partial_rows[:, None] * HEAD_DIM + dims[None, :], result, mask=store)
+    else:
+        offsets = (tokens * NUM_HEADS + heads)[:, None] * HEAD_DIM + dims[None, :]
+        tl.store(output + offsets, result.to(output.dtype.element_ty), mask=store)
+
+
+def attend(
+    launch: Launch,
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    output: torch.Tensor,
+    tensors: BatchTensors,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    *,
+    upcast: bool,
+) -> None:
+    """Fill the rows of `output` that `launch` is for.
+
+    Args:
+        query: `[num_tokens, num_heads, head_dim]`, the last dimension contiguous; and `output`.
+        key_cache: `[num_blocks, block_size, num_kv_heads, head_dim]`; and `value_cache`.
+        sinks: `[num_heads]` in fp32.
+        upcast: multiply in fp32.
+    """
+    num_tokens, num_heads, head_dim = query.shape
+    _, block_size, num_kv_heads, _ = key_cache.shape
+    head_pad = max(16, triton.next_power_of_2(head_dim))
+    num_requests = len(tensors.context_lens)
+    is_split = launch.num_splits > 1
+    # Arguments that a launch has no use for must be pointers all the same.
+    partial = lse = output
+    if is_split:
+        partial = query.new_empty(
+            (launch.num_splits, num_tokens, num_heads, head_dim), dtype=torch.float32
+        )
+        lse = query.new_empty((launch.num_splits, num_tokens, num_heads), dtype=torch.float32)
+    tile = launch.tile
+    _attend[(num_kv_heads * launch.num_blocks, launch.num_splits)](
+        query,
+        key_cache,
+        value_cache,
+        output if sinks is None else sinks,
+        output,
+        partial,
+        lse,
+        tensors.query_starts,
+        tensors.context_lens,
+        tensors.block_tables,
+        scale * (LOG2_E if softcap is None else 1.0),
+        1.0 if softcap is None else softcap,
+        sliding_window or 0,
+        num_requests,
+        num_tokens,
+        launch.num_splits,
+        tensors.block_tables.stride(0),
+        query.stride(0),
+        query.stride(1),
+        GROUP=num_heads // num_kv_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        HEAD_PAD=head_pad,
+        BLOCK_SIZE=block_size,
+        DECODE=launch.decode,
+        SPLIT=is_split,
+        HAS_WINDOW=sliding_window is not None,
+        HAS_SOFTCAP=softcap is not None,
+        HAS_SINKS=sinks is not None,
+        UPCAST=upcast,
+        ROWS=tile.rows,
+        KEYS=tile.keys,
+        MIN_SPLIT_TILES=max(1, MIN_SPLIT_KEYS // tile.keys),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        enable_fp_fusion=True,
+    )
+    if is_split:
+        combine(output, partial, lse, tensors.query_starts, num_requests, decode=launch.decode)
