@@ -6,13 +6,14 @@ earlier state, percentiles) is done outside of it, on what cannot change any mor
 
 import threading
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 
 from stepscope.engine.wire import EngineInfo, KnobsChanged, Mark, RequestView, Snapshot, StepRecord
 from stepscope.recordings.causes import Late
 from stepscope.recordings.columns import Rates, Span, StepSummary
 from stepscope.recordings.events import Gap, SessionEvent
 from stepscope.recordings.follower import Follower
-from stepscope.recordings.lanes import Lane
+from stepscope.recordings.lanes import Lane, LaneName
 from stepscope.recordings.latency import SLO, TREND_BUCKETS, LatencyReport
 from stepscope.recordings.lives import Life, LifeKeeper
 from stepscope.recordings.session import SessionState
@@ -150,6 +151,16 @@ class HistoryView:
         """
         with self._lock:
             return self._timeline.lanes.view(first, last)
+
+    def lane_names(self, first: int, last: int) -> list[LaneName]:
+        """Whose lanes `lanes` would give, without what is in them."""
+        with self._lock:
+            return self._timeline.lanes.names(first, last)
+
+    def lane_cells(self, request_ids: Iterable[int], first: int, last: int) -> list[bytes]:
+        """The cells of some requests in the steps `first` to `last`, all absent for others."""
+        with self._lock:
+            return self._timeline.lanes.cells(request_ids, first, last)
 
     # Windows of time
 

@@ -5,6 +5,7 @@ one, extended as messages come in: to decode a range of them again takes far lon
 byte a step and request.
 """
 
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -60,6 +61,13 @@ class Lane(NamedTuple):
     request_id: int
     client_id: str
     cells: bytes
+
+
+class LaneName(NamedTuple):
+    """Whose lane it is."""
+
+    request_id: int
+    client_id: str
 
 
 class _Track:
@@ -133,23 +141,46 @@ class LaneBoard:
 
     def view(self, first: int, last: int) -> list[Lane]:
         """Lanes of the steps [first, last] that show anything there, by request id."""
+        names = self.names(first, last)
+        cells = self.cells([name.request_id for name in names], first, last)
+        return [Lane(*name, each) for name, each in zip(names, cells, strict=True)]
+
+    def names(self, first: int, last: int) -> list[LaneName]:
+        """Whose lanes show anything in the steps [first, last], by request id.
+
+        Costs a twentieth of the lanes themselves, of which a screen has room for few.
+        """
+        begin, end = max(first, self.first), min(last + 1, self.end)
         shown: dict[int, _Track] = {}
-        for page in range(max(first, self.first) // _PAGE_STEPS, last // _PAGE_STEPS + 1):
+        for page in range(begin // _PAGE_STEPS, last // _PAGE_STEPS + 1):
             shown |= self._pages.get(page, {})
-        lanes = []
-        width = last + 1 - first
+        names = []
         for request_id in sorted(shown):
             track = shown[request_id]
+            stop = track.start + len(track.cells)
+            if request_id in self._open:
+                stop = max(stop, end)
+            # No cell that is written is an absent one.
+            if max(begin, track.start) < min(stop, last + 1):
+                names.append(LaneName(request_id, track.client_id))
+        return names
+
+    def cells(self, request_ids: Iterable[int], first: int, last: int) -> list[bytes]:
+        """What each of some requests did in the steps [first, last]: one `Cell` a step."""
+        width = last + 1 - first
+        found = []
+        for request_id in request_ids:
+            track = self._tracks.get(request_id)
+            if track is None:
+                found.append(_ABSENT * width)
+                continue
             if request_id in self._open:
                 track.fill_to(min(last + 1, self.end), track.filler)
             start = max(track.start, self.first)
             cells = track.cells[max(first, start) - track.start : max(last + 1 - track.start, 0)]
-            if any(cells):
-                padding = _ABSENT * (start - first)
-                lanes.append(
-                    Lane(request_id, track.client_id, (padding + cells).ljust(width, _ABSENT))
-                )
-        return lanes
+            padding = _ABSENT * min(start - first, width)
+            found.append(bytes((padding + cells).ljust(width, _ABSENT)))
+        return found
 
     def forget_before(self, step: int) -> None:
         """Let go of the steps before `step`."""

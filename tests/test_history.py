@@ -476,6 +476,31 @@ def test_a_lane_shows_what_the_records_say(history: History) -> None:
                 assert lanes[event.request_id][number - 400] == Cell.PREEMPTED
 
 
+@pytest.mark.parametrize("max_steps", [10_000, 400])
+def test_names_of_lanes_are_of_exactly_those_that_show_something(max_steps: int) -> None:
+    lost = range(SEQUENCE_OF[700], SEQUENCE_OF[703])
+    history = History(max_steps=max_steps)
+    ids: set[int] = set()
+    rng = random.Random(1)
+    for sequence, message in MESSAGES:
+        if sequence in lost:
+            continue
+        history.append(sequence, message)
+        ids |= {event.request_id for event in getattr(message, "events", ())}
+        if sequence % 60:
+            continue
+        for _ in range(3):
+            first = rng.randrange(1200)
+            last = first + rng.choice([0, 1, 30, 400])
+            names = [name.request_id for name in history.lane_names(first, last)]
+            cells = dict(
+                zip(sorted(ids), history.lane_cells(sorted(ids), first, last), strict=True)
+            )
+            assert names == [each for each in sorted(ids) if any(cells[each])]
+            assert {len(each) for each in cells.values()} <= {last + 1 - first}
+    assert history.lane_cells([10**9], 5, 9) == [bytes(5)]
+
+
 # Nonsense that is valid
 
 number = st.one_of(st.integers(-2, 40), st.sampled_from([-(2**63), 2**62, 2**63, 2**64 - 1]))

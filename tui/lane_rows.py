@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from stepscope.engine.wire import RequestView
 from stepscope.recordings.history import History
-from stepscope.recordings.lanes import Cell, Lane
+from stepscope.recordings.lanes import Cell, LaneName
 from stepscope.recordings.session import SessionState, request_name
 from stepscope.tui.chart_columns import ChartColumn
 from stepscope.tui.view import View
@@ -42,20 +42,22 @@ def lane_rows(
     shown = [column for column in columns if column is not None]
     if not shown or num_lanes <= 0:
         return [], 0
-    first = shown[0].first
-    lanes = history.lanes(first, shown[-1].last)
+    first, last = shown[0].first, shown[-1].last
+    lanes = history.lane_names(first, last)
     if view.filter:
         wanted = lane_filter(view.filter)
         lanes = [lane for lane in lanes if wanted(lane, state.requests.get(lane.request_id))]
+    chosen = _with_followed(_choose(lanes, view, state, num_lanes), lanes, view)
     merge = _merger(columns, first)
+    cells = history.lane_cells([lane.request_id for lane in chosen], first, last)
     rows = [
-        _lane_row(lane, state.requests.get(lane.request_id), merge(lane.cells))
-        for lane in _with_followed(_choose(lanes, view, state, num_lanes), lanes, view)
+        _lane_row(lane, state.requests.get(lane.request_id), merge(each))
+        for lane, each in zip(chosen, cells, strict=True)
     ]
     return rows, len(lanes)
 
 
-def _with_followed(chosen: list[Lane], lanes: list[Lane], view: View) -> list[Lane]:
+def _with_followed(chosen: list[LaneName], lanes: list[LaneName], view: View) -> list[LaneName]:
     """The request that is followed is among them, in the first row if it would not be."""
     if view.followed is None or any(lane.request_id == view.followed for lane in chosen):
         return chosen
@@ -104,11 +106,13 @@ def _pending_merger(columns: list[ChartColumn | None], first: int) -> Callable[[
 _RANK = {"OUT": 0, "PRE": 1, "DEC": 2, "WAIT": 3, "END": 4, "ABRT": 4, "": 5}
 
 
-def _choose(lanes: list[Lane], view: View, state: SessionState, num_lanes: int) -> list[Lane]:
+def _choose(
+    lanes: list[LaneName], view: View, state: SessionState, num_lanes: int
+) -> list[LaneName]:
     """The lanes that get a row, in the order of `view.sort`."""
     requests = state.requests
 
-    def status(lane: Lane) -> str:
+    def status(lane: LaneName) -> str:
         return lane_status(requests.get(lane.request_id))
 
     if view.sort == "state":
@@ -145,7 +149,7 @@ def _num_blocks(view: RequestView | None) -> int:
     return 0 if view is None else view.num_blocks
 
 
-def _lane_row(lane: Lane, view: RequestView | None, cells: bytes) -> LaneRow:
+def _lane_row(lane: LaneName, view: RequestView | None, cells: bytes) -> LaneRow:
     return LaneRow(
         lane.request_id,
         request_name(lane.request_id),
@@ -173,7 +177,7 @@ class FilterError(ValueError):
     """A filter that cannot be understood; the message says why."""
 
 
-def lane_filter(text: str) -> Callable[[Lane, RequestView | None], bool]:
+def lane_filter(text: str) -> Callable[[LaneName, RequestView | None], bool]:
     """What `text` lets through: `state:dec`, `id:12`, `!regex` or plain text in the names.
 
     Several words must all hold.
@@ -185,7 +189,7 @@ def lane_filter(text: str) -> Callable[[Lane, RequestView | None], bool]:
     return lambda lane, view: all(test(lane, view) for test in tests)
 
 
-def _filter_word(word: str) -> Callable[[Lane, RequestView | None], bool]:
+def _filter_word(word: str) -> Callable[[LaneName, RequestView | None], bool]:
     if word.startswith("!"):
         try:
             pattern = re.compile(word[1:])
@@ -201,5 +205,5 @@ def _filter_word(word: str) -> Callable[[Lane, RequestView | None], bool]:
     return lambda lane, view: word.lower() in _names(lane).lower()
 
 
-def _names(lane: Lane) -> str:
+def _names(lane: LaneName) -> str:
     return f"{request_name(lane.request_id)} {lane.client_id}"
