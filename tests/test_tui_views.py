@@ -10,6 +10,7 @@ import pytest
 
 from stepscope.engine.wire import CACHED, EMPTY, Finished, Phase, Preempted
 from stepscope.recordings.source import add_mark
+from stepscope.tui import format as fmt
 from stepscope.tui.chart_columns import ChartColumns
 from stepscope.tui.frame import Frame, FrameBuilder
 from stepscope.tui.lane_rows import FilterError, lane_filter
@@ -235,6 +236,34 @@ def test_a_lane_has_the_size_of_its_prompt_as_far_as_there_is_room(
     row = lanes.LaneRow(123, name, "", status, context, b"")
     said = "".join(text for text, _ in lanes._label(row, 14, False))
     assert said == f"{label:<14}"
+
+
+@pytest.mark.parametrize("status", ["PRE", "WAIT"])
+@pytest.mark.parametrize("context", [41, 312, 4100, 99_499, 128_400, 999_999, 10_000_000, None])
+@pytest.mark.parametrize("request_id", [1, 999, 1000, 431_999, 99_999_999])
+def test_long_names_and_long_prompts_get_the_cells_they_need(
+    request_id: int, context: int | None, status: str
+) -> None:
+    row = lanes.LaneRow(request_id, f"r{request_id}", "", status, context, b"")
+    width = lanes.label_width([row], 14)
+    said = "".join(text for text, _ in lanes._label(row, width, False))
+    assert len(said) == width <= lanes.MAX_LABEL
+    assert said.split()[:2] == [f"r{request_id}", status]
+    if context is not None and context >= 99_500 and request_id < 1_000_000:
+        assert said.split()[2] in ("128k", "1.0M", "1M", "10M")
+    assert lanes.label_width([], width) == width  # it never shrinks: columns would jump
+
+
+def test_a_figure_beside_the_chart_is_never_cut(source: Any) -> None:
+    """`budget 16,38` would be another budget."""
+    frame = frame_of(source)
+    for budget in (512, 16_384, 131_072, 1_048_576):
+        frame.columns = [
+            None if c is None else c._replace(token_budget=budget) for c in frame.columns
+        ]
+        drawn = text(budget_chart.draw(frame, WIDTH, 12, GUTTER))
+        label = drawn[1][1:GUTTER].split()
+        assert label[:2] in (["budget", f"{budget:,}"], ["budget", fmt.short(budget)])
 
 
 def test_the_filter_narrows_the_lanes(source: Any) -> None:

@@ -59,6 +59,7 @@ class Canvas:
         self.page: Page = "live"  # that the places are for
         self.size = Size(0, 0)
         self._session = session
+        self._label_width = 14
         self._small: list[Line] = []
         self._broken: dict[str, str] = {}  # views that failed when they were drawn last
         self._logged: set[str] = set()
@@ -93,7 +94,13 @@ class Canvas:
     @property
     def label_width(self) -> int:
         """Cells before the first column, the same in the chart and in the lanes."""
-        return 20 if self.size.width >= layout.WIDE_WIDTH else 14
+        return lanes.MAX_LABEL if self.size.width >= layout.WIDE_WIDTH else self._label_width
+
+    def fit(self, frame: Frame) -> bool:
+        """Make room for the names of lanes; True if a frame has fewer columns from now on."""
+        before = self.label_width
+        self._label_width = lanes.label_width(frame.lanes, self._label_width)
+        return self.label_width != before
 
     @property
     def num_columns(self) -> int:

@@ -192,6 +192,8 @@ class MainScreen(Screen[None]):
             canvas.place(self.size, self.view.page)
             everything = True
         frame = self.new_frame()
+        if canvas.fit(frame):
+            frame = self.new_frame()
         self._is_partial = not everything
         if everything:
             self._all_drawn_s = self.session.clock()

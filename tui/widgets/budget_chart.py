@@ -30,8 +30,9 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     num_rows = height - 4  # frame, seats, axis
     columns = frame.columns
     scale = max((c.token_budget or 0 for c in columns if c is not None), default=0)
-    top_label = f"budget {fmt.count(scale)}" if scale else ""
+    top_label = f"budget {_fitting(scale, gutter - 9)}" if scale else ""
     scale = scale or max((c.num_prefill_tokens for c in columns if c is not None), default=0) or 1
+    top_label = top_label or f"most {_fitting(scale, gutter - 7)}"
     bars = []
     before: int | None = None
     for column in columns:
@@ -45,13 +46,15 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         before = budget
     body: list[Line] = []
     for row, cells in enumerate(zip(*bars, strict=True) if bars else ()):
-        label = _label(row, num_rows, scale) if row else top_label or f"most {fmt.count(scale)}"
+        label = _label(row, num_rows, scale) if row else top_label
         body.append((*_gutter(label, gutter), *_runs("".join(cells), frame, _RUNS)))
     seats = "".join([" " if c is None or not c.num_decode_rows else "━" for c in columns])
     summary = frame.summary
     label = "seats"
     if summary is not None:
         label = f"seats {summary.num_decode_tokens}/{fmt.short(summary.max_num_seqs)}"
+        if len(label) > gutter - 2:
+            label = label.removeprefix("seats ")
     body.append((*_gutter(label, gutter), *_runs(seats, frame, _RUNS)))
     label = "step" if frame.view.axis == "step" else "time"
     body.append((*_gutter(label, gutter, "┤"), *_runs(_axis(frame), frame, _AXIS_RUNS)))
@@ -81,6 +84,12 @@ def _title(frame: Frame) -> Line:
 
 def _gutter(label: str, width: int, edge: str = "│") -> tuple[Run, Run]:
     return (f"{label[: width - 2]:>{width - 2}} ", "muted"), (edge, "frame")
+
+
+def _fitting(number: int, room: int) -> str:
+    """A number is never cut: that would be another one."""
+    whole = fmt.count(number)
+    return whole if len(whole) <= room else fmt.short(number)
 
 
 def _label(row: int, num_rows: int, scale: int) -> str:

@@ -1,6 +1,7 @@
 """Request lanes: what each request did in each step."""
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 from stepscope.tui import format as fmt
@@ -9,6 +10,8 @@ from stepscope.tui.lane_rows import LaneRow
 from stepscope.tui.theme import LANE_GLYPHS, LANE_STYLES
 from stepscope.tui.widgets.lines import Line, Run, clean, framed
 
+MAX_LABEL = 20
+_USUAL_LABEL, _USUAL_NAME = 14, 4
 _TO_GLYPHS = dict(enumerate(LANE_GLYPHS))
 _MERGED_TO_GLYPHS = _TO_GLYPHS | {cell: "▓" for cell, glyph in _TO_GLYPHS.items() if glyph == "▒"}
 _RUNS = re.compile(r"[▓▒]+|✗+|●|○|━+|═+|░+|[·╌─]+|\?+| +")
@@ -36,6 +39,19 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         body = [((" " * gutter, "text"), (_empty(frame), "muted"))]
     title: Line = (("requests × steps", "title"), (_extent(frame), "muted"))
     return framed(body, width, height, title, _legend(frame))
+
+
+def label_width(rows: Iterable[LaneRow], least: int) -> int:
+    """Cells before the columns that names and sizes need, from `least` to `MAX_LABEL`.
+
+    A step of sizes, not the sizes themselves: the columns move seldom.
+    """
+    wide = least
+    for row in rows:
+        surplus = max(0, len(row.name) - _USUAL_NAME)
+        is_long = row.context is not None and row.context >= 99_500
+        wide = max(wide, _USUAL_LABEL + surplus + (2 if is_long else 0))
+    return min(wide, MAX_LABEL)
 
 
 def _empty(frame: Frame) -> str:
