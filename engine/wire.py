@@ -177,6 +177,7 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
     wall_ns: int
     with_tokens: bool = False  # prompts and outputs are in its telemetry
     config_hash: str | None = None
+    overlap: bool | None = None  # steps may be prepared while the one before runs (`hidden_ns`)
 
 
 class KnobsChanged(Telemetry, frozen=True, kw_only=True):
@@ -189,7 +190,13 @@ class KnobsChanged(Telemetry, frozen=True, kw_only=True):
 
 
 class StepRecord(Telemetry, frozen=True, kw_only=True):
-    """One forward step: who was in the batch, what it cost, what moved."""
+    """One forward step: who was in the batch, what it cost, what moved.
+
+    No instant belongs to two steps: of one that was prepared while the step before it ran, the
+    times of scheduling and launch are no earlier than the other's `tokens_ns`, and `hidden_ns`
+    says how long the preparation took that nobody waited for. What moved, who ran and who waited
+    is told as if the step had been scheduled after the one before it had ended.
+    """
 
     step: int
     schedule_start_ns: int
@@ -214,6 +221,13 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
     # Only of an engine with `with_tokens`, one entry a row, None where none was sampled:
     token_ids: list[int | None] | None = None
     texts: list[str | None] | None = None  # what the token made certain of the output's text
+    # From the start of its scheduling until all of it was launched, while the step before it ran;
+    # None: it was prepared after that one, or the engine does not tell (`EngineInfo.overlap`).
+    hidden_ns: int | None = None
+    # In no other count, and `batch` is without their rows: of requests that had ended by the time
+    # they were computed, or that the device had no memory for. None: there can be none.
+    num_wasted_tokens: int | None = None
+    token_limit: int | None = None  # what device memory holds steps to for now, below the knob
 
 
 class ControlCounts(Struct, frozen=True, omit_defaults=True):

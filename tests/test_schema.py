@@ -97,6 +97,7 @@ INFO = EngineInfo(
     wall_ns=1_700_000_000_000_000_000,
     with_tokens=True,
     config_hash="0123abcd",
+    overlap=True,
 )
 KV = KVCounts(used=3, cached=2, empty=1019, evicted=1, queried_tokens=700, hit_tokens=64)
 EVENTS: list[wire.RequestEvent] = [
@@ -190,6 +191,9 @@ MESSAGES: dict[str, Telemetry] = {
         num_dropped=9,
         token_ids=[12, None],
         texts=["Be", None],
+        hidden_ns=30_000,
+        num_wasted_tokens=2,
+        token_limit=1024,
     ),
     "StepRecord.least": StepRecord(**_STEP),
     "EngineStatus.full": EngineStatus(
