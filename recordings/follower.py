@@ -38,10 +38,10 @@ class Follower:
             found = None if first is None else ring.locate(first - 1)
             if found is not None:
                 segment, place = found
-                payloads = segment.payloads[: place + 1]
+                payloads = ring.payloads(segment, 0, place + 1)
             self._number = segment.first_number + len(payloads)
             keyframe = segment.keyframe
-        self.state: SessionState = replayed(keyframe, payloads)
+        self.state: SessionState = replayed(keyframe.restore(), payloads)
         self._is_behind = False
 
     def read(self, limit: int) -> Iterator[Followed]:

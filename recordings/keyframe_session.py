@@ -1,6 +1,7 @@
 """`KeyframeSession`: the state of an engine, brought up to date when it is asked for.
 
-A recorder needs it for a keyframe now and then, not after every step. Of a request that decodes,
+A recorder needs it for a keyframe now and then, and who looks back for one moment of many that are
+read on the way, not after every step. Of a request that decodes,
 one token a step, only the newest row tells anything: it is applied when the state is asked for, or
 before the next thing that is not like the row before it.
 """
@@ -23,10 +24,14 @@ _DECODE = int(Phase.DECODE)
 
 
 class KeyframeSession:
-    """What `SessionState` is to all messages so far, at a fraction of the time."""
+    """What `SessionState` is to all messages so far, at a fraction of the time.
 
-    def __init__(self) -> None:
-        self._state = SessionState()
+    Args:
+        state: to begin with, changed in place.
+    """
+
+    def __init__(self, state: SessionState | None = None) -> None:
+        self._state = SessionState() if state is None else state
         # Rows that are not applied yet, and when their tokens were known; None: it is applied.
         self._rows: dict[int, tuple[BatchRow, int] | None] = {}
 
@@ -34,10 +39,14 @@ class KeyframeSession:
     def info(self) -> EngineInfo | None:
         return self._state.info
 
+    def settled(self) -> SessionState:
+        """The state after all messages so far; a later one may change it."""
+        self._apply_rows()
+        return self._state
+
     def snapshot(self, sequence: int) -> Snapshot | None:
         """See `SessionState.snapshot`."""
-        self._apply_rows()
-        return self._state.snapshot(sequence)
+        return self.settled().snapshot(sequence)
 
     def apply(self, message: Telemetry) -> None:
         """Take one message."""

@@ -1,21 +1,27 @@
 """`StepRing`: the raw messages of a session, in segments that each begin with a keyframe.
 
 It owns the payloads and the keyframes, and forgets whole segments, oldest first, when there are
-too many steps or bytes. Any state is a keyframe and at most `SEGMENT_STEPS` records away.
+too many steps or bytes. Any state is a keyframe and at most `SEGMENT_STEPS` records away. A segment
+that has ended is compressed; what was read of the last ones stays at hand.
 """
 
 import copy
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from stepscope.engine import wire
 from stepscope.recordings.blocks import PackedBlocks
+from stepscope.recordings.keyframe_session import KeyframeSession
+from stepscope.recordings.payloads import PackedPayloads
 from stepscope.recordings.session import SessionState
 
-SEGMENT_STEPS = 256
+SEGMENT_STEPS = 128
 SEGMENT_MESSAGES = 4 * SEGMENT_STEPS  # an idle engine sends no steps
 _PAYLOAD_OVERHEAD = 64  # bytes of an object and its place in a list
+_MAX_UNPACKED = 4  # segments of which the payloads are kept at hand
 _VIEW_BYTES = 480  # of a copy of one request
 _ENTRY_BYTES = 100  # of a request that is shared with other copies
 
@@ -51,17 +57,23 @@ class Keyframe(NamedTuple):
 
 
 class Segment:
-    """Messages from one keyframe to the next."""
+    """Messages from one keyframe to the next; `payloads` of one that has ended are compressed."""
 
     __slots__ = ("first_number", "keyframe", "num_bytes", "payloads", "step_places", "steps")
 
     def __init__(self, keyframe: Keyframe, first_number: int) -> None:
         self.keyframe = keyframe
         self.first_number = first_number  # messages before it since the ring was new
-        self.payloads: list[bytes] = []
+        self.payloads: list[bytes] | PackedPayloads = []
         self.steps = array("q")
         self.step_places = array("q")  # where in `payloads` each step is
         self.num_bytes = keyframe.num_bytes
+
+    def end(self) -> None:
+        """No message will come any more."""
+        if isinstance(self.payloads, list):
+            self.payloads = PackedPayloads(self.payloads)
+            self.num_bytes = self.keyframe.num_bytes + self.payloads.num_bytes
 
 
 class StepRing:
@@ -79,6 +91,7 @@ class StepRing:
         self.num_steps = 0
         self.num_bytes = 0
         self.segments: list[Segment] = []
+        self._unpacked: OrderedDict[int, list[bytes]] = OrderedDict()  # by first number
         self._begin(state)
 
     @property
@@ -104,11 +117,13 @@ class StepRing:
         segment = self.segments[-1]
         if len(segment.steps) >= SEGMENT_STEPS or len(segment.payloads) >= SEGMENT_MESSAGES:
             segment = self._begin(before)
+        payloads = segment.payloads
+        assert isinstance(payloads, list)  # the newest one has not ended
         if step is not None:
             segment.steps.append(step)
-            segment.step_places.append(len(segment.payloads))
+            segment.step_places.append(len(payloads))
             self.num_steps += 1
-        segment.payloads.append(payload)
+        payloads.append(payload)
         num_bytes = len(payload) + _PAYLOAD_OVERHEAD
         segment.num_bytes += num_bytes
         self.num_bytes += num_bytes
@@ -125,6 +140,19 @@ class StepRing:
             index -= 1
         return None
 
+    def payloads(self, segment: Segment, begin: int = 0, end: int | None = None) -> list[bytes]:
+        """Messages of a segment, in order, from `begin` to before `end`."""
+        payloads = segment.payloads
+        if isinstance(payloads, PackedPayloads):
+            number = segment.first_number
+            if number not in self._unpacked:
+                self._unpacked[number] = payloads.unpack()
+                if len(self._unpacked) > _MAX_UNPACKED:
+                    self._unpacked.popitem(last=False)
+            self._unpacked.move_to_end(number)
+            payloads = self._unpacked[number]
+        return payloads[begin:end]
+
     def payload(self, step: int) -> bytes | None:
         """Record of exactly this step."""
         found = self.locate(step)
@@ -132,7 +160,9 @@ class StepRing:
             return None
         segment, place = found
         index = bisect_left(segment.step_places, place)
-        return segment.payloads[place] if segment.steps[index] == step else None
+        if segment.steps[index] != step:
+            return None
+        return self.payloads(segment, place, place + 1)[0]
 
     def payloads_from(self, number: int, limit: int) -> list[bytes]:
         """Up to `limit` messages from a number on."""
@@ -140,7 +170,7 @@ class StepRing:
         found: list[bytes] = []
         for segment in self.segments[max(index, 0) :]:
             begin = max(0, number - segment.first_number)
-            found += segment.payloads[begin : begin + limit - len(found)]
+            found += self.payloads(segment, begin, begin + limit - len(found))
             if len(found) >= limit:
                 break
         return found
@@ -150,16 +180,26 @@ class StepRing:
         del self.segments[self.segments.index(segment) + 1 :]
         num_kept = bisect_right(segment.step_places, place)
         kept = Segment(segment.keyframe, segment.first_number)
-        kept.payloads = segment.payloads[: place + 1]
+        payloads = kept.payloads = self.payloads(segment, 0, place + 1)
         kept.steps = segment.steps[:num_kept]
         kept.step_places = segment.step_places[:num_kept]
-        kept.num_bytes += sum(len(payload) + _PAYLOAD_OVERHEAD for payload in kept.payloads)
+        kept.num_bytes += sum(len(payload) + _PAYLOAD_OVERHEAD for payload in payloads)
         self.segments[-1] = kept
+        self._unpacked.clear()  # numbers are given again
         self.num_steps = sum(len(each.steps) for each in self.segments)
         self.num_bytes = sum(each.num_bytes for each in self.segments)
 
+    def state_after(self, segment: Segment, place: int) -> SessionState:
+        """The state after the message at `place` of a segment."""
+        return replayed(segment.keyframe.restore(), self.payloads(segment, 0, place + 1))
+
     def _begin(self, state: SessionState) -> Segment:
         number = self.end_number if self.segments else 0
+        if self.segments:
+            newest = self.segments[-1]
+            self.num_bytes -= newest.num_bytes
+            newest.end()
+            self.num_bytes += newest.num_bytes
         segment = Segment(Keyframe.of(state), number)
         self.segments.append(segment)
         self.num_bytes += segment.num_bytes
@@ -178,12 +218,12 @@ class StepRing:
         return evicted
 
 
-def replayed(keyframe: Keyframe, payloads: list[bytes]) -> SessionState:
-    """The state after `payloads`, beginning from a keyframe."""
-    state = keyframe.restore()
+def replayed(state: SessionState, payloads: Iterable[bytes]) -> SessionState:
+    """`state` after these messages; it is changed in place."""
+    session = KeyframeSession(state)
     for payload in payloads:
-        state.apply(wire.decode(payload))
-    return state
+        session.apply(wire.decode(payload))
+    return session.settled()
 
 
 def _first_step(segment: Segment) -> int:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from stepscope.engine import wire
 from stepscope.engine.wire import StepRecord
-from stepscope.recordings.ring import Segment
+from stepscope.recordings.ring import Segment, replayed
 from stepscope.recordings.session import SessionState
 from stepscope.recordings.timeline import Timeline
 
@@ -66,15 +66,14 @@ class StepCache:
             segment, place = found
             visited = self._nearest(segment, place)
             begin = 0 if visited is None else visited.place + 1
-            payloads = segment.payloads[begin : place + 1]
+            payloads = ring.payloads(segment, begin, place + 1)
         if visited is None:
             state = segment.keyframe.restore()
         elif payloads:
             state = visited.state.copy()
         else:
             return visited.state
-        for payload in payloads:
-            state.apply(wire.decode(payload))
+        state = replayed(state, payloads)
         with self._lock:
             # Its own beginning is not kept where there is no room: one goes on from the end.
             others = [each for each in self._visited if each is not visited]

@@ -32,7 +32,7 @@ from stepscope.recordings.lanes import LaneBoard
 from stepscope.recordings.latency import SLO, Latencies
 from stepscope.recordings.outcome import Outcome
 from stepscope.recordings.pauses import Pauses, leave_out_pauses
-from stepscope.recordings.ring import StepRing, replayed
+from stepscope.recordings.ring import StepRing
 from stepscope.recordings.session import SessionState, request_name
 
 SLO_EVENT_INTERVAL_NS = 1_000_000_000  # breaches come in swarms
@@ -146,7 +146,7 @@ class Timeline:
         if found is None or index is None:
             return False
         segment, place = found
-        self.state = replayed(segment.keyframe, segment.payloads[: place + 1])
+        self.state = self.ring.state_after(segment, place)
         self.last_sequence = self.columns.column("sequence")[index]
         self.ring.forget_after(segment, place)
         self.lanes.forget_after(self.state)
