@@ -17,8 +17,11 @@ from stepscope.recordings.fleets.fleet import EngineLine
 from stepscope.recordings.overview import Overview, overview, recordings_in
 from stepscope.tui import start_list
 from stepscope.tui.commands import start as start_command
+from stepscope.tui.keymap import remapped
 from stepscope.tui.recent import MAX_FILES, RecentFiles
+from stepscope.tui.screens.help import HelpPage, help_lines
 from stepscope.tui.screens.overlay import Overlay
+from stepscope.tui.screens.prompt import Prompt
 from stepscope.tui.screens.start import StartApp
 from stepscope.tui.start_finder import Finder
 from stepscope.tui.start_list import Choice, File
@@ -217,6 +220,53 @@ async def test_keys_choose(keys: list[str], choice: Choice) -> None:
         await settled(app, pilot, lambda: app.return_value is not None)
     assert app.return_value == choice
     assert check.asked == [choice]
+
+
+async def test_its_keys_footer_help_and_palette_are_those_of_the_table() -> None:
+    """And of the config file, which may give them other ones."""
+    actions = remapped(
+        {"lane_down": "n", "inspect": "f5", "endpoint": "9", "quit": "Q", "theme": [], "help": "f2"}
+    )
+    app = start_app(Checks(file="damaged"), actions=actions)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(app, pilot, lambda: "week.mcap" in screen_text(app))
+        footer = screen_text(app).splitlines()[-1]
+        for entry in (
+            "↑/n Choose",
+            "F5 Open",
+            "1-9 Open at once",
+            "9 Address",
+            "F2 Help",
+            "Q Quit",
+        ):
+            assert f" {entry} " in footer
+        assert "Theme" not in footer
+        assert "9  address or file" in screen_text(app)
+        await pilot.press("j", "enter", "T", "q")  # these do nothing any more
+        assert (app.skin.mode, app.is_running) == ("dark", True)
+        await pilot.press("n", "f5")
+        await settled(app, pilot, lambda: "damaged" in screen_text(app))
+        await pilot.press("9")  # an action's before a line's
+        assert isinstance(app.screen, Prompt)
+        await pilot.press("escape", "f2")
+        assert isinstance(app.screen, HelpPage)
+        assert "This is the start screen" in screen_text(app)
+        told = help_lines(app.abilities, "start")
+        text = "\n".join("".join(run for run, _ in line) for line in told)
+        assert "F5 or a click opens the selected line" in text
+        assert "type an engine's address" in text
+        assert "token budget" not in text
+        await pilot.press("escape", "ctrl+p", *"dark or", "enter")
+        assert app.skin.mode == "light"
+        await pilot.click("#start", offset=(footer.index("Address"), 39))
+        assert isinstance(app.screen, Prompt)
+        await pilot.press("escape")
+        await pilot.click("#start", offset=(footer.index("at once"), 39))  # that is none
+        await pilot.click("#start", offset=(117, 39))
+        assert app.return_value is None
+        assert not isinstance(app.screen, Overlay)
+        await pilot.press("Q")
+    assert app.return_value is None
 
 
 async def test_a_click_opens(tmp_path: Path) -> None:

@@ -5,11 +5,15 @@ from typing import Any
 
 import pytest
 
-from stepscope.tui.actions import ACTIONS, BY_ID, GROUPS, Abilities, footer_entries, key_table
+from stepscope.tui.action_table import GROUPS
+from stepscope.tui.actions import ACTIONS, BY_ID, Abilities, footer_entries, key_table
 from stepscope.tui.app import Dashboard
+from stepscope.tui.screens import start_handlers
 from stepscope.tui.screens.handlers import handlers
 from stepscope.tui.screens.help import help_lines
 from stepscope.tui.screens.palette import Palette
+from stepscope.tui.screens.start import StartApp
+from stepscope.tui.view import PAGES
 from stepscope.tui.widgets import footer
 
 EVERYTHING = Abilities(has=frozenset({"engine", "recorder", "live"}))
@@ -20,6 +24,10 @@ def dashboard(source: Any, **options: Any) -> Dashboard:
     return Dashboard(
         source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0, **options
     )
+
+
+def start_app() -> StartApp:
+    return StartApp(lambda choice: None, lambda: None, any_terminal=True)  # type: ignore[arg-type,return-value]
 
 
 def test_every_action_has_its_own_id_and_keys() -> None:
@@ -42,7 +50,10 @@ async def test_every_action_is_carried_out_by_something(
 ) -> None:
     app = dashboard(still_source())
     async with app.run_test(size=(120, 40)):
-        assert set(handlers(app.main)) == set(BY_ID)
+        here, there = set(handlers(app.main)), set(start_handlers.handlers(start_app()))
+        assert here == {action.id for action in ACTIONS if not action.pages.isdisjoint(PAGES)}
+        assert there == {action.id for action in ACTIONS if "start" in action.pages}
+        assert here | there == set(BY_ID)
 
 
 async def test_every_action_has_a_binding(still_source: Callable[..., Any]) -> None:
@@ -51,7 +62,8 @@ async def test_every_action_has_a_binding(still_source: Callable[..., Any]) -> N
         bound: dict[str, set[str]] = {}
         for key, binding in app.main._bindings:
             bound.setdefault(binding.id or "", set()).add(key)
-        assert bound == {action.id: set(action.keys) for action in ACTIONS}
+        of_screens = [action for action in ACTIONS if not action.pages.isdisjoint(PAGES)]
+        assert bound == {action.id: set(action.keys) for action in of_screens}
 
 
 def test_the_help_page_lists_every_action_and_no_other() -> None:

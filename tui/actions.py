@@ -1,214 +1,10 @@
-"""The one table of what an operator can do.
-
-Key bindings, footer, help page, command palette and the documentation are made from it. Lower case
-looks; upper case changes something or writes a file.
-"""
+"""What is made of the one table of actions: bindings, footer, help, palette, documentation."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
 
-from stepscope.tui.key_names import shown
-from stepscope.tui.view import PAGES, Page
-
-Group: TypeAlias = Literal["global", "screens", "time", "view", "act"]
-GROUPS: dict[Group, str] = {
-    "screens": "Screens",
-    "time": "Time",
-    "view": "View",
-    "act": "Act",
-    "global": "Everywhere",
-}
-NO_KEY = "no key"
-# What must be there for an action to make sense.
-Need: TypeAlias = Literal["engine", "recorder", "replay", "live"]
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """One thing an operator can do.
-
-    `id` names the binding and the line of the config file; `keys` are Textual's names of the keys.
-    In `help`, `{id}` stands for the first key of an action. `footer` is the place in the footer (1
-    first), 0 for none.
-    """
-
-    id: str
-    keys: tuple[str, ...]
-    label: str
-    help: str
-    group: Group
-    footer: int = 0
-    needs: frozenset[Need] = frozenset()
-    changes_engine: bool = False
-    pages: frozenset[Page] = frozenset(PAGES)  # the screens it does something on
-
-    ascii_only: bool = False  # of how its keys are written
-
-    @property
-    def shown(self) -> str:
-        """Its keys as they are written for people."""
-        return " ".join(shown(key, self.ascii_only) for key in self.keys) or NO_KEY
-
-    @property
-    def key(self) -> str:
-        """The first of them."""
-        return shown(self.keys[0], self.ascii_only) if self.keys else NO_KEY
-
-
-_ENGINE: frozenset[Need] = frozenset({"engine"})
-_MAIN: frozenset[Page] = frozenset({"live"})
-_FLEET: frozenset[Page] = frozenset({"fleet"})
-_COMPARE: frozenset[Page] = frozenset({"compare"})
-_ORDERED: frozenset[Page] = frozenset({"live", "kv", "latency", "compare", "fleet"})
-
-_TABLE: tuple[Action, ...] = (
-    # screens
-    Action("screen_live", ("1",), "Screens",
-           "main screen; there already: follow the newest step", "screens", footer=6),
-    Action("screen_step", ("2",), "Step", "everything about the step at the cursor",
-           "screens"),
-    Action("screen_request", ("3",), "Request",
-           "one request: its life, its gaps, and why each late token was late", "screens"),
-    Action("screen_kv", ("4",), "KV map", "every KV block, by state or by owner ({sort})",
-           "screens"),
-    Action("screen_latency", ("5",), "Latency",
-           "latencies against the service levels, histogram, breaches and their causes",
-           "screens"),
-    Action("screen_knobs", ("6",), "Knobs screen",
-           "knobs, who changed them, and the latencies before and after", "screens"),
-    Action("screen_compare", ("7",), "Compare",
-           "two runs side by side: which is better, in what, and where it comes from", "screens"),
-    Action("screen_fleet", ("8",), "Fleet", "several engines: a line each, and which of them "
-           "stands out", "screens"),
-    # time
-    Action(
-        "pause", ("space",), "Pause", "stop here, or go on (receiving never stops)",
-        "time", footer=1,
-    ),
-    Action("step_back", ("left", "h"), "Step", "one column back in time; several engines: order "
-           "them by the column before", "time", footer=2),
-    Action("step_forward", ("right", "l"), "Step", "one column on in time; several engines: order "
-           "them by the next column", "time"),
-    Action("ten_back", ("shift+left",), "×10", "ten columns back", "time"),
-    Action("ten_forward", ("shift+right",), "×10", "ten columns on", "time"),
-    Action("screen_back", ("pageup",), "Screen", "a screen back", "time"),
-    Action("screen_forward", ("pagedown",), "Screen", "a screen on", "time"),
-    Action("oldest", ("home",), "Oldest", "the oldest step in memory", "time"),
-    Action("live", ("L", "end"), "Live", "the newest step, and follow it", "time",
-           footer=10),
-    Action("previous_event", ("left_square_bracket",), "Find event", "previous event", "time",
-           footer=3),
-    Action("next_event", ("right_square_bracket",), "Find event", "next event", "time"),
-    Action("previous_preemption", ("left_curly_bracket",), "Preempt", "previous preemption",
-           "time", footer=12),
-    Action("next_preemption", ("right_curly_bracket",), "Preempt", "next preemption", "time"),
-    Action("previous_of_request", ("comma",), "Request", "previous step of the lane's request",
-           "time"),
-    Action("next_of_request", ("full_stop",), "Request", "next step of the lane's request",
-           "time"),
-    Action("previous_mark", ("apostrophe",), "Mark", "previous mark (the last, from before "
-           "the first)", "time"),
-    Action("goto", ("g",), "Go to", "go to a step (1200), a time (12:41:58) or back (-30s)",
-           "time", footer=13),
-    Action("previous_session", ("p",), "Before restart",
-           "the session before the engine started anew (again, or {live}: back)", "time",
-           needs=frozenset({"live"})),
-    Action("slower", ("less_than_sign",), "Speed", "replay at half the speed", "time",
-           footer=5, needs=frozenset({"replay"})),
-    Action("faster", ("greater_than_sign",), "Speed", "replay at twice the speed", "time",
-           needs=frozenset({"replay"})),
-    # view
-    Action("zoom_in", ("z",), "Zoom", "fewer steps in a column", "view", footer=11,
-           pages=_MAIN | _COMPARE),
-    Action("zoom_out", ("x",), "Zoom",
-           "more steps in a column; it shows the worst state among them", "view",
-           pages=_MAIN | _COMPARE),
-    Action("axis", ("t",), "Axis", "columns are steps, or equal stretches of time", "view",
-           footer=14, pages=_MAIN),
-    Action("lane_up", ("up", "k"), "Lane", "select the request or line above", "view"),
-    Action("lane_down", ("down", "j"), "Lane", "select the request or line below", "view"),
-    Action("follow", ("f",), "Follow", "keep the selected request in sight (again: let go)",
-           "view", footer=23),
-    Action("sort", ("o",), "Sort", "order of the lanes (arrival, state, blocks, latest "
-           "first); blocks by state or owner; kind of latency; what runs are aligned by; "
-           "column that orders engines", "view", footer=15, pages=_ORDERED),
-    Action("compare_with", ("c",), "Compare with", "choose what to compare: a recording, or this "
-           "session before and after a mark or a knob change", "view", footer=24),
-    Action("other_side", ("s",), "Other side", "the side of the comparison that {inspect} opens",
-           "view", footer=9, pages=_COMPARE),
-    Action("reverse", ("i",), "Turn round", "the other way round (several engines)", "view",
-           footer=16, pages=_FLEET),
-    Action("filter", ("slash",), "Filter",
-           "lanes to show: state:dec state:pre state:wait state:end id:12, text, !regex", "view",
-           footer=7, pages=_MAIN),
-    Action("service_levels", ("b",), "Levels",
-           "service levels: a latency above is a breach (ttft=500 itl=50, in ms)", "view",
-           pages=frozenset(PAGES) - _COMPARE),
-    Action("glyphs", ("v",), "Glyphs", "block or ASCII characters", "view"),
-    Action("inspect", ("enter",), "Inspect", "the selected request or line; with none "
-           "selected the step at the cursor", "view", footer=5),
-    Action("copy", ("y",), "Copy", "put what this screen says on the clipboard", "view"),
-    # act
-    Action("budget", ("B",), "Budget",
-           "token budget of a step: ←/→ 5 %, ⇧←/→ 25 %, digits type it, Enter applies, Esc drops",
-           "act", footer=4, needs=_ENGINE, changes_engine=True),
-    Action("knobs", ("K",), "Knobs", "all knobs of the engine, with their bounds", "act",
-           footer=8, needs=_ENGINE, changes_engine=True),
-    Action("undo", ("U",), "Undo", "take the last knob change back (again: redo)", "act",
-           footer=18, needs=_ENGINE, changes_engine=True),
-    Action("pause_engine", ("P",), "Pause engine", "pause the engine itself, or resume it",
-           "act", footer=22, needs=_ENGINE, changes_engine=True),
-    Action("step_engine", ("N",), "Run a step", "let the engine run one step, then pause",
-           "act", footer=16, needs=_ENGINE, changes_engine=True),
-    Action("workload", ("W",), "Workload",
-           "what the engine gives itself to do: rate=2 output_tokens=64, or off", "act",
-           footer=24, needs=_ENGINE, changes_engine=True),
-    Action("record", ("R",), "Record", "start or end a recording", "act", footer=6,
-           needs=frozenset({"recorder"})),
-    Action("screenshot", ("S",), "Screenshot", "write this screen to an SVG file", "act",
-           footer=19),
-    Action("export", ("E",), "Export", "write the recording, or a part of it, for other programs "
-           "(Perfetto, Parquet, CSV)", "act"),
-    Action("mark", ("M",), "Mark", "put a mark with a note at this step", "act", footer=17),
-    # global
-    Action("help", ("question_mark", "f1"), "Help", "the keys and the legend", "global",
-           footer=20),
-    Action("palette", ("ctrl+p",), "Palette", "find an action by name", "global", footer=21),
-    Action("theme", ("T",), "Theme", "dark or light", "global"),
-    Action("more_frames", ("plus", "equals_sign"), "Faster frames",
-           "one more frame a second", "global"),
-    Action("fewer_frames", ("minus",), "Fewer frames", "one frame a second less", "global"),
-    Action("own_load", ("percent_sign",), "Own load",
-           "frames a second, CPU share and dropped frames of the dashboard itself", "global"),
-    Action("redraw", ("ctrl+l",), "Redraw", "draw the whole screen again", "global"),
-    Action("back", ("escape",), "Back",
-           "the screen before; on the main screen let the lanes choose by themselves again, then "
-           "back to several engines",
-           "global"),
-    Action("suspend", ("ctrl+z",), "Suspend", "back to the shell; 'fg' there goes on", "global"),
-    Action("quit", ("q",), "Quit",
-           "leave, as ctrl+c always does (the engine goes on, unless 'demo' started it)", "global"),
-)  # fmt: skip
-
-# Where several engines are shown, nothing is done to one of them, nor to its time.
-_ON_FLEET = frozenset({"step_back", "step_forward", "screenshot"})
-# A comparison has a time of its own, and no step to mark.
-_NOT_ON_COMPARE = frozenset(
-    {"pause", "previous_of_request", "next_of_request", "previous_mark", "goto", "slower"}
-    | {"faster", "previous_session", "mark", "follow", "export"}
-)
-
-
-def _pages(action: Action) -> frozenset[Page]:
-    pages = action.pages
-    of_one_engine = action.group in ("time", "act") or action.id in ("follow", "compare_with")
-    if of_one_engine and action.id not in _ON_FLEET:
-        pages -= _FLEET
-    return pages - _COMPARE if action.id in _NOT_ON_COMPARE else pages
-
-
-_TABLE = tuple(replace(each, pages=_pages(each)) for each in _TABLE)
+from stepscope.tui.action_table import GROUPS, TABLE, Action, Need, Place
+from stepscope.tui.view import PAGES
 
 
 def named(actions: Sequence[Action]) -> tuple[Action, ...]:
@@ -224,11 +20,11 @@ def with_keys(keys: Mapping[str, tuple[str, ...]], ascii_only: bool = False) -> 
         ascii_only: keys are written with ASCII characters.
     """
     return named(
-        [replace(each, keys=keys.get(each.id, each.keys), ascii_only=ascii_only) for each in _TABLE]
+        [replace(each, keys=keys.get(each.id, each.keys), ascii_only=ascii_only) for each in TABLE]
     )
 
 
-ACTIONS = named(_TABLE)  # with the keys that nobody has changed
+ACTIONS = named(TABLE)  # with the keys that nobody has changed
 BY_ID = {action.id: action for action in ACTIONS}
 
 # Shown once in the footer for the pair.
@@ -278,7 +74,7 @@ class Abilities:
         return (action for action in self.actions if self.allows(action))
 
 
-def footer_entries(abilities: Abilities, page: Page = "live") -> list[tuple[str, str, str]]:
+def footer_entries(abilities: Abilities, page: Place = "live") -> list[tuple[str, str, str]]:
     """(action id, keys, label), most useful first: a narrow footer shows as many as fit."""
     chosen = sorted(
         (a for a in abilities.available() if a.footer and a.keys and page in a.pages),

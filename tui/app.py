@@ -21,7 +21,8 @@ from stepscope.recordings.fleets.fleet import LOOK_S, Fleet
 from stepscope.recordings.history import History
 from stepscope.recordings.source import Source
 from stepscope.recordings.subscriber import Subscriber
-from stepscope.tui.actions import ACTIONS, Action
+from stepscope.tui.action_table import Action
+from stepscope.tui.actions import ACTIONS
 from stepscope.tui.compare.origin import Origin
 from stepscope.tui.fleet_desk import FleetDesk
 from stepscope.tui.key_order import KeyOrder

@@ -8,7 +8,8 @@ import difflib
 import string
 from collections.abc import Mapping
 
-from stepscope.tui.actions import ACTIONS, BY_ID, Action, with_keys
+from stepscope.tui.action_table import Action
+from stepscope.tui.actions import ACTIONS, BY_ID, with_keys
 from stepscope.tui.key_names import KeyNameError, parse, shown
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from stepscope.engine.client import ControlClient
 from stepscope.recordings.history import History
 from stepscope.recordings.source import Source
-from stepscope.tui.actions import ACTIONS, Abilities, Action, Need
+from stepscope.tui.action_table import Action, Need
+from stepscope.tui.actions import ACTIONS, Abilities
 from stepscope.tui.compare.desk import CompareDesk
 from stepscope.tui.engine_link import EngineLink
 from stepscope.tui.export.desk import ExportDesk

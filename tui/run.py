@@ -8,7 +8,8 @@ from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.fleets.fleet import Fleet
 from stepscope.recordings.history import History
 from stepscope.recordings.source import Source
-from stepscope.tui.actions import ACTIONS, Action
+from stepscope.tui.action_table import Action
+from stepscope.tui.actions import ACTIONS
 from stepscope.tui.app import Dashboard
 from stepscope.tui.compare.origin import Origin
 from stepscope.tui.guards import calm_collector, shown_thread_errors

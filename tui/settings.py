@@ -21,7 +21,7 @@ from stepscope.engine.http.settings import HttpSettings
 from stepscope.tui.commands.errors import WrongUsage
 
 if TYPE_CHECKING:
-    from stepscope.tui.actions import Action
+    from stepscope.tui.action_table import Action
 
 Section: TypeAlias = Literal["serve", "knobs", "http", "dashboard", "fleet", "load", "client"]
 KEYS = "keys"

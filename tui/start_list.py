@@ -171,10 +171,10 @@ def samples_section(samples: Sequence[tuple[str, str]], demo_about: str) -> Sect
     return Section("to look at", (("what it shows", 0, False),), tuple(entries))
 
 
-def elsewhere_section() -> Section:
-    """An address to be typed."""
+def elsewhere_section(key: str) -> Section:
+    """An address to be typed, after this key."""
     about = "an engine elsewhere: tcp://HOST:PORT, several with blanks; or the path of a recording"
-    entry = Entry(Choice("ask"), "e  address or file", ((about, "muted"),), about=about)
+    entry = Entry(Choice("ask"), f"{key}  address or file", ((about, "muted"),), about=about)
     return Section("elsewhere", (("", 0, False),), (entry,))
 
 

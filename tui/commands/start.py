@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.tui.commands.errors import CommandFailed, expected
 from stepscope.tui.commands.options import resolve
 from stepscope.tui.recent import RecentFiles
-from stepscope.tui.settings import DashboardSettings, FleetSettings
+from stepscope.tui.settings import DashboardSettings, FleetSettings, load_actions
 from stepscope.tui.start_list import Choice
 from stepscope.tui.terminal import cannot_be_drawn_on, only_ascii, said_environment
 
@@ -34,6 +34,7 @@ def start() -> None:
 
     settings = resolve(DashboardSettings, "dashboard", {})
     configured = resolve(FleetSettings, "fleet", {}).engines
+    actions = load_actions()
     is_ascii = settings.ascii
     if is_ascii is None:
         is_ascii = only_ascii(said_environment()) is not None
@@ -43,6 +44,7 @@ def start() -> None:
         app = StartApp(
             check,
             finder,
+            actions=actions,
             configured=configured,
             selected=selected,
             notice=notice,

@@ -29,7 +29,7 @@ from stepscope.tui.terminal import cannot_be_drawn_on
 from stepscope.tui.view import Axis, Sort
 
 if TYPE_CHECKING:
-    from stepscope.tui.actions import Action
+    from stepscope.tui.action_table import Action
     from stepscope.tui.theme import ThemeName
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from textual.geometry import Region
 
-from stepscope.tui.actions import GROUPS, Abilities
+from stepscope.tui.action_table import GROUPS, Place
+from stepscope.tui.actions import Abilities
 from stepscope.tui.pages import PAGE_VIEWS
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.theme import CAUSE_GLYPHS, LEGEND, Skin
@@ -25,6 +26,12 @@ _READING = (
     "preempted, then ended, then prefill, then decode. Latencies are exact samples of the last "
     "minute, from the engine's own clock; the operator's pauses are not counted."
 )
+_START_READING = (
+    "The engines of this machine and of the config file, recordings used lately or lying in this "
+    "folder, the samples, and the demo. {inspect} or a click opens the selected line, a digit the "
+    "line that has it. Engines are looked for once a second, and nothing here waits for one. What "
+    "went wrong in a session is said below the list when it has ended."
+)
 _KV_LEGEND: tuple[Run, ...] = (
     ("█", "kv_shared"),
     ("▓", "kv_used"),
@@ -35,20 +42,19 @@ _KV_LEGEND: tuple[Run, ...] = (
 
 
 def help_lines(
-    abilities: Abilities, page: Page = "live", width: int = 0, log_file: Path | None = None
+    abilities: Abilities, page: Place = "live", width: int = 0, log_file: Path | None = None
 ) -> list[Line]:
     """The whole page in one column, without its frame; wrapped where there is a width."""
     return [line for block in _blocks(abilities, page, width, log_file) for line in block]
 
 
 def _blocks(
-    abilities: Abilities, page: Page, width: int, log_file: Path | None
+    abilities: Abilities, page: Place, width: int, log_file: Path | None
 ) -> list[list[Line]]:
     """Each with its heading: the screen, its keys, its glyphs."""
-    view = PAGE_VIEWS.get(page)
-    name = "main screen" if view is None else view.name
+    name, reading = _about(page)
     keys = {action.id: action.key for action in abilities.actions}
-    reading = (_READING if view is None else view.reading).format_map(keys)
+    reading = reading.format_map(keys)
     blocks: list[list[Line]] = [[_heading(f"This is the {name}"), *_text(reading, width)]]
     available = [action for action in abilities.available() if page in action.pages]
     for group, title in GROUPS.items():
@@ -58,10 +64,19 @@ def _blocks(
             for action in actions:
                 block += _entry(action.shown, "key", action.help, width)
             blocks.append(block)
-    blocks.append([_heading("Glyphs"), *_glyphs(page, width)])
+    if page != "start":
+        blocks.append([_heading("Glyphs"), *_glyphs(page, width)])
     if log_file is not None:
         blocks.append([(), *_text(f"Errors are written to {clean(str(log_file), 80)}", width)])
     return blocks
+
+
+def _about(page: Place) -> tuple[str, str]:
+    """What the screen is called, and how to read it."""
+    if page == "start":
+        return "start screen", _START_READING
+    view = PAGE_VIEWS.get(page)
+    return ("main screen", _READING) if view is None else (view.name, view.reading)
 
 
 def _heading(text: str) -> Line:
@@ -104,11 +119,11 @@ class HelpPage(Overlay[None]):
     """
 
     def __init__(
-        self, skin: Skin, abilities: Abilities, page: Page, log_file: Path | None = None
+        self, skin: Skin, abilities: Abilities, page: Place, log_file: Path | None = None
     ) -> None:
         super().__init__(skin)
         self._abilities = abilities
-        self._page: Page = page
+        self._page: Place = page
         self._log_file = log_file
         self._first = 0
 

@@ -11,7 +11,8 @@ from textual.timer import Timer
 
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
-from stepscope.tui.actions import BY_ID, Action
+from stepscope.tui.action_table import Action
+from stepscope.tui.actions import BY_ID
 from stepscope.tui.frame import Frame
 from stepscope.tui.frame_meter import FrameMeter
 from stepscope.tui.log_file import see_log
@@ -24,7 +25,7 @@ from stepscope.tui.screens.failures import Failures
 from stepscope.tui.screens.scene import Scene
 from stepscope.tui.session import Session
 from stepscope.tui.theme import Skin
-from stepscope.tui.view import View
+from stepscope.tui.view import PAGES, View
 
 log = logging.getLogger("stepscope.tui")
 
@@ -71,7 +72,11 @@ class MainScreen(Screen[None]):
         self._is_partial = False  # the last frame left the slow views out
         self._failure: str | None = None
         self._bindings = BindingsMap(
-            [_binding(each) for each in session.abilities.actions if each.keys]
+            [
+                _binding(each)
+                for each in session.abilities.actions
+                if each.keys and not each.pages.isdisjoint(PAGES)
+            ]
         )
         from stepscope.tui.screens.handlers import handlers
 

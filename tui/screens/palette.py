@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from textual.geometry import Region
 
-from stepscope.tui.actions import Action
+from stepscope.tui.action_table import Action
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.theme import Skin
 from stepscope.tui.widgets.lines import Line, clean, fitted, framed

@@ -21,10 +21,13 @@ from textual.types import CSSPathType
 
 from stepscope.recordings import samples
 from stepscope.tui import start_list
+from stepscope.tui.action_table import Action
+from stepscope.tui.actions import ACTIONS, Abilities
 from stepscope.tui.log_file import see_log
 from stepscope.tui.notices import Notices, Tone
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.screens.prompt import Prompt
+from stepscope.tui.screens.start_handlers import handlers
 from stepscope.tui.start_list import Choice, Entry, Section
 from stepscope.tui.theme import Skin, ThemeName, colour_mode
 from stepscope.tui.widgets import start_page
@@ -69,7 +72,7 @@ class StartScreen(Screen[None]):
         self._start.pressed(event.key)
 
     def on_click(self, event: events.Click) -> None:
-        self._start.clicked(event.y)
+        self._start.clicked(event.x, event.y)
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         self._start.move(-1)
@@ -85,10 +88,11 @@ class StartApp(App[Choice], inherit_bindings=False):
         check: tries, on a thread of its own, whether a choice can be opened; gives one line about
             what is wrong, or None.
         finder: makes what looks for engines and recordings; called after the first picture.
+        actions: the action table, with the keys that the operator wants.
         configured: engines of the config file.
         selected: the entry to begin at, by its choice.
         notice: to be said at once, such as why a session ended.
-        theme, ascii_only: looks; `T` and `v` change them.
+        theme, ascii_only: looks to begin with.
         any_terminal: do not ask what the terminal can show; for pictures.
     """
 
@@ -103,6 +107,7 @@ class StartApp(App[Choice], inherit_bindings=False):
         check: Callable[[Choice], str | None],
         finder: "Callable[[], Finder]",
         *,
+        actions: tuple[Action, ...] = ACTIONS,
         configured: Sequence[str] = (),
         selected: Choice | None = None,
         notice: str | None = None,
@@ -118,6 +123,8 @@ class StartApp(App[Choice], inherit_bindings=False):
         )
         self.theme = {"light": "textual-light", "dark": "textual-dark"}.get(mode, "ansi-dark")
         self.skin = Skin(mode, ascii_only)
+        self.abilities = Abilities(actions=actions).written(ascii_only)
+        self._handlers = handlers(self)
         self.notices = Notices(clock)
         if notice is not None:
             self.notices.say(notice, "caution")
@@ -165,7 +172,7 @@ class StartApp(App[Choice], inherit_bindings=False):
                 () if finder is None else finder.files(), self._wall_clock()
             ),
             start_list.samples_section(shows, demo),
-            start_list.elsewhere_section(),
+            start_list.elsewhere_section(self.abilities.key("endpoint")),
         ]
 
     def _tick(self) -> None:
@@ -202,11 +209,13 @@ class StartApp(App[Choice], inherit_bindings=False):
             if not notice and entries:
                 notice = ((f" {clean(entries[chosen].about, width - 1)}", "muted"),)
             header = start_page.header(version("stepscope"), width)
-            lines = [header, *lines, *(said or [notice]), start_page.footer(width)]
+            lines = [header, *lines, *(said or [notice]), start_page.footer(self.abilities, width)]
             self._rows = [None, *self._rows]
         self._page.widget.show(lines)
 
     def set_skin(self, skin: Skin) -> None:
+        if skin.ascii_only != self.skin.ascii_only:
+            self.abilities = self.abilities.written(skin.ascii_only)
         self.skin = self._page.widget.skin = skin
         self._page.styles.background = skin.background
         self.draw()
@@ -226,31 +235,34 @@ class StartApp(App[Choice], inherit_bindings=False):
         self.draw()
 
     def pressed(self, key: str) -> None:
-        """A key that no overlay took."""
-        entries = start_page.entries_of(self.sections())
-        moves = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -8, "pagedown": 8}
-        if key in moves:
-            self.move(moves[key])
-        elif key in ("home", "end"):
-            self.move(-len(entries) if key == "home" else len(entries))
-        elif key == "enter" and entries:
-            self.choose(entries[self._number(entries)].choice)
-        elif key.isdigit() and 0 < int(key) <= min(len(entries), start_page.NUM_DIGITS):
-            self.choose(entries[int(key) - 1].choice)
-        elif key == "e":
-            self.choose(Choice("ask"))
-        elif key == "T" and self.skin.mode in ("dark", "light"):
-            self.set_skin(
-                Skin("light" if self.skin.mode == "dark" else "dark", self.skin.ascii_only)
-            )
-        elif key == "v":
-            self.set_skin(Skin(self.skin.mode, not self.skin.ascii_only))
-        elif key == "ctrl+l":
-            self._page.refresh(layout=True)
-        elif key == "q":
-            self.exit(None)
+        """A key that no overlay took: an action's, or the digit of a line."""
+        action = next((each for each in self.actions if key in each.keys), None)
+        if action is not None:
+            self.do(action.id)
+        elif key.isdigit() and 0 < int(key) <= start_page.NUM_DIGITS:
+            entries = start_page.entries_of(self.sections())
+            if int(key) <= len(entries):
+                self.choose(entries[int(key) - 1].choice)
 
-    def clicked(self, y: int) -> None:
+    def do(self, action_id: str) -> None:
+        """Carry out an action of the table."""
+        self._handlers[action_id]()
+
+    def choose_selected(self) -> None:
+        entries = start_page.entries_of(self.sections())
+        if entries:
+            self.choose(entries[self._number(entries)].choice)
+
+    @property
+    def actions(self) -> list[Action]:
+        """Those of the table that are for this screen."""
+        return [action for action in self.abilities.available() if "start" in action.pages]
+
+    def clicked(self, x: int, y: int) -> None:
+        spot = self._page.widget.spot_at(x, y)
+        if spot is not None and spot[0] == "do":
+            self.do(spot[1])
+            return
         entries = start_page.entries_of(self.sections())
         number = self._rows[y] if 0 <= y < len(self._rows) else None
         if number is not None and number < len(entries):

@@ -3,13 +3,28 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from stepscope.tui.action_table import NO_KEY
+from stepscope.tui.actions import Abilities
 from stepscope.tui.start_list import Entry, Section
-from stepscope.tui.widgets.lines import Line, Run, clean, fitted, length_of, spread
+from stepscope.tui.widgets.lines import Line, Run, clean, fitted, length_of, spot, spread
 from stepscope.tui.widgets.panels import first_shown
 
 _TITLE_WIDTHS = ((120, 40), (100, 26), (0, 18))  # from which width of the screen on, how wide
 _LEAST_CELL = 10  # of the last column, or it is left out
 NUM_DIGITS = 9  # entries that a digit opens
+_NOWHERE = spot("none", "")
+# Actions of the table, with what they do here; none for the digits.
+_FOOTER: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("lane_up", "lane_down"), "Choose"),
+    (("inspect",), "Open"),
+    ((), "Open at once"),
+    (("endpoint",), "Address"),
+    (("help",), "Help"),
+    (("quit",), "Quit"),
+    (("theme",), "Theme"),
+    (("glyphs",), "Glyphs"),
+    (("palette",), "Palette"),
+)
 
 
 class Drawn(NamedTuple):
@@ -59,20 +74,16 @@ def header(version: str, width: int) -> Line:
     return fitted(left, width)
 
 
-def footer(width: int) -> Line:
-    """Keys; the mouse needs none."""
-    parts: tuple[tuple[str, str], ...] = (
-        ("↑/↓", "Choose"),
-        ("Enter", "Open"),
-        ("1-9", "Open at once"),
-        ("e", "Endpoint"),
-        ("q", "Quit"),
-        ("T", "Theme"),
-        ("v", "Glyphs"),
-    )
+def footer(abilities: Abilities, width: int) -> Line:
+    """The most useful keys, as many as fit; they can be clicked."""
     line: Line = ()
-    for keys, label in parts:
-        more: Line = ((f" {keys} ", "key"), (f"{label} ", "muted"))
+    for action_ids, label in _FOOTER:
+        shown = [abilities.key(each) for each in action_ids]
+        keys = "/".join(each for each in shown if each != NO_KEY) or f"1-{NUM_DIGITS}"
+        if action_ids and NO_KEY in shown:
+            continue
+        click = spot("do", action_ids[-1]) if action_ids else _NOWHERE
+        more: Line = (click, (f" {keys} ", "key"), (f"{label} ", "muted"), _NOWHERE)
         if length_of(line) + length_of(more) > width:
             break
         line = (*line, *more)
