@@ -25,6 +25,11 @@ class Outcome:
     num_finished: int = 0
     num_preempted: int = 0
 
+    def add_gaps(self, gap_ns: int, number: int, request_id: int) -> None:
+        """So many requests have waited for so long, this one among them."""
+        self.gaps_ns[gap_ns] = self.gaps_ns.get(gap_ns, 0) + number
+        self.gap_request_ids.setdefault(gap_ns, request_id)
+
     @property
     def max_gap_ns(self) -> int | None:
         """The longest gap between two tokens."""

@@ -61,16 +61,19 @@ class RequestTable:
     def take_rows(self, batch: list[BatchRow], now_ns: int, outcome: Outcome) -> None:
         """The batch of a step whose tokens were known at `now_ns`."""
         views = self.views
-        gaps, longest = outcome.gaps_ns, self.longest_gaps
+        longest = self.longest_gaps
+        num_decode_rows = num_output_tokens = 0
+        # Those that stand side by side mostly had their last token in the same step.
+        alike_ns: int | None = None
+        first_id = num_alike = 0
         for row in batch:
             view = views.get(row.request_id)
             if view is None or view.status != "running":
                 view = self._seat(row)
-            end = row.start + row.num_tokens
-            view.num_computed_tokens = end
+            view.num_computed_tokens = end = row.start + row.num_tokens
             view.num_blocks = row.num_blocks
             if row.phase == _DECODE:
-                outcome.num_decode_rows += 1
+                num_decode_rows += 1
             else:
                 outcome.num_cached_tokens += row.num_cached_tokens
                 if row.phase == _RECOMPUTE:
@@ -80,26 +83,32 @@ class RequestTable:
                 if not row.flags & _LAST_CHUNK:
                     continue
             # Position and prompt tell the count, so that it is right again after lost steps.
-            num_output_tokens = end + 1 - view.num_prompt_tokens
-            outcome.num_output_tokens += 1
+            number = end + 1 - view.num_prompt_tokens
+            num_output_tokens += 1
             last_ns = view.last_token_ns
             if last_ns is None:
-                if num_output_tokens == 1:
+                if number == 1:
                     view.first_token_ns = now_ns
                     if not view.is_partial:
                         outcome.ttft_ns.append((row.request_id, now_ns - view.arrival_ns))
-            elif num_output_tokens == view.num_output_tokens + 1:
-                gap_ns = max(0, now_ns - last_ns)
-                if gap_ns in gaps:
-                    gaps[gap_ns] += 1
+            elif number == view.num_output_tokens + 1:
+                if last_ns == alike_ns:
+                    num_alike += 1
                 else:
-                    gaps[gap_ns] = 1
-                    outcome.gap_request_ids[gap_ns] = row.request_id
-                if longest is not None and gap_ns > longest.get(row.request_id, -1):
-                    longest[row.request_id] = gap_ns
-                    outcome.longer_request_ids.append(row.request_id)
-            view.num_output_tokens = num_output_tokens
+                    if alike_ns is not None:
+                        outcome.add_gaps(max(0, now_ns - alike_ns), num_alike, first_id)
+                    alike_ns, num_alike, first_id = last_ns, 1, row.request_id
+                if longest is not None:
+                    gap_ns = max(0, now_ns - last_ns)
+                    if gap_ns > longest.get(row.request_id, -1):
+                        longest[row.request_id] = gap_ns
+                        outcome.longer_request_ids.append(row.request_id)
+            view.num_output_tokens = number
             view.last_token_ns = now_ns
+        if alike_ns is not None:
+            outcome.add_gaps(max(0, now_ns - alike_ns), num_alike, first_id)
+        outcome.num_decode_rows += num_decode_rows
+        outcome.num_output_tokens += num_output_tokens
 
     def _seat(self, row: BatchRow) -> RequestView:
         """A view to be changed in place, of a request that no event announced as running."""
