@@ -25,8 +25,6 @@ from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
 from stepscope.tui.settings import config_path, load_settings
 
 _DASHBOARD = ("msgspec", "pyzmq", "mcap", "textual", "tomlkit", "typer", "platformdirs", "psutil")
-_ENGINE = ("torch", "transformers", "tokenizers", "safetensors")
-_GPU = ("triton", "flash-attn")
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
 
 
@@ -36,6 +34,37 @@ class Finding(NamedTuple):
     level: Literal["ok", "note", "bad"]
     name: str
     text: str
+
+
+class Extra(NamedTuple):
+    """What `pip install 'stepscope[name]'` adds; an engine cannot run without what is needed."""
+
+    name: str
+    what_for: str
+    packages: tuple[str, ...]
+    is_needed: bool = False
+
+
+EXTRAS = (
+    Extra(
+        "engine",
+        "an engine on this machine",
+        ("torch", "transformers", "tokenizers", "safetensors", "jinja2"),
+        is_needed=True,
+    ),
+    Extra(
+        "http",
+        "the OpenAI API of an engine (engine brings it)",
+        ("httptools", "prometheus-client", "starlette", "uvicorn", "uvloop"),
+    ),
+    Extra("gpu", "our kernels on an NVIDIA GPU", ("triton",)),
+    Extra("flash-attn", "faster prefill on an NVIDIA GPU", ("flash-attn",)),
+    Extra(
+        "export",
+        "exports to Perfetto and Parquet, PNG pictures, figures",
+        ("matplotlib", "perfetto", "pillow", "pyarrow"),
+    ),
+)
 
 
 def doctor() -> None:
@@ -51,9 +80,10 @@ def doctor() -> None:
 
 def _findings() -> Iterator[Finding]:
     yield Finding("ok", "python", f"{platform.python_version()} at {sys.executable}")
-    yield from _packages(_DASHBOARD, "bad", "pip install stepscope")
-    yield from _packages(_ENGINE, "bad", "pip install 'stepscope[engine]'")
-    yield from _packages(_GPU, "note", "pip install 'stepscope[gpu]' (only for a GPU)")
+    yield _packages("stepscope", "watching, recording, replaying", _DASHBOARD, "stepscope", True)
+    for each in EXTRAS:
+        wanted = f"'stepscope[{each.name}]'"
+        yield _packages(f"[{each.name}]", each.what_for, each.packages, wanted, each.is_needed)
     yield _cpu()
     if importlib.util.find_spec("torch") is not None:
         yield from _compute()
@@ -62,13 +92,21 @@ def _findings() -> Iterator[Finding]:
 
 
 def _packages(
-    names: tuple[str, ...], level: Literal["note", "bad"], remedy: str
-) -> Iterator[Finding]:
-    for name in names:
+    name: str, what_for: str, packages: tuple[str, ...], wanted: str, is_needed: bool
+) -> Finding:
+    """What belongs together in one line, with versions, or with what is missing of it."""
+    found, missing = [], []
+    for package in packages:
         try:
-            yield Finding("ok", name, version(name))
+            found.append(f"{package} {version(package)}")
         except PackageNotFoundError:
-            yield Finding(level, name, f"not installed: {remedy}")
+            missing.append(package)
+    if not missing:
+        return Finding("ok", name, f"{what_for}: {', '.join(found)}")
+    lacks = "not installed" if not found else f"{', '.join(missing)} not installed"
+    return Finding(
+        "bad" if is_needed else "note", name, f"{what_for}: {lacks}; pip install {wanted}"
+    )
 
 
 def _cpu() -> Finding:
