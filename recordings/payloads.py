@@ -18,7 +18,8 @@ class PackedPayloads:
     __slots__ = ("_blob", "_ends")
 
     def __init__(self, payloads: list[bytes]) -> None:
-        self._blob = zstandard.ZstdCompressor(level=_LEVEL).compress(b"".join(payloads))
+        blob = zstandard.ZstdCompressor(level=_LEVEL).compress(b"".join(payloads))
+        self._blob = bytes(memoryview(blob))  # a copy: that one holds all the room it asked for
         self._ends = array("I", [0])
         end = 0
         for payload in payloads:
