@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 PACKAGES := engine kernels recordings tui
 ARGS ?=
 
-.PHONY: demo test lint types test-clients schema fuzz snapshots bench bench-tui bench-wire chaos clean
+.PHONY: demo test lint types test-clients schema fuzz snapshots pictures bench bench-tui bench-wire chaos clean
 
 demo: $(INSTALLED)
 	$(BIN)/stepscope demo $(ARGS)
@@ -37,6 +37,12 @@ schema: $(INSTALLED)
 # The pictures of tests/test_snapshots.py anew, after a screen was changed; look at the diff.
 snapshots: $(INSTALLED)
 	$(BIN)/python tests/test_snapshots.py
+
+# The pictures of README.md: a live engine, and the two samples on a time axis; look at them.
+pictures: $(INSTALLED)
+	$(BIN)/stepscope demo --headless --seconds 20 --screenshot recordings/samples/dashboard.svg
+	@for sample in freeze chunked; do $(BIN)/stepscope screenshot $$sample --axis time --zoom 10 \
+		-o recordings/samples/$$sample.svg || exit 1; done
 
 # Malformed input against running engines: make fuzz ARGS="--seconds 60 --seed 7"
 fuzz: $(INSTALLED)

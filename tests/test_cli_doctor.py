@@ -1,6 +1,9 @@
 """`doctor`: what an operator is told about this machine, and when it ends with 1."""
 
 import os
+import re
+import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -25,15 +28,20 @@ def test_it_names_versions_the_backend_and_the_folders(
     lines = {line.split()[1]: line for line in said.splitlines()}
     for name in (
         "python",
-        "torch",
-        "transformers",
-        "textual",
+        "stepscope",
+        "[engine]",
+        "[http]",
+        "[gpu]",
+        "[flash-attn]",
+        "[export]",
         "cpu",
         "gpu",
         "kernels",
         "attention",
     ):
         assert name in lines
+    assert f"torch {version('torch')}" in lines["[engine]"]
+    assert f"textual {version('textual')}" in lines["stepscope"]
     assert " is used: " in said
     assert f"{folders}/stepscope (mode 0700)" in said
     assert "no demo checkpoint yet" in said
@@ -44,13 +52,36 @@ def test_it_names_versions_the_backend_and_the_folders(
 def test_it_ends_with_1_when_an_engine_could_not_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_command, "_ENGINE", ("no-such-package",))
-    with pytest.raises(CommandFailed, match="no-such-package") as raised:
+    of = {extra.name: extra for extra in doctor_command.EXTRAS}
+    lacking = [
+        of["engine"]._replace(packages=("torch", "no-such-package")),
+        of["export"]._replace(packages=("neither-this", "nor-that")),
+    ]
+    monkeypatch.setattr(doctor_command, "EXTRAS", lacking)
+    with pytest.raises(CommandFailed, match=r"see \[engine\] above") as raised:
         doctor_command.doctor()
     assert raised.value.exit_code == 1
-    assert "bad   no-such-package  not installed: pip install 'stepscope[engine]'" in (
-        capsys.readouterr().out
+    engine, export = [line for line in capsys.readouterr().out.splitlines() if "not inst" in line]
+    assert engine == (
+        "bad   [engine]         an engine on this machine: no-such-package not installed; "
+        "pip install 'stepscope[engine]'"
     )
+    assert export.startswith("note  [export]         exports to Perfetto and Parquet, PNG")
+    assert export.endswith(": not installed; pip install 'stepscope[export]'")
+
+
+def test_each_extra_is_told_with_what_it_brings() -> None:
+    """The table of the report is that of the package."""
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))
+    extras = project["project"]["optional-dependencies"]
+
+    def names(requirements: list[str]) -> set[str]:
+        found = {re.split(r"[^\w-]", each)[0] for each in requirements}
+        return found - {"stepscope"}
+
+    assert set(doctor_command._DASHBOARD) == names(project["project"]["dependencies"])
+    told = {extra.name: set(extra.packages) for extra in doctor_command.EXTRAS}
+    assert told == {name: names(each) for name, each in extras.items() if name != "dev"}
 
 
 def test_it_says_when_the_runtime_folder_that_was_asked_for_is_not_used(

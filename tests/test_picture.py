@@ -79,6 +79,7 @@ def test_any_screen_and_any_request_can_be_drawn(
         (("--page", "latency", "--slo-itl", "70ms"), "ITL <70"),
         (("--page", "main", "--ascii"), "requests x steps"),
         (("--request", "r3"), "request r3"),
+        (("--axis", "time", "--zoom", "10"), "(1 col = 100 ms)"),
     ):
         code, said = stepscope("screenshot", "chunked", "--at", "200", "-o", "b.txt", *arguments)
         assert code == 0, said
@@ -97,6 +98,12 @@ def test_any_screen_and_any_request_can_be_drawn(
         (("chunked", "-o", "a.svg", "--page", "fleet"), 2, "latency, knobs, got 'fleet'"),
         (("chunked", "-o", "a.svg", "--size", "big"), 2, "such as 120x40"),
         (("chunked", "-o", "a.svg", "--size", "0x40"), 2, "expected 1x1 to"),
+        (
+            ("chunked", "-o", "a.svg", "--zoom", "3"),
+            2,
+            "expected one of 1, 2, 5, 10, 20, 50, got 3",
+        ),
+        (("chunked", "-o", "a.svg", "--axis", "x"), 2, "axis"),
         (("chunked", "-o", "a.svg", "--request", "r99999"), 2, "not among the requests"),
         (("chunked", "-o", "a.svg", "--request", "bob"), 2, "such as r12"),
         (("chunked", "-o", "no/where/a.svg"), 1, "is no folder"),

@@ -512,3 +512,29 @@ def test_a_label_of_the_axis_never_covers_what_happened_there(source: Any) -> No
         labelled = re.findall(r"[┴◆✗!](\d+)", axis)
         assert all(int(label) % 20 == 0 for label in labelled), axis
         assert history.first_step <= int(labelled[0])
+
+
+def test_times_of_the_axis_are_those_of_their_columns_and_cover_nothing(source: Any) -> None:
+    """Between breaches that leave no room for a time of day stand its seconds."""
+    history = source.history
+    kinds = set()
+    for zoom_idx in range(4):
+        for last in range(150, 400, 23):
+            view = View(cursor=last, right=last, axis="time", zoom_idx=zoom_idx)
+            frame = frame_of(source, view)
+            axis = chart_rows(frame)[-1]
+            before: list[int] | None = None
+            for x, column in enumerate(frame.columns):
+                steps = None if column is None else [column.first, column.last]
+                if column is not None and steps != before and column.has_breach:
+                    assert axis[x] in "!✗◆", (last, column.first)
+                before = steps
+            for label in re.finditer(r"┴((?:\d\d:\d\d)?:\d\d\.\d)", axis):
+                column = frame.columns[label.start()]
+                assert column is not None
+                assert column.start_ns is not None
+                wall_ns = history.wall_ns(column.start_ns)
+                exact = f"{fmt.clock(wall_ns)}.{wall_ns // 100_000_000 % 10}"
+                assert exact.endswith(label[1])
+                kinds.add(len(label[1]))
+    assert kinds == {5, 10}

@@ -21,7 +21,7 @@ from stepscope.tui.app import Dashboard
 from stepscope.tui.compare.origin import Origin
 from stepscope.tui.screens.main import DEFAULT_FPS
 from stepscope.tui.theme import ThemeName
-from stepscope.tui.view import Page
+from stepscope.tui.view import ZOOMS, Axis, Page
 
 # One row of a screen: its runs of characters, and how each looks.
 Cells: TypeAlias = list[tuple[str, Style]]
@@ -49,6 +49,8 @@ def screenshot(
     readonly: bool = False,
     control_endpoint: str | None = None,
     page: Page = "live",
+    axis: Axis = "step",
+    zoom: int = 1,
     request_id: int | None = None,
     compared: tuple[Origin, Origin, Align] | None = None,
 ) -> None:
@@ -59,6 +61,7 @@ def screenshot(
         size: columns and rows.
         step: pause at this step instead of showing the newest.
         page: the screen to show.
+        axis, zoom: what a column is, and how many steps (or times 10 ms) of it; one of `ZOOMS`.
         request_id: the request that is selected.
         compared: two runs to be read whole and compared, and how they are aligned.
 
@@ -79,8 +82,10 @@ def screenshot(
         title=title,
         theme=theme,
         any_terminal=True,
+        axis=axis,
     )
-    app.main.view.page, app.main.view.selected = page, request_id
+    view = app.main.view
+    view.page, view.selected, view.zoom_idx = page, request_id, ZOOMS.index(zoom)
     if compared is not None:
         app.compare(*compared)
     encode = _ENCODERS[path.suffix.removeprefix(".").lower()]

@@ -27,6 +27,7 @@ _SloTTFT = Annotated[
     epilog=example(
         "stepscope screenshot session.mcap --at 1200 -o stall.svg",
         "stepscope screenshot freeze --page latency --size 160x48 -o late.png",
+        "stepscope screenshot freeze --axis time --zoom 10 -o freeze.svg",
     )
 )
 def screenshot(
@@ -54,6 +55,13 @@ def screenshot(
     size: Annotated[
         str, typer.Option(metavar="COLUMNSxROWS", help="of the terminal it looks like")
     ] = "120x40",
+    axis: Annotated[
+        str | None,
+        typer.Option(metavar="step|time", help="what a column of the charts is  [default: step]"),
+    ] = None,
+    zoom: Annotated[
+        int, typer.Option(metavar="N", help="steps in a column, or as many times 10 ms of time")
+    ] = 1,
     theme: Annotated[
         str | None, typer.Option(metavar="dark|light", help="colours  [default: dark]")
     ] = None,
@@ -67,13 +75,13 @@ def screenshot(
     """Draw the dashboard at a step of a recording.
 
     No terminal is needed. SVG keeps its text selectable; PNG needs 'stepscope[export]'. A file that
-    is there is replaced. Theme, ASCII and service levels are those of [dashboard] in the config
-    file where no option says otherwise.
+    is there is replaced. Theme, ASCII, axis and service levels are those of [dashboard] in the
+    config file where no option says otherwise.
     """
     from stepscope.tui.commands import screenshot as command
 
-    flags = {"theme": theme, "ascii": ascii}
-    command.screenshot_file(file, at, output, page, size, request, slo_itl, slo_ttft, flags)
+    flags = {"theme": theme, "ascii": ascii, "axis": axis}
+    command.screenshot_file(file, at, output, page, size, zoom, request, slo_itl, slo_ttft, flags)
 
 
 @commands.command(

@@ -14,7 +14,7 @@ from stepscope.tui.commands.options import resolve
 from stepscope.tui.commands.record import size
 from stepscope.tui.commands.top import find_recording, new_history
 from stepscope.tui.settings import DashboardSettings
-from stepscope.tui.view import PAGES, Page
+from stepscope.tui.view import PAGES, ZOOMS, Page
 
 _MAX_COLUMNS, _MAX_ROWS = 1000, 500
 PICTURE_SUFFIXES = (".svg", ".png", ".txt")
@@ -31,6 +31,7 @@ def screenshot_file(
     output: str,
     page: str | None,
     dimensions: str,
+    zoom: int,
     request: str | None,
     slo_itl: str | None,
     slo_ttft: str | None,
@@ -47,6 +48,9 @@ def screenshot_file(
     request_id = None if request is None else request_number(request)
     chosen = _page(page, request_id)
     num_columns, num_rows = picture_size(dimensions)
+    if zoom not in ZOOMS:
+        known = ", ".join(str(each) for each in ZOOMS)
+        raise WrongUsage(f"--zoom: expected one of {known}, got {zoom}")
     with Recording(find_recording(file)) as recording:
         first, last = recording.first_step, recording.last_step
         if first is None or last is None:
@@ -59,7 +63,7 @@ def screenshot_file(
         try:
             source.seek(step)
             source.wait(60)
-            _draw(source, path, step, chosen, (num_columns, num_rows), request_id, settings)
+            _draw(source, path, step, chosen, (num_columns, num_rows), zoom, request_id, settings)
         finally:
             source.stop()
         message = recording.message
@@ -90,6 +94,7 @@ def _draw(
     step: int,
     page: Page,
     dimensions: tuple[int, int],
+    zoom: int,
     request_id: int | None,
     settings: DashboardSettings,
 ) -> None:
@@ -104,6 +109,8 @@ def _draw(
             theme=settings.theme,
             ascii=bool(settings.ascii),
             page=page,
+            axis=settings.axis,
+            zoom=zoom,
             request_id=request_id,
         )
     except UnknownRequest as error:

@@ -20,6 +20,7 @@ _RUNS = re.compile(
     "(?P<prefill>[▓▁▂▃▄▅▆▇]+)|(?P<decode>━+)|(?P<idle>[·╌]+)|(?P<mark>[◆▼]+)"
     "|(?P<preempted>✗+)|(?P<muted>[0-9:.,?]+)|(?P<text> +)"
 )
+_STRETCH = 20  # columns from one time to the next
 _AXIS_RUNS = re.compile(
     "(?P<frame>[─┴]+)|(?P<mark>[◆▼]+)|(?P<preempted>✗+)|(?P<breach>!+)|(?P<muted>[^─┴◆▼✗!]+)"
 )
@@ -179,13 +180,31 @@ def _put_step_ticks(cells: list[str], columns: Sequence[ChartColumn | None], zoo
 
 
 def _put_time_ticks(cells: list[str], frame: Frame) -> None:
-    for x in range(0, len(cells) - 12, 20):
+    """A time in every stretch of columns, where nothing happened that it would cover.
+
+    Where no time of day has room between breaches, the seconds have.
+    """
+    for first in range(0, len(cells), _STRETCH):
+        last = min(first + _STRETCH, len(cells))
+        if not _put_time(cells, frame, first, last, slice(None)):
+            _put_time(cells, frame, first, last, slice(5, None))
+
+
+def _put_time(cells: list[str], frame: Frame, first: int, last: int, part: slice) -> bool:
+    """Args: part: of hh:mm:ss.s that is written."""
+    for x in range(first, last):
         column = frame.columns[x]
         if column is None or column.start_ns is None:
             continue
         wall_ns = frame.history.wall_ns(column.start_ns)
-        if wall_ns is not None:
-            _put_label(cells, x, f"{fmt.clock(wall_ns)}.{wall_ns // 100_000_000 % 10}")
+        if wall_ns is None:
+            return False
+        label = f"{fmt.clock(wall_ns)}.{wall_ns // 100_000_000 % 10}"[part]
+        end = x + 1 + len(label)
+        if end <= last and all(cell == "─" for cell in cells[x:end]):
+            _put_label(cells, x, label)
+            return True
+    return False
 
 
 def _runs(text: str, frame: Frame, pattern: "re.Pattern[str]") -> Line:
