@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from stepscope.engine.config import ConfigError
-from stepscope.engine.models import demo
+from stepscope.engine.models import demo, random_model, random_shapes
 from stepscope.engine.tokenizer import Tokenizer
 
 Progress = Callable[[str, float], None]
@@ -29,13 +29,16 @@ def locate(model: str, progress: Progress) -> Path:
     """The folder of the checkpoint that `model` names, with its files checked.
 
     Args:
-        model: 'demo', a folder, or the name of a model in the local Hugging Face cache.
+        model: 'demo', 'random:NAME' (see `random_shapes`), a folder, or the name of a model in the
+            local Hugging Face cache.
 
     Raises:
         ConfigError: there is no such checkpoint here, or it is not whole.
     """
     if model == "demo":
         folder = demo.ensure(progress, check)
+    elif model.startswith(random_shapes.PREFIX):
+        folder = random_model.ensure(model)
     elif Path(model).expanduser().is_dir():
         folder = Path(model).expanduser()
     else:
@@ -47,8 +50,9 @@ def locate(model: str, progress: Progress) -> Path:
 def check(folder: Path) -> None:
     """Raises ConfigError unless config, all weights and a tokenizer are there, none cut short."""
     read_json(folder / "config.json", "a checkpoint has one; is this the right folder?")
-    for file in weight_files(folder):
-        _check_safetensors(file)
+    if not random_model.is_random(folder):
+        for file in weight_files(folder):
+            _check_safetensors(file)
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ConfigError(
             "no_tokenizer",

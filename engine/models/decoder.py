@@ -10,7 +10,6 @@ Q, K and V, and the MLP's gate and up. transformers' modules are the oracle
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from stepscope.engine.models.checkpoint import Progress
 from stepscope.engine.models.linear import GatedLinear, Linear
 from stepscope.engine.models.model import StepContext
 from stepscope.engine.models.support import sliding_layers
-from stepscope.engine.models.weights import Shape, Weights
+from stepscope.engine.models.weights import Shape, WeightSource
 from stepscope.kernels.fused import add_rms_norm, norm_rope_store
 from stepscope.kernels.huge_pages import HugePages
 
@@ -141,7 +140,7 @@ class Decoder:
 
     def __init__(
         self,
-        folder: Path,
+        weights: WeightSource,
         name: str,
         config: Any,
         max_model_len: int,
@@ -149,7 +148,7 @@ class Decoder:
         device: torch.device,
         progress: Progress,
     ) -> None:
-        """Read the checkpoint in `folder`.
+        """Read `weights`.
 
         Args:
             config: a `PreTrainedConfig` that `misfit` has nothing against.
@@ -162,7 +161,7 @@ class Decoder:
         self.device = device
         self.kv_dtype = dtype
         self._config = shape = DecoderConfig.of(config)
-        self._weights = Weights(folder, name)
+        self._weights = weights
         self._weights.check(shape.weight_shapes())
         self.kv_shape = KVShape(
             num_layers=shape.num_layers,

@@ -19,8 +19,11 @@ from stepscope.engine.models import decoder
 from stepscope.engine.models.checkpoint import Progress, read_json, refuse_file
 from stepscope.engine.models.decoder import Decoder
 from stepscope.engine.models.model import Model
+from stepscope.engine.models.random_model import is_random
+from stepscope.engine.models.random_weights import RandomWeights
 from stepscope.engine.models.support import check_config
 from stepscope.engine.models.transformers_model import ATTENTION, TransformersModel, attention
+from stepscope.engine.models.weights import Weights, WeightSource
 
 
 def load_config(folder: Path, name: str) -> Any:
@@ -76,12 +79,19 @@ def load_model(
             )
         if reason is None:
             try:
-                return Decoder(folder, name, config, max_model_len, dtype, device, progress)
+                weights: WeightSource = (
+                    RandomWeights(device) if is_random(folder) else Weights(folder, name)
+                )
+                return Decoder(weights, name, config, max_model_len, dtype, device, progress)
             except ConfigError:
                 # The library knows more ways to name the tensors of a checkpoint. If it cannot load
                 # it either, its error is the one that counts.
-                if implementation == "lean":
+                if implementation == "lean" or is_random(folder):
                     raise
+    if is_random(folder):
+        raise ConfigError(
+            "model_impl", f"{name} has no weights for transformers to read: use --model-impl auto"
+        )
     return _load_transformers(folder, name, config, dtype, device, progress)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -10,6 +11,18 @@ from stepscope.engine.config import ConfigError
 from stepscope.engine.models.checkpoint import refuse_file, weight_files
 
 Shape = tuple[int, ...]
+
+
+class WeightSource(Protocol):
+    """Where a model has its tensors from."""
+
+    def check(self, expected: Mapping[str, Shape]) -> None:
+        """Raises ConfigError when tensors are missing, or of another shape."""
+        ...
+
+    def read(self, tensor: str, dtype: torch.dtype) -> torch.Tensor:
+        """One tensor in `dtype`, on the CPU or where the model is to be."""
+        ...
 
 
 class Weights:

@@ -66,3 +66,75 @@ def throughput(
     from stepscope.tui.commands import bench as command
 
     command.throughput(num_requests, input_len, output_len, temperature, warmup, json_file, flags)
+
+
+@commands.command(
+    epilog=example(
+        "stepscope bench gpu",
+        "stepscope bench gpu --only b,c --models qwen3-8b -o mine.json",
+        "stepscope bench gpu --show mine.json theirs.json",
+        "stepscope bench gpu --device cpu",
+    )
+)
+def gpu(
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FILE]", help="with --show: a second file, beside the first"),
+    ] = None,
+    *,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="the report, JSON  [default: bench-gpu-DATE-DEVICE.json]",
+        ),
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="PARTS", help="these parts, by letter: a,b,e")
+    ] = None,
+    skip: Annotated[str | None, typer.Option(metavar="PARTS", help="all but these parts")] = None,
+    models: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="shapes  [default: qwen3-0.6b,qwen3-8b,llama-3.1-8b]"),
+    ] = None,
+    time_limit: Annotated[
+        float, typer.Option(metavar="SECONDS", help="for all parts together")
+    ] = 460.0,
+    recordings: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="record part h in the modes continuous and chunked into it"
+        ),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="cuda, cuda:N, or cpu to try the bench itself")
+    ] = "cuda",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="tiny models, seconds: only to see that it runs")
+    ] = False,
+    show: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="measure nothing: print the table of this report"),
+    ] = None,
+) -> None:
+    """Measure what the engine makes of a GPU, against what the GPU can do.
+
+    Models have real shapes and random weights: nothing is downloaded. The parts: a ceilings (copy,
+    product); b decode; c prefill; d step time over tokens, and its knee; e kernels alone; f the
+    256-request yardstick; g the same through transformers; h long prompts among decodes, in each
+    batching mode; i telemetry on and off; j exactness.
+
+    Each model is measured in a process of its own, and a part that fails is a line in the report.
+    """
+    if show is not None:
+        from stepscope.tui.commands import bench_gpu as command
+
+        command.show([show, *(more or ())])
+        return
+    from stepscope.tui.commands import bench_gpu as command
+
+    if more:
+        raise typer.BadParameter("files go with --show", param_hint="FILE")
+    command.gpu(output, device, only, skip, models, time_limit, recordings, quick=quick)

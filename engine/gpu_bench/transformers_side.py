@@ -1,0 +1,29 @@
+"""The same random model as transformers has it: the oracle of (j), and the other side of (g)."""
+
+from typing import Any
+
+import torch
+
+from stepscope.engine.models import loader, random_model
+from stepscope.engine.models.random_shapes import PREFIX
+from stepscope.engine.models.random_weights import RandomWeights
+
+
+def load(name: str, device: torch.device, dtype: torch.dtype, attention: str = "sdpa") -> Any:
+    """A causal language model of the library with the weights that our decoder has."""
+    from transformers import AutoModelForCausalLM
+
+    folder = random_model.ensure(PREFIX + name)
+    config = loader.load_config(folder, name)
+    # What the library fills in at first is filled in on the device, and then replaced.
+    with device:
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+    model = model.to(device).eval().requires_grad_(False)
+    weights = RandomWeights(device)
+    with torch.no_grad():
+        for tensor, parameter in model.named_parameters():
+            parameter.copy_(weights.draw(tensor, tuple(parameter.shape)))
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    model.generation_config.do_sample = False
+    return model

@@ -1,0 +1,69 @@
+"""Models of random weights: `random:NAME`, with a shape of `random_shapes` and no file of weights.
+
+A folder with config, tokenizer and the marker `RANDOM` stands for the checkpoint; `RandomWeights`
+stands for its weights. What is measured on such a model is what its shape costs.
+"""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import platformdirs
+
+from stepscope.engine.config import ConfigError
+from stepscope.engine.models import demo
+from stepscope.engine.models.random_shapes import PREFIX, SHAPES
+
+VERSION = "v1"  # part of the folder's name: other settings or another marker is another version
+RANDOM = "random_weights.json"
+SEED = 20_26
+
+
+def ensure(model: str) -> Path:
+    """The folder that stands for `model` (`random:NAME`); written to the user's cache if need be.
+
+    Raises:
+        ConfigError: no shape has this name, or the cache folder cannot be written.
+    """
+    name = model.removeprefix(PREFIX)
+    if name not in SHAPES:
+        raise ConfigError(
+            "no_model", f"no random model is called {name!r}; there are: {', '.join(SHAPES)}"
+        )
+    folder = Path(platformdirs.user_cache_dir("stepscope")) / f"random-{name}-{VERSION}"
+    if (folder / RANDOM).is_file():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".random-", dir=folder.parent))
+        try:
+            write(scratch / name, name)
+            if not (folder / RANDOM).is_file():
+                shutil.rmtree(folder, ignore_errors=True)
+                (scratch / name).rename(folder)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as error:
+        if (folder / RANDOM).is_file():
+            return folder  # another process was there first
+        raise ConfigError(
+            "random_cache",
+            f"the settings of {model} cannot be written to {folder}: {error.strerror or error}; "
+            "make room there, or set XDG_CACHE_HOME to another folder",
+        ) from None
+    return folder
+
+
+def write(folder: Path, name: str) -> None:
+    """Config, tokenizer (bytes; ids behind them have no text) and the marker."""
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        json.dumps({**SHAPES[name], "torch_dtype": "bfloat16"}, indent=1), encoding="utf-8"
+    )
+    demo.byte_tokenizer().save_pretrained(folder)
+    (folder / RANDOM).write_text(json.dumps({"seed": SEED}), encoding="utf-8")
+
+
+def is_random(folder: Path) -> bool:
+    return (folder / RANDOM).is_file()

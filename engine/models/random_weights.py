@@ -1,0 +1,53 @@
+"""`RandomWeights`: the tensors of a model without a file, drawn on the device it is to be on.
+
+They are drawn and not zero: a GPU multiplies zeros at higher clocks than it has for a real model.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+
+import torch
+
+from stepscope.engine.models.random_model import SEED
+from stepscope.engine.models.weights import Shape
+
+# What a token's embedding has of the weights it is added to: small, or a model with tied embeddings
+# repeats its last token for ever.
+EMBEDDING_SCALE = 0.02
+# The layers' outputs, so that they outweigh the embedding.
+OUTPUT_GAIN = 2.0
+
+
+class RandomWeights:
+    """Draws the tensors of a model on its device. Implements `weights.WeightSource`.
+
+    A tensor follows from seed, name and shape alone, on one kind of device, and every dtype holds
+    the values of bf16: models of one seed compute the same but for their rounding.
+    """
+
+    def __init__(self, device: torch.device, seed: int = SEED) -> None:
+        self._device = device
+        self._seed = seed
+        self._shapes: Mapping[str, Shape] = {}
+
+    def check(self, expected: Mapping[str, Shape]) -> None:
+        """Take over the names and shapes: there is nothing to hold them against."""
+        self._shapes = expected
+
+    def read(self, tensor: str, dtype: torch.dtype) -> torch.Tensor:
+        return self.draw(tensor, self._shapes[tensor]).to(dtype)
+
+    def draw(self, name: str, shape: Shape) -> torch.Tensor:
+        """In bf16, on the device. Norms are 1, biases 0; a product is about as large as its input."""
+        if len(shape) == 1:
+            make: Callable[..., torch.Tensor] = torch.zeros if "bias" in name else torch.ones
+            return make(shape, dtype=torch.bfloat16, device=self._device)
+        digest = hashlib.sha256(f"{self._seed} {name} {shape}".encode()).digest()
+        generator = torch.Generator(self._device).manual_seed(int.from_bytes(digest[:7], "little"))
+        weight = torch.randn(shape, generator=generator, device=self._device, dtype=torch.float32)
+        if name.endswith("embed_tokens.weight"):
+            scale = EMBEDDING_SCALE
+        else:
+            gain = OUTPUT_GAIN if "o_proj" in name or "down_proj" in name else 1.0
+            scale = gain * shape[1] ** -0.5
+        return weight.mul_(scale).to(torch.bfloat16)

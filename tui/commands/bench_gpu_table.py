@@ -1,0 +1,289 @@
+"""The table of a report of `stepscope bench gpu`, and of two side by side. At most 100 wide."""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from stepscope.engine.gpu_bench import aims
+from stepscope.engine.gpu_bench.parts import PARTS
+from stepscope.engine.gpu_bench.results import Outcome, Point, Report, percentile
+
+WIDTH = 100
+_INDENT = "    "
+_VERSIONS = ("torch", "CUDA", "triton", "flash-attn", "transformers", "stepscope")
+_UNDER = {
+    "b": "ms of a step, and the floor's share of it; in brackets of the device's own time",
+    "c": "ms of a step, and the floor's share of it; in brackets of the device's own time",
+    "d": "ms of a step of so many tokens of one prompt",
+    "e": "microseconds, and the floor's share of them",
+    "f": "output tokens/s, and the time of all",
+    "g": "output tokens/s of stepscope / of generate_batch",
+    "h": "ms between two tokens of a stream, from the first arrival on",
+    "i": "time with / without, median of the pairs, and the lowest and highest",
+}
+
+
+class Row(NamedTuple):
+    """One figure: `column` is the model, or for kernels the contender."""
+
+    label: str
+    column: str
+    text: str
+    value: float | None  # to be compared with another report's
+
+
+def table(report: Report) -> Iterator[str]:
+    """A report in lines."""
+    yield from _head(report)
+    for part in PARTS:
+        outcomes = list(report.of(part))
+        if not outcomes:
+            continue
+        yield ""
+        yield _title(part)
+        rows = [row for outcome in outcomes for row in _rows(report, outcome)]
+        yield from _listed(rows) if part == "e" else _pivoted(rows)
+        for outcome in outcomes:
+            yield from _settings(outcome)
+            yield from _missing(outcome)
+    if report.aims:
+        yield ""
+        yield "aims"
+        for aim in report.aims:
+            verdict = {True: "held", False: "not held", None: "not measured"}[aim.held]
+            found = "" if aim.found is None else f": {aim.found:.2f}"
+            yield f"{_INDENT}{verdict:<13} {aim.what}{found} ({aim.wanted})"
+
+
+def side_by_side(first: Report, second: Report) -> Iterator[str]:
+    """Two reports, figure by figure, with the second over the first."""
+    for name, report in (("1", first), ("2", second)):
+        for place, line in enumerate(_head(report)):
+            yield (f"{name}  " if place == 0 else "   ") + line
+    for part in PARTS:
+        rows = [
+            {
+                (row.column, row.label): row
+                for outcome in report.of(part)
+                for row in _rows(report, outcome)
+            }
+            for report in (first, second)
+        ]
+        keys = list(dict.fromkeys((*rows[0], *rows[1])))
+        if not keys:
+            continue
+        yield ""
+        yield _title(part)
+        cells = [("", "1", "2", "2 / 1")]
+        for column, label in keys:
+            found = [each.get((column, label)) for each in rows]
+            values = [None if row is None else row.value for row in found]
+            ratio = f"{values[1] / values[0]:.2f}" if values[0] and values[1] else ""
+            name = f"{column}: {label}" if column else label
+            texts = ["-" if row is None else row.text for row in found]
+            cells.append((name, texts[0], texts[1], ratio))
+        yield from _aligned(cells)
+        for number, report in (("1", first), ("2", second)):
+            for outcome in report.of(part):
+                for line in _missing(outcome):
+                    yield _INDENT + f"{number}: " + line.strip()
+
+
+def _head(report: Report) -> Iterator[str]:
+    state = " (interrupted)" if report.is_interrupted else ""
+    yield f"stepscope bench gpu: {report.device}, {report.date}, {report.seconds:.0f} s{state}"
+    if not report.is_gpu:
+        yield "NOT A GPU: tiny models on a CPU, to see that the bench runs. No figure of a GPU."
+    elif report.is_quick:
+        yield "QUICK: tiny models, to see that the bench runs. They say nothing of the GPU."
+    versions = [f"{name} {report.versions[name]}" for name in _VERSIONS if name in report.versions]
+    if report.commit:
+        versions[-1:] = [f"{each} ({report.commit})" for each in versions[-1:]]
+    yield from textwrap.wrap(", ".join(versions), WIDTH)
+    gpu = report.gpu.get("before", {})
+    if gpu:
+        words = [
+            f"{name.replace('_', ' ')} {gpu[name]}"
+            for name in ("driver", "memory", "power_limit", "max_sm_clock", "max_memory_clock")
+            if name in gpu
+        ]
+        yield from textwrap.wrap(", ".join(words), WIDTH)
+
+
+def _title(part: str) -> str:
+    under = f": {_UNDER[part]}" if part in _UNDER else ""
+    return textwrap.shorten(f"({part}) {PARTS[part].name}{under}", 2 * WIDTH)
+
+
+def _rows(report: Report, outcome: Outcome) -> Iterator[Row]:
+    column = outcome.model or ""
+    if outcome.part == "a":
+        yield from _ceilings(report)
+    elif outcome.part in "bcd":
+        for point in outcome.points:
+            if point.median is not None:
+                yield Row(point.what, column, _step(report, point), point.median)
+        knee = aims.knee_of(outcome) if outcome.part == "d" else None
+        if knee is not None:
+            share = "" if knee.budget_share is None else f", {knee.budget_share:.0%} of the best"
+            text = f"{knee.tokens:.0f}: budget {knee.budget}{share}"
+            yield Row("knee, in tokens", column, text, knee.tokens)
+    elif outcome.part == "e":
+        for point in outcome.points:
+            if point.median is not None:
+                share = _percent(aims.share_of_floor(report, point))
+                text = f"{point.median * 1e3:,.1f} us {share}".rstrip()
+                contender = str(point.facts["contender"])
+                yield Row(str(point.facts["case"]), contender, text, point.median)
+    elif outcome.part == "f":
+        for point in outcome.points:
+            rate = point.number("output_tokens_per_s")
+            if rate is not None and point.median is not None:
+                partial = ", a part of them" if point.facts.get("is_partial") else ""
+                text = f"{rate:,.0f} ({point.median / 1e3:.1f} s{partial})"
+                yield Row(point.what, column, text, rate)
+    elif outcome.part == "g":
+        yield from _peers(outcome, column)
+    elif outcome.part == "h":
+        yield from _modes(outcome, column)
+    elif outcome.part == "i":
+        ratio = aims.telemetry_ratio(outcome)
+        pairs = outcome.point("with telemetry / without")
+        if ratio is not None and pairs is not None:
+            ratios = pairs.numbers("ratios")
+            text = f"{ratio:.3f} ({min(ratios):.3f} to {max(ratios):.3f}, {len(ratios)} pairs)"
+            yield Row(pairs.what, column, text, ratio)
+    else:
+        for point in outcome.points:
+            found = point.number("found")
+            if found is not None:
+                verdict = "held" if point.facts.get("held") else "NOT HELD"
+                counts = (point.number("num_equal"), point.number("num_tokens"))
+                text = f"{found:.2f}"
+                if counts[0] is not None and counts[1] is not None:
+                    text = f"{counts[0]:.0f} of {counts[1]:.0f}"
+                yield Row(point.what, column, f"{text}, {verdict}", found)
+
+
+def _ceilings(report: Report) -> Iterator[Row]:
+    for label, rate, unit, scale in (
+        ("copy, bytes read and written", report.bytes_per_s, "TB/s", 1e12),
+        ("product in bf16", report.flops_per_s, "TFLOP/s", 1e12),
+    ):
+        if rate is not None:
+            yield Row(label, "", f"{rate / scale:,.3g} {unit}", rate)
+
+
+def _step(report: Report, point: Point) -> str:
+    assert point.median is not None
+    text = _rounded(point.median)
+    share = aims.share_of_floor(report, point)
+    if share is None:
+        return text
+    device = Point(what="", samples=point.numbers("device_ms")).median
+    inner = "" if device is None else _percent(aims.share_of_floor(report, point, device))
+    return f"{text} {_percent(share)}" + (f" ({inner})" if inner else "")
+
+
+def _peers(outcome: Outcome, column: str) -> Iterator[Row]:
+    for theirs, ours in aims.pairs(outcome):
+        rates = [
+            None if each is None else each.number("output_tokens_per_s") for each in (ours, theirs)
+        ]
+        if rates[0] is None and rates[1] is None:
+            continue
+        ratio = aims.rate_ratio(theirs, ours)
+        texts = ["-" if rate is None else f"{rate:,.0f}" for rate in rates]
+        times = "" if ratio is None else f" = {ratio:.1f}x"
+        yield Row(str(theirs.facts["work"]), column, " / ".join(texts) + times, ratio)
+
+
+def _modes(outcome: Outcome, column: str) -> Iterator[Row]:
+    for point in outcome.points:
+        figures = [point.number(f"{name}_ms") for name in ("p50", "p99", "max")]
+        if any(each is None for each in figures):
+            continue
+        middle, high, most = (_rounded(each or 0.0) for each in figures)
+        waits = point.numbers("ttft_ms")
+        wait = f", TTFT of the long {_rounded(percentile(waits, 0.5))}" if waits else ""
+        partial = ", cut" if point.facts.get("is_partial") else ""
+        text = f"p50 {middle}, p99 {high}, max {most}{wait}{partial}"
+        yield Row(point.what, column, text, figures[1])
+    ratio = aims.itl_ratio(outcome)
+    if ratio is not None:
+        yield Row("p99, continuous / chunked", column, f"{ratio:.1f}", ratio)
+
+
+def _settings(outcome: Outcome) -> Iterator[str]:
+    """How it was run, where that differs from part to part and a reader has to know."""
+    for name in ("software", "fp32_attention", "bf16_attention", "attention", "implementation"):
+        if name in outcome.settings and outcome.part in "fgj":
+            yield _INDENT + f"{outcome.model}: {name.replace('_', ' ')} {outcome.settings[name]}"
+    if outcome.part == "g":
+        for point in outcome.points:
+            names = ("attention", "use_cuda_graph", "use_async_batching", "max_batch_tokens")
+            words = [f"{name} {point.facts[name]}" for name in names if name in point.facts]
+            if words:
+                cut = "; outputs cut to fit the time" if point.facts.get("is_cut") else ""
+                text = f"{outcome.model}: {point.what}: {', '.join(words)}{cut}"
+                yield from textwrap.wrap(
+                    text, WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT + "  "
+                )
+
+
+def _missing(outcome: Outcome) -> Iterator[str]:
+    on = f"{outcome.model}: " if outcome.model else ""
+    notes = [
+        f"{on}{point.what}: not measured: {point.why}" for point in outcome.points if point.why
+    ]
+    if outcome.why is not None:
+        what = "not all of it" if any(each.samples for each in outcome.points) else "not measured"
+        notes.append(f"{on}{what}: {outcome.why}")
+    for note in notes:
+        yield from textwrap.wrap(
+            note, WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT + "  "
+        )
+
+
+def _pivoted(rows: Sequence[Row]) -> Iterator[str]:
+    """Labels down, columns across; below one another where that is too wide."""
+    columns = list(dict.fromkeys(row.column for row in rows))
+    labels = list(dict.fromkeys(row.label for row in rows))
+    found = {(row.label, row.column): row.text for row in rows}
+    cells = [("", *columns)] if any(columns) else []
+    cells += [(label, *(found.get((label, each), "-") for each in columns)) for label in labels]
+    lines = list(_aligned(cells))
+    if max(map(len, lines), default=0) <= WIDTH or len(columns) == 1:
+        yield from lines
+        return
+    for column in columns:
+        yield f"{_INDENT}{column}"
+        yield from _aligned([(row.label, row.text) for row in rows if row.column == column])
+
+
+def _listed(rows: Sequence[Row]) -> Iterator[str]:
+    """A case a line, and its contenders one after the other, the fastest first."""
+    for label in dict.fromkeys(row.label for row in rows):
+        ranked = sorted((r for r in rows if r.label == label), key=lambda row: row.value or 0.0)
+        texts = ", ".join(f"{row.column} {row.text}" for row in ranked)
+        yield from textwrap.wrap(
+            f"{label}: {texts}", WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT * 2
+        )
+
+
+def _aligned(cells: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    if not cells:
+        return
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    for row in cells:
+        line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
+        yield (_INDENT + line).rstrip()
+
+
+def _rounded(value: float) -> str:
+    decimals = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:,.{decimals}f}"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
