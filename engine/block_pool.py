@@ -8,8 +8,9 @@ vLLM's free queue). No operation costs more in a larger pool.
 
 import operator
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress, islice
+from typing import NamedTuple
 
 from stepscope.engine.wire import CACHED, EMPTY, BlockMove, BlockRun
 
@@ -19,6 +20,13 @@ _REF_MASK = (1 << _REF_BITS) - 1
 
 class KVCacheIntegrityError(AssertionError):
     """The books on KV blocks contradict each other: a bug of ours."""
+
+
+class BlockState(NamedTuple):
+    """Owner (or CACHED, or EMPTY) and number of holders of one block."""
+
+    owner: int
+    ref_count: int
 
 
 class BlockPool:
@@ -140,9 +148,7 @@ class BlockPool:
     def _forget(self, block: int) -> None:
         digest = self._digests[block]
         if digest is None:
-            raise KVCacheIntegrityError(
-                f"block {block} is among the cached ones and has no content"
-            )
+            raise KVCacheIntegrityError(f"block {block} has no content that could be forgotten")
         self._digests[block] = None
         copies = self._copies.get(digest)
         if copies is None:
@@ -169,6 +175,27 @@ class BlockPool:
             moves.append(BlockMove(block, owner, refs))
         self._changed.clear()
         return moves
+
+    def drain_changes(self) -> dict[int, tuple[BlockState, BlockState]]:
+        """`drain_moves` with what each block was at the last drain: (before, now)."""
+        told = self._told
+        before = {block: told[block] for block in self._changed}
+        return {
+            move.block_id: (
+                BlockState(before[move.block_id] >> _REF_BITS, before[move.block_id] & _REF_MASK),
+                BlockState(move.owner, move.ref_count),
+            )
+            for move in self.drain_moves()
+        }
+
+    def tell_again(self, blocks: Iterable[int]) -> None:
+        """The next drain tells the state of these blocks too."""
+        self._changed.update(dict.fromkeys(blocks))
+
+    def unregister(self, block: int) -> None:
+        """What a held block was known by is not in it."""
+        if self._digests[block] is not None:
+            self._forget(block)
 
     def runs(self) -> list[BlockRun]:
         """All blocks in order of their ids, neighbours in the same state as one run."""

@@ -105,6 +105,13 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             ge=0, description="CPU threads for the model (0: one or all cores, whichever is faster)"
         ),
     ] = 0
+    overlap: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(
+            description="prepare each step while the one before it runs, where its tokens are not "
+            "needed for that; 'auto': on a GPU"
+        ),
+    ] = "auto"
     telemetry: Annotated[bool, Meta(description="publish a record of every step")] = True
     replay_steps: Annotated[
         int, Meta(ge=1, description="messages kept to heal gaps of slow subscribers")

@@ -2,24 +2,28 @@
 
 Whatever a client or an operator asks for waits in the inbox and is applied between two steps, at
 the top of the next one; the record of that step says so.
+
+Where steps overlap (`Pipeline`), new requests join at any time; whatever else changes something
+waits until no step is in flight, so that it holds from the next one on, as without overlap.
 """
 
 import itertools
-import logging
 import queue
 from collections.abc import Callable
 from typing import Protocol
 
 from stepscope.engine import records
 from stepscope.engine.audit import AuditTrail
-from stepscope.engine.commands import Submit, WorkloadSpec
+from stepscope.engine.commands import Change, Submit, WorkloadSpec
 from stepscope.engine.config import Limits
 from stepscope.engine.delivery import Delivery
 from stepscope.engine.inbox import Call, Client, Denial, Departure, Inbox, Item, Refusal
+from stepscope.engine.pipeline import Pipeline
 from stepscope.engine.request import Request
 from stepscope.engine.scheduler import Scheduler
+from stepscope.engine.signs_of_life import SignsOfLife
 from stepscope.engine.snapshot_desk import SnapshotDesk
-from stepscope.engine.step import Runner, ScheduledRow, ScheduledStep, StepResult
+from stepscope.engine.step import Runner
 from stepscope.engine.stop_strings import StopText
 from stepscope.engine.token_teller import TokenTeller
 from stepscope.engine.wire import (
@@ -27,17 +31,11 @@ from stepscope.engine.wire import (
     ControlCounts,
     EngineInfo,
     EngineState,
-    EngineStatus,
     Rejected,
     RequestEvent,
     Snapshot,
     Telemetry,
 )
-
-log = logging.getLogger("stepscope.engine")
-
-STATUS_INTERVAL_NS = 1_000_000_000
-INFO_INTERVAL_NS = 5_000_000_000
 
 
 class TelemetrySink(Protocol):
@@ -61,6 +59,7 @@ class EngineCore:
         apply: carries out one command (`dispatch.apply`).
         eos_token_ids: tokens that end a request.
         max_waiting: requests that may wait before a further one is refused.
+        overlap: prepare steps while those before them run, where that can be done.
     """
 
     def __init__(
@@ -73,6 +72,7 @@ class EngineCore:
         apply: Callable[["EngineCore", Call], None],
         eos_token_ids: frozenset[int] = frozenset(),
         max_waiting: int = 100_000,
+        overlap: bool = False,
     ) -> None:
         self.info = info
         self.runner = runner
@@ -81,6 +81,7 @@ class EngineCore:
         self.sink = sink
         self.eos_token_ids = eos_token_ids
         self.max_waiting = max_waiting
+        self.overlap = overlap
         self.inbox: Inbox = queue.SimpleQueue()
         self.next_step = 0
         self.knobs_version = 0
@@ -96,12 +97,11 @@ class EngineCore:
         self.snapshots = SnapshotDesk(self.snapshot, runner.clock)
         self._apply = apply
         self._request_ids = itertools.count()
-        self._delivery = Delivery()
+        self.delivery = Delivery()
         self._events: list[RequestEvent] = []
-        self._told_state: EngineState | None = None
-        self._untold = False  # something happened that no message has told yet
-        self._next_status_ns = 0
-        self._next_info_ns = 0
+        self._signs = SignsOfLife(self)
+        self._pipeline = Pipeline(self)
+        self.has_untold = False  # something happened that no message has told yet
 
     # The loop
 
@@ -114,48 +114,29 @@ class EngineCore:
                 self._wait()
             else:
                 self.publish_signs_of_life(idle=False)
+        self.settle()
         for request_id in list(self.scheduler.requests):
             self.abort(request_id, "the engine was shut down")
         self.snapshots.serve(at_once=True)
-        self._publish_status("stopped")
+        self._signs.publish_status("stopped")
 
     def step(self) -> bool:
-        """One forward step; False when there is nothing to run."""
+        """One forward step, and the launch of the next one; False when there is nothing to run."""
+        if self._signs.is_overdue:
+            self.settle()
+            self.publish_signs_of_life(idle=False)
         self._apply_commands()
-        if self.steps_allowed == 0 or not self.scheduler.has_work():
-            return False
-        schedule_start_ns = self.runner.clock()
-        rows = self.scheduler.schedule()
-        schedule_end_ns = self.runner.clock()
-        if not rows:
-            return True  # the only request preempted itself: it is admitted again by the next step
-        result = self._execute(rows)
-        if result is None:
-            return True
-        batch = records.batch_rows(rows, self.scheduler) if self.sink is not None else []
-        self.scheduler.update(rows, result.token_ids)
-        teller = self.token_teller
-        texts = None if teller is None else teller.texts(rows, result.token_ids)
-        self._delivery.deliver(rows, result)
-        if self.sink is not None:
-            self.sink.publish(
-                records.step_record(
-                    step=self.next_step,
-                    schedule_ns=(schedule_start_ns, schedule_end_ns),
-                    result=result,
-                    batch=batch,
-                    scheduler=self.scheduler,
-                    knobs_version=self.knobs_version,
-                    events=self._drain_events(),
-                    num_dropped=self.sink.num_dropped,
-                    token_ids=None if teller is None else result.token_ids,
-                    texts=texts,
-                )
-            )
-        self.next_step += 1
-        if self.steps_allowed is not None:
-            self.steps_allowed -= 1
-        return True
+        return self._pipeline.step()
+
+    def settle(self) -> None:
+        """Wait for the step in flight, if there is one, and tell of it."""
+        self._pipeline.settle()
+
+    @property
+    def has_step_in_flight(self) -> bool:
+        return self._pipeline.has_step_in_flight
+
+    # The inbox
 
     def _apply_commands(self) -> None:
         while True:
@@ -164,44 +145,37 @@ class EngineCore:
             except queue.Empty:
                 break
             self._take(call)
-        self.snapshots.serve()
+        due_ns = self.snapshots.due_ns
+        if due_ns is not None:
+            if self.has_step_in_flight and self.runner.clock() >= due_ns:
+                self.settle()
+            self.snapshots.serve()
 
     def _take(self, item: Item) -> None:
-        self._untold = True
+        self.has_untold = True
         if isinstance(item, Refusal):
             self.refuse(item.client_id, item.reason)
         elif isinstance(item, Denial):
             self.audit.refused(item.command, item.asker, item.code, item.message, item.count)
         elif isinstance(item, Departure):
+            self.settle()
             self.abort(item.request_id, "its client is gone")
         else:
+            if isinstance(item.command, Change):
+                self.settle()
             self._apply(self, item)
 
     def _wait(self) -> None:
         """Until something is asked, or a sign of life is due."""
         due_ns = self.snapshots.due_ns
-        until_ns = self._next_status_ns if due_ns is None else min(due_ns, self._next_status_ns)
+        until_ns = self._signs.next_status_ns
+        until_ns = until_ns if due_ns is None else min(due_ns, until_ns)
         left_ns = until_ns - self.runner.clock()
         try:
             call = self.inbox.get(timeout=max(left_ns, 1_000_000) / 1e9)
         except queue.Empty:
             return
         self._take(call)
-
-    def _execute(self, rows: list[ScheduledRow]) -> StepResult | None:
-        try:
-            return self.runner.execute(
-                ScheduledStep(self.next_step, rows, self.scheduler.num_padded_tokens)
-            )
-        except Exception:
-            # A step that fails ends the requests in it, not the engine.
-            log.exception("step %d failed; its %d requests are ended", self.next_step, len(rows))
-            self._untold = True
-            # Blocks are known by what this step should have written to them.
-            self.scheduler.kv.reset_prefix_cache()
-            for row in rows:
-                self.abort(row.request.request_id, "the engine failed in this step")
-            return None
 
     # What commands do (called by dispatch, between steps)
 
@@ -229,7 +203,7 @@ class EngineCore:
             eos_token_ids=self.eos_token_ids,
             stop_text=stop_text,
         )
-        self._delivery.expect(request, client, submit)
+        self.delivery.expect(request, client, submit)
         if self.token_teller is not None:
             self.token_teller.arrived(request, prompt_text)
         self._events.append(
@@ -258,7 +232,7 @@ class EngineCore:
         request = self.scheduler.abort(request_id, reason)
         if request is None:
             return False
-        self._delivery.abort(request)
+        self.delivery.abort(request)
         if self.token_teller is not None:
             self.token_teller.ended(request_id)
         return True
@@ -281,7 +255,8 @@ class EngineCore:
         What happened since it is flushed first, so that nothing can be in the snapshot that a
         later message repeats.
         """
-        self._publish_status(self.state)
+        self.settle()
+        self._signs.publish_status(self.state)
         return records.snapshot(
             sequence=self.sink.next_sequence - 1 if self.sink is not None else 0,
             step=self.next_step - 1,
@@ -298,45 +273,18 @@ class EngineCore:
             transcripts=None if self.token_teller is None else self.token_teller.transcripts(),
         )
 
-    # Signs of life
-
     def publish_signs_of_life(self, *, idle: bool) -> None:
-        now_ns = self.runner.clock()
-        if now_ns >= self._next_info_ns:
-            self._next_info_ns = now_ns + INFO_INTERVAL_NS
-            self.info = self.anchored(self.info)
-            self.publish(self.info)
-        # Outside of a step nothing else would tell what happened.
-        if (
-            self.state != self._told_state
-            or now_ns >= self._next_status_ns
-            or (idle and self._untold)
-        ):
-            self._publish_status(self.state)
+        """Say who we are and how we stand, if it is time; what happened, too, if `idle`."""
+        self._signs.publish(idle=idle)
 
-    def _publish_status(self, state: EngineState) -> None:
-        now_ns = self.runner.clock()
-        self._told_state = state
-        self._next_status_ns = now_ns + STATUS_INTERVAL_NS
-        kv = self.scheduler.kv
-        self.publish(
-            EngineStatus(
-                time_ns=now_ns,
-                state=state,
-                step=self.next_step - 1,
-                num_running=len(self.scheduler.running),
-                num_waiting=len(self.scheduler.waiting),
-                kv=kv.counts(),
-                moves=kv.drain_moves(),
-                events=self._drain_events(),
-                num_dropped=self.sink.num_dropped if self.sink is not None else 0,
-                workload=self.describe_workload(),
-                control=self.control_counts(),
-            )
-        )
-
-    def _drain_events(self) -> list[RequestEvent]:
+    def drain_events(self) -> list[RequestEvent]:
+        """What happened to requests and was not told yet, in order."""
         events = self._events + self.scheduler.drain_events()
         self._events = []
-        self._untold = False
+        self.has_untold = False
         return events
+
+    def return_events(self, events: list[RequestEvent]) -> None:
+        """Nobody was told of these, which were drained: they come first."""
+        self._events = events + self._events
+        self.has_untold = True

@@ -9,9 +9,9 @@ sound because each layer of a step stores the keys and values of all rows before
 
 import hashlib
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from stepscope.engine.block_pool import BlockPool, KVCacheIntegrityError
+from stepscope.engine.block_pool import BlockPool, BlockState, KVCacheIntegrityError
 from stepscope.engine.request import Request
 from stepscope.engine.wire import BlockMove, BlockRun, KVCounts
 
@@ -130,10 +130,11 @@ class KVCacheManager:
     def counts(self) -> KVCounts:
         """Blocks by state now; evicted, queried and hit count from the last `drain_moves`."""
         pool = self._pool
+        num_cached, num_empty = pool.num_cached, pool.num_empty
         return KVCounts(
-            used=self.num_blocks - pool.num_free,
-            cached=pool.num_cached,
-            empty=pool.num_empty,
+            used=self.num_blocks - num_cached - num_empty,
+            cached=num_cached,
+            empty=num_empty,
             evicted=pool.num_evicted - self._num_evicted_before,
             queried_tokens=self._num_queried_tokens,
             hit_tokens=self._num_hit_tokens,
@@ -145,6 +146,28 @@ class KVCacheManager:
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
         return self._pool.drain_moves()
+
+    def drain_changes(self) -> dict[int, tuple[BlockState, BlockState]]:
+        """`drain_moves`, with the state of each block at the last drain before its state now."""
+        self._num_evicted_before = self._pool.num_evicted
+        self._num_queried_tokens = 0
+        self._num_hit_tokens = 0
+        return self._pool.drain_changes()
+
+    def tell_again(self, blocks: Iterable[int], counts: KVCounts) -> None:
+        """Nobody was told what was drained of these blocks, and of what `counts` counted."""
+        self._pool.tell_again(blocks)
+        self._num_evicted_before -= counts.evicted
+        self._num_queried_tokens += counts.queried_tokens
+        self._num_hit_tokens += counts.hit_tokens
+
+    def unregister(self, request: Request, start: int, num_tokens: int) -> set[int]:
+        """The blocks of these positions were not written after all; nobody hits them any more."""
+        first, end = start // self.block_size, self.num_blocks_for(start + num_tokens)
+        blocks = request.block_table[first:end]
+        for block in blocks:
+            self._pool.unregister(block)
+        return set(blocks)
 
     def runs(self) -> list[BlockRun]:
         """All blocks in order of their ids, run-length coded. Costs a walk over the pool."""

@@ -213,9 +213,7 @@ class _Run:
         if self._num_open:
             return
         if self._is_warmup and not self._failures:
-            # The record of the step that ends the warm-up is still to come.
-            first_step = self.core.next_step + 1
-            self._begin(self._measured, first_step=first_step, is_warmup=False)
+            self._begin(self._measured, first_step=self.core.next_step, is_warmup=False)
         else:
             self.core.stopping = True
 

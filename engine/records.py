@@ -7,6 +7,7 @@ from stepscope.engine.config import Knobs
 from stepscope.engine.request import Request
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.step import ScheduledRow, StepResult
+from stepscope.engine.step_books import StepBooks
 from stepscope.engine.wire import (
     Audited,
     BatchRow,
@@ -61,7 +62,8 @@ def _any_row(
     flags = 0
     if samples:
         flags = _LAST_CHUNK
-        if request.num_tokens == request.num_prompt_tokens:
+        # A first token that is still to come is another step's.
+        if request.num_tokens + request.num_pending_tokens == request.num_prompt_tokens:
             flags |= _FIRST_TOKEN
     if request_id in scheduler.resumed_now:
         flags |= _RESUMED
@@ -76,12 +78,15 @@ def step_record(
     schedule_ns: tuple[int, int],
     result: StepResult,
     batch: list[BatchRow],
-    scheduler: Scheduler,
+    books: StepBooks,
     knobs_version: int,
     events: list[RequestEvent],
     num_dropped: int,
     token_ids: list[int | None] | None = None,
     texts: list[str | None] | None = None,
+    not_before_ns: int = 0,
+    hidden_ns: int | None = None,
+    num_wasted_tokens: int | None = None,
 ) -> StepRecord:
     """The record of a step, built after `update`.
 
@@ -89,34 +94,38 @@ def step_record(
         schedule_ns: when scheduling began and ended.
         batch: from `batch_rows`, taken before `update`.
         events: of this step and of the time since the step before.
+        books: settled; `StepBooks.of` makes them of a scheduler after `update`.
         token_ids, texts: of each row, only where they are to be told (`TokenTeller`).
+        not_before_ns: when the step before it ended, in whose time this one was prepared.
     """
-    knobs = scheduler.knobs
-    # The counts of this step are drained with its block moves.
-    counts = scheduler.kv.counts()
+    kv, moves, knobs = books.kv, books.moves, books.knobs
+    assert moves is not None, "books are settled before they are told of"
     return StepRecord(
         step=step,
-        schedule_start_ns=schedule_ns[0],
-        schedule_end_ns=schedule_ns[1],
-        launch_ns=result.launch_ns,
+        schedule_start_ns=max(schedule_ns[0], not_before_ns),
+        schedule_end_ns=max(schedule_ns[1], not_before_ns),
+        launch_ns=max(result.launch_ns, not_before_ns),
         tokens_ns=result.tokens_ns,
         device_ns=result.device_ns,
         knobs_version=knobs_version,
         token_budget=knobs.max_num_batched_tokens,
         max_num_seqs=knobs.max_num_seqs,
-        num_prefill_tokens=scheduler.num_prefill_tokens,
-        num_decode_tokens=scheduler.num_decode_tokens,
-        num_padded_tokens=scheduler.num_padded_tokens + result.num_padded_tokens,
+        num_prefill_tokens=books.num_prefill_tokens,
+        num_decode_tokens=books.num_decode_tokens,
+        num_padded_tokens=books.num_padded_tokens + result.num_padded_tokens,
         batch=batch,
-        kv=counts,
-        moves=scheduler.kv.drain_moves(),
-        num_running=len(scheduler.running),
-        num_waiting=len(scheduler.waiting),
-        waiting_reasons=scheduler.waiting_reasons(),
+        kv=kv,
+        moves=moves,
+        num_running=books.num_running,
+        num_waiting=books.num_waiting,
+        waiting_reasons=books.waiting_reasons,
         events=events,
         num_dropped=num_dropped,
         token_ids=token_ids,
         texts=texts,
+        hidden_ns=hidden_ns,
+        num_wasted_tokens=num_wasted_tokens,
+        token_limit=books.token_limit,
     )
 
 

@@ -36,7 +36,9 @@ class Request:
     max_num_tokens: int = field(init=False)  # prompt and output at most
     end_token_ids: frozenset[int] = field(init=False)  # tokens that may end it
     is_plainly_greedy: bool = field(init=False)  # its tokens are the likeliest, nothing else asked
+    has_penalties: bool = field(init=False)  # which token comes next depends on those before
     num_computed_tokens: int = 0  # tokens whose K/V is in the cache
+    num_pending_tokens: int = 0  # 1: a step in flight gives it a token; not in `token_ids` yet
     block_table: list[int] = field(default_factory=list)  # block i holds tokens [i*bs, (i+1)*bs)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks, chained
     num_hashed_blocks: int = 0  # of block_table, registered in the prefix cache
@@ -57,12 +59,13 @@ class Request:
         self.end_token_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             self.end_token_ids |= self.eos_token_ids
+        self.has_penalties = (
+            sampling.repetition_penalty != 1
+            or sampling.presence_penalty != 0
+            or sampling.frequency_penalty != 0
+        )
         self.is_plainly_greedy = (
-            sampling.temperature == 0
-            and sampling.repetition_penalty == 1
-            and sampling.presence_penalty == 0
-            and sampling.frequency_penalty == 0
-            and sampling.min_tokens == 0
+            sampling.temperature == 0 and not self.has_penalties and sampling.min_tokens == 0
         )
 
     @property
@@ -78,8 +81,20 @@ class Request:
         return len(self.token_ids) - len(self.prompt_token_ids)
 
     @property
+    def ends_in_flight(self) -> bool:
+        """The token that a step in flight gives it is its last one, whatever it is."""
+        return bool(self.num_pending_tokens) and len(self.token_ids) + 1 >= self.max_num_tokens
+
+    @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[len(self.prompt_token_ids) :]
+
+    def preempt(self) -> None:
+        """It has lost its blocks, and what they held is to be computed anew."""
+        self.status = RequestStatus.PREEMPTED
+        self.high_water = max(self.high_water, self.num_computed_tokens)
+        self.num_computed_tokens = 0
+        self.num_preemptions += 1
 
     def finish_reason_after(self, token_id: int) -> str | None:
         """Why the request ends with `token_id`, its newest token: "stop", "length" or None.

@@ -2,66 +2,39 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
+from typing import Any
 
-import msgspec
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from stepscope.engine.config import ConfigError, EngineConfig
-from stepscope.engine.environment import keep_freed_memory, num_threads
+from stepscope.engine.config import EngineConfig
 from stepscope.engine.execution import input_batch
+from stepscope.engine.execution.description import ModelDescription
 from stepscope.engine.execution.devices import (
     DeviceTimer,
-    find_device,
-    find_dtype,
-    free_bytes,
     give_back_memory,
     is_out_of_memory,
-    memory_for,
+    to_device,
     zeros,
 )
-from stepscope.engine.execution.gpu_start import TRIAL_BLOCKS, prepare
 from stepscope.engine.execution.graphs import DecodeGraphs
-from stepscope.engine.execution.memory import kv_memory_bytes, num_kv_blocks
-from stepscope.engine.execution.smaller_steps import run_in_halves
+from stepscope.engine.execution.smaller_steps import Halving
 from stepscope.engine.execution.step_buffers import StepInputs
+from stepscope.engine.execution.step_in_flight import LaunchedStep
 from stepscope.engine.execution.thread_choice import ThreadChoice
 from stepscope.engine.execution.trial_steps import trial_step
-from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.model import Model, StepContext
-from stepscope.engine.models.support import longest_request
-from stepscope.engine.sampler import Sampled, Sampler
-from stepscope.engine.step import ScheduledStep, StepResult
+from stepscope.engine.sampler import Sampler
+from stepscope.engine.step import InFlight, ScheduledStep, StepResult
 from stepscope.engine.tokenizer import Tokenizer
-from stepscope.kernels.paged_attention import (
-    AttentionBackend,
-    BackendUnavailableError,
-    PagedBatch,
-    choose,
-)
+from stepscope.kernels.paged_attention import AttentionBackend, BatchTensors, PagedBatch
 
 Progress = Callable[[str, float], None]
 
 # (prompt tokens, requests) of the steps that are run once at load.
 WARM_UP_STEPS = ((64, 1), (1, 1), (1, 8), (200, 2))
-
-
-class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator is told of the model; the fields are `EngineInfo`'s."""
-
-    model: str
-    architecture: str
-    dtype: str
-    device: str
-    implementation: str
-    attention_backend: str
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    num_parameters: int
-    weight_bytes: int
-    flops_per_token: int
 
 
 class ModelRunner:
@@ -98,6 +71,14 @@ class ModelRunner:
         self._sampler = Sampler(seed)
         self._threads = threads
         self._tables = input_batch.BlockTables()
+        self._halving: Halving | None = None
+        if self.device.type != "cpu":
+            self._halving = Halving(
+                self.launch_whole,
+                is_out_of_memory,
+                lambda: give_back_memory(self.device),
+                self.clock,
+            )
         self._key_caches: list[torch.Tensor] = []
         self._value_caches: list[torch.Tensor] = []
         self.allocate(num_blocks)
@@ -112,57 +93,9 @@ class ModelRunner:
         Raises:
             ConfigError: anything that is wrong with the model, the device or the memory.
         """
-        device = find_device(config.device)
-        torch.set_num_threads(num_threads(config))
-        if device.type == "cpu":
-            keep_freed_memory()
-        dtype = find_dtype(config.dtype, device)
-        try:
-            backend, _ = choose(config.attention, str(device), dtype)
-        except BackendUnavailableError as error:
-            raise ConfigError("attention", str(error)) from None
-        # A wrong setting is refused now, not after minutes of loading.
-        kv_memory_bytes(config.kv_memory, free_bytes(device), cap_share=False)
-        progress("finding the model", 0.0)
-        folder = checkpoint.locate(config.model, progress)
-        name = config.model if config.model == "demo" else _name(config.model, folder)
-        model_config = loader.load_config(folder, name)
-        max_model_len = longest_request(model_config, name, config.max_model_len)
-        tokenizer = checkpoint.load_tokenizer(folder)
-        with memory_for(f"the weights of {name}", "take a smaller model, or free memory there"):
-            model = loader.load_model(
-                folder,
-                name,
-                model_config,
-                config.model_impl,
-                max_model_len,
-                dtype,
-                device,
-                progress,
-            )
-        on_gpu = device.type == "cuda"
-        num_blocks = TRIAL_BLOCKS
-        if not on_gpu:
-            progress("allocating the KV cache", 0.0)
-            num_blocks = num_kv_blocks(
-                config, model.kv_shape, max_model_len, free_bytes(device), cap_share=True
-            )
-        runner = cls(
-            model,
-            tokenizer,
-            backend,
-            loader.eos_token_ids(model_config, folder),
-            num_blocks=num_blocks,
-            block_size=config.block_size,
-            max_model_len=max_model_len,
-            seed=config.seed,
-            threads=_thread_choice(config, device, model),
-        )
-        if on_gpu:
-            prepare(runner, config, progress)
-        else:
-            runner.warm_up(progress)
-        return runner
+        from stepscope.engine.execution.loading import load_runner
+
+        return load_runner(cls, config, progress)
 
     def allocate(self, num_blocks: int) -> None:
         """Give the KV cache `num_blocks` blocks; what it held is gone, and so are graphs.
@@ -223,28 +156,37 @@ class ModelRunner:
         return time.monotonic_ns()
 
     def execute(self, step: ScheduledStep) -> StepResult:
-        """Run the model over `step.rows` and sample where a row asks for it.
+        """Run the model over `step.rows` and sample where a row asks for it."""
+        return self.launch(step).collect()
 
-        A step that a GPU has no memory for is run in halves.
-        """
-        if self.device.type == "cpu":
-            return self._execute(step)
-        return run_in_halves(
-            self._execute, step, is_out_of_memory, lambda: give_back_memory(self.device)
-        )
+    def launch(self, step: ScheduledStep) -> InFlight:
+        """Begin to `execute`. A step that a GPU has no memory for is launched in halves."""
+        if self._halving is None:
+            return self.launch_whole(step)
+        return self._halving.launch(step)
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """Logits `[len(inputs.logits_of), vocab_size]`; launches, and waits for nothing."""
         context = StepContext(inputs.batch, self._key_caches, self._value_caches, self._backend)
         return self._model.forward(inputs.input_ids, inputs.positions, context, inputs.logits_of)
 
-    def _execute(self, step: ScheduledStep) -> StepResult:
-        batch = input_batch.build(step.rows, self._tables, self.block_size)
+    def launch_whole(self, step: ScheduledStep) -> LaunchedStep:
+        """Begin to `execute` a step as it is.
+
+        Raises:
+            torch.OutOfMemoryError: a GPU has no memory for it.
+        """
+        after = step.after
+        batch = input_batch.build(step.rows, self._tables, self.block_size, ahead=after is not None)
         num_tokens = len(batch.input_ids)
         timer = DeviceTimer(self.device)
         with torch.inference_mode():
+            fed = None
+            if batch.fed_by:
+                assert isinstance(after, LaunchedStep), "nothing is launched upon a step in parts"
+                fed = after.tokens_of(batch.fed_by)
             size = None if self.graphs is None else self.graphs.size_for(batch)
-            inputs = self._inputs(batch) if size is None else None
+            inputs = self._inputs(batch, fed) if size is None else None
             threads = self._use_threads(num_tokens)
             launch_ns = self.clock()
             timer.start()
@@ -253,34 +195,40 @@ class ModelRunner:
             else:
                 assert self.graphs is not None
                 assert size is not None
-                logits = self.graphs.run(batch, size)
+                logits = self.graphs.run(batch, size, fed)
                 if len(batch.logits_of) < num_tokens:
                     logits = logits[self._tensor(batch.logits_of)]
             timer.stop()
-            sampled = Sampled([], {})
+            samples = None
             if batch.sampling_rows:
                 requests = [step.rows[i].request for i in batch.sampling_rows]
-                sampled = self._sampler.sample(logits, requests)
-            device_ns = timer.elapsed_ns()
-        tokens_ns = self.clock()
-        if self._threads is not None:
-            self._threads.note(num_tokens, threads, tokens_ns - launch_ns)
-        token_ids: list[int | None] = [None] * len(step.rows)
-        for row, token_id in zip(batch.sampling_rows, sampled.token_ids, strict=True):
-            token_ids[row] = token_id
-        logprobs = {batch.sampling_rows[i]: found for i, found in sampled.logprobs.items()}
-        return StepResult(
-            token_ids,
+                samples = self._sampler.launch(logits, requests)
+        return LaunchedStep(
+            step.rows,
+            batch.sampling_rows,
+            samples,
+            timer,
             launch_ns,
-            tokens_ns,
-            device_ns,
+            self.clock,
             num_padded_tokens=0 if size is None else size - num_tokens,
-            logprobs=logprobs,
+            ended=self._note_time(num_tokens, threads),
         )
 
-    def _inputs(self, batch: input_batch.InputBatch) -> StepInputs:
+    def _note_time(self, num_tokens: int, threads: int) -> Callable[[int], None] | None:
+        choice = self._threads
+        return None if choice is None else partial(choice.note, num_tokens, threads)
+
+    def _inputs(self, batch: input_batch.InputBatch, fed: torch.Tensor | None) -> StepInputs:
+        input_ids = self._tensor(batch.input_ids)
+        if fed is not None:
+            input_ids.index_copy_(0, self._tensor(np.array(batch.fed_at)), fed)
+        arrays = batch.query_starts, batch.context_lens, batch.block_tables
+        on_device = None
+        if self.device.type == "cuda":
+            # Here, so that no copy waits for the step before; a CPU's kernels take the arrays.
+            on_device = BatchTensors(*(self._tensor(a.astype(np.int32)) for a in arrays))
         return StepInputs(
-            self._tensor(batch.input_ids),
+            input_ids,
             self._tensor(batch.positions),
             self._tensor(batch.logits_of),
             PagedBatch(
@@ -291,6 +239,7 @@ class ModelRunner:
                 block_size=self.block_size,
                 device=self.device,
                 decodes=batch.decodes,
+                tensors=on_device,
             ),
         )
 
@@ -315,18 +264,5 @@ class ModelRunner:
             torch.set_num_threads(threads)
         return threads
 
-    def _tensor(self, array: input_batch.IntArray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
-
-
-def _thread_choice(config: EngineConfig, device: torch.device, model: Model) -> ThreadChoice | None:
-    """None: every step has the threads that were asked for, or the work is another device's."""
-    most = num_threads(config)
-    if config.threads or most == 1 or device.type != "cpu" or not model.is_thread_invariant:
-        return None
-    return ThreadChoice(most)
-
-
-def _name(model: str, folder: Path) -> str:
-    """What a model is called: as it was asked for, or by its folder."""
-    return folder.resolve().name if Path(model).expanduser().is_dir() else model
+    def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        return to_device(array, self.device)

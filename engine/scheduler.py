@@ -5,7 +5,15 @@ batching mode (`policies.py`) asks it to; the `KVCacheManager` owns the blocks. 
 `update` alternate: all tokens of a step are known before the next one is scheduled, and
 `Request.num_computed_tokens` advances in `update`. Knobs are read at the top of a step, so that
 any of them may change between two steps.
+
+Or the next step is scheduled ahead, before the tokens are known: `assume` counts them as there,
+`schedule` goes by that, and `update` then brings them. Whoever turns out to have ended has a row in
+the next step for nothing.
 """
+
+from collections.abc import Sequence
+
+import msgspec
 
 from stepscope.engine.config import ConfigError, Knobs, Limits
 from stepscope.engine.kv_cache import KVCacheManager
@@ -14,7 +22,14 @@ from stepscope.engine.request import Request, RequestStatus
 from stepscope.engine.step import ScheduledRow
 from stepscope.engine.step_plan import StepPlan
 from stepscope.engine.waiting_queue import WaitingQueue
-from stepscope.engine.wire import Aborted, Finished, FirstToken, Phase, RequestEvent
+from stepscope.engine.wire import (
+    Aborted,
+    Finished,
+    FirstToken,
+    Phase,
+    Preempted,
+    RequestEvent,
+)
 
 
 class Scheduler:
@@ -47,6 +62,10 @@ class Scheduler:
         self._next_in_turn: Request | None = None
         self._num_slots = 0
         self._wait_reason = "queued"
+        self._pending: list[Request] = []  # with a token to come
+        self._filled_later: list[tuple[Request, int]] = []  # full with a token to come
+        self._num_penalised = 0  # of `requests`
+        self._token_limit: int | None = None
         self.knobs = knobs
 
     @property
@@ -57,14 +76,37 @@ class Scheduler:
     @knobs.setter
     def knobs(self, knobs: Knobs) -> None:
         self._knobs = knobs
+        self._set_step_knobs()
         self.waiting.reorder(knobs.policy)
         self.kv.enable_prefix_caching = knobs.enable_prefix_caching
         if knobs.batching != "static":
             self._num_slots = 0
 
+    @property
+    def token_limit(self) -> int | None:
+        """Tokens of a step at most, whatever the knob says; None: the knob says it.
+
+        Nothing is held where prompts must not be cut: they would never run.
+        """
+        return self._token_limit
+
+    @token_limit.setter
+    def token_limit(self, limit: int | None) -> None:
+        self._token_limit = limit
+        self._set_step_knobs()
+
+    def _set_step_knobs(self) -> None:
+        self.step_knobs = knobs = self._knobs  # with the budget that is in force
+        limit = self._token_limit
+        if limit is None or not knobs.enable_chunked_prefill:
+            return
+        if limit < knobs.max_num_batched_tokens:
+            self.step_knobs = msgspec.structs.replace(knobs, max_num_batched_tokens=limit)
+
     def add(self, request: Request) -> None:
         """Queue a new request. It has to fit: prompt + max_tokens <= max_model_len."""
         self.requests[request.request_id] = request
+        self._num_penalised += request.has_penalties
         self.waiting.append(request)
 
     def abort(self, request_id: int, reason: str) -> Request | None:
@@ -104,21 +146,56 @@ class Scheduler:
         reasons = {"kv_blocks": 1, "queued": num_waiting - 1}
         return {reason: count for reason, count in reasons.items() if count}
 
+    def can_run_ahead(self, rows: Sequence[ScheduledRow]) -> bool:
+        """Whether the next step can be scheduled before the tokens of `rows` are known.
+
+        Not in a static batch, whose members wait for each other; not where which token comes next
+        depends on the one to come; and not where a request might have to be preempted: one may have
+        ended by then and leave its blocks.
+        """
+        knobs, kv = self._knobs, self.kv
+        if knobs.batching == "static":
+            return False
+        if self._num_penalised and any(row.samples and row.request.has_penalties for row in rows):
+            return False
+        budget = self.step_knobs.max_num_batched_tokens
+        num_free = kv.num_free_blocks
+        if num_free > len(self.running) + budget // kv.block_size:
+            return True
+        # Close to the limit; the rows at hand may not count as computed yet.
+        num_ahead = dict.fromkeys((row.request.request_id for row in rows), budget)
+        num_needed = 0
+        for request in self.running:
+            reach = request.num_computed_tokens + budget + num_ahead.get(request.request_id, 0)
+            num_tokens = min(len(request.token_ids) + 1, reach)
+            num_needed += max(0, kv.num_blocks_for(num_tokens) - len(request.block_table))
+        return num_needed <= num_free
+
+    def assume(self, rows: Sequence[ScheduledRow]) -> None:
+        """Count the tokens of a launched step as computed, and those it samples as to come."""
+        pending = self._pending
+        for request, _, start, num_tokens, samples in rows:
+            request.num_computed_tokens = start + num_tokens
+            if samples:
+                request.num_pending_tokens = 1
+                pending.append(request)
+
     def schedule(self) -> list[ScheduledRow]:
         """The rows of the next step, in the order in which they are laid out.
 
         At most `max_num_batched_tokens` tokens in all, `num_padded_tokens` included. Empty when
         there is nothing to do, and in the rare step in which whoever was to be served preempted
-        itself: there is still work then.
+        itself: there is still work then. After `assume` it is empty too when all will have ended.
         """
         plan = StepPlan(
             self.running,
             self.waiting,
             self.kv,
-            self._knobs,
+            self.step_knobs,
             alone=len(self.requests) <= 1,
             next_in_turn=self._next_in_turn,
             num_slots=self._num_slots,
+            ahead=bool(self._pending),
         )
         POLICIES[self._knobs.batching](plan)
         plan.register_filled()
@@ -127,6 +204,7 @@ class Scheduler:
         self.num_decode_tokens = plan.num_tokens - plan.num_prefill_tokens
         self.num_padded_tokens, self._num_slots = plan.num_padded_tokens, plan.num_slots
         self._next_in_turn, self._wait_reason = plan.next_in_turn, plan.wait_reason
+        self._filled_later += plan.filled_later
         self._events += plan.events
         return plan.rows
 
@@ -163,9 +241,29 @@ class Scheduler:
                     finished.append(request)
         if finished:
             self.running = [r for r in self.running if r.status is RequestStatus.RUNNING]
+        if self._pending:
+            self.settle()
         return finished
 
+    def settle(self) -> None:
+        """The tokens that were to come have come, or never will."""
+        for request in self._pending:
+            request.num_pending_tokens = 0
+        self._pending.clear()
+        for request, num_tokens in self._filled_later:
+            if request.status is RequestStatus.RUNNING:
+                self.kv.register(request, num_tokens)
+        self._filled_later.clear()
+
+    def requeue(self, request: Request, reason: str) -> None:
+        """Between two steps, take all blocks from a running request; it is computed anew."""
+        self.running.remove(request)
+        self._events.append(Preempted(request.request_id, self.kv.free(request), reason))
+        request.preempt()
+        self.waiting.prepend(request)
+
     def _end(self, request: Request, reason: str) -> None:
+        self._num_penalised -= request.has_penalties
         self.kv.free(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason

@@ -134,6 +134,7 @@ def open_engine(
             dispatch.apply,
             runner.eos_token_ids,
             config.max_waiting,
+            overlap=_overlaps(config, runner),
         )
         if config.with_tokens and config.telemetry:
             core.token_teller = TokenTeller(runner.tokenizer.text_stream)
@@ -203,7 +204,13 @@ def _info(
         wall_ns=time.time_ns(),
         with_tokens=config.with_tokens,
         config_hash=config.hash(),
+        overlap=_overlaps(config, runner),
     )
+
+
+def _overlaps(config: EngineConfig, runner: "ModelRunner") -> bool:
+    """A CPU that runs the model is not free to prepare the next step meanwhile."""
+    return runner.device.type == "cuda" if config.overlap == "auto" else config.overlap == "on"
 
 
 def anchored(info: EngineInfo) -> EngineInfo:

@@ -40,12 +40,13 @@ class CostModel(Struct, frozen=True, kw_only=True):
 
 
 class SimulatedRunner:
-    """`Runner` whose time passes only when it executes."""
+    """`Runner` whose time passes only when it executes, and on its device when it has launched."""
 
     def __init__(self, cost: CostModel, seed: int = 0) -> None:
         self._cost = cost
         self._seed = seed
         self._now_ns = START_NS
+        self._device_free_ns = START_NS
 
     def clock(self) -> int:
         return self._now_ns
@@ -54,17 +55,38 @@ class SimulatedRunner:
         self._now_ns = max(self._now_ns, now_ns)
 
     def execute(self, step: ScheduledStep) -> StepResult:
+        return self.launch(step).collect()
+
+    def launch(self, step: ScheduledStep) -> "SimulatedStep":
+        """The host is free again after `SCHEDULE_NS`; the device runs one step after another."""
         launch_ns = self._now_ns + SCHEDULE_NS
-        self._now_ns = launch_ns + self._cost.duration_ns(step)
+        self._now_ns = launch_ns
+        begin_ns = max(launch_ns, self._device_free_ns)
+        self._device_free_ns = begin_ns + self._cost.duration_ns(step)
         # Like a seeded sampler: a function of the request and the position, not of the batch.
         token_ids = [
-            (row.request.request_id * 7919 + row.request.num_tokens * 104_729 + self._seed)
+            (row.request.request_id * 7919 + (row.start + row.num_tokens) * 104_729 + self._seed)
             % VOCAB_SIZE
             if row.samples
             else None
             for row in step.rows
         ]
-        return StepResult(token_ids, launch_ns=launch_ns, tokens_ns=self._now_ns)
+        result = StepResult(token_ids, launch_ns=launch_ns, tokens_ns=self._device_free_ns)
+        return SimulatedStep(self, result)
+
+
+class SimulatedStep:
+    """A step that has its result, to be told when its time has come."""
+
+    is_whole = True
+
+    def __init__(self, runner: SimulatedRunner, result: StepResult) -> None:
+        self._runner = runner
+        self._result = result
+
+    def collect(self) -> StepResult:
+        self._runner.advance_to(self._result.tokens_ns)
+        return self._result
 
 
 class SimulatedWorkload(Struct, frozen=True, kw_only=True):
@@ -129,11 +151,13 @@ def simulate(
     max_model_len: int = 8192,
     workload: SimulatedWorkload | None = None,
     cost: CostModel | None = None,
+    overlap: bool = False,
 ) -> list[tuple[int, Telemetry]]:
     """Run a simulated engine for `num_steps` steps.
 
     Args:
         changes: step -> knobs to set before it.
+        overlap: steps are prepared while those before them run.
 
     Returns:
         (sequence, message) pairs: `EngineInfo`, `KnobsChanged`, `StepRecord` and `EngineStatus`
@@ -149,7 +173,8 @@ def simulate(
     scheduler = Scheduler(KVCacheManager(num_blocks, block_size), knobs or Knobs(), limits)
     sink = _Collector()
     info = simulated_info(limits, num_blocks, block_size, seed)
-    core = EngineCore(info, runner, scheduler, limits, sink, dispatch.apply)
+    info = msgspec.structs.replace(info, overlap=True if overlap else None)
+    core = EngineCore(info, runner, scheduler, limits, sink, dispatch.apply, overlap=overlap)
     random_source = random.Random(seed)
     arrival_ns = START_NS
     number = 0

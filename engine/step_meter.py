@@ -85,6 +85,7 @@ class StepMeter:
     def reset(self, first_step: int) -> None:
         """Forget what came until now; steps before `first_step` are not counted."""
         self._first_step = first_step
+        self._end_ns = 0  # of the last step
         self._step_ns: list[int] = []
         self._decode_step_ns: list[int] = []
         self._phase_ns = [0, 0, 0, 0]
@@ -104,14 +105,17 @@ class StepMeter:
             self._add(message, self._clock())
 
     def _add(self, record: StepRecord, end_ns: int) -> None:
-        start_ns = record.schedule_start_ns
-        schedule_end_ns = record.schedule_end_ns or start_ns
-        launch_ns = record.launch_ns or schedule_end_ns
+        # A step that was prepared while the one before it ran counts from that one's end.
+        start_ns = max(record.schedule_start_ns, self._end_ns)
+        schedule_end_ns = max(record.schedule_end_ns or 0, start_ns)
+        launch_ns = max(record.launch_ns or 0, schedule_end_ns)
+        tokens_ns = max(record.tokens_ns, launch_ns)
+        self._end_ns = end_ns
         step_ns = end_ns - start_ns
         self._step_ns.append(step_ns)
         if not record.num_prefill_tokens:
             self._decode_step_ns.append(step_ns)
-        borders_ns = (start_ns, schedule_end_ns, launch_ns, record.tokens_ns, end_ns)
+        borders_ns = (start_ns, schedule_end_ns, launch_ns, tokens_ns, end_ns)
         for i in range(4):
             self._phase_ns[i] += borders_ns[i + 1] - borders_ns[i]
         self._num_rows += len(record.batch or ())

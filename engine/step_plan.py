@@ -4,6 +4,9 @@ A batching mode (`policies.py`) fills the plan through `advance` and `admit`; th
 rules that all modes share. They are vLLM's (v1): a running request that needs a block and finds
 none preempts the latest admitted one (by priority: the one served last), itself at worst; nobody
 is admitted in a step that preempted; the first waiting request that does not fit ends admission.
+
+A plan made *ahead*, while the tokens of the step before are still to come, counts each of them as
+there. Nobody is preempted by it: it is made only where there are blocks for all that run.
 """
 
 from collections.abc import Callable
@@ -30,6 +33,7 @@ class StepPlan:
         alone: there is only one request, so a long prompt has nobody to starve.
         next_in_turn: the first request whose decode the last step had no budget for.
         num_slots: rows of the static batch under way, those included that have ended.
+        ahead: requests have a token to come (`Request.num_pending_tokens`).
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class StepPlan:
         alone: bool,
         next_in_turn: Request | None,
         num_slots: int,
+        ahead: bool = False,
     ) -> None:
         self.running = running
         self.waiting = waiting
@@ -60,7 +65,9 @@ class StepPlan:
         self._kv = kv
         self._knobs = knobs
         self._max_chunk = 0 if alone else knobs.long_prefill_token_threshold
+        self._ahead = ahead
         self._filled: list[tuple[Request, int]] = []  # (request, tokens computed after the step)
+        self.filled_later: list[tuple[Request, int]] = []  # ... whose last token is not known yet
 
     @property
     def num_tokens(self) -> int:
@@ -78,7 +85,8 @@ class StepPlan:
         rows, block_size, decode = self.rows, self._kv.block_size, Phase.DECODE
         last_offset = block_size - 1
         budget = self.budget  # a local, and handed over where others need it: this loop is hot
-        for request in requests.copy():
+        going_on = [r for r in requests if not r.ends_in_flight] if self._ahead else requests.copy()
+        for request in going_on:
             if budget <= 0:
                 if decodes_only:
                     self.next_in_turn = request
@@ -87,7 +95,8 @@ class StepPlan:
                 continue
             start = request.num_computed_tokens
             num_tokens = len(request.token_ids) - start
-            if num_tokens == 1 and start >= len(request.prompt_token_ids):
+            # None that is known is left where one is to come.
+            if num_tokens <= 1 and start >= len(request.prompt_token_ids):
                 offset = start % block_size
                 if not offset:
                     self.budget = budget
@@ -155,7 +164,9 @@ class StepPlan:
     def register_filled(self) -> None:
         """Blocks that rows of running requests fill can be hit: no row is withdrawn any more."""
         for request, num_tokens in self._filled:
-            if request.status is RequestStatus.RUNNING:
+            if num_tokens > len(request.token_ids):
+                self.filled_later.append((request, num_tokens))
+            elif request.status is RequestStatus.RUNNING:
                 self._kv.register(request, num_tokens)
         self._filled.clear()
 
@@ -226,10 +237,7 @@ class StepPlan:
                 del self.rows[index]
                 break
         self.events.append(Preempted(request.request_id, self._kv.free(request), "kv_full"))
-        request.status = RequestStatus.PREEMPTED
-        request.high_water = max(request.high_water, request.num_computed_tokens)
-        request.num_computed_tokens = 0
-        request.num_preemptions += 1
+        request.preempt()
         self.waiting.prepend(request)
 
     def _has_room(self, num_seats: int | None = None) -> bool:

@@ -20,6 +20,7 @@ from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.request import Request, RequestStatus
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.step import ScheduledRow, StepResult
+from stepscope.engine.step_books import StepBooks
 from stepscope.engine.wire import (
     CACHED,
     EMPTY,
@@ -191,7 +192,7 @@ class Driver:
             schedule_ns=(0, 0),
             result=StepResult(token_ids, launch_ns=0, tokens_ns=0),
             batch=batch,
-            scheduler=scheduler,
+            books=StepBooks.of(scheduler),
             knobs_version=0,
             events=scheduler.drain_events(),
             num_dropped=0,

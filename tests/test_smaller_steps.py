@@ -1,11 +1,14 @@
-"""A step that runs out of device memory is run in halves, and nobody notices but by the time."""
+"""A step that runs out of device memory is run in halves, and nobody notices but by the time.
+
+What finds no room at all ends one request; steps stay small for a while, and grow again.
+"""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.commands import PositionLogprobs, SamplingParams, TokenLogprob
-from stepscope.engine.execution.smaller_steps import halves, run_in_halves
+from stepscope.engine.execution.smaller_steps import Halving, halves
 from stepscope.engine.request import Request
 from stepscope.engine.step import ScheduledRow, ScheduledStep, StepResult
 from stepscope.engine.wire import Phase
@@ -15,19 +18,39 @@ class NoMemoryError(RuntimeError):
     pass
 
 
-class Device:
-    """Runs steps of up to `room` tokens; a row's token names its request and its last position."""
+class Done:
+    is_whole = True
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def collect(self) -> StepResult:
+        return self._result
+
+
+class Device:
+    """Runs steps of up to `room` tokens; a row's token names its request and its last position.
+
+    For the requests `hopeless` it has no room at all.
+    """
+
+    def __init__(self, room: int, hopeless: frozenset[int] = frozenset()) -> None:
         self.room = room
+        self.hopeless = hopeless
         self.now = 0
         self.sizes: list[int] = []
         self.ran: dict[int, list[int]] = {}  # positions of each request, in order
         self.freed = 0
+        self._halving = Halving(
+            self.launch,
+            lambda error: isinstance(error, NoMemoryError),
+            self.free,
+            lambda: self.now,
+        )
 
-    def execute(self, step: ScheduledStep) -> StepResult:
+    def launch(self, step: ScheduledStep) -> Done:
         size = sum(row.num_tokens for row in step.rows)
-        if size > self.room:
+        if size > self.room or any(r.request.request_id in self.hopeless for r in step.rows):
             raise NoMemoryError(f"{size} tokens")
         self.sizes.append(size)
         launch_ns, self.now = self.now, self.now + size
@@ -40,15 +63,13 @@ class Device:
             tokens.append(token if row.samples else None)
             if row.samples:
                 logprobs[i] = PositionLogprobs(TokenLogprob(token, -1.0), 1, [])
-        return StepResult(tokens, launch_ns, self.now, size, logprobs=logprobs)
+        return Done(StepResult(tokens, launch_ns, self.now, size, logprobs=logprobs))
 
     def free(self) -> None:
         self.freed += 1
 
     def run(self, step: ScheduledStep) -> StepResult:
-        return run_in_halves(
-            self.execute, step, lambda error: isinstance(error, NoMemoryError), self.free
-        )
+        return self._halving.launch(step).collect()
 
 
 def step_of(rows: list[tuple[int, int, bool]]) -> ScheduledStep:
@@ -90,6 +111,21 @@ def test_the_result_is_that_of_the_whole_step(
     assert (found.launch_ns, found.tokens_ns) == (0, sum(small.sizes))
     assert max(small.sizes) <= room
     assert small.freed == len(small.sizes) - 1
+    assert found.num_tokens_fit == (None if len(small.sizes) == 1 else max(small.sizes))
+    assert found.unfit_rows == ()
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(rows, st.integers(1, 60), st.frozensets(st.integers(0, 11)))
+def test_rows_without_room_are_named_and_the_others_get_what_they_would(
+    lengths: list[tuple[int, int, bool]], room: int, hopeless: frozenset[int]
+) -> None:
+    step = step_of(lengths)
+    expected, found = Device(10**6).run(step), Device(room, hopeless).run(step)
+    assert found.unfit_rows == tuple(i for i in range(len(lengths)) if i in hopeless)
+    for i, token in enumerate(found.token_ids):
+        assert token == (None if i in hopeless else expected.token_ids[i])
+    assert set(found.logprobs or {}) == {i for i in expected.logprobs or {} if i not in hopeless}
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -99,30 +135,21 @@ def test_halves_are_even_and_only_the_row_between_them_is_cut(
 ) -> None:
     step = step_of(lengths)
     total = sum(row.num_tokens for row in step.rows)
-    parts = halves(step)
-    if total == 1:
-        assert parts is None
-        return
-    assert parts is not None
-    first, second = parts
+    first, second = halves(step)
     assert sum(row.num_tokens for row in first.rows) == total // 2
     assert sum(row.num_tokens for row in second.rows) == total - total // 2
     assert len(first.rows) + len(second.rows) - len(step.rows) in (0, 1)
 
 
-def test_a_step_of_one_token_that_does_not_fit_fails_as_it_did() -> None:
-    device = Device(0)
-    with pytest.raises(NoMemoryError, match="1 tokens"):
-        device.run(step_of([(4, 3, True)]))
-
-
 def test_other_errors_are_not_tried_again() -> None:
     calls = []
 
-    def execute(step: ScheduledStep) -> StepResult:
+    def launch(step: ScheduledStep) -> Done:
         calls.append(step)
         raise ValueError("a bug")
 
     with pytest.raises(ValueError, match="a bug"):
-        run_in_halves(execute, step_of([(0, 8, True)]), lambda error: False, lambda: None)
+        Halving(launch, lambda error: False, lambda: None, lambda: 0).launch(
+            step_of([(0, 8, True)])
+        )
     assert len(calls) == 1

@@ -3,9 +3,11 @@
 import contextlib
 import gc
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from stepscope.engine.config import ConfigError
@@ -98,6 +100,39 @@ def memory_for(what: str, remedy: str) -> Iterator[None]:
         ) from None
 
 
+def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """A tensor with what is in `array`, on `device`; waits for nothing that runs there.
+
+    A GPU copies from page-locked memory only without waiting; torch keeps that until the copy is
+    done. On a CPU the tensor is the array.
+    """
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+class HostCopy:
+    """Tensors on their way from a device to the host. On a CPU they are there already."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._tensors = list(tensors)
+        if tensors and tensors[0].device.type == "cuda":
+            self._tensors = [
+                torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True)
+                for t in tensors
+            ]
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def wait(self) -> list[torch.Tensor]:
+        """The tensors on the host, once they are there."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._tensors
+
+
 class DeviceTimer:
     """Time that an accelerator spends on a step; knows nothing on a CPU."""
 
@@ -118,9 +153,10 @@ class DeviceTimer:
             self._events[1].record()
 
     def elapsed_ns(self) -> int | None:
-        """Waits for the device, also when no token was asked for.
+        """Waits for the device to come to `stop`, also when no token was asked for.
 
-        Where one was, the device has been waited for already.
+        Where one was, the device has been waited for already. What it did between two steps, or
+        for a step before, is not in it.
         """
         if self._events is None:
             return None

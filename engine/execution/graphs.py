@@ -91,9 +91,13 @@ class DecodeGraphs:
             return None  # a chunk is among them
         return next((size for size in self.sizes if size >= num_requests), None)
 
-    def run(self, batch: InputBatch, size: int) -> torch.Tensor:
-        """Logits `[len(batch.input_ids), vocab_size]`, good until the next step."""
-        self._buffers.fill(batch, size)
+    def run(self, batch: InputBatch, size: int, fed: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits `[len(batch.input_ids), vocab_size]`, good until the next step.
+
+        Args:
+            fed: tokens for the places `batch.fed_at`, on the device.
+        """
+        self._buffers.fill(batch, size, fed)
         self._graphs[size].replay()
         return self._logits[: len(batch.input_ids)]
 

@@ -28,6 +28,10 @@ class InputBatch(NamedTuple):
     decodes: IntArray  # [R], 1 for a decode, 0 for a chunk, be it of one token
     sampling_rows: list[int]  # the rows that are followed by a new token
     logits_of: IntArray  # the last token of each of these
+    # Tokens that a step in flight is still to give: places in `input_ids`, which has 0 there, and
+    # whose tokens they are.
+    fed_at: Sequence[int] = ()
+    fed_by: Sequence[int] = ()  # request ids
 
 
 class BlockTables:
@@ -87,8 +91,14 @@ class BlockTables:
             self._free.extend(range(num_rows, num_rows + added))
 
 
-def build(rows: Sequence[ScheduledRow], tables: BlockTables, block_size: int) -> InputBatch:
-    """Lay out `rows`, at least one, in their order."""
+def build(
+    rows: Sequence[ScheduledRow], tables: BlockTables, block_size: int, *, ahead: bool = False
+) -> InputBatch:
+    """Lay out `rows`, at least one, in their order.
+
+    Args:
+        ahead: rows may begin with a token that a step in flight is still to give.
+    """
     num_rows = len(rows)
     starts = np.fromiter((row.start for row in rows), np.int64, num_rows)
     counts = np.fromiter((row.num_tokens for row in rows), np.int64, num_rows)
@@ -97,13 +107,17 @@ def build(rows: Sequence[ScheduledRow], tables: BlockTables, block_size: int) ->
     num_tokens = int(query_starts[-1])
 
     input_ids = np.empty(num_tokens, dtype=np.int64)
+    fed_at: list[int] = []
     at = 0
     for row in rows:
         token_ids = row.request.token_ids
-        if row.num_tokens == 1:
-            input_ids[at] = token_ids[row.start]
-        else:
+        if row.num_tokens != 1:
             input_ids[at : at + row.num_tokens] = token_ids[row.start : row.start + row.num_tokens]
+        elif ahead and row.start == len(token_ids):
+            input_ids[at] = 0
+            fed_at.append(at)
+        else:
+            input_ids[at] = token_ids[row.start]
         at += row.num_tokens
 
     block_tables = tables.gather([row.request for row in rows])
@@ -120,4 +134,14 @@ def build(rows: Sequence[ScheduledRow], tables: BlockTables, block_size: int) ->
         decodes=np.fromiter((row.phase is Phase.DECODE for row in rows), np.int64, num_rows),
         sampling_rows=sampling_rows,
         logits_of=query_starts[1:][sampling_rows] - 1,
+        fed_at=fed_at,
+        fed_by=_requests_at(rows, query_starts, fed_at) if fed_at else (),
     )
+
+
+def _requests_at(
+    rows: Sequence[ScheduledRow], query_starts: IntArray, places: Sequence[int]
+) -> list[int]:
+    """Whose row each of these places belongs to."""
+    found = np.searchsorted(query_starts, places, side="right") - 1
+    return [rows[row].request.request_id for row in found.tolist()]

@@ -1,57 +1,106 @@
-"""A step that the device has no memory for is run in halves instead of ending its requests.
+"""A step for which a device has no memory is launched in halves instead of ending its requests.
 
 Exact: the rows of a step are independent but for KV blocks that an earlier row fills and a later
-one shares, and halves run in order; and a prompt may be cut into chunks anywhere.
+one shares, and halves run in order; and a prompt may be cut into chunks anywhere. A token that has
+no room by itself ends its row; whoever runs the engine decides what becomes of the request.
 """
 
 import logging
 from collections.abc import Callable
 
-from stepscope.engine.step import ScheduledRow, ScheduledStep, StepResult
+from stepscope.engine.step import InFlight, ScheduledRow, ScheduledStep, StepResult
 
 log = logging.getLogger("stepscope.engine")
 
 
-def run_in_halves(
-    execute: Callable[[ScheduledStep], StepResult],
-    step: ScheduledStep,
-    is_out_of_memory: Callable[[BaseException], bool],
-    free_memory: Callable[[], None],
-) -> StepResult:
-    """What `execute(step)` gives, also where the step has to be cut to fit.
+class Halving:
+    """Launches steps, whole or in parts.
+
+    Nothing is launched upon a step that was cut (`is_whole`): where its tokens are before the host
+    knows them is not kept.
 
     Args:
-        execute: runs a step, or raises.
+        launch: launches a step, or raises.
         is_out_of_memory: whether a smaller step may do where this exception was raised.
         free_memory: called before each further attempt.
-
-    Raises:
-        Exception: whatever `execute` raises of another kind, or for a step of one token.
+        clock: nanoseconds, of the engine.
     """
-    try:
-        return execute(step)
-    except Exception as error:
-        parts = halves(step) if is_out_of_memory(error) else None
-        if parts is None:
-            raise
-        num_tokens = sum(row.num_tokens for row in step.rows)
-        log.warning(
-            "step %d of %d tokens ran out of device memory and is run in halves; "
-            "lower max_num_batched_tokens to avoid it",
-            step.step,
-            num_tokens,
-        )
-    # Outside of the handler: until it ends, the error's traceback holds on to the step's tensors.
-    free_memory()
-    first, second = (run_in_halves(execute, part, is_out_of_memory, free_memory) for part in parts)
-    return joined(step, parts[0], first, second)
+
+    def __init__(
+        self,
+        launch: Callable[[ScheduledStep], InFlight],
+        is_out_of_memory: Callable[[BaseException], bool],
+        free_memory: Callable[[], None],
+        clock: Callable[[], int],
+    ) -> None:
+        self._launch = launch
+        self._is_out_of_memory = is_out_of_memory
+        self._free_memory = free_memory
+        self._clock = clock
+
+    def launch(self, step: ScheduledStep) -> InFlight:
+        """`launch(step)`, also where the step has to be cut to fit.
+
+        Raises:
+            Exception: whatever `launch` raises of another kind.
+        """
+        try:
+            return self._launch(step)
+        except Exception as error:
+            if not self._is_out_of_memory(error):
+                raise
+        # Outside of the handler: until it ends, the error's traceback holds on to the step's
+        # tensors.
+        self._free_memory()
+        first_part, second_part = halves(step)
+        if not first_part.rows:
+            return _Unfit(self._clock())
+        first = self.launch(first_part)
+        second = self.launch(second_part)
+        return _Joined(step, first_part, second_part, first, second)
 
 
-def halves(step: ScheduledStep) -> tuple[ScheduledStep, ScheduledStep] | None:
-    """The step's tokens as two steps, as even as rows and chunks allow; None: it has one token."""
+class _Unfit:
+    """One token that found no memory."""
+
+    is_whole = False
+
+    def __init__(self, now_ns: int) -> None:
+        self._now_ns = now_ns
+
+    def collect(self) -> StepResult:
+        now_ns = self._now_ns
+        return StepResult([None], now_ns, now_ns, num_tokens_fit=0, unfit_rows=(0,))
+
+
+class _Joined:
+    """A step that was launched in two parts, one after the other."""
+
+    is_whole = False
+
+    def __init__(
+        self,
+        step: ScheduledStep,
+        first_part: ScheduledStep,
+        second_part: ScheduledStep,
+        first: InFlight,
+        second: InFlight,
+    ) -> None:
+        self._step = step
+        self._parts = first_part, second_part
+        self._handles = first, second
+
+    def collect(self) -> StepResult:
+        results = [handle.collect() for handle in self._handles]
+        return joined(self._step, self._parts, (results[0], results[1]))
+
+
+def halves(step: ScheduledStep) -> tuple[ScheduledStep, ScheduledStep]:
+    """The step's tokens as two steps, as even as rows and chunks allow.
+
+    The first has one token less if their number is odd, and none at all of a step of one token.
+    """
     half = sum(row.num_tokens for row in step.rows) // 2
-    if half == 0:
-        return None
     first: list[ScheduledRow] = []
     second: list[ScheduledRow] = []
     left = half
@@ -65,24 +114,34 @@ def halves(step: ScheduledStep) -> tuple[ScheduledStep, ScheduledStep] | None:
         else:
             first.append(row._replace(num_tokens=count, samples=False))
             second.append(row._replace(start=row.start + count, num_tokens=row.num_tokens - count))
-    return ScheduledStep(step.step, first), ScheduledStep(step.step, second)
+    return (
+        ScheduledStep(step.step, first, after=step.after),
+        ScheduledStep(step.step, second, after=step.after),
+    )
 
 
 def joined(
-    step: ScheduledStep, first_part: ScheduledStep, first: StepResult, second: StepResult
+    step: ScheduledStep,
+    parts: tuple[ScheduledStep, ScheduledStep],
+    results: tuple[StepResult, StepResult],
 ) -> StepResult:
-    """The result of `step` from those of its halves, `first_part` being the first of them."""
+    """The result of `step` from those of its halves."""
+    first, second = results
     # The row that was cut, if any, is the last of the first half and the first of the second.
-    num_first = len(first_part.rows)
-    num_second = len(second.token_ids)
-    overlap = num_first + num_second - len(step.rows)
-    token_ids = first.token_ids[: num_first - overlap] + second.token_ids
+    num_first = len(parts[0].rows)
+    offset = len(step.rows) - len(parts[1].rows)
+    unfit = {*first.unfit_rows, *(offset + row for row in second.unfit_rows)}
+    token_ids = first.token_ids[:offset] + second.token_ids
     logprobs = dict(first.logprobs or {})
     for index, found in (second.logprobs or {}).items():
-        logprobs[index + num_first - overlap] = found
+        logprobs[index + offset] = found
+    if offset < num_first and offset in unfit:
+        # The beginning of a chunk is not there, so what its end was computed from is not either.
+        token_ids[offset] = None
+        logprobs.pop(offset, None)
     device_ns = None
-    if first.device_ns is not None and second.device_ns is not None:
-        device_ns = first.device_ns + second.device_ns
+    if first.device_ns is not None or second.device_ns is not None:
+        device_ns = (first.device_ns or 0) + (second.device_ns or 0)
     return StepResult(
         token_ids,
         first.launch_ns,
@@ -90,4 +149,13 @@ def joined(
         device_ns,
         num_padded_tokens=first.num_padded_tokens + second.num_padded_tokens,
         logprobs=logprobs,
+        num_tokens_fit=max(_num_fit(*pair) for pair in zip(parts, results, strict=True)),
+        unfit_rows=tuple(sorted(unfit)),
     )
+
+
+def _num_fit(part: ScheduledStep, result: StepResult) -> int:
+    """Tokens of the largest piece of a part that ran."""
+    if result.num_tokens_fit is not None:
+        return result.num_tokens_fit
+    return sum(row.num_tokens for row in part.rows)

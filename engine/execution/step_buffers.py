@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from stepscope.engine.execution.devices import to_device
 from stepscope.engine.execution.input_batch import InputBatch
 from stepscope.kernels.paged_attention import BatchTensors, PagedBatch
 
@@ -75,8 +76,12 @@ class StepBuffers:
             ),
         )
 
-    def fill(self, batch: InputBatch, size: int) -> None:
-        """Have a step of one token a request copied, and the rows up to `size` filled up."""
+    def fill(self, batch: InputBatch, size: int, fed: torch.Tensor | None = None) -> None:
+        """Have a step of one token a request copied, and the rows up to `size` filled up.
+
+        Args:
+            fed: tokens for the places `batch.fed_at`, on the device.
+        """
         if self._copied is not None:
             self._copied.synchronize()  # the copies of the step before have left the host's memory
         count = len(batch.input_ids)
@@ -95,6 +100,8 @@ class StepBuffers:
         used = count * width
         self._host_tables.numpy()[:used] = batch.block_tables.ravel()
         self._tokens.copy_(self._host_tokens, non_blocking=True)
+        if fed is not None:
+            self._tokens[0].index_copy_(0, to_device(np.array(batch.fed_at), self._device), fed)
         self._lens[:size].copy_(self._host_lens[:size], non_blocking=True)
         # Only as wide as the longest context: the whole table may be megabytes.
         self._staged_tables[:used].copy_(self._host_tables[:used], non_blocking=True)

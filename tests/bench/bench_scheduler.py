@@ -28,6 +28,7 @@ from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.request import Request
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.step import ScheduledRow, StepResult
+from stepscope.engine.step_books import StepBooks
 from stepscope.engine.telemetry import Publisher
 
 BLOCK_SIZE = 16
@@ -87,7 +88,7 @@ class Timed:
             schedule_ns=(0, 1),
             result=result,
             batch=batch,
-            scheduler=self.scheduler,
+            books=StepBooks.of(self.scheduler),
             knobs_version=0,
             events=self.scheduler.drain_events(),
             num_dropped=0,

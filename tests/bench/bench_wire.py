@@ -35,6 +35,7 @@ from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.serve import Silent
 from stepscope.engine.simulated import CostModel, SimulatedRunner, simulated_info
 from stepscope.engine.step import Runner, ScheduledStep, StepResult
+from stepscope.engine.step_books import StepBooks
 from stepscope.engine.telemetry import Publisher
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.recordings.verify import verify
@@ -94,7 +95,7 @@ def parts(num_requests: int, num_subscribers: int) -> dict[str, float]:
                 begun = time.perf_counter()
                 record = records.step_record(
                     step=step, schedule_ns=(now_ns, now_ns), result=result, batch=batch,
-                    scheduler=scheduler, knobs_version=0, events=[], num_dropped=0,
+                    books=StepBooks.of(scheduler), knobs_version=0, events=[], num_dropped=0,
                 )  # fmt: skip
                 made = time.perf_counter()
                 wire.encode(record)

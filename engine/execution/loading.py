@@ -1,0 +1,91 @@
+"""Makes a runner from a configuration: finds the device, the model and the memory for both."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from stepscope.engine.config import ConfigError, EngineConfig
+from stepscope.engine.environment import keep_freed_memory, num_threads
+from stepscope.engine.execution.devices import find_device, find_dtype, free_bytes, memory_for
+from stepscope.engine.execution.gpu_start import TRIAL_BLOCKS, prepare
+from stepscope.engine.execution.memory import kv_memory_bytes, num_kv_blocks
+from stepscope.engine.execution.thread_choice import ThreadChoice
+from stepscope.engine.models import checkpoint, loader
+from stepscope.engine.models.model import Model
+from stepscope.engine.models.support import longest_request
+from stepscope.kernels.paged_attention import BackendUnavailableError, choose
+
+if TYPE_CHECKING:
+    from stepscope.engine.runner import ModelRunner
+
+
+def load_runner(
+    runner_class: type["ModelRunner"], config: EngineConfig, progress: Callable[[str, float], None]
+) -> "ModelRunner":
+    """`ModelRunner.load`."""
+    device = find_device(config.device)
+    torch.set_num_threads(num_threads(config))
+    if device.type == "cpu":
+        keep_freed_memory()
+    dtype = find_dtype(config.dtype, device)
+    try:
+        backend, _ = choose(config.attention, str(device), dtype)
+    except BackendUnavailableError as error:
+        raise ConfigError("attention", str(error)) from None
+    # A wrong setting is refused now, not after minutes of loading.
+    kv_memory_bytes(config.kv_memory, free_bytes(device), cap_share=False)
+    progress("finding the model", 0.0)
+    folder = checkpoint.locate(config.model, progress)
+    name = config.model if config.model == "demo" else _name(config.model, folder)
+    model_config = loader.load_config(folder, name)
+    max_model_len = longest_request(model_config, name, config.max_model_len)
+    tokenizer = checkpoint.load_tokenizer(folder)
+    with memory_for(f"the weights of {name}", "take a smaller model, or free memory there"):
+        model = loader.load_model(
+            folder,
+            name,
+            model_config,
+            config.model_impl,
+            max_model_len,
+            dtype,
+            device,
+            progress,
+        )
+    on_gpu = device.type == "cuda"
+    num_blocks = TRIAL_BLOCKS
+    if not on_gpu:
+        progress("allocating the KV cache", 0.0)
+        num_blocks = num_kv_blocks(
+            config, model.kv_shape, max_model_len, free_bytes(device), cap_share=True
+        )
+    runner = runner_class(
+        model,
+        tokenizer,
+        backend,
+        loader.eos_token_ids(model_config, folder),
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_model_len=max_model_len,
+        seed=config.seed,
+        threads=_thread_choice(config, device, model),
+    )
+    if on_gpu:
+        prepare(runner, config, progress)
+    else:
+        runner.warm_up(progress)
+    return runner
+
+
+def _thread_choice(config: EngineConfig, device: torch.device, model: Model) -> ThreadChoice | None:
+    """None: every step has the threads that were asked for, or the work is another device's."""
+    most = num_threads(config)
+    if config.threads or most == 1 or device.type != "cpu" or not model.is_thread_invariant:
+        return None
+    return ThreadChoice(most)
+
+
+def _name(model: str, folder: Path) -> str:
+    """What a model is called: as it was asked for, or by its folder."""
+    return folder.resolve().name if Path(model).expanduser().is_dir() else model

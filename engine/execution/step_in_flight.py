@@ -1,0 +1,69 @@
+"""`LaunchedStep`: a step that a device was told to run, and what it gives when it has ended."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from stepscope.engine.execution.devices import DeviceTimer, to_device
+from stepscope.engine.execution.samples import Sampled, SamplesInFlight
+from stepscope.engine.step import ScheduledRow, StepResult
+
+
+class LaunchedStep:
+    """One step, launched whole.
+
+    Args:
+        rows: of the step.
+        sampling_rows: those that are followed by a token, by index.
+        samples: their tokens; None where no row samples.
+        ended: told how long it took on the host, when it is collected.
+    """
+
+    is_whole = True
+
+    def __init__(
+        self,
+        rows: Sequence[ScheduledRow],
+        sampling_rows: list[int],
+        samples: SamplesInFlight | None,
+        timer: DeviceTimer,
+        launch_ns: int,
+        clock: Callable[[], int],
+        num_padded_tokens: int,
+        ended: Callable[[int], None] | None,
+    ) -> None:
+        self._rows = rows
+        self._sampling_rows = sampling_rows
+        self._samples = samples
+        self._timer = timer
+        self._launch_ns = launch_ns
+        self._clock = clock
+        self._num_padded_tokens = num_padded_tokens
+        self._ended = ended
+
+    def tokens_of(self, request_ids: Sequence[int]) -> torch.Tensor:
+        """The tokens that it gives these requests, on the device: nobody waits for them here."""
+        assert self._samples is not None, "only a step that samples has a token to come"
+        rows, tokens = self._rows, self._samples.tokens
+        places = {rows[row].request.request_id: i for i, row in enumerate(self._sampling_rows)}
+        wanted = np.array([places[request_id] for request_id in request_ids], dtype=np.int64)
+        return tokens.index_select(0, to_device(wanted, tokens.device))
+
+    def collect(self) -> StepResult:
+        sampled = Sampled([], {}) if self._samples is None else self._samples.collect()
+        device_ns = self._timer.elapsed_ns()
+        tokens_ns = self._clock()
+        if self._ended is not None:
+            self._ended(tokens_ns - self._launch_ns)
+        token_ids: list[int | None] = [None] * len(self._rows)
+        for row, token_id in zip(self._sampling_rows, sampled.token_ids, strict=True):
+            token_ids[row] = token_id
+        return StepResult(
+            token_ids,
+            self._launch_ns,
+            tokens_ns,
+            device_ns,
+            num_padded_tokens=self._num_padded_tokens,
+            logprobs={self._sampling_rows[i]: found for i, found in sampled.logprobs.items()},
+        )

@@ -1,0 +1,103 @@
+"""`PendingStep`: a step between being scheduled and being told of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from stepscope.engine.request import Request, RequestStatus
+from stepscope.engine.step import InFlight, Runner, ScheduledRow, ScheduledStep, StepResult
+from stepscope.engine.step_books import StepBooks
+from stepscope.engine.wire import BatchRow, Phase, RequestEvent
+
+
+class Unlaunched:
+    """A step that runs when it is waited for: nothing is done meanwhile."""
+
+    is_whole = True
+
+    def __init__(self, runner: Runner, step: ScheduledStep) -> None:
+        self._runner = runner
+        self._step = step
+
+    def collect(self) -> StepResult:
+        return self._runner.execute(self._step)
+
+
+class FailedLaunch:
+    """A step that could not be launched; it fails in its turn."""
+
+    is_whole = False
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def collect(self) -> StepResult:
+        raise self._error
+
+
+@dataclass(slots=True)
+class PendingStep:
+    """What is known of a step before it has ended. Belongs to the engine's thread.
+
+    Attributes:
+        rows: those of requests that have not ended; `batch` tells the same ones.
+        books: None where nobody is told anything.
+        events: of the requests until it was scheduled, itself included.
+        schedule_ns: when scheduling began and ended.
+        launched_ns: it was launched while the step before it ran, and nothing was left to do at
+            that time; None: that step had ended before.
+        num_wasted_tokens: of rows that were dropped.
+    """
+
+    number: int
+    rows: list[ScheduledRow]
+    handle: InFlight
+    schedule_ns: tuple[int, int]
+    launched_ns: int | None
+    batch: list[BatchRow]
+    books: StepBooks | None
+    events: list[RequestEvent] = field(default_factory=list)
+    num_wasted_tokens: int = 0
+    _kept: list[int] | None = None  # rows that are left, by their index when it was launched
+
+    def drop_ended(self) -> None:
+        """Forget the rows of requests that have ended, or lost their blocks, meanwhile."""
+        kept = [i for i, row in enumerate(self.rows) if row.request.status is RequestStatus.RUNNING]
+        if len(kept) == len(self.rows):
+            return
+        rows, books = self.rows, self.books
+        for row in rows:
+            if row.request.status is RequestStatus.RUNNING:
+                continue
+            self.num_wasted_tokens += row.num_tokens
+            if books is None:
+                continue
+            if row.phase is Phase.DECODE:
+                books.num_decode_tokens -= row.num_tokens
+            else:
+                books.num_prefill_tokens -= row.num_tokens
+        self.rows = [rows[i] for i in kept]
+        if self.batch:
+            self.batch = [self.batch[i] for i in kept]
+        before = self._kept
+        self._kept = kept if before is None else [before[i] for i in kept]
+
+    def launched(self, indices: Sequence[int]) -> list[ScheduledRow]:
+        """Of the rows that were launched, by their index, those that are left."""
+        places = range(len(self.rows)) if self._kept is None else self._kept
+        left = dict(zip(places, self.rows, strict=True))
+        return [left[index] for index in indices if index in left]
+
+    def result_of(self, result: StepResult) -> StepResult:
+        """The part of `result`, which is for all rows that were launched, that is left."""
+        kept = self._kept
+        if kept is None:
+            return result
+        logprobs = result.logprobs or {}
+        return replace(
+            result,
+            token_ids=[result.token_ids[i] for i in kept],
+            logprobs={place: logprobs[i] for place, i in enumerate(kept) if i in logprobs},
+        )
+
+    def requests(self) -> list[Request]:
+        return [row.request for row in self.rows]

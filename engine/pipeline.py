@@ -1,0 +1,231 @@
+"""`Pipeline`: the steps under way, at most two.
+
+Without overlap there is one: scheduled, executed, taken in, told of. With overlap the next one is
+scheduled and launched before the tokens of the first have reached the host, and while it runs the
+first is taken in, delivered and told of: the device does not wait for the host (asynchronous
+scheduling, NanoFlow, Zhu et al., 2024). Where the next step cannot be chosen without those tokens,
+it is prepared after them (`Scheduler.can_run_ahead`).
+
+A request that turns out to have ended has a row in the next step for nothing: what it samples is
+thrown away. Its blocks are free at once, for whoever gets them writes to them in a later step.
+"""
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from stepscope.engine import records
+from stepscope.engine.pending_step import FailedLaunch, PendingStep, Unlaunched
+from stepscope.engine.request import RequestStatus
+from stepscope.engine.step import InFlight, ScheduledStep, StepResult
+from stepscope.engine.step_books import StepBooks
+from stepscope.engine.token_limit import TokenLimit
+
+if TYPE_CHECKING:
+    from stepscope.engine.core import EngineCore, TelemetrySink
+
+log = logging.getLogger("stepscope.engine")
+
+
+class Pipeline:
+    """Belongs to the engine's thread."""
+
+    def __init__(self, core: "EngineCore") -> None:
+        self._core = core
+        self._runner = core.runner
+        self._scheduler = core.scheduler
+        self._token_limit = TokenLimit()
+        self._ahead: PendingStep | None = None  # launched, and everything before it is told of
+        self._tokens_ns = 0  # when those of the last step were known
+
+    @property
+    def has_step_in_flight(self) -> bool:
+        return self._ahead is not None
+
+    def step(self) -> bool:
+        """Begin a step if none is in flight, launch the one after it, finish the first.
+
+        False when there is nothing to run.
+        """
+        step, self._ahead = self._ahead, None
+        if step is None:
+            if self._core.steps_allowed == 0 or not self._scheduler.has_work():
+                return False
+            step = self._begin(None)
+            if step is None:
+                return True  # the only request preempted itself: the next step admits it again
+        if self._may_run_ahead(step):
+            self._run_ahead(step)
+        self._finish(step)
+        return True
+
+    def settle(self) -> None:
+        """Wait for the step in flight, if there is one, and tell of it."""
+        step, self._ahead = self._ahead, None
+        if step is not None:
+            self._finish(step)
+
+    def _begin(self, before: PendingStep | None) -> PendingStep | None:
+        """Schedule the next step and launch it; None when there is nothing to run.
+
+        Args:
+            before: a step in flight, that this one is launched upon.
+        """
+        core, scheduler, clock = self._core, self._scheduler, self._runner.clock
+        start_ns = clock()
+        rows = scheduler.schedule()
+        end_ns = clock()
+        if not rows:
+            return None
+        number = core.next_step
+        after = None if before is None else before.handle
+        step = ScheduledStep(number, rows, scheduler.num_padded_tokens, after)
+        handle: InFlight
+        try:
+            handle = self._runner.launch(step) if core.overlap else Unlaunched(self._runner, step)
+        except Exception as error:  # noqa: BLE001 - it is told when its turn comes
+            handle = FailedLaunch(error)
+        launched_ns = None if before is None else clock()
+        # While what they are made of is still in the processor's caches.
+        is_told = core.sink is not None
+        batch = records.batch_rows(rows, scheduler) if is_told else []
+        books = StepBooks.open(scheduler) if is_told else None
+        core.next_step += 1
+        if core.steps_allowed is not None:
+            core.steps_allowed -= 1
+        return PendingStep(number, rows, handle, (start_ns, end_ns), launched_ns, batch, books)
+
+    def _may_run_ahead(self, step: PendingStep) -> bool:
+        return (
+            self._core.overlap
+            and self._core.steps_allowed != 0
+            and step.handle.is_whole
+            and self._scheduler.can_run_ahead(step.rows)
+        )
+
+    def _run_ahead(self, step: PendingStep) -> None:
+        """Launch the next step while this one is in flight, if there will be anything to run."""
+        self._set_apart(step)
+        self._scheduler.assume(step.rows)
+        self._ahead = self._begin(step)
+        if self._ahead is not None:
+            self._set_apart(self._ahead)
+
+    def _set_apart(self, step: PendingStep) -> None:
+        """What has happened until now is told with this step, and not with the next one."""
+        if step.books is not None:
+            step.events += self._core.drain_events()
+            step.books.keep_blocks(self._scheduler.kv)
+
+    def _finish(self, step: PendingStep) -> None:
+        """Wait for a step, take in its tokens, deliver them and tell of it."""
+        try:
+            result = step.handle.collect()
+        except Exception:
+            log.exception("step %d failed; its %d requests are ended", step.number, len(step.rows))
+            self._give_up(step)
+            return
+        core, scheduler, ahead = self._core, self._scheduler, self._ahead
+        self._note_memory(step, result)
+        result = step.result_of(result)
+        finished = scheduler.update(step.rows, result.token_ids)
+        if finished and ahead is not None:
+            ahead.drop_ended()
+        teller = core.token_teller
+        texts = None if teller is None else teller.texts(step.rows, result.token_ids)
+        core.delivery.deliver(step.rows, result)
+        if core.sink is not None:
+            self._tell(core.sink, step, result, texts, len(finished))
+        self._tokens_ns = result.tokens_ns
+
+    def _tell(
+        self,
+        sink: "TelemetrySink",
+        step: PendingStep,
+        result: StepResult,
+        texts: list[str | None] | None,
+        num_finished: int,
+    ) -> None:
+        """Publish the record of a step that has ended."""
+        core, scheduler, ahead, books = self._core, self._scheduler, self._ahead, step.books
+        if books is None:  # nobody was to be told when it began
+            return
+        if ahead is None or ahead.books is None:
+            books.num_running, books.num_waiting = len(scheduler.running), len(scheduler.waiting)
+            books.settle(scheduler.kv, None)
+        else:
+            books.num_running -= num_finished
+            ahead.books.num_running -= num_finished
+            books.settle(scheduler.kv, ahead.books.planned)
+        is_ahead = step.launched_ns is not None
+        wasted = step.num_wasted_tokens
+        sink.publish(
+            records.step_record(
+                step=step.number,
+                schedule_ns=step.schedule_ns,
+                result=result,
+                batch=step.batch,
+                books=books,
+                knobs_version=core.knobs_version,
+                events=[*step.events, *core.drain_events()],
+                num_dropped=sink.num_dropped,
+                token_ids=None if core.token_teller is None else result.token_ids,
+                texts=texts,
+                not_before_ns=self._tokens_ns if is_ahead else 0,
+                hidden_ns=(step.launched_ns or 0) - step.schedule_ns[0] if is_ahead else None,
+                num_wasted_tokens=wasted if is_ahead or wasted else None,
+            )
+        )
+
+    # Steps that fail
+
+    def _note_memory(self, step: PendingStep, result: StepResult) -> None:
+        """Where a device had no memory for a step, keep the next ones smaller.
+
+        Requests of which not even one token found room are ended; the others go on.
+        """
+        limit = self._token_limit
+        if result.num_tokens_fit is None and limit.tokens is None and not limit.is_on_trial:
+            return
+        limit.note(sum(row.num_tokens for row in step.rows), result.num_tokens_fit)
+        scheduler = self._scheduler
+        if scheduler.token_limit != limit.tokens:
+            scheduler.token_limit = limit.tokens
+        if not result.unfit_rows:
+            return
+        unwritten: set[int] = set()
+        for row in step.launched(result.unfit_rows):
+            unwritten |= scheduler.kv.unregister(row.request, row.start, row.num_tokens)
+            self._core.abort(row.request.request_id, "the device has no memory for one token of it")
+        # Whoever was admitted in this step upon blocks that were to be filled in it.
+        for request in [r for r in scheduler.running if not unwritten.isdisjoint(r.block_table)]:
+            scheduler.requeue(request, "device_memory")
+        step.drop_ended()
+
+    def _give_up(self, step: PendingStep) -> None:
+        """A step that fails ends the requests in it, not the engine.
+
+        What was launched upon it is not worth anything; its other requests are computed anew.
+        """
+        ahead, self._ahead = self._ahead, None
+        undone = [step] if ahead is None else [ahead, step]
+        core, scheduler = self._core, self._scheduler
+        if ahead is not None:
+            with contextlib.suppress(Exception):
+                ahead.handle.collect()  # the device is done with its blocks
+        for each in undone:
+            core.return_events(each.events)
+            if each.books is not None and each.books.planned is not None:
+                each.books.planned.give_back(scheduler.kv)
+            if core.steps_allowed is not None:
+                core.steps_allowed += 1
+        core.next_step = step.number
+        core.has_untold = True
+        # Blocks are known by what this step should have written to them.
+        scheduler.kv.reset_prefix_cache()
+        for request in step.requests():
+            core.abort(request.request_id, "the engine failed in this step")
+        scheduler.settle()
+        for request in [] if ahead is None else ahead.requests():
+            if request.status is RequestStatus.RUNNING:
+                scheduler.requeue(request, "step_failed")
