@@ -14,7 +14,7 @@ import msgspec
 import zmq
 
 from stepscope.engine import wire
-from stepscope.engine.access.sockets import client_socket
+from stepscope.engine.access.sockets import RECONNECT_MS, client_socket
 from stepscope.engine.client import (
     CommandRefused,
     ControlClient,
@@ -39,6 +39,7 @@ RECEIVE_QUEUE = 50_000  # messages waiting in the socket
 _DEAD_AFTER = 2.0  # times as long as makes it stale
 _POLL_MS = 50
 _BURST = 2_000  # messages taken before looking whether to stop
+_REST_MS = 50  # for more to come: to wake up for each message costs more than to take it
 _MAX_REPLAY = 2_000  # messages asked for at once, ...
 _MIN_REPLAY = 20  # ... fewer where the way is so slow that the answer does not come in time
 _TOPICS = frozenset(wire.TOPICS.values())
@@ -139,6 +140,8 @@ class Subscriber:
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(disconnected, zmq.POLLIN)
+        resting = zmq.Poller()
+        resting.register(disconnected, zmq.POLLIN)
         try:
             socket.linger = 0
             socket.rcvhwm = RECEIVE_QUEUE
@@ -156,7 +159,8 @@ class Subscriber:
                         disconnected.recv_multipart()
                         self._doubt = True
                     if socket in ready:
-                        self._receive(socket, client)
+                        if self._receive(socket, client):
+                            self._rest(resting, socket, client)
                     elif is_lost or self._is_probe_due():
                         self._probe()
                         if time.monotonic() >= self._next_reconnect_s:
@@ -227,13 +231,24 @@ class Subscriber:
             f"{self.endpoint.control} gave no snapshot within {SNAPSHOT_TIMEOUT_S:g} s"
         )
 
-    def _receive(self, socket: zmq.Socket[bytes], client: ControlClient) -> None:
+    def _receive(self, socket: zmq.Socket[bytes], client: ControlClient) -> bool:
+        """Take what is there; false where that was too much for one turn."""
         for _ in range(_BURST):
             try:
                 frames = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return
+                return True
             self._take(frames, client)
+        return False
+
+    def _rest(
+        self, disconnected: zmq.Poller, socket: zmq.Socket[bytes], client: ControlClient
+    ) -> None:
+        """Let messages gather. The last ones of an engine that dies meanwhile are taken."""
+        start_s = time.monotonic()
+        is_lost = disconnected.poll(_REST_MS)
+        if is_lost and time.monotonic() - start_s < RECONNECT_MS / 1000:
+            self._receive(socket, client)  # too soon for one that has come back in its place
 
     def _take(self, frames: list[bytes], client: ControlClient) -> None:
         """A message that came by itself."""
