@@ -1,11 +1,13 @@
 """`BlockMap`: owner and references of every KV block, as an observer knows them."""
 
-import zlib
 from array import array
 from itertools import groupby
 from typing import NamedTuple
 
+import zstandard
+
 from stepscope.engine.wire import EMPTY, BlockMove, BlockRun
+from stepscope.recordings.payloads import compressed
 
 MAX_BLOCKS = 1 << 24
 
@@ -17,9 +19,8 @@ class PackedBlocks(NamedTuple):
     refs: bytes
 
     def unpack(self) -> "BlockMap":
-        return BlockMap(
-            array("q", zlib.decompress(self.owner)), array("q", zlib.decompress(self.refs))
-        )
+        owner, refs = zstandard.decompress(self.owner), zstandard.decompress(self.refs)
+        return BlockMap(array("q", owner), array("q", refs))
 
     @property
     def num_bytes(self) -> int:
@@ -75,9 +76,7 @@ class BlockMap:
         return BlockMap(self.owner[:], self.refs[:])
 
     def pack(self) -> PackedBlocks:
-        return PackedBlocks(
-            zlib.compress(self.owner.tobytes(), 1), zlib.compress(self.refs.tobytes(), 1)
-        )
+        return PackedBlocks(compressed(self.owner.tobytes()), compressed(self.refs.tobytes()))
 
     def apply(self, moves: list[BlockMove]) -> None:
         """Blocks that the map does not have, and owners that cannot be, are passed over."""

@@ -87,24 +87,6 @@ class Span(NamedTuple):
     has_mark: bool = False
 
 
-class Rates(NamedTuple):
-    """How things went over a window of engine time; None is unknown or nothing to divide by."""
-
-    seconds: float
-    num_steps: int
-    steps_per_s: float | None
-    prefill_tokens_per_s: float | None
-    output_tokens_per_s: float | None
-    preemptions_per_min: float | None
-    evictions_per_s: float | None
-    prefix_hit_rate: float | None  # hit / looked-up prompt tokens
-    mixed_share: float | None  # of steps that held prefill and decode
-    model_share: float | None  # of the wall time: model running
-    schedule_share: float | None  # ... scheduling
-    idle_share: float | None  # ... between steps
-    budget_share: float | None  # spent, padding included, of the token budgets of all steps
-
-
 _SCHEDULE_START_NS = StepSummary._fields.index("schedule_start_ns")
 _PREFILL_TOKENS = StepSummary._fields.index("num_prefill_tokens")
 _DECODE_TOKENS = StepSummary._fields.index("num_decode_tokens")
@@ -129,13 +111,19 @@ class StepColumns:
     def column(self, name: str) -> "array[int]":
         return self._columns[StepSummary._fields.index(name)]
 
-    def append(self, sequence: int, record: StepRecord, outcome: Outcome) -> None:
-        """Add a step; it must be later than the last one."""
+    def append(
+        self, sequence: int, record: StepRecord, outcome: Outcome, num_rows: int | None
+    ) -> None:
+        """Add a step; it must be later than the last one.
+
+        Args:
+            num_rows: of its batch; None where that is not told.
+        """
         kv = record.kv
-        rows = record.batch
         ttft = outcome.max_ttft
         # Who tells no rows does not tell what was in them, nor that nothing happened to requests.
-        has_events = rows is not None or bool(record.events)
+        has_rows = num_rows is not None
+        has_events = has_rows or bool(record.events)
         values = (
             record.step,
             sequence,
@@ -148,13 +136,13 @@ class StepColumns:
             _known(record.token_budget),
             _known(record.max_num_seqs),
             record.num_prefill_tokens,
-            _UNKNOWN if rows is None else outcome.num_recomputed_tokens,
+            outcome.num_recomputed_tokens if has_rows else _UNKNOWN,
             record.num_decode_tokens,
             _known(record.num_padded_tokens),
-            _UNKNOWN if rows is None else outcome.num_cached_tokens,
-            _UNKNOWN if rows is None else outcome.num_output_tokens,
-            _UNKNOWN if rows is None else len(rows),
-            _UNKNOWN if rows is None else outcome.num_decode_rows,
+            outcome.num_cached_tokens if has_rows else _UNKNOWN,
+            outcome.num_output_tokens if has_rows else _UNKNOWN,
+            _known(num_rows),
+            outcome.num_decode_rows if has_rows else _UNKNOWN,
             record.num_running,
             record.num_waiting,
             outcome.num_arrived if has_events else _UNKNOWN,
@@ -201,6 +189,11 @@ class StepColumns:
         values = [column[index] for column in self._columns]
         return StepSummary(*(None if value == _UNKNOWN else value for value in values))  # type: ignore[arg-type]
 
+    def total(self, name: str, first: int, last: int) -> int | None:
+        """Sum over a range of places, None when it is unknown for one of them."""
+        values = self.column(name)[first:last]
+        return None if min(values) == _UNKNOWN else sum(values)
+
     def span(self, first_step: int, last_step: int) -> Span | None:
         """The steps `first_step` to `last_step`; None when there is none of them."""
         begin = bisect_left(self.steps, first_step)
@@ -223,59 +216,6 @@ class StepColumns:
             _none_if_unknown(worst(_MAX_ITL_NS)),
         )
 
-    def rates(self, start_ns: int, end_ns: int) -> Rates:
-        """Over the steps that ended in (start_ns, end_ns]."""
-        first = bisect_right(self.tokens_ns, start_ns)
-        last = bisect_right(self.tokens_ns, end_ns)
-        # No step reaches further back than the history does.
-        seconds = 0.0
-        if first < last:
-            seconds = (end_ns - max(start_ns, self.column("schedule_start_ns")[0])) / 1e9
-        if seconds <= 0:
-            return Rates(0.0, last - first, *(None,) * 11)
-        queried = self._total("queried_tokens", first, last)
-        hit = self._total("hit_tokens", first, last)
-        prefill = self.column("num_prefill_tokens")[first:last]
-        decode = self.column("num_decode_tokens")[first:last]
-        num_mixed = sum(p > 0 and d > 0 for p, d in zip(prefill, decode, strict=True))
-        busy_ns = self._spent("schedule_start_ns", "tokens_ns", first, last)
-        return Rates(
-            seconds=seconds,
-            num_steps=last - first,
-            steps_per_s=_ratio(last - first, seconds),
-            prefill_tokens_per_s=_ratio(sum(prefill), seconds),
-            output_tokens_per_s=_ratio(self._total("num_output_tokens", first, last), seconds),
-            preemptions_per_min=_ratio(self._total("num_preempted", first, last), seconds / 60),
-            evictions_per_s=_ratio(self._total("num_evicted", first, last), seconds),
-            prefix_hit_rate=None if queried is None else _ratio(hit, queried),
-            mixed_share=num_mixed / (last - first),
-            model_share=_share(self._spent("launch_ns", "tokens_ns", first, last), seconds),
-            schedule_share=_share(
-                self._spent("schedule_start_ns", "schedule_end_ns", first, last), seconds
-            ),
-            idle_share=None if busy_ns is None else max(0.0, 1.0 - busy_ns / 1e9 / seconds),
-            budget_share=self._budget_share(first, last),
-        )
-
-    def _budget_share(self, first: int, last: int) -> float | None:
-        budget = self._total("token_budget", first, last)
-        if not budget:
-            return None
-        names = ("num_prefill_tokens", "num_decode_tokens", "num_padded_tokens")
-        # Padding that is not told is not known to be there.
-        spent = sum(max(0, value) for name in names for value in self.column(name)[first:last])
-        return spent / budget
-
-    def _total(self, name: str, first: int, last: int) -> int | None:
-        """Sum over a range of steps, None when it is unknown for one of them."""
-        values = self.column(name)[first:last]
-        return None if min(values) == _UNKNOWN else sum(values)
-
-    def _spent(self, begin: str, end: str, first: int, last: int) -> int | None:
-        begin_ns = self._total(begin, first, last)
-        end_ns = self._total(end, first, last)
-        return None if begin_ns is None or end_ns is None else end_ns - begin_ns
-
 
 def _none_if_unknown(value: int) -> int | None:
     return None if value == _UNKNOWN else value
@@ -290,11 +230,3 @@ def _last_known(column: "array[int]", begin: int, end: int) -> int | None:
 
 def _known(value: int | None) -> int:
     return _UNKNOWN if value is None else value
-
-
-def _ratio(part: int | None, whole: float) -> float | None:
-    return None if part is None or not whole else part / whole
-
-
-def _share(spent_ns: int | None, seconds: float) -> float | None:
-    return None if spent_ns is None or not seconds else min(1.0, spent_ns / 1e9 / seconds)

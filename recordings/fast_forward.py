@@ -1,17 +1,26 @@
-"""`FastForward`: the state some hundred recorded steps further on, without looking at every row.
+"""`FastForward`: recorded steps taken without looking at every row of them.
 
-A packed step says of most rows only that they go on (`packed_steps`). Where just the end is wanted,
-they need not be made step by step: what a request that went on is like after n steps follows from
-its last row that was spelled out. A row is worked out when something happens to its request, when
-it ends, and at the very end.
+A packed step says of most rows only that they go on (`packed_steps`). They need not be made step by
+step: what a request that went on is like after n steps follows from its last row that was spelled
+out, and all who go on from one step to the next have waited equally long for their token. A row is
+worked out when something happens to its request, when it ends, and when the state is asked for.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from stepscope.engine import wire
-from stepscope.engine.wire import BatchRow, EngineStatus, Phase, RowFlag, Snapshot, StepRecord
+from stepscope.engine.wire import (
+    BatchRow,
+    EngineStatus,
+    Phase,
+    RowFlag,
+    Snapshot,
+    StepRecord,
+    Telemetry,
+)
+from stepscope.recordings.lanes import LaneBoard
 from stepscope.recordings.outcome import Outcome
 from stepscope.recordings.session import SessionState
 
@@ -25,30 +34,39 @@ class PackedRecord(StepRecord, frozen=True, kw_only=True, tag="StepRecord"):
     batch: list[int | BatchRow]  # type: ignore[assignment]
 
 
-_packed = msgspec.msgpack.Decoder(PackedRecord)
+decode_packed = msgspec.msgpack.Decoder(PackedRecord).decode
 
 
 class _Going:
     """A request that goes on from a row, which was that of the step `since`."""
 
-    __slots__ = ("row", "since")
+    __slots__ = ("in_lane", "row", "since")
 
     def __init__(self, row: BatchRow, since: int) -> None:
         self.row = row
         self.since = since
+        self.in_lane = False  # its lane is told when it stops
 
 
 class FastForward:
-    """Takes messages in order, like `SessionState.apply`; `state` is right after `finish` only.
+    """Takes messages in order, like `SessionState.apply`; `state` is right once settled.
 
     Args:
         state: to go on from, changed in place.
+
+    Attributes:
+        num_rows: of the last step.
+        lanes: that are extended with every packed step, if any; right once settled.
     """
 
     def __init__(self, state: SessionState) -> None:
         self.state = state
+        self.num_rows = 0
+        self.lanes: LaneBoard | None = None
         self._before: list[_Going] = []  # the batch of the last step
-        self._chunks: set[int] = set()  # whose row of it did not end in a token
+        self._by_id: dict[int, _Going] = {}  # the same
+        self._fresh: list[_Going] = []  # of them those that were spelled out
+        self._touched: set[int] = set()  # whose next row does not simply go on
         self._count = 0  # steps so far
         self._tokens_ns = 0  # of the last one
         self._block_size = 0
@@ -60,46 +78,54 @@ class FastForward:
             msgspec.DecodeError: it is none.
         """
         message = wire.decode(payload)
+        self.settle()
+        self.state.apply(message)
+        self.note(message)
+
+    def note(self, message: Telemetry) -> None:
+        """A message that is not packed and was applied by somebody else; all was settled before."""
         if isinstance(message, StepRecord):
-            self._settle(self._before)
-            self.state.apply(message)
+            rows = message.batch or []
             self._count += 1
             self._tokens_ns = message.tokens_ns
-            self._before = [_Going(row, self._count) for row in message.batch or ()]
-            self._chunks = _unfinished(message.batch or ())
-            return
-        if isinstance(message, EngineStatus):
-            touched = {event.request_id for event in message.events}
-            self._settle(each for each in self._before if each.row.request_id in touched)
+            self.num_rows = len(rows)
+            self._before = [_Going(row, self._count) for row in rows]
+            self._by_id = {each.row.request_id: each for each in self._before}
+            self._fresh = self._before
+            self._touched = {row.request_id for row in rows if not row.flags & _LAST_CHUNK}
+        elif isinstance(message, EngineStatus):
+            self._touched |= {event.request_id for event in message.events}
         elif isinstance(message, Snapshot):
-            self._settle(self._before)
-            self._before = []
-        self.state.apply(message)
+            self._before, self._fresh, self._by_id = [], [], {}
 
-    def take_packed(self, payload: bytes) -> None:
+    def take_packed(self, payload: bytes) -> Outcome:
         """A packed step.
 
         Raises:
             msgspec.DecodeError, ValueError: it is none, or does not fit the steps before it.
         """
-        record = _packed.decode(payload)
+        return self.advance(decode_packed(payload))
+
+    def advance(self, record: PackedRecord) -> Outcome:
+        """A packed step that is decoded already. Gives what it brought.
+
+        Raises:
+            ValueError: it does not fit the steps before it.
+        """
         block_size, *items = record.batch
         if not isinstance(block_size, int):
             raise ValueError("a packed step without a block size")
         if block_size != self._block_size:
-            self._settle(self._before)
+            self.settle()
             self._block_size = block_size
         before, count = self._before, self._count + 1
-        touched = self._chunks
-        if record.events:
-            touched = touched.union([event.request_id for event in record.events])
-        rows: list[BatchRow] = []
+        spelled: list[tuple[int, BatchRow]] = []  # place in the batch, and row
         batch: list[_Going] = []
         dropped: list[_Going] = []
         place = 0
         for item in items:
             if isinstance(item, BatchRow):
-                rows.append(item)
+                spelled.append((len(batch), item))
                 batch.append(_Going(item, count))
             elif item > 0:
                 if place + item > len(before):
@@ -110,23 +136,55 @@ class FastForward:
                 dropped += before[place : place - item]
                 place -= item
         dropped += before[place:]
-        if touched:
-            dropped += [each for each in before if each.row.request_id in touched]
+        touched = self._touched
+        if record.events:
+            touched.update([event.request_id for event in record.events])
+        for request_id in touched:
+            going = self._by_id.get(request_id)
+            if going is not None and going not in dropped:
+                at = batch.index(going)
+                spelled.append((at, self._row(going, count)))
+                batch[at] = _Going(spelled[-1][1], count)
+                dropped.append(going)
         self._settle(dropped)
-        self._chunks = _unfinished(rows)
         if touched:
-            for at, each in enumerate(batch):
-                if each.since != count and each.row.request_id in touched:
-                    row = self._row(each, count)
-                    rows.append(row)
-                    batch[at] = _Going(row, count)
-        self.state.apply(msgspec.structs.replace(record, batch=rows))
+            spelled.sort()
+        outcome = self.state.take_step(record, [row for _, row in spelled])
+        _add_going(outcome, batch, spelled, record.tokens_ns - self._tokens_ns)
+        if dropped or spelled:
+            for each in dropped:
+                self._by_id.pop(each.row.request_id, None)
+            self._by_id |= {row.request_id: batch[at] for at, row in spelled}
+        if self.lanes is not None:
+            self._draw(self.lanes, record, dropped, [row for _, row in spelled])
+        self._fresh = [batch[at] for at, _ in spelled]
+        self._touched = {row.request_id for _, row in spelled if not row.flags & _LAST_CHUNK}
         self._count, self._tokens_ns, self._before = count, record.tokens_ns, batch
+        self.num_rows = len(batch)
+        return outcome
+
+    def settle(self) -> None:
+        """Make `state` right, and the lanes with it."""
+        self._settle(self._before)
+        if self.lanes is not None:
+            self._stop(self.lanes, self._before, self.lanes.end)
+            self._fresh = self._before
 
     def finish(self) -> SessionState:
         """The state after what was taken."""
-        self._settle(self._before)
+        self.settle()
         return self.state
+
+    def rows(self) -> list[BatchRow]:
+        """The batch of the last step."""
+        return [self._row(each, self._count) for each in self._before]
+
+    def draw(self, lanes: LaneBoard) -> None:
+        """Extend these lanes from now on; they begin with the next step."""
+        self.lanes = lanes
+        for each in self._before:
+            each.in_lane = False
+        self._fresh = self._before
 
     def _settle(self, going: Iterable[_Going]) -> None:
         """Tell the state where these requests are after the last step."""
@@ -143,6 +201,8 @@ class FastForward:
         """The row of a request in the step `count`: one token more in each step since its last."""
         row = going.row
         num_steps = count - going.since
+        if not num_steps:
+            return row
         start = row.start + row.num_tokens + num_steps - 1
         num_blocks = row.num_blocks
         if self._block_size:
@@ -151,6 +211,60 @@ class FastForward:
             num_blocks = max(num_blocks, min(num_blocks + num_steps, needed))
         return BatchRow(row.request_id, _DECODE, start, 1, 0, num_blocks, _LAST_CHUNK)
 
+    def _draw(
+        self,
+        lanes: LaneBoard,
+        record: PackedRecord,
+        dropped: list[_Going],
+        spelled: list[BatchRow],
+    ) -> None:
+        """The lanes of a step. Those who begin to go on were spelled out in the step before."""
+        self._stop(lanes, dropped, record.step)
+        lanes.extend_step(record, spelled)
+        if self._fresh:
+            gone = {id(each) for each in dropped}
+            begun = [each for each in self._fresh if not each.in_lane and id(each) not in gone]
+            for each in begun:
+                each.in_lane = True
+            lanes.go_on([each.row.request_id for each in begun], record.step)
 
-def _unfinished(rows: Iterable[BatchRow]) -> set[int]:
-    return {row.request_id for row in rows if not row.flags & _LAST_CHUNK}
+    @staticmethod
+    def _stop(lanes: LaneBoard, going: Iterable[_Going], step: int) -> None:
+        stopped = [each for each in going if each.in_lane]
+        if stopped:
+            for each in stopped:
+                each.in_lane = False
+            lanes.stop([each.row.request_id for each in stopped], step)
+
+
+def _add_going(
+    outcome: Outcome, batch: list[_Going], spelled: list[tuple[int, BatchRow]], gap_ns: int
+) -> None:
+    """Count in those rows of a step that went on: each is a token, after the same wait."""
+    num_going = len(batch) - len(spelled)
+    if not num_going:
+        return
+    outcome.num_output_tokens += num_going
+    outcome.num_decode_rows += num_going
+    gap_ns = max(0, gap_ns)
+    gaps = outcome.gaps_ns
+    places = dict(_by_request(spelled))
+    spelled_at = set(places.values())
+    first = next(at for at in range(len(batch)) if at not in spelled_at)
+    first_id = batch[first].row.request_id
+    if not gaps:
+        gaps[gap_ns] = num_going
+        outcome.gap_request_ids[gap_ns] = first_id
+        return
+    # As if they had been looked at in the order of the batch.
+    places[first_id] = first
+    known_id = outcome.gap_request_ids.get(gap_ns)
+    if known_id is None or places[known_id] > first:
+        outcome.gap_request_ids[gap_ns] = first_id
+    gaps[gap_ns] = gaps.get(gap_ns, 0) + num_going
+    ids = outcome.gap_request_ids
+    outcome.gaps_ns = dict(sorted(gaps.items(), key=lambda gap: places[ids[gap[0]]]))
+
+
+def _by_request(spelled: list[tuple[int, BatchRow]]) -> Iterator[tuple[int, int]]:
+    return ((row.request_id, at) for at, row in spelled)

@@ -10,12 +10,13 @@ from collections.abc import Iterable
 
 from stepscope.engine.wire import EngineInfo, KnobsChanged, Mark, RequestView, Snapshot, StepRecord
 from stepscope.recordings.causes import Late
-from stepscope.recordings.columns import Rates, Span, StepSummary
+from stepscope.recordings.columns import Span, StepSummary
 from stepscope.recordings.events import Gap, SessionEvent
 from stepscope.recordings.follower import Follower
 from stepscope.recordings.lanes import Lane, LaneName
 from stepscope.recordings.latency import SLO, TREND_BUCKETS, LatencyReport
 from stepscope.recordings.lives import Life, LifeKeeper
+from stepscope.recordings.rates import Rates
 from stepscope.recordings.session import SessionState
 from stepscope.recordings.step_cache import StepCache
 from stepscope.recordings.timeline import Timeline

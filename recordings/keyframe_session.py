@@ -6,8 +6,6 @@ one token a step, only the newest row tells anything: it is applied when the sta
 before the next thing that is not like the row before it.
 """
 
-import msgspec
-
 from stepscope.engine.wire import (
     BatchRow,
     EngineInfo,
@@ -76,7 +74,7 @@ class KeyframeSession:
             else:
                 self._apply_row(row.request_id)
                 others.append(row)
-        self._state.apply(msgspec.structs.replace(record, batch=others))
+        self._state.take_step(record, others)
         for row in others:
             if row.phase == _DECODE:
                 rows[row.request_id] = None

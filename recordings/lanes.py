@@ -53,6 +53,7 @@ _ABSENT, _UNKNOWN, _WAITING, _IDLE = (
     bytes((cell,)) for cell in (Cell.ABSENT, Cell.UNKNOWN, Cell.WAITING, Cell.IDLE)
 )
 _DECODE = int(Cell.DECODE)
+_DECODING = bytes((_DECODE,))
 
 
 class Lane(NamedTuple):
@@ -127,7 +128,7 @@ class LaneBoard:
     def extend(self, message: Telemetry) -> None:
         """Take the next message of the session."""
         if isinstance(message, StepRecord):
-            self._extend_step(message)
+            self.extend_step(message, message.batch or ())
         elif isinstance(message, EngineStatus):
             # What happens between two steps shows where it takes effect: an arrival in the step
             # to come, an end in the step before.
@@ -226,7 +227,8 @@ class LaneBoard:
             self._pages.setdefault(number, {}).update(self._open)
         self._last_page = page
 
-    def _extend_step(self, record: StepRecord) -> None:
+    def extend_step(self, record: StepRecord, rows: Iterable[BatchRow]) -> None:
+        """Take a step; `rows` are those of its batch that `go_on` has not foreseen."""
         step = record.step
         if step > self.end:
             for track in self._open.values():
@@ -242,7 +244,7 @@ class LaneBoard:
             else:
                 self._take(event, step, step)
         seated = self._open
-        for row in record.batch or ():
+        for row in rows:
             track = seated.get(row.request_id) or self._seat(row.request_id, step)
             cells = track.cells
             if len(cells) == step - track.start:  # as nearly always
@@ -253,6 +255,20 @@ class LaneBoard:
             track.filler = _IDLE  # only now: what was open before this step was a wait
         for event in ends:
             self._take(event, step, step)
+
+    def go_on(self, request_ids: Iterable[int], step: int) -> None:
+        """These decode one token in `step` and in every step from it on, until they `stop`."""
+        for request_id in request_ids:
+            track = self._open.get(request_id) or self._seat(request_id, step)
+            track.fill_to(step, track.filler)
+            track.filler = _DECODING
+
+    def stop(self, request_ids: Iterable[int], step: int) -> None:
+        """These have gone on in all steps before `step`, and do not any more."""
+        for request_id in request_ids:
+            track = self._tracks[request_id]
+            track.fill_to(step, track.filler)
+            track.filler = _IDLE
 
     def _seat(self, request_id: int, step: int) -> _Track:
         """The track of a request that nothing announced, or that was thought to have ended."""

@@ -90,10 +90,14 @@ class StepPacker:
 
 
 class StepUnpacker:
-    """The way back; fed with every step, packed or not, since a reset of the packer."""
+    """The way back; fed with every step, packed or not, since a reset of the packer.
 
-    def __init__(self) -> None:
-        self._before: list[_Row] | None = None
+    Args:
+        before: rows of the step before the first one, where that is not one of them.
+    """
+
+    def __init__(self, before: list[_Row] | None = None) -> None:
+        self._before = before
 
     def take(self, payload: bytes) -> None:
         """A step that was not packed."""

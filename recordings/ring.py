@@ -9,13 +9,14 @@ import copy
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from stepscope.engine import wire
+from stepscope.engine.wire import BatchRow
 from stepscope.recordings.blocks import PackedBlocks
 from stepscope.recordings.keyframe_session import KeyframeSession
-from stepscope.recordings.payloads import PackedPayloads
+from stepscope.recordings.payloads import CompressedPayloads, OpenPayloads
 from stepscope.recordings.session import SessionState
 
 SEGMENT_STEPS = 128
@@ -57,22 +58,22 @@ class Keyframe(NamedTuple):
 
 
 class Segment:
-    """Messages from one keyframe to the next; `payloads` of one that has ended are compressed."""
+    """Messages from one keyframe to the next."""
 
     __slots__ = ("first_number", "keyframe", "num_bytes", "payloads", "step_places", "steps")
 
     def __init__(self, keyframe: Keyframe, first_number: int) -> None:
         self.keyframe = keyframe
         self.first_number = first_number  # messages before it since the ring was new
-        self.payloads: list[bytes] | PackedPayloads = []
+        self.payloads: OpenPayloads | CompressedPayloads = OpenPayloads([])
         self.steps = array("q")
         self.step_places = array("q")  # where in `payloads` each step is
         self.num_bytes = keyframe.num_bytes
 
     def end(self) -> None:
         """No message will come any more."""
-        if isinstance(self.payloads, list):
-            self.payloads = PackedPayloads(self.payloads)
+        if isinstance(self.payloads, OpenPayloads) and not self.payloads.is_packed:
+            self.payloads = CompressedPayloads(self.payloads.all(self.step_places))
             self.num_bytes = self.keyframe.num_bytes + self.payloads.num_bytes
 
 
@@ -107,23 +108,37 @@ class StepRing:
         newest = self.segments[-1]
         return newest.first_number + len(newest.payloads)
 
-    def append(self, payload: bytes, step: int | None, before: SessionState) -> bool:
+    @property
+    def is_full(self) -> bool:
+        """The next message begins a segment: the state before it is needed."""
+        newest = self.segments[-1]
+        return len(newest.steps) >= SEGMENT_STEPS or len(newest.payloads) >= SEGMENT_MESSAGES
+
+    def append(
+        self,
+        payload: bytes,
+        step: int | None,
+        before: SessionState,
+        rows: Callable[[], list[BatchRow]] | None = None,
+    ) -> bool:
         """Keep a message; True when an old segment was given up for it.
 
         Args:
             step: of a step record, None for any other message.
             before: the state before this message.
+            rows: gives the batch of the step before, for a step that is packed.
         """
-        segment = self.segments[-1]
-        if len(segment.steps) >= SEGMENT_STEPS or len(segment.payloads) >= SEGMENT_MESSAGES:
-            segment = self._begin(before)
+        segment = self._begin(before) if self.is_full else self.segments[-1]
         payloads = segment.payloads
-        assert isinstance(payloads, list)  # the newest one has not ended
+        assert isinstance(payloads, OpenPayloads)  # the newest one has not ended
         if step is not None:
             segment.steps.append(step)
             segment.step_places.append(len(payloads))
             self.num_steps += 1
-        payloads.append(payload)
+        if rows is None:
+            payloads.append(payload)
+        else:
+            payloads.append_packed(payload, rows() if len(segment.steps) == 1 else None)
         num_bytes = len(payload) + _PAYLOAD_OVERHEAD
         segment.num_bytes += num_bytes
         self.num_bytes += num_bytes
@@ -143,15 +158,15 @@ class StepRing:
     def payloads(self, segment: Segment, begin: int = 0, end: int | None = None) -> list[bytes]:
         """Messages of a segment, in order, from `begin` to before `end`."""
         payloads = segment.payloads
-        if isinstance(payloads, PackedPayloads):
-            number = segment.first_number
-            if number not in self._unpacked:
-                self._unpacked[number] = payloads.unpack()
-                if len(self._unpacked) > _MAX_UNPACKED:
-                    self._unpacked.popitem(last=False)
-            self._unpacked.move_to_end(number)
-            payloads = self._unpacked[number]
-        return payloads[begin:end]
+        if isinstance(payloads, OpenPayloads):
+            return payloads.all(segment.step_places)[begin:end]
+        number = segment.first_number
+        if number not in self._unpacked:
+            self._unpacked[number] = payloads.all()
+            if len(self._unpacked) > _MAX_UNPACKED:
+                self._unpacked.popitem(last=False)
+        self._unpacked.move_to_end(number)
+        return self._unpacked[number][begin:end]
 
     def payload(self, step: int) -> bytes | None:
         """Record of exactly this step."""
@@ -180,7 +195,8 @@ class StepRing:
         del self.segments[self.segments.index(segment) + 1 :]
         num_kept = bisect_right(segment.step_places, place)
         kept = Segment(segment.keyframe, segment.first_number)
-        payloads = kept.payloads = self.payloads(segment, 0, place + 1)
+        payloads = self.payloads(segment, 0, place + 1)
+        kept.payloads = OpenPayloads(payloads)
         kept.steps = segment.steps[:num_kept]
         kept.step_places = segment.step_places[:num_kept]
         kept.num_bytes += sum(len(payload) + _PAYLOAD_OVERHEAD for payload in payloads)

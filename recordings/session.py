@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from stepscope.engine.wire import (
     Audited,
+    BatchRow,
     ControlCounts,
     EngineInfo,
     EngineState,
@@ -141,7 +142,7 @@ class SessionState:
     def apply(self, message: Telemetry) -> Outcome | None:
         """Take one message. Gives what a step brought, None for all other messages."""
         if isinstance(message, StepRecord):
-            return self._apply_step(message)
+            return self.take_step(message, message.batch)
         if isinstance(message, EngineStatus):
             self._apply_status(message)
         elif isinstance(message, EngineInfo):
@@ -178,7 +179,8 @@ class SessionState:
         self.workload = status.workload
         self.control = status.control
 
-    def _apply_step(self, record: StepRecord) -> Outcome:
+    def take_step(self, record: StepRecord, rows: list[BatchRow] | None) -> Outcome:
+        """Take a step of which these rows are to be looked at. Gives what they brought."""
         outcome = Outcome()
         table = self.table
         self.step = record.step
@@ -192,8 +194,8 @@ class SessionState:
                 ends.append(event)
             else:
                 table.take_event(event, record.step, record.schedule_start_ns, outcome)
-        if record.batch is not None:
-            table.take_rows(record.batch, record.tokens_ns, outcome)
+        if rows is not None:
+            table.take_rows(rows, record.tokens_ns, outcome)
         for event in ends:
             table.take_event(event, record.step, record.tokens_ns, outcome)
         self._apply_moves(record, is_start=record.step == 0)

@@ -20,22 +20,15 @@ from stepscope.engine.wire import (
 )
 from stepscope.recordings.clocks import WallClock
 from stepscope.recordings.columns import Span, StepColumns, StepSummary
-from stepscope.recordings.events import (
-    EventLog,
-    Gap,
-    SessionEvent,
-    audit_event,
-    knobs_event,
-    request_event,
-)
+from stepscope.recordings.event_notes import EventNotes
+from stepscope.recordings.events import EventLog, Gap, SessionEvent
+from stepscope.recordings.fast_forward import FastForward, PackedRecord
 from stepscope.recordings.lanes import LaneBoard
 from stepscope.recordings.latency import SLO, Latencies
 from stepscope.recordings.outcome import Outcome
 from stepscope.recordings.pauses import Pauses, leave_out_pauses
 from stepscope.recordings.ring import StepRing
-from stepscope.recordings.session import SessionState, request_name
-
-SLO_EVENT_INTERVAL_NS = 1_000_000_000  # breaches come in swarms
+from stepscope.recordings.session import SessionState
 
 
 class Timeline:
@@ -66,6 +59,7 @@ class Timeline:
         self.lanes = LaneBoard(state, state.step + 1)
         self.latencies = Latencies(slo)
         self.log = EventLog()
+        self._notes = EventNotes(self.log)
         self.transcripts: dict[int, Transcript] = {}  # as of the beginning, where they were told
         self.gaps: list[Gap] = []
         self.marks: list[Mark] = []
@@ -75,7 +69,6 @@ class Timeline:
         self.gap_steps: set[int] = set()  # the first steps after lost messages
         self.pauses = Pauses(state)
         self._mark_steps: set[int] = set()
-        self._next_slo_event_ns = 0
         self.needs_snapshot = False
         self._num_lost_before = 0
 
@@ -100,15 +93,40 @@ class Timeline:
         self._note_pause(message)
         if isinstance(message, StepRecord):
             assert outcome is not None
-            self._add_step(sequence, message, outcome)
+            num_rows = None if message.batch is None else len(message.batch)
+            self._add_step(sequence, message, outcome, num_rows)
         elif isinstance(message, EngineStatus):
-            self._add_events(message, max(message.step, 0), message.time_ns)
+            self._notes.requests(message, state, max(message.step, 0))
         elif isinstance(message, KnobsChanged):
-            self._add_knobs(message)
+            if self._notes.knobs(message):
+                self.knob_changes.append(message)
+                self._knob_steps.add(message.effective_step)
         elif isinstance(message, Audited):
-            self._add_audited(message)
+            self._notes.audited(message, max(state.step, 0))
         if isinstance(message, EngineInfo | Snapshot) and state.info is not None:
             self.wall_clock.take(state.info)
+
+    def take_ahead(
+        self, sequence: int, record: PackedRecord, payload: bytes, forward: FastForward
+    ) -> None:
+        """The next step, as it lies in a file: `forward` has brought `state` up to here.
+
+        Raises:
+            ValueError: it does not fit the steps before it; this timeline is of no use any more.
+        """
+        self.last_sequence = sequence
+        is_first = not self.columns.steps
+        if self.ring.is_full or is_first:
+            forward.settle()
+        if self.ring.append(payload, record.step, self.state, forward.rows):
+            self._forget_old()
+        if is_first:
+            self.lanes = LaneBoard(self.state, record.step)
+        if forward.lanes is not self.lanes:
+            forward.draw(self.lanes)
+        outcome = forward.advance(record)
+        self._note_pause(record)
+        self._add_step(sequence, record, outcome, forward.num_rows)
 
     def pass_over(self, sequence: int, message: Telemetry) -> None:
         """The next message, of which nothing is kept but that it came."""
@@ -159,7 +177,7 @@ class Timeline:
         self.knob_changes = [c for c in self.knob_changes if c.effective_step <= step]
         self._knob_steps = {change.effective_step for change in self.knob_changes}
         del self._stall_steps[bisect_right(self._stall_steps, step) :]
-        self._next_slo_event_ns = 0
+        self._notes.forget_after()
         return True
 
     def set_slo(self, slo: SLO) -> None:
@@ -216,8 +234,7 @@ class Timeline:
         gap = Gap(first_sequence, last_sequence, step, None)
         self.gaps.append(gap)
         self.needs_snapshot = True
-        text = f"{gap.num_messages:,} messages lost after step {step:,}"
-        self.log.add(SessionEvent(max(step, 0), self.state.time_ns, "gap", text))
+        self._notes.gap(gap, self.state.time_ns)
 
     def _end_gaps(self, step: int) -> None:
         """The first step after lost messages says how far they reached."""
@@ -227,66 +244,36 @@ class Timeline:
             self.gaps[index] = self.gaps[index]._replace(before_step=step)
             self.gap_steps.add(step)
 
-    def _add_step(self, sequence: int, record: StepRecord, outcome: Outcome) -> None:
+    def _add_step(
+        self, sequence: int, record: StepRecord, outcome: Outcome, num_rows: int | None
+    ) -> None:
         step, now_ns = record.step, record.tokens_ns
         self._end_gaps(step)
         leave_out_pauses(outcome, self.pauses, self.state, now_ns)
-        self.columns.append(sequence, record, outcome)
+        self.columns.append(sequence, record, outcome, num_rows)
         self.latencies.add(now_ns, now_ns - record.schedule_start_ns, outcome)
         if record.events:
-            self._add_events(record, step, now_ns)
+            self._notes.requests(record, self.state, step)
         worst_ns = outcome.max_gap_ns
         if worst_ns is not None and worst_ns > self.slo.itl_ms * 1e6:
             self._stall_steps.append(step)
-            self._add_breach(step, now_ns, "ITL", worst_ns, outcome.max_gap_request_id)
+            request_id = outcome.max_gap_request_id
+            self._notes.breach(self.slo, step, now_ns, "ITL", worst_ns, request_id)
         for request_id, ttft_ns in outcome.ttft_ns:
             if ttft_ns > self.slo.ttft_ms * 1e6:
-                self._add_breach(step, now_ns, "TTFT", ttft_ns, request_id)
+                self._notes.breach(self.slo, step, now_ns, "TTFT", ttft_ns, request_id)
 
     def _note_pause(self, message: Telemetry) -> None:
         before_ns = self.pauses.since_ns
         self.pauses.take(message)
         since_ns, step = self.pauses.since_ns, max(self.state.step, 0)
         if before_ns is None and since_ns is not None:
-            self.log.add(SessionEvent(step, since_ns, "engine", "the engine was paused"))
+            self._notes.pause(step, since_ns)
         elif before_ns is not None and since_ns is None:
             now_ns = self.state.time_ns
             if isinstance(message, StepRecord):
                 now_ns = message.schedule_start_ns
-            text = f"the engine goes on after {(now_ns - before_ns) / 1e9:.1f} s of pause"
-            self.log.add(SessionEvent(step, now_ns, "engine", text))
-
-    def _add_breach(
-        self, step: int, now_ns: int, kind: str, value_ns: int, request_id: int | None
-    ) -> None:
-        if now_ns < self._next_slo_event_ns:
-            return
-        self._next_slo_event_ns = now_ns + SLO_EVENT_INTERVAL_NS
-        bound_ms = self.slo.itl_ms if kind == "ITL" else self.slo.ttft_ms
-        who = "" if request_id is None else f" ({request_name(request_id)})"
-        value = f"{value_ns / 1e6:.0f}"
-        if value == f"{bound_ms:g}":
-            value = f"{value_ns / 1e6:.1f}"  # "50 ms > 50 ms" looks wrong
-        text = f"{kind} {value} ms > {bound_ms:g} ms{who}"
-        self.log.add(SessionEvent(step, now_ns, "slo", text, request_id))
-
-    def _add_events(self, message: StepRecord | EngineStatus, step: int, time_ns: int) -> None:
-        for event in message.events:
-            line = request_event(event, self.state, step, time_ns)
-            if line is not None:
-                self.log.add(line)
-
-    def _add_audited(self, entry: Audited) -> None:
-        line = audit_event(entry, max(self.state.step, 0))
-        if line is not None:
-            self.log.add(line)
-
-    def _add_knobs(self, change: KnobsChanged) -> None:
-        line = knobs_event(change)
-        if line is not None:
-            self.knob_changes.append(change)
-            self._knob_steps.add(change.effective_step)
-            self.log.add(line)
+            self._notes.end_of_pause(step, before_ns, now_ns)
 
     def _forget_old(self) -> None:
         step = self.ring.first_step

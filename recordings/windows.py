@@ -4,8 +4,8 @@ import threading
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
-from stepscope.recordings.columns import Rates
 from stepscope.recordings.latency import LatencyKind, LatencyReport
+from stepscope.recordings.rates import Rates, rates_of
 from stepscope.recordings.timeline import Timeline
 
 
@@ -43,7 +43,7 @@ class Windows:
         """See `History.rates`."""
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
-            return self._timeline.columns.rates(start_ns, end_ns)
+            return rates_of(self._timeline.columns, start_ns, end_ns)
 
     def samples(
         self, kind: LatencyKind, end_ns: int | None, window_s: float | None

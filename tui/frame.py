@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 
 from stepscope.engine.wire import StepRecord
 from stepscope.recordings.causes import Late
-from stepscope.recordings.columns import Rates, StepSummary
+from stepscope.recordings.columns import StepSummary
 from stepscope.recordings.events import SessionEvent
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import LatencyReport
+from stepscope.recordings.rates import Rates
 from stepscope.recordings.session import SessionState
 from stepscope.tui.actions import BY_ID
 from stepscope.tui.chart_columns import ChartColumn, ChartColumns

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from stepscope.engine.wire import EngineInfo, EngineState, KnobValue
-from stepscope.recordings.columns import Rates
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import LatencyReport
+from stepscope.recordings.rates import Rates
 from stepscope.recordings.session import SessionState
 from stepscope.recordings.source import Source, SourceStatus
 
