@@ -4,27 +4,23 @@ Sending never waits: a subscriber whose queue is full misses the message and ask
 the replay ring (`Publisher.replay`, safe to call from another thread).
 """
 
-from typing import NamedTuple
-
 import zmq
 
 from stepscope.engine import wire
 from stepscope.engine.access.gate import Gate
 from stepscope.engine.access.sockets import bind, server_socket
 from stepscope.engine.commands import Replayed, ReplayedFrame
+from stepscope.engine.replay_ring import ReplayRing
 from stepscope.engine.wire import TOPICS, Telemetry
 
 MAX_SUBSCRIPTION_BYTES = 1_024
 SUBSCRIBER_QUEUE = 10_000  # messages per subscriber before it misses some
 RING_BYTES = 256 * 1024 * 1024
 MAX_REPLAY_BYTES = 4 * 1024 * 1024  # of one answer; the asker comes again for more
-_FIRST = zmq.NOBLOCK | zmq.SNDMORE
-
-
-class _Kept(NamedTuple):
-    sequence: int
-    topic: bytes
-    payload: bytes
+_FIRST = int(zmq.NOBLOCK | zmq.SNDMORE)
+_LAST = int(zmq.NOBLOCK)
+# Without the layer of pyzmq that looks for options we do not use: this is part of every step.
+_send = zmq.backend.Socket.send
 
 
 class Publisher:
@@ -46,11 +42,8 @@ class Publisher:
     ) -> None:
         self.next_sequence = 0
         self.num_dropped = 0  # messages that at least one subscriber missed
-        self.num_ring_bytes = 0
-        self._ring_bytes = ring_bytes
-        # One writer; a reader checks the number it finds, so no lock is needed.
-        self._ring: list[_Kept | None] = [None] * ring_size
-        self.oldest_sequence = 0  # the first message that can be replayed
+        self.ring = ReplayRing(ring_size, ring_bytes)
+        self._payload = bytearray()  # made anew for each message, in the same memory
         self._gate = gate
         self._socket: zmq.Socket[bytes] | None = None
         if address is not None:
@@ -68,8 +61,10 @@ class Publisher:
     def publish(self, message: Telemetry) -> None:
         """Number, keep and send one message."""
         sequence = self.next_sequence
-        topic, payload = TOPICS[type(message)], wire.encode(message)
-        self._keep(_Kept(sequence, topic, payload))
+        topic, payload = TOPICS[type(message)], self._payload
+        wire.encode_into(message, payload)
+        self.ring.add(topic, payload)
+        self.next_sequence = sequence + 1
         socket = self._socket
         if socket is None:
             return
@@ -77,7 +72,7 @@ class Publisher:
             self._gate.note_subscribers(socket)
         number = wire.sequence_frame(sequence)
         try:
-            socket.send(topic, _FIRST)
+            _send(socket, topic, _FIRST)
         except zmq.Again:
             # NODROP makes a full queue visible, so that it can be counted; the other subscribers
             # are not to miss the message for it.
@@ -87,42 +82,26 @@ class Publisher:
             socket.setsockopt(zmq.XPUB_NODROP, 1)
         else:
             # A message that was begun has room for all of it.
-            socket.send(number, _FIRST)
-            socket.send(payload, zmq.NOBLOCK)
-
-    def _keep(self, kept: _Kept) -> None:
-        ring = self._ring
-        self.num_ring_bytes += len(kept.payload)
-        # Given up before it is overwritten: a reader is never told of what is not there any more.
-        while self.oldest_sequence < kept.sequence and (
-            kept.sequence - self.oldest_sequence >= len(ring)
-            or self.num_ring_bytes > self._ring_bytes
-        ):
-            place = self.oldest_sequence % len(ring)
-            oldest = ring[place]
-            assert oldest is not None
-            self.oldest_sequence += 1
-            self.num_ring_bytes -= len(oldest.payload)
-            ring[place] = None
-        ring[kept.sequence % len(ring)] = kept
-        self.next_sequence = kept.sequence + 1
+            _send(socket, number, _FIRST)
+            _send(socket, payload, _LAST)
 
     def replay(self, sequence: int, limit: int) -> Replayed:
         """Up to `limit` messages from `sequence` on, oldest first, as far as they are kept."""
-        end = self.next_sequence
-        oldest = self.oldest_sequence
+        ring = self.ring
+        end = ring.next_sequence
+        first = max(sequence, ring.oldest_sequence)
         frames: list[ReplayedFrame] = []
         num_bytes = 0
-        for number in range(max(sequence, oldest), min(end, max(sequence, oldest) + limit)):
-            kept = self._ring[number % len(self._ring)]
-            if kept is None or kept.sequence != number:
+        for number in range(first, min(end, first + limit)):
+            kept = ring.get(number)
+            if kept is None:
                 continue  # given up while we were reading
             num_bytes += len(kept.payload)
             if frames and num_bytes > MAX_REPLAY_BYTES:
                 break
             frames.append(ReplayedFrame(kept.topic, kept.sequence, kept.payload))
         # What was given up meanwhile is not among the frames: it is not there any more.
-        return Replayed(frames=frames, oldest_sequence=self.oldest_sequence, next_sequence=end)
+        return Replayed(frames=frames, oldest_sequence=ring.oldest_sequence, next_sequence=end)
 
     def close(self) -> None:
         if self._socket is not None:

@@ -368,6 +368,11 @@ def encode(message: Telemetry) -> bytes:
     return _encoder.encode(message)
 
 
+def encode_into(message: Telemetry, buffer: bytearray) -> None:
+    """As `encode`, in place of what is in `buffer`."""
+    _encoder.encode_into(message, buffer)
+
+
 def decode(payload: bytes | memoryview) -> TelemetryMessage:
     """Inverse of `encode`.
 

@@ -111,8 +111,8 @@ def test_the_ring_is_bounded_in_bytes_too_and_says_what_it_still_has() -> None:
         publisher.publish(status(step))
     replayed = publisher.replay(0, limit=100)
     assert [frame.sequence for frame in replayed.frames] == [15, 16, 17, 18, 19]
-    assert replayed.oldest_sequence == publisher.oldest_sequence == 15
-    assert publisher.num_ring_bytes == 5 * size
+    assert replayed.oldest_sequence == publisher.ring.oldest_sequence == 15
+    assert publisher.ring.num_bytes == 5 * size
     large = EngineStatus(
         time_ns=0, state="idle", step=0, num_running=0, num_waiting=0, workload="x" * 9 * size
     )
@@ -120,7 +120,7 @@ def test_the_ring_is_bounded_in_bytes_too_and_says_what_it_still_has() -> None:
     assert [frame.sequence for frame in publisher.replay(0, limit=100).frames] == [20]
     publisher.publish(status(121))
     assert [frame.sequence for frame in publisher.replay(0, limit=100).frames] == [21]
-    assert publisher.num_ring_bytes == size
+    assert publisher.ring.num_bytes == size
 
 
 @given(
@@ -144,7 +144,7 @@ def test_the_ring_holds_the_newest_messages_that_fit_and_no_others(
         replayed = publisher.replay(0, limit=1000)
         assert [frame.sequence for frame in replayed.frames] == [number for number, _ in kept]
         assert replayed.oldest_sequence == kept[0][0]
-        assert publisher.num_ring_bytes == sum(num_bytes for _, num_bytes in kept)
+        assert publisher.ring.num_bytes == sum(num_bytes for _, num_bytes in kept)
 
 
 # Snapshots
