@@ -248,11 +248,18 @@ def test_the_kv_map_names_the_owner_of_every_block(source: Any) -> None:
         view.request_id: kv_page._letter(number)
         for number, view in enumerate(kv_page._holders(frame))
     }
-    width, height = 160, 50
-    body = text(kv_page.draw(frame, width, height))
-    cells = "".join(line[2 : width - kv_page._SIDE_WIDTH - 2] for line in body[1:30])
-    for cell, owner in zip(cells, state.block_owner, strict=False):
-        assert cell == {EMPTY: "·", CACHED: "░"}.get(owner, letters.get(owner, "+"))
+    for width, height, cells_each in ((200, 56, 4), (160, 40, 4), (160, 24, 2), (100, 20, 1)):
+        body = text(kv_page.draw(frame, width, height))
+        assert len(body) == height
+        room = width - kv_page._SIDE_WIDTH - 4
+        room -= room % cells_each
+        key = next(y for y, line in enumerate(body) if "holders, most" in line)
+        cells = "".join(line[2 : 2 + room] for line in body[1:key]).rstrip()
+        assert (
+            key - 1 <= -(-len(cells) // room) + 1
+        )  # no empty rows where the chart has use for them
+        named = [{EMPTY: "·", CACHED: "░"}.get(o, letters.get(o, "+")) for o in state.block_owner]
+        assert cells == "".join(name * cells_each for name in named), (width, height)
 
 
 def test_the_kv_map_counts_references_and_fragmentation(source: Any) -> None:

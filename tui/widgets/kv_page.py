@@ -15,7 +15,8 @@ from stepscope.tui.widgets.panels import Cell, Column, Target, beside, column_ch
 
 NARROW = 100  # below it the map alone, and one line of figures
 _SIDE_WIDTH = 46
-_CHART_HEIGHT, _MAX_CHART_HEIGHT = 8, 14
+_CHART_HEIGHT = 8  # at least
+_MAX_BLOCK_WIDTH = 4  # cells
 _MAX_COUNTED = 65_536  # blocks looked at one by one; of more, evenly spaced ones
 _LETTERS = string.ascii_uppercase + string.ascii_lowercase
 _OTHERS, _CACHED, _EMPTY = "+", "░", "·"
@@ -50,16 +51,19 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     has_letters = by_owner and frame.state.block_owner is not None
     key = _owner_key() if has_letters else kv_map.key(frame)
     if width < NARROW:
-        body = [*_map(frame, width - 4, height - 4), key, _figure_line(frame)]
+        block_width = _block_width(frame, width - 4, height - 4)
+        body = [*_map(frame, width - 4, height - 4, block_width), key, _figure_line(frame)]
         return framed([((" ", "text"), *line) for line in body], width, height, title)
     chart_height = _CHART_HEIGHT if height >= 24 else 0
     map_width = width - _SIDE_WIDTH
+    block_width = _block_width(frame, map_width - 4, height - chart_height - 3)
     if chart_height and frame.state.block_owner is not None:
-        # A small pool needs no more rows than it has blocks for.
-        needed = -(-len(frame.state.block_owner) // (map_width - 4)) + 3
-        chart_height = max(chart_height, min(_MAX_CHART_HEIGHT, height - needed))
+        # What the map has no blocks for goes to the chart.
+        in_a_row = (map_width - 4) // block_width
+        needed = -(-len(frame.state.block_owner) // in_a_row) + 3
+        chart_height = max(chart_height, height - needed)
     map_height = height - chart_height
-    cells = _map(frame, map_width - 4, map_height - 3)
+    cells = _map(frame, map_width - 4, map_height - 3, block_width)
     body = [((" ", "text"), *line) for line in (*cells, key)]
     left = framed(body, map_width, map_height, title)
     if chart_height:
@@ -106,17 +110,29 @@ def _letter(number: int) -> str:
 # The map
 
 
-def _map(frame: Frame, width: int, rows: int) -> list[Line]:
+def _block_width(frame: Frame, width: int, rows: int) -> int:
+    """Cells of a block: as many as there is room for, one where blocks share a cell."""
+    num_blocks = 0 if frame.state.block_owner is None else len(frame.state.block_owner)
+    for cells in range(_MAX_BLOCK_WIDTH, 1, -1):
+        if num_blocks and num_blocks <= max(0, width // cells) * max(0, rows):
+            return cells
+    return 1
+
+
+def _map(frame: Frame, width: int, rows: int, block_width: int) -> list[Line]:
     if rows <= 0 or width <= 0:
         return []
     if not frame.view.kv_by_owner or frame.state.block_owner is None:
-        return kv_map.state_map(frame, width, rows)
+        return kv_map.state_map(frame, width, rows, block_width)
     letters: dict[int, str] = {CACHED: _CACHED, EMPTY: _EMPTY}
     for number, view in enumerate(_holders(frame)):
         letters[view.request_id] = _letter(number)
     owner = frame.state.block_owner
     stride = -(-len(owner) // _MAX_COUNTED)
     names = "".join([letters.get(who, _OTHERS) for who in owner[:: max(1, stride)]])
+    if block_width > 1:
+        names = "".join([name * block_width for name in names])
+        width -= width % block_width
     num_cells = width * rows
     if len(names) > num_cells:
         names = "".join(

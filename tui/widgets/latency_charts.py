@@ -8,7 +8,7 @@ from typing import NamedTuple
 from stepscope.tui import format as fmt
 from stepscope.tui.widgets.lines import Line
 
-_PER_DECADE = 6  # bands of a decade
+_PER_DECADE = (24, 18, 15, 12, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1)  # bands of one; the finest that fits
 _DENSITY = " ·░▒▓█"
 DENSITY_KEY: Line = (("·░▒▓█", "decode"), (" few to many ", "muted"), ("! late", "breach"))
 
@@ -45,17 +45,15 @@ def count(
     """
     base_ns = (1.0 if bound_ms is None else bound_ms) * 1e6
 
-    def level(value_ns: int) -> int:
-        # What takes exactly as long as the service level is not late.
-        return math.floor(math.log10(max(1, value_ns - 1) / base_ns) * _PER_DECADE)
-
     values = [value_ns for _, value_ns, _ in samples]
-    first, last = level(min(values)), level(max(values))
-    step = 1
-    while last // step - first // step + 1 > max(2, most_bands):  # two share the service level
-        step += 1
-    first, last = first // step, last // step
-    edges_ns = [base_ns * 10 ** (at * step / _PER_DECADE) for at in range(first, last + 1)]
+    # What takes exactly as long as the service level is not late.
+    low, high = (math.log10(max(1, each - 1) / base_ns) for each in (min(values), max(values)))
+    finest = (each for each in _PER_DECADE if _num_bands(low, high, each) <= most_bands)
+    per_decade: float = next(finest, 1)
+    while _num_bands(low, high, per_decade) > max(2, most_bands):  # two share the service level
+        per_decade /= 2
+    first, last = math.floor(low * per_decade), math.floor(high * per_decade)
+    edges_ns = [base_ns * 10 ** (at / per_decade) for at in range(first, last + 1)]
     extent_ns = round(window_s * 1e9)
     start_ns = end_ns - extent_ns
     cells = [[0] * num_slices for _ in edges_ns]
@@ -66,6 +64,10 @@ def count(
     edges = [edge_ns / 1e6 for edge_ns in edges_ns]
     num_late = 0 if bound_ms is None else max(0, min(len(edges), last + 1))
     return Counted(edges, num_late, cells)
+
+
+def _num_bands(low: float, high: float, per_decade: float) -> int:
+    return math.floor(high * per_decade) - math.floor(low * per_decade) + 1
 
 
 def heat_map(counted: Counted, window_s: float) -> list[Line]:
