@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
 from stepscope.engine.wire import StepRecord
-from stepscope.recordings.latency import bounded
+from stepscope.recordings.latency_samples import bounded
 from stepscope.recordings.outcome import Outcome
 
 _UNKNOWN = -1

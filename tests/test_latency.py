@@ -19,7 +19,8 @@ from stepscope.engine.wire import (
     StepRecord,
 )
 from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO, Samples, percentiles
+from stepscope.recordings.latency import SLO, percentiles, series_of
+from stepscope.recordings.latency_samples import BLOCK_SAMPLES, Samples
 
 MS = 1_000_000
 LAST, FIRST = int(RowFlag.LAST_CHUNK), int(RowFlag.LAST_CHUNK | RowFlag.FIRST_TOKEN)
@@ -70,7 +71,7 @@ def test_weighted_samples_are_what_the_samples_one_by_one_would_be() -> None:
         samples.add(time_ns, value, weight)
         values += [value] * weight
     values.sort()
-    series = samples.series(-1, 1000)
+    series = series_of(samples, -1, 1000)
     assert series.num_samples == len(values)
     for rank, found in ((50, series.p50_ms), (95, series.p95_ms), (99, series.p99_ms)):
         assert found == values[math.ceil(rank * len(values) / 100) - 1] / 1e6
@@ -81,18 +82,18 @@ def test_a_window_begins_after_its_start_and_includes_its_end() -> None:
     samples = Samples()
     for time_ns in (10, 20, 30):
         samples.add(time_ns, time_ns * MS)
-    assert samples.series(10, 30).num_samples == 2
-    assert samples.series(9, 29).max_ms == 20.0
-    assert samples.series(30, 40).p50_ms is None
+    assert series_of(samples, 10, 30).num_samples == 2
+    assert series_of(samples, 9, 29).max_ms == 20.0
+    assert series_of(samples, 30, 40).p50_ms is None
 
 
 def test_the_trend_keeps_the_worst_of_each_slice_and_leaves_empty_ones_empty() -> None:
     samples = Samples()
     for time_ns, value_ms in ((1, 5), (9, 7), (31, 4), (40, 6)):
         samples.add(time_ns, value_ms * MS)
-    assert samples.series(0, 40, buckets=4).trend_ms == (7.0, None, None, 6.0)
+    assert series_of(samples, 0, 40, buckets=4).trend_ms == (7.0, None, None, 6.0)
     # Slices stand still as time goes on: at 35 they still end at multiples of 10.
-    assert samples.series(-5, 35, buckets=4).trend_ms == (7.0, None, None, 4.0)
+    assert series_of(samples, -5, 35, buckets=4).trend_ms == (7.0, None, None, 4.0)
 
 
 def test_forgetting_is_by_time() -> None:
@@ -101,7 +102,49 @@ def test_forgetting_is_by_time() -> None:
         samples.add(time_ns, time_ns * MS)
     samples.forget_before(3)
     samples.forget_after(6)
-    assert samples.series(-1, 100).num_samples == len(samples) == 4
+    assert series_of(samples, -1, 100).num_samples == len(samples) == 4
+
+
+def test_any_window_of_many_samples_has_the_percentiles_of_all_of_them_sorted() -> None:
+    rng = random.Random(1)
+    samples = Samples()
+    kept: list[tuple[int, int, int]] = []
+    time_ns = 0
+    for turn in range(6):
+        for _ in range(rng.randrange(2 * BLOCK_SAMPLES)):
+            time_ns += rng.randrange(3)
+            kept.append(
+                (time_ns, rng.randrange(-5, 10 ** rng.randrange(1, 12)), rng.randrange(1, 4))
+            )
+            samples.add(*kept[-1])
+        if turn % 3 == 1:
+            until_ns = time_ns // 5
+            samples.forget_before(until_ns)
+            kept = [each for each in kept if each[0] >= until_ns]
+        elif turn % 3 == 2:
+            time_ns -= rng.randrange(BLOCK_SAMPLES)
+            samples.forget_after(time_ns)
+            kept = [each for each in kept if each[0] <= time_ns]
+        assert list(samples) == kept
+        for _ in range(8):
+            start_ns, end_ns = sorted(rng.randrange(-1, time_ns + 2) for _ in range(2))
+            values = sorted(
+                value
+                for at_ns, value, weight in kept
+                if start_ns < at_ns <= end_ns
+                for _ in range(weight)
+            )
+            cut = samples.cut(start_ns, end_ns)
+            series = series_of(cut, start_ns, end_ns, 1.0)
+            uncut = series_of(samples, start_ns, end_ns, 1.0)
+            assert series[:-1] == uncut[:-1]  # slices of the trend may begin before the window
+            assert series.num_samples == len(values)
+            if not values:
+                continue
+            nearest = (values[math.ceil(rank * len(values) / 100) - 1] for rank in (50, 95, 99))
+            assert [series.p50_ms, series.p95_ms, series.p99_ms] == [each / 1e6 for each in nearest]
+            assert series.max_ms == values[-1] / 1e6
+            assert series.within_slo == sum(value <= 1_000_000 for value in values) / len(values)
 
 
 def test_ttft_itl_tpot_and_step_time_of_two_requests_by_hand() -> None:
