@@ -7,9 +7,10 @@ Ten parts, each with a letter (`parts.PARTS`): (a) the ceilings, a large copy an
 among decodes, in each batching mode; (i) what telemetry costs; (j) exactness.
 
 How it is measured. Models have the real shapes and random weights (`models.random_shapes`). Steps
-run through the engine's own runner, with its graphs; each sample is one step, from laying out its
-batch to its tokens on the host (`samples`), and the device's own time by CUDA events (`device_ms`).
-There are warm-up runs before, and medians and spreads are of samples that are all kept. Kernels go
+run through the engine's own runner, with its graphs, the next one launched while one runs: a sample
+is the time from one step's tokens to the next one's. Beside it stand the device's own time by CUDA
+events (`device_ms`) and that of a step with nothing in flight beside it (`alone_ms`). There are
+warm-up runs before, and medians and spreads are of samples that are all kept. Kernels go
 around copies of their keys and values that are several times the L2 cache.
 
 `conduct` starts a process for each model and gathers what it tells line by line: whatever happens

@@ -6,6 +6,7 @@ every part that it owes has a line that says why.
 """
 
 import contextlib
+import functools
 import os
 import queue
 import signal
@@ -19,20 +20,9 @@ from typing import IO
 import msgspec
 
 from stepscope.engine.gpu_bench import aims, host
-from stepscope.engine.gpu_bench.parts import (
-    PARTS,
-    Begun,
-    Doing,
-    Ended,
-    Failed,
-    Found,
-    Hello,
-    Job,
-    Message,
-    PeerWork,
-    share_of,
-)
-from stepscope.engine.gpu_bench.results import Outcome, Point, Report
+from stepscope.engine.gpu_bench.gather import Gatherer
+from stepscope.engine.gpu_bench.parts import Job, Message, PeerWork, share_of
+from stepscope.engine.gpu_bench.results import Outcome, Report
 
 # After its time a process has this long to end by itself: parts look at the clock between points.
 GRACE_S = 20.0
@@ -63,9 +53,9 @@ def conduct(
     report.gpu["before"] = host.nvidia_smi()
     left = list(jobs)
 
-    def told(what: str, detail: str) -> None:
+    def told(ahead: int, what: str, detail: str) -> None:
         share = min(1.0, (time.monotonic() - start_s) / seconds)
-        progress(what, share, detail)
+        progress(what + (f"; {ahead} to come" if ahead else ""), share, detail)
 
     def finish() -> None:
         report.seconds = time.monotonic() - start_s
@@ -82,7 +72,9 @@ def conduct(
             if left_s <= 0:
                 _owe(report, job, "no time was left for it (see --time-limit)")
             else:
-                _Conducted(job, report, left, told).run(worker)
+                ahead = sum(len(each.parts) for each in left)
+                gatherer = Gatherer(job, report, functools.partial(told, ahead))
+                _Process(job, gatherer).run(worker)
             finish()
     except KeyboardInterrupt:
         report.is_interrupted = True
@@ -90,19 +82,12 @@ def conduct(
     finish()
 
 
-class _Conducted:
-    """One job, from the start of its process to its end."""
+class _Process:
+    """The process of one job, from its start to its end."""
 
-    def __init__(
-        self, job: Job, report: Report, later: list[Job], told: Callable[[str, str], None]
-    ) -> None:
+    def __init__(self, job: Job, gatherer: Gatherer) -> None:
         self._job = job
-        self._report = report
-        self._later = later
-        self._told = told
-        self._outcome: Outcome | None = None  # of the part that has begun
-        self._begun_s = 0.0
-        self._ended: set[str] = set()
+        self._gatherer = gatherer
 
     def run(self, worker: tuple[str, ...]) -> None:
         deadline_s = time.monotonic() + self._job.seconds + GRACE_S
@@ -124,25 +109,26 @@ class _Conducted:
         ]
         why = "it was interrupted"
         try:
-            process.stdin.write(msgspec.json.encode(self._job) + b"\n")
-            process.stdin.flush()
             for thread in threads:
                 thread.start()
+            process.stdin.write(msgspec.json.encode(self._job) + b"\n")
+            process.stdin.flush()
             why = self._listen(lines, deadline_s)
             if not why:
                 process.wait(GRACE_S)
         except (BrokenPipeError, subprocess.TimeoutExpired):
-            why = why or "its process did not end"
+            why = ""
         finally:
-            self._stop(process)
+            code = process.poll()
+            _stop(process)
             for thread in threads:
                 thread.join(1.0)
-            if not why and process.returncode:
-                why = _last_words(errors, process.returncode)
-            self._end_all(why)
+            if not why and code != 0:
+                why = _last_words(errors, code)
+            self._gatherer.end(why)
 
     def _listen(self, lines: "queue.SimpleQueue[bytes]", deadline_s: float) -> str:
-        """Until the process has said all; returns why there will be no more, if it is not that."""
+        """Until the process has said all; returns why there is more that will not come."""
         while True:
             try:
                 line = lines.get(timeout=max(0.0, deadline_s - time.monotonic()))
@@ -150,66 +136,18 @@ class _Conducted:
                 return f"its process was ended: it took longer than {self._job.seconds:.0f} s"
             if not line:
                 return ""
-            message = msgspec.json.decode(line, type=Message)
-            if isinstance(message, Failed):
-                return message.why
-            self._take(message)
+            self._gatherer.take(msgspec.json.decode(line, type=Message))
 
-    def _take(self, message: Hello | Doing | Begun | Found | Ended) -> None:
-        report, outcome = self._report, self._outcome
-        if isinstance(message, Hello):
-            report.device, report.is_gpu = message.device, message.is_gpu
-            report.versions.update(message.versions)
-        elif isinstance(message, Doing):
-            self._told(self._title(message.part), message.detail)
-        elif isinstance(message, Begun):
-            self._outcome = self._found_outcome(message.part)
-            self._begun_s = time.monotonic()
-            self._told(self._title(message.part), "")
-        elif outcome is None:
-            return
-        elif isinstance(message, Found):
-            outcome.points.append(msgspec.convert(message.point, Point))
-        else:
-            outcome.seconds += message.seconds
-            outcome.why = outcome.why or message.why
-            outcome.settings.update(message.settings)
-            self._ended.add(outcome.part)
-            self._outcome = None
 
-    def _found_outcome(self, part: str) -> Outcome:
-        """Both sides of (g) are one outcome."""
-        found = self._report.outcome(part, self._job.model)
-        if found is None:
-            found = Outcome(part=part, model=self._job.model)
-            self._report.outcomes.append(found)
-        return found
-
-    def _end_all(self, why: str) -> None:
-        """Parts that are not measured, or not to their end, get a reason."""
-        if self._outcome is not None:
-            self._outcome.seconds += time.monotonic() - self._begun_s
-        for part in self._job.parts:
-            if part not in self._ended:
-                outcome = self._found_outcome(part)
-                outcome.why = outcome.why or why or "its process ended without a word"
-
-    def _title(self, part: str) -> str:
-        on = f", {self._job.model}" if self._job.model else ""
-        if part not in PARTS:
-            return f"starting{on}"
-        left = "".join(each for job in self._later for each in job.parts)
-        ahead = f"; {len(left)} to come" if left else ""
-        return f"({part}) {PARTS[part].name}{on}{ahead}"
-
-    def _stop(self, process: "subprocess.Popen[bytes]") -> None:
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        assert process.stdin is not None
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        assert stream is not None
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
+            stream.close()
 
 
 def _owe(report: Report, job: Job, why: str) -> None:
@@ -240,7 +178,9 @@ def _read(stream: IO[bytes], put: Callable[[bytes], object]) -> None:
     put(b"")
 
 
-def _last_words(errors: list[bytes], code: int) -> str:
+def _last_words(errors: list[bytes], code: int | None) -> str:
+    if code is None:
+        return "its process did not end by itself"
     said = [line.decode(errors="replace").strip() for line in errors if line.strip()]
     last = f": {said[-1][:300]}" if said else ""
     how = f"by signal {-code}" if code < 0 else f"with {code}"

@@ -28,13 +28,12 @@ def nvidia_smi() -> Facts:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return {}
-    found: Facts = {}
-    # One at a time: a field that a driver does not know takes the others with it.
-    for field, name in _FIELDS.items():
-        said = _output(tool, f"--query-gpu={field}", "--format=csv,noheader", "-i", "0")
-        if said:
-            found[name] = said.splitlines()[0].strip()
-    return found
+    query = (tool, "--format=csv,noheader", "-i", "0")
+    values = _output(*query, f"--query-gpu={','.join(_FIELDS)}").split(", ")
+    if len(values) != len(_FIELDS):
+        # A field that a driver does not know takes the others with it.
+        values = [_output(*query, f"--query-gpu={field}") for field in _FIELDS]
+    return {name: value for name, value in zip(_FIELDS.values(), values, strict=True) if value}
 
 
 def gpu_name(device: str) -> str | None:

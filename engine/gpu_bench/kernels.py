@@ -84,19 +84,32 @@ def measure(bench: Bench) -> None:
 
 def cases(bench: Bench, dtype: torch.dtype) -> Iterator[Case]:
     shrink = bench.sizes.kernel_shrink
-    for place, heads in enumerate(bench.sizes.kernel_heads):
+    seen: set[str] = set()
+    for case in _all_cases(bench.sizes.kernel_heads, shrink, dtype):
+        if case.name not in seen:  # small ones are alike
+            seen.add(case.name)
+            yield case
+
+
+def _all_cases(
+    all_heads: Sequence[tuple[int, int, int]], shrink: int, dtype: torch.dtype
+) -> Iterator[Case]:
+    for place, heads in enumerate(all_heads):
         named = f"{heads[0]} heads"
         for batch, context in DECODES:
             if place and context != DECODES[-1][1]:
                 continue  # the second shape only where there is most to read
-            lengths: Lengths = ((max(1, context // shrink), 1),) * max(1, batch // shrink)
+            batch, context = max(1, batch // shrink), max(1, context // shrink)
+            lengths: Lengths = ((context, 1),) * batch
             yield Case(f"{named}: decode, {batch} x {context}", heads, lengths, dtype)
         for chunks in CHUNKS:
-            what = ", ".join(f"{count} after {before}" for before, count in chunks)
             lengths = tuple((before // shrink, max(2, count // shrink)) for before, count in chunks)
+            what = ", ".join(f"{count} after {before}" for before, count in lengths)
             yield Case(f"{named}: chunk, {what}", heads, lengths, dtype)
         lengths = tuple((b // shrink, n if n == 1 else max(2, n // shrink)) for b, n in MIXED)
-        yield Case(f"{named}: 64 decodes of 4096, 1984 after 2048", heads, lengths, dtype)
+        (before, count), (context, _) = lengths[-1], lengths[0]
+        what = f"{len(lengths) - 1} decodes of {context}, {count} after {before}"
+        yield Case(f"{named}: {what}", heads, lengths, dtype)
 
 
 def _measure_case(bench: Bench, case: Case) -> None:
@@ -118,7 +131,8 @@ def _measure_case(bench: Bench, case: Case) -> None:
             bench.found(f"{case.name}, {each.name}", samples, contender=each.name, **facts)
     for contender, make in _others(bench, case):
         with bench.attempt(f"{case.name}, {contender}", contender=contender, **facts):
-            samples = bench.stopwatch.milliseconds(make(num_copies), can_capture=True)
+            # Chunks are long: the gaps between their launches are nothing.
+            samples = bench.stopwatch.milliseconds(make(num_copies), can_capture=case.is_decode)
             bench.found(f"{case.name}, {contender}", samples, contender=contender, **facts)
 
 

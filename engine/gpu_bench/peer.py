@@ -1,8 +1,9 @@
 """(g) The yardstick's requests through transformers' `generate_batch` (its continuous batching).
 
-Its manager is warmed up as the library does it (graphs and all), and by two short runs; what they
-take says how much of the outputs fits into the time that is left. If not all of them do, they are
-cut, and stepscope gets the same cut work (`PeerWork`). Settings are the library's own, but for
+Its manager is warmed up as the library does it (graphs and all), and by a few short requests. All
+requests run with short outputs first; what that takes says how long they can be in the time that is
+left, and with that they run again. Where outputs had to be cut, stepscope gets the same cut work
+(`PeerWork`). Settings are the library's own, but for
 these: the cache has room for all requests and no more, since without flash-attn its mask spans the
 whole of it; a step has as many tokens as ours; blocks are not shared, as no prompts are alike.
 """
@@ -20,8 +21,8 @@ from stepscope.engine.gpu_bench.parts import PeerWork
 from stepscope.engine.models.random_shapes import SHAPES
 
 PAGE_SIZE = 256  # the library's own
-# Later steps take longer, as contexts grow: what the short runs say is multiplied by this.
-GROWTH = 1.5
+NUM_WARM_UPS = 4
+GROWTH = 1.2  # of a step's time, as contexts grow
 STOP_S = 15.0
 
 
@@ -33,9 +34,8 @@ def measure(bench: Bench, name: str) -> None:
     model = transformers_side.load(name, bench.device, dtype)
     bench.setting(
         software=f"transformers {transformers.__version__}",
-        dtype=str(dtype).removeprefix("torch."),
-        page_size=PAGE_SIZE,
-        max_batch_tokens=bench.sizes.budget,
+        peer_dtype=str(dtype).removeprefix("torch."),
+        peer_page_size=PAGE_SIZE,
     )
     counts = bench.sizes.peer_requests
     for place, num_requests in enumerate(counts):
@@ -43,7 +43,9 @@ def measure(bench: Bench, name: str) -> None:
         what = f"generate_batch, {num_requests} requests"
         facts = {"contender": "generate_batch", "work": whole.in_words}
         with bench.attempt(what, **facts):
-            _measure(bench, model, name, whole, bench.left_s / (len(counts) - place))
+            # Most of the time for most of the work.
+            share = num_requests**0.5 / sum(each**0.5 for each in counts[place:])
+            _measure(bench, model, name, whole, bench.left_s * share)
 
 
 def _measure(bench: Bench, model: Any, name: str, whole: PeerWork, seconds: float) -> None:
@@ -74,20 +76,18 @@ def _measure(bench: Bench, model: Any, name: str, whole: PeerWork, seconds: floa
     with model.continuous_batching_context_manager(
         generation_config=generation, continuous_batching_config=settings
     ) as manager:
-        few, more = bench.sizes.peer_probe_tokens
         until_s = start_s + seconds
-        _run(bench, manager, submits, few, until_s)  # compiles, captures
-        times_s = [_run(bench, manager, submits, each, until_s)[0] for each in (few, more)]
-        step_s = max(1e-6, (times_s[1] - times_s[0]) / (more - few))
-        left_s = 0.9 * (until_s - time.monotonic()) - times_s[0]
-        most_output = min(whole.most_output, int(left_s / (step_s * GROWTH)))
-        if most_output < few:
-            raise TimeoutError(
-                f"its time was up after the warm-up: a step takes {step_s * 1e3:.0f} ms, and "
-                f"{whole.most_output} are needed"
-            )
+        first = min(whole.most_output, bench.sizes.peer_first_output)
+        _run(bench, manager, submits[:NUM_WARM_UPS], first, until_s)
+        taken_s, num_tokens = _run(bench, manager, submits, first, until_s)
+        # Longer outputs take more time in proportion at the most, but for their longer contexts.
+        left_s = until_s - time.monotonic()
+        most_output = min(whole.most_output, int(first * left_s / (taken_s * GROWTH)))
+        if most_output > 2 * first:
+            taken_s, num_tokens = _run(bench, manager, submits, most_output, until_s + STOP_S)
+        else:
+            most_output = first
         work = PeerWork(num_requests=whole.num_requests, most_output=most_output)
-        taken_s, num_tokens = _run(bench, manager, submits, most_output, until_s + STOP_S)
         bench.found(
             f"generate_batch, {work.in_words}",
             [taken_s * 1e3],
@@ -98,7 +98,6 @@ def _measure(bench: Bench, model: Any, name: str, whole: PeerWork, seconds: floa
             is_cut=most_output < whole.most_output,
             num_output_tokens=num_tokens,
             output_tokens_per_s=num_tokens / taken_s,
-            probe_step_ms=step_s * 1e3,
             **_in_use(manager, model),
         )
 

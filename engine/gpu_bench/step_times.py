@@ -59,6 +59,7 @@ def _measure(
             what,
             times.step_ms,
             device_ms=times.device_ms,
+            alone_ms=times.alone_ms,
             num_padded_tokens=times.num_padded_tokens,
             **facts,
         )

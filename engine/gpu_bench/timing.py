@@ -29,7 +29,9 @@ class Stopwatch:
         with torch.inference_mode():
             for run in runs:
                 run()
-            once = self._captured(runs) if can_capture and self.is_gpu else runs
+            once = runs
+            if can_capture and self.is_gpu:
+                once = self._captured(runs)
             self._round(once)
             return [self._round(once) / len(runs) for _ in range(self.num_samples)]
 

@@ -17,7 +17,6 @@ import msgspec
 from stepscope.engine.config import EngineConfig
 from stepscope.engine.environment import prepare_environment
 from stepscope.engine.gpu_bench.parts import (
-    PARTS,
     Failed,
     Hello,
     Job,
@@ -72,8 +71,8 @@ def run(job: Job, tell: Callable[[Message], None]) -> None:
 
     def seconds() -> float:
         """Of the next part: its share of what is left."""
-        weights = sum(PARTS[part].weight for part in left)
-        weight = PARTS[left.pop(0)].weight
+        weights = sum(job.part_weight(part) for part in left)
+        weight = job.part_weight(left.pop(0))
         return share_of(job.seconds - (time.monotonic() - start_s), weight, weights)
 
     if job.model is None or job.is_peer or job.parts == "j":

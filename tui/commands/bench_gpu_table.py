@@ -40,7 +40,7 @@ def table(report: Report) -> Iterator[str]:
         if not outcomes:
             continue
         yield ""
-        yield _title(part)
+        yield from _title(part)
         rows = [row for outcome in outcomes for row in _rows(report, outcome)]
         yield from _listed(rows) if part == "e" else _pivoted(rows)
         for outcome in outcomes:
@@ -73,7 +73,7 @@ def side_by_side(first: Report, second: Report) -> Iterator[str]:
         if not keys:
             continue
         yield ""
-        yield _title(part)
+        yield from _title(part)
         cells = [("", "1", "2", "2 / 1")]
         for column, label in keys:
             found = [each.get((column, label)) for each in rows]
@@ -110,9 +110,10 @@ def _head(report: Report) -> Iterator[str]:
         yield from textwrap.wrap(", ".join(words), WIDTH)
 
 
-def _title(part: str) -> str:
-    under = f": {_UNDER[part]}" if part in _UNDER else ""
-    return textwrap.shorten(f"({part}) {PARTS[part].name}{under}", 2 * WIDTH)
+def _title(part: str) -> Iterator[str]:
+    yield f"({part}) {PARTS[part].name}"
+    if part in _UNDER:
+        yield _INDENT + _UNDER[part]
 
 
 def _rows(report: Report, outcome: Outcome) -> Iterator[Row]:
@@ -236,6 +237,9 @@ def _missing(outcome: Outcome) -> Iterator[str]:
     notes = [
         f"{on}{point.what}: not measured: {point.why}" for point in outcome.points if point.why
     ]
+    shared = [point.what for point in outcome.points if point.facts.get("has_shared_blocks")]
+    if shared:
+        notes.append(f"{on}more than the KV cache holds, so requests share blocks: {shared[0]}")
     if outcome.why is not None:
         what = "not all of it" if any(each.samples for each in outcome.points) else "not measured"
         notes.append(f"{on}{what}: {outcome.why}")
