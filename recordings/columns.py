@@ -8,6 +8,7 @@ from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
 from stepscope.engine.wire import StepRecord
+from stepscope.recordings.block_sums import BlockSums
 from stepscope.recordings.latency_samples import bounded
 from stepscope.recordings.outcome import Outcome
 
@@ -104,6 +105,7 @@ class StepColumns:
         self._columns = [array("q") for _ in range(NUM_COLUMNS)]
         self.steps = self._columns[0]
         self.tokens_ns = self.column("tokens_ns")
+        self._sums = BlockSums()
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -170,11 +172,13 @@ class StepColumns:
         num_old = bisect_left(self.steps, step)
         for column in self._columns:
             del column[:num_old]
+        self._sums.forget_before(num_old)
 
     def forget_after(self, step: int) -> None:
         num_kept = bisect_right(self.steps, step)
         for column in self._columns:
             del column[num_kept:]
+        self._sums.forget_after(num_kept)
 
     def index(self, step: int) -> int | None:
         """Where a step stands; None when it is not there."""
@@ -191,8 +195,32 @@ class StepColumns:
 
     def total(self, name: str, first: int, last: int) -> int | None:
         """Sum over a range of places, None when it is unknown for one of them."""
-        values = self.column(name)[first:last]
-        return None if min(values) == _UNKNOWN else sum(values)
+        column = self.column(name)
+
+        def measure(begin: int, end: int) -> int | None:
+            values = column[begin:end]
+            return None if min(values) == _UNKNOWN else sum(values)
+
+        return self._sums.total(name, first, last, measure)
+
+    def known_total(self, name: str, first: int, last: int) -> int:
+        """Sum over a range of places, where what is unknown counts nothing."""
+        column = self.column(name)
+
+        def measure(begin: int, end: int) -> int:
+            return sum([max(0, value) for value in column[begin:end]])
+
+        return self._sums.total(f"known {name}", first, last, measure) or 0
+
+    def num_mixed(self, first: int, last: int) -> int:
+        """Steps in a range of places that held prefill and decode."""
+        prefill, decode = self.column("num_prefill_tokens"), self.column("num_decode_tokens")
+
+        def measure(begin: int, end: int) -> int:
+            pairs = zip(prefill[begin:end], decode[begin:end], strict=True)
+            return sum([p > 0 and d > 0 for p, d in pairs])
+
+        return self._sums.total("mixed", first, last, measure) or 0
 
     def span(self, first_step: int, last_step: int) -> Span | None:
         """The steps `first_step` to `last_step`; None when there is none of them."""

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import accumulate
 
-BLOCK_SAMPLES = 512
+BLOCK_SAMPLES = 1024
 
 
 def bounded(value: int) -> int:

@@ -36,20 +36,19 @@ def rates_of(columns: StepColumns, start_ns: int, end_ns: int) -> Rates:
         return Rates(0.0, last - first, *(None,) * 11)
     queried = columns.total("queried_tokens", first, last)
     hit = columns.total("hit_tokens", first, last)
-    prefill = columns.column("num_prefill_tokens")[first:last]
-    decode = columns.column("num_decode_tokens")[first:last]
-    num_mixed = sum(p > 0 and d > 0 for p, d in zip(prefill, decode, strict=True))
     busy_ns = _spent(columns, "schedule_start_ns", "tokens_ns", first, last)
     return Rates(
         seconds=seconds,
         num_steps=last - first,
         steps_per_s=_ratio(last - first, seconds),
-        prefill_tokens_per_s=_ratio(sum(prefill), seconds),
+        prefill_tokens_per_s=_ratio(
+            columns.known_total("num_prefill_tokens", first, last), seconds
+        ),
         output_tokens_per_s=_ratio(columns.total("num_output_tokens", first, last), seconds),
         preemptions_per_min=_ratio(columns.total("num_preempted", first, last), seconds / 60),
         evictions_per_s=_ratio(columns.total("num_evicted", first, last), seconds),
         prefix_hit_rate=None if queried is None else _ratio(hit, queried),
-        mixed_share=num_mixed / (last - first),
+        mixed_share=columns.num_mixed(first, last) / (last - first),
         model_share=_share(_spent(columns, "launch_ns", "tokens_ns", first, last), seconds),
         schedule_share=_share(
             _spent(columns, "schedule_start_ns", "schedule_end_ns", first, last), seconds
@@ -65,7 +64,7 @@ def _budget_share(columns: StepColumns, first: int, last: int) -> float | None:
         return None
     names = ("num_prefill_tokens", "num_decode_tokens", "num_padded_tokens")
     # Padding that is not told is not known to be there.
-    spent = sum(max(0, value) for name in names for value in columns.column(name)[first:last])
+    spent = sum(columns.known_total(name, first, last) for name in names)
     return spent / budget
 
 

@@ -18,6 +18,7 @@ from stepscope.engine.wire import (
     RowFlag,
     StepRecord,
 )
+from stepscope.recordings.block_sums import BlockSums
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO, percentiles, series_of
 from stepscope.recordings.latency_samples import BLOCK_SAMPLES, Samples
@@ -343,3 +344,27 @@ def test_rates_and_shares_of_the_wall_time_by_hand() -> None:
     assert rates.idle_share == pytest.approx(1 - 5 * 80 / 500)
     assert rates.prefix_hit_rate is None
     assert rates.evictions_per_s is None
+
+
+def test_sums_of_blocks_are_the_sums_of_what_is_in_them_whatever_is_forgotten() -> None:
+    rng = random.Random(2)
+    sums = BlockSums()
+    column: list[int | None] = []
+
+    def measure(first: int, last: int) -> int | None:
+        values = [value for value in column[first:last] if value is not None]
+        return sum(values) if len(values) == last - first else None
+
+    for turn in range(12):
+        column += [None if rng.random() < 0.0005 else rng.randrange(9) for _ in range(700)]
+        if turn % 4 == 1:
+            num_old = rng.randrange(600)
+            del column[:num_old]
+            sums.forget_before(num_old)
+        elif turn % 4 == 2:
+            num_kept = len(column) - rng.randrange(600)
+            del column[num_kept:]
+            sums.forget_after(num_kept)
+        for _ in range(10):
+            first, last = sorted(rng.randrange(len(column) + 1) for _ in range(2))
+            assert sums.total("a", first, last, measure) == measure(first, last)
