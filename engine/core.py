@@ -111,7 +111,8 @@ class EngineCore:
         while not self.stopping:
             if not self.step():
                 self.publish_signs_of_life(idle=True)
-                self._wait()
+                if not self.stopping:
+                    self._wait()
             else:
                 self.publish_signs_of_life(idle=False)
         self.settle()

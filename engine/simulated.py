@@ -185,12 +185,15 @@ def simulate(
             core.inbox.put(Call(submit, _Nobody(), token_ids))
             number += 1
             arrival_ns += round(random_source.expovariate(workload.rate) * 1e9)
-        if changes and core.next_step in changes:
-            command = SetKnobs(changes=changes.pop(core.next_step), who="simulated")
+        # A step in flight has a number already.
+        for step in [step for step in changes or () if step <= core.next_step]:
+            assert changes is not None
+            command = SetKnobs(changes=changes.pop(step), who="simulated")
             core.inbox.put(Call(command, _Nobody()))
         if not core.step():
             runner.advance_to(arrival_ns)
         core.publish_signs_of_life(idle=False)
+    core.settle()
     return sink.messages
 
 
