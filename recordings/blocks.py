@@ -1,7 +1,7 @@
 """`BlockMap`: owner and references of every KV block, as an observer knows them."""
 
 from array import array
-from itertools import groupby
+from itertools import chain, groupby, repeat
 from typing import NamedTuple
 
 import zstandard
@@ -10,6 +10,7 @@ from stepscope.engine.wire import EMPTY, BlockMove, BlockRun
 from stepscope.recordings.payloads import compressed
 
 MAX_BLOCKS = 1 << 24
+_LIMIT = 1 << 62
 
 
 class PackedBlocks(NamedTuple):
@@ -46,19 +47,14 @@ class BlockMap:
     @classmethod
     def from_runs(cls, runs: list[BlockRun]) -> "BlockMap | None":
         """None for a pool of a size that cannot be."""
-        if sum(max(0, run.count) for run in runs) > MAX_BLOCKS:
+        counts = [run.count for run in runs]
+        if min(counts, default=0) < 0:
+            counts = [max(0, count) for count in counts]
+        if sum(counts) > MAX_BLOCKS:
             return None
-        owner: list[int] = []
-        refs: list[int] = []
-        for run in runs:
-            count = run.count
-            if count == 1:  # nearly all, in a pool that has been in use for a while
-                owner.append(run.owner)
-                refs.append(run.ref_count)
-            else:
-                owner += [run.owner] * count
-                refs += [run.ref_count] * count
-        return cls(array("q", owner), array("q", refs))
+        owner = chain.from_iterable(map(repeat, [run.owner for run in runs], counts))
+        refs = chain.from_iterable(map(repeat, [run.ref_count for run in runs], counts))
+        return cls(array("q", list(owner)), array("q", list(refs)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BlockMap) and self.owner == other.owner and self.refs == other.refs
@@ -83,7 +79,11 @@ class BlockMap:
         owner, refs = self.owner, self.refs
         num_blocks = len(owner)
         for move in moves:
-            block_id = move.block_id
-            if 0 <= block_id < num_blocks and abs(move.owner) < 2**62 > abs(move.ref_count):
-                owner[block_id] = move.owner
-                refs[block_id] = move.ref_count
+            block_id, holder, ref_count = move.block_id, move.owner, move.ref_count
+            if (
+                0 <= block_id < num_blocks
+                and -_LIMIT < holder < _LIMIT
+                and -_LIMIT < ref_count < _LIMIT
+            ):
+                owner[block_id] = holder
+                refs[block_id] = ref_count

@@ -33,6 +33,11 @@ class PackedRecord(StepRecord, frozen=True, kw_only=True, tag="StepRecord"):
 
     batch: list[int | BatchRow]  # type: ignore[assignment]
 
+    def spelled_out(self, rows: list[BatchRow]) -> StepRecord:
+        """The record that was packed, given its batch."""
+        told = {name: getattr(self, name) for name in StepRecord.__struct_fields__}
+        return StepRecord(**(told | {"batch": rows}))
+
 
 decode_packed = msgspec.msgpack.Decoder(PackedRecord).decode
 

@@ -13,6 +13,7 @@ from stepscope.engine import wire
 from stepscope.engine.wire import EngineInfo, EngineStatus, Mark, Snapshot, StepRecord, Telemetry
 from stepscope.recordings.clocks import back_by, set_back
 from stepscope.recordings.events import SessionEvent
+from stepscope.recordings.fast_forward import FastForward, PackedRecord
 from stepscope.recordings.history_view import HistoryView
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.session import SessionState
@@ -64,6 +65,48 @@ class History(HistoryView):
             else:
                 self._take(sequence, message, payload)
             self.version += 1
+
+    def take_ahead(
+        self, sequence: int, record: PackedRecord, payload: bytes, forward: FastForward
+    ) -> bool:
+        """Take the next step as it lies in a file, without looking at every row.
+
+        False, and nothing has changed, where it has to be looked at: something is missing before
+        it, or it comes late or out of order. What is read of this history is right again after
+        `forward.settle()`.
+
+        Args:
+            forward: what `forward()` gave.
+
+        Raises:
+            msgspec.DecodeError: a number in it cannot be; nothing has changed.
+            ValueError: it does not fit the steps before it; this history is of no use any more.
+        """
+        _check(sequence, record)
+        with self._lock:
+            timeline = self._timeline
+            columns = timeline.columns
+            if timeline.last_sequence != sequence - 1:
+                return False
+            if columns.steps and (
+                record.step <= columns.steps[-1] or back_by(columns.tokens_ns[-1], record)
+            ):
+                return False
+            timeline.take_ahead(sequence, record, payload, forward)
+            self.version += 1
+            return True
+
+    def forward(self) -> FastForward:
+        """For `take_ahead`, from the newest state on."""
+        return FastForward(self._timeline.state)
+
+    def is_state(self, state: SessionState) -> bool:
+        """Whether this is the state that messages change: it is another one for another engine."""
+        return self._timeline.state is state
+
+    def remember(self, record: StepRecord) -> None:
+        """Have the record of a step at hand; it is one of those that were taken."""
+        self._cache.keep(record)
 
     def skip(self, sequence: int) -> None:
         """A message came of a kind that this version does not know: it is not missing."""

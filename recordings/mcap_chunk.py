@@ -16,6 +16,7 @@ _PEEK_BYTES = 16 * 1024  # compressed, at a time
 _PIECE_BYTES = 1024  # compressed: how near to the damage one gets
 
 _MESSAGE = struct.Struct("<HIQQ")  # channel id, sequence, log time, publish time
+_MESSAGE_RECORD = struct.Struct("<BQHIQQ")  # all of it: opcode and length as well
 _MESSAGE_OPCODE = int(Opcode.MESSAGE)
 _CHANNEL = struct.Struct("<HHI")  # id, schema id, length of the topic
 
@@ -141,17 +142,16 @@ def messages(records: bytes) -> list[RawMessage]:
     """All messages of a chunk, in order."""
     found = []
     # A chunk has a thousand and a seek waits for them: no generator, and no enum to compare with.
-    record, message = RECORD.unpack_from, _MESSAGE.unpack_from
+    record = _MESSAGE_RECORD.unpack_from
     position, num_bytes = 0, len(records)
-    while position + RECORD.size <= num_bytes:
-        opcode, length = record(records, position)
-        body = position + RECORD.size
-        position = body + length
+    last = num_bytes - _MESSAGE_RECORD.size  # where a message may begin
+    while position <= last:
+        opcode, length, channel_id, sequence, log_ns, _ = record(records, position)
+        begin, position = position, position + RECORD.size + length
         if position > num_bytes:
             break
         if opcode == _MESSAGE_OPCODE and length >= _MESSAGE.size:
-            channel_id, sequence, log_ns, _ = message(records, body)
-            payload = records[body + _MESSAGE.size : position]
+            payload = records[begin + _MESSAGE_RECORD.size : position]
             found.append(RawMessage(channel_id, sequence, log_ns, payload))
     return found
 

@@ -12,11 +12,12 @@ from typing import Literal
 
 import msgspec
 
+from stepscope.recordings.excerpt import excerpt, windows
 from stepscope.recordings.history import History
 from stepscope.recordings.loaded_chunk import Frame
 from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.reader import Position, Recording
-from stepscope.recordings.seek import MAX_WINDOW_STEPS, WINDOW_STEPS, state_at, window_start
+from stepscope.recordings.seek import MAX_WINDOW_STEPS, WINDOW_STEPS
 from stepscope.recordings.source import FrameTap
 
 MIN_SPEED, MAX_SPEED = 0.1, 64.0
@@ -267,13 +268,9 @@ class ReplaySource:
                 self._is_short = True  # maybe: it is looked at when nothing else is to be done
                 return
         begin = recording.find_step(step - num_steps) or Position(0, 0)
-        fresh = self._begun(begin)
-        for frame, after in recording.frames(begin, fresh.last_sequence or 0):
-            if after > target:
-                break
-            if self._is_interrupted():
-                return  # what is shown stays as it was
-            fresh.append(frame.sequence, frame.payload)
+        fresh = excerpt(recording, history, begin, target, lambda _: not self._is_interrupted())
+        if fresh is None:
+            return  # what is shown stays as it was
         self._show(fresh, is_short=begin > Position(0, 0))
         self._read_from(target, fresh.last_sequence or 0)
 
@@ -282,37 +279,32 @@ class ReplaySource:
         history.is_short = self._is_short = is_short
         history.adopt(fresh)
 
-    def _begun(self, position: Position) -> History:
-        """A history that begins at a position."""
-        history = self.history
-        fresh = History(history.slo, history.max_steps, history.max_bytes)
-        fresh.begin(*state_at(self.recording, position))
-        return fresh
-
     def _reach_back(self) -> None:
         """Make the history reach as far back as it should, unless something else is wanted."""
         history, last_step = self.history, self.history.last_step
-        if last_step is None:
-            history.is_short = self._is_short = False
-            return
-        snapshot, begin = window_start(self.recording, last_step, self._shown_steps)
-        first_step = history.first_step
-        if first_step is not None and first_step <= snapshot.step + 1:
-            history.is_short = self._is_short = False
-            return
-        fresh = History(history.slo, history.max_steps, history.max_bytes)
-        fresh.reset(snapshot)
-        end = self._next[1] if self._next is not None else None
-        frames = self.recording.frames(begin, snapshot.sequence)
-        for number, (frame, after) in enumerate(frames):
-            if end is not None and after >= end:
-                break
-            if self._is_interrupted() or self._skips:
+        fresh = None
+        if last_step is not None:
+            end = None
+            if self._next is not None:
+                chunk, message = self._next[1]
+                end = Position(chunk, message - 1)
+            shown = self._shown_steps
+            fresh = windows(self.recording, history, last_step, shown, end, self._gives_way)
+            if fresh is None and self._is_wanted_elsewhere():
                 return
-            fresh.append(frame.sequence, frame.payload)
-            if number % _FRAMES_AT_ONCE == 0:
-                time.sleep(_YIELD_S)
-        self._show(fresh, is_short=False)
+        if fresh is None:
+            history.is_short = self._is_short = False
+        else:
+            self._show(fresh, is_short=False)
+
+    def _gives_way(self, number: int) -> bool:
+        """Between two messages that are reached back for; whether to go on."""
+        if number % _FRAMES_AT_ONCE == 0:
+            time.sleep(_YIELD_S)
+        return not self._is_wanted_elsewhere()
+
+    def _is_wanted_elsewhere(self) -> bool:
+        return self._is_interrupted() or self._skips != 0
 
 
 def _clamped(speed: float) -> float:

@@ -21,11 +21,12 @@ def state_at(recording: Recording, position: Position) -> tuple[SessionState, in
     Raises:
         RecordingError: no keyframe can be read.
     """
-    snapshot, start = recording.keyframe_before(position)
     try:
-        return _forwarded(recording, snapshot, start, position)
+        forward, sequence = forwarded(recording, position)
+        return forward.finish(), sequence
     except (msgspec.DecodeError, ValueError, LookupError, TypeError):
         # Damaged: what can be read is taken one by one.
+        snapshot, start = recording.keyframe_before(position)
         state, sequence = SessionState.from_snapshot(snapshot), snapshot.sequence
         for frame, after in recording.frames(start, sequence):
             if after > position:
@@ -35,9 +36,14 @@ def state_at(recording: Recording, position: Position) -> tuple[SessionState, in
         return state, sequence
 
 
-def _forwarded(
-    recording: Recording, snapshot: Snapshot, start: Position, end: Position
-) -> tuple[SessionState, int]:
+def forwarded(recording: Recording, end: Position) -> tuple[FastForward, int]:
+    """Like `state_at`; the state is that of what is given first, once it is settled.
+
+    Raises:
+        RecordingError: no keyframe can be read.
+        msgspec.DecodeError, ValueError, LookupError, TypeError: damage; `state_at` passes over it.
+    """
+    snapshot, start = recording.keyframe_before(end)
     forward = FastForward(SessionState.from_snapshot(snapshot))
     sequence = snapshot.sequence
     for number in range(start.chunk, min(end.chunk + 1, recording.num_chunks)):
@@ -51,7 +57,7 @@ def _forwarded(
             else:
                 forward.take(frame.payload)
             sequence = whole_sequence(frame.sequence, sequence)
-    return forward.finish(), sequence
+    return forward, sequence
 
 
 def window_start(recording: Recording, step: int, num_shown: int) -> tuple[Snapshot, Position]:

@@ -50,11 +50,15 @@ class StepCache:
             return None
         record = wire.decode(payload)
         assert isinstance(record, StepRecord)
+        self.keep(record)
+        return record
+
+    def keep(self, record: StepRecord) -> None:
+        """Have it again for free."""
         with self._lock:
-            self._records[step] = record
+            self._records[record.step] = record
             while len(self._records) > MAX_RECORDS:
                 self._records.popitem(last=False)
-        return record
 
     def state_at(self, step: int) -> SessionState:
         """See `History.state_at`."""

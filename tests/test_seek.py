@@ -4,18 +4,20 @@ import random
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stepscope.engine import wire
 from stepscope.engine.config import Knobs
 from stepscope.engine.simulated import SimulatedWorkload, simulate
 from stepscope.engine.wire import BatchRow, StepRecord, Telemetry
+from stepscope.recordings.excerpt import excerpt, windows
 from stepscope.recordings.fast_forward import FastForward
 from stepscope.recordings.history import History
 from stepscope.recordings.packed_steps import StepPacker
 from stepscope.recordings.reader import Position, Recording
 from stepscope.recordings.replay import ReplaySource
-from stepscope.recordings.seek import WINDOW_STEPS, state_at
+from stepscope.recordings.seek import WINDOW_STEPS, state_at, window_start
 from stepscope.recordings.session import SessionState
 from stepscope.recordings.writer import RecordingWriter
 
@@ -129,6 +131,116 @@ def test_the_state_at_a_position_is_that_of_all_messages_before_it(recorded: Pat
             assert state_at(recording, position) == (expected, sequence)
         first, _ = state_at(recording, Position(0, 0))
         assert first.info == recording.info
+
+
+def one_by_one(recording: Recording, begin: Position, end: Position) -> History:
+    history = History()
+    state, sequence = state_at(recording, begin)
+    history.begin(state.copy(), sequence)
+    for frame, after in recording.frames(begin, sequence):
+        if after > end:
+            break
+        history.append(frame.sequence, frame.payload)
+    return history
+
+
+def assert_the_same(history: History, expected: History) -> None:
+    """All that a screen may show of them."""
+    first, last = expected.first_step, expected.last_step
+    assert first is not None
+    assert last is not None
+    assert (history.first_step, history.last_step) == (first, last)
+    assert (history.state, history.last_sequence) == (expected.state, expected.last_sequence)
+    assert history.record(last) == expected.record(last)  # before any is unpacked
+    assert history.summaries(first, last) == expected.summaries(first, last)
+    assert history.lanes(first - 3, last + 3) == expected.lanes(first - 3, last + 3)
+    assert history.latency(None, None) == expected.latency(None, None)
+    for kind in ("itl", "ttft", "tpot", "step"):
+        samples = [each.windows.samples(kind, None, None) for each in (history, expected)]
+        assert samples[0] == samples[1], kind
+    assert history.rates(None, None) == expected.rates(None, None)
+    assert history.events(limit=10**6) == expected.events(limit=10**6)
+    for name in ("knob_changes", "marks", "gaps", "num_lost", "needs_snapshot", "info"):
+        assert getattr(history, name) == getattr(expected, name), name
+    assert history.last_stall() == expected.last_stall()
+    for step in {*range(first, last + 1, 61), first, last}:
+        assert history.state_at(step) == expected.state_at(step)
+        assert history.record(step) == expected.record(step)
+    followers = [each.follow() for each in (history, expected)]
+    assert followers[0].state == followers[1].state
+    assert [*followers[0].read(10**6)] == [*followers[1].read(10**6)]
+
+
+@pytest.mark.parametrize("num_steps", [1, 150, 700])
+def test_a_stretch_is_the_same_as_if_every_message_had_been_looked_at(
+    recorded: Path, num_steps: int
+) -> None:
+    rng = random.Random(num_steps)
+    with Recording(recorded) as recording:
+        for _ in range(4):
+            step = rng.randrange(num_steps, NUM_STEPS)
+            begin, end = recording.find_step(step - num_steps), recording.find_step(step)
+            assert begin is not None
+            assert end is not None
+            found = excerpt(recording, History(), begin, end, lambda _: True)
+            assert found is not None
+            expected = one_by_one(recording, begin, end)
+            assert found.num_steps == num_steps
+            assert_the_same(found, expected)
+            # And it goes on, and back, as any other.
+            further = recording.find_step(min(step + 40, NUM_STEPS - 1))
+            assert further is not None
+            for each in (found, expected):
+                for frame, after in recording.frames(end, each.last_sequence or 0):
+                    if after > further:
+                        break
+                    each.append(frame.sequence, frame.payload)
+            assert_the_same(found, expected)
+            for each in (found, expected):
+                assert each.rewind(step - num_steps // 2)
+            assert_the_same(found, expected)
+
+
+def test_the_windows_are_the_same_as_if_every_message_had_been_looked_at(recorded: Path) -> None:
+    with Recording(recorded) as recording:
+        for step, shown in ((NUM_STEPS - 1, 118), (NUM_STEPS - 700, 2_000), (900, 118)):
+            end = recording.find_step(step)
+            assert end is not None
+            found = windows(recording, History(), step, shown, end, lambda _: True)
+            assert found is not None
+            expected = History()
+            snapshot, begin = window_start(recording, step, shown)
+            expected.reset(snapshot)
+            for frame, after in recording.frames(begin, snapshot.sequence):
+                if after > end:
+                    break
+                expected.append(frame.sequence, frame.payload)
+            assert_the_same(found, expected)
+            # What is there already is not read once more.
+            assert windows(recording, found, step, shown, end, lambda _: True) is None
+
+
+def test_a_step_that_does_not_fit_the_one_before_it_is_passed_over(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Damage that no checksum has found: what can be read is shown, and not waited for."""
+    with Recording(recorded) as recording:
+        begin, end = recording.find_step(1_000), recording.find_step(1_500)
+        assert begin is not None
+        assert end is not None
+        whole = one_by_one(recording, begin, end)
+        chunk = recording.chunk(begin.chunk)
+        places = [p for p in range(begin.message + 60, len(chunk)) if chunk.is_packed(p)]
+        bad = chunk.frames[places[0]]
+        message = msgspec.msgpack.decode(bad.payload)
+        message["batch"] = [message["batch"][0], 10_000]
+        chunk.frames[places[0]] = bad._replace(payload=msgspec.msgpack.encode(message))
+        found = excerpt(recording, History(), begin, end, lambda _: True)
+        assert found is not None
+        assert recording.truncated
+        assert found.last_step == whole.last_step
+        assert 0 < found.num_steps < whole.num_steps
+        assert found.gaps
 
 
 def test_few_chunks_are_looked_into_however_uneven_the_steps_are(tmp_path: Path) -> None:

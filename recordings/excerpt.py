@@ -1,0 +1,95 @@
+"""A stretch of a recording as a history: what a replay shows after a seek."""
+
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from stepscope.recordings.filling import DAMAGE, Filler
+from stepscope.recordings.history import History
+from stepscope.recordings.reader import Position, Recording
+from stepscope.recordings.seek import forwarded, state_at, window_start
+
+# Asked after each message, with how many there were: whether to go on.
+Turn: TypeAlias = Callable[[int], bool]
+
+
+def excerpt(
+    recording: Recording, like: History, begin: Position, end: Position, turn: Turn
+) -> History | None:
+    """The messages from one position to another; None when `turn` has ended it.
+
+    Args:
+        like: whose service levels and limits the new history has.
+
+    Raises:
+        RecordingError: no keyframe can be read.
+        msgspec.DecodeError: a message is none.
+    """
+    try:
+        forward, sequence = forwarded(recording, begin)
+        history = _new(like)
+        history.begin(forward.finish(), sequence)
+        filled = Filler(recording, history, forward, begin, sequence).fill(end)
+        return history if _done(filled, turn) else None
+    except DAMAGE:
+        history = _new(like)
+        state, sequence = state_at(recording, begin)
+        history.begin(state, sequence)
+        return _one_by_one(recording, history, begin, sequence, end, turn)
+
+
+def windows(
+    recording: Recording,
+    like: History,
+    step: int,
+    num_shown: int,
+    end: Position | None,
+    turn: Turn,
+) -> History | None:
+    """All that the windows of a screen reach back to from `step`; see `excerpt`.
+
+    None also when `like` holds it already.
+
+    Args:
+        num_shown: steps that the lanes and charts show.
+        end: None for the end of the file.
+    """
+    snapshot, begin = window_start(recording, step, num_shown)
+    first_step = like.first_step
+    if first_step is not None and first_step <= snapshot.step + 1:
+        return None
+    history = _new(like)
+    history.reset(snapshot)
+    sequence = snapshot.sequence
+    try:
+        filled = Filler(recording, history, None, begin, sequence).fill(end)
+        return history if _done(filled, turn) else None
+    except DAMAGE:
+        history = _new(like)
+        history.reset(snapshot)
+        return _one_by_one(recording, history, begin, sequence, end, turn)
+
+
+def _new(like: History) -> History:
+    return History(like.slo, like.max_steps, like.max_bytes)
+
+
+def _done(filled: Iterator[None], turn: Turn) -> bool:
+    return all(turn(number) for number, _ in enumerate(filled))
+
+
+def _one_by_one(
+    recording: Recording,
+    history: History,
+    begin: Position,
+    sequence: int,
+    end: Position | None,
+    turn: Turn,
+) -> History | None:
+    """As far as each message can be read."""
+    for number, (frame, after) in enumerate(recording.frames(begin, sequence)):
+        if end is not None and after > end:
+            break
+        history.append(frame.sequence, frame.payload)
+        if not turn(number):
+            return None
+    return history
