@@ -255,9 +255,8 @@ def test_the_kv_map_names_the_owner_of_every_block(source: Any) -> None:
         room -= room % cells_each
         key = next(y for y, line in enumerate(body) if "holders, most" in line)
         cells = "".join(line[2 : 2 + room] for line in body[1:key]).rstrip()
-        assert (
-            key - 1 <= -(-len(cells) // room) + 1
-        )  # no empty rows where the chart has use for them
+        if height >= 24:  # the chart below has use for every row without blocks
+            assert key - 1 <= -(-len(cells) // room)
         named = [{EMPTY: "·", CACHED: "░"}.get(o, letters.get(o, "+")) for o in state.block_owner]
         assert cells == "".join(name * cells_each for name in named), (width, height)
 

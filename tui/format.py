@@ -34,6 +34,14 @@ def milliseconds(value: float | None) -> str:
     return f"{value / 1000:.1f}s" if value < 99_950 else f"{value / 1000:.0f}s"
 
 
+def seconds(milliseconds: float | None) -> str:
+    """As `milliseconds` writes what is long, of anything."""
+    if milliseconds is None:
+        return "—"
+    value = milliseconds / 1000
+    return f"{value:.1f}s" if value < 99.95 else f"{value:.0f}s"
+
+
 def with_ms(value: float | None) -> str:
     """The same with its unit: 18.2 ms, 12.3s."""
     shown = milliseconds(value)

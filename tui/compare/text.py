@@ -75,8 +75,11 @@ def verdict(figure: Figure) -> str:
 
 
 def change(figure: Figure) -> str:
-    """765.7→90.1"""
-    return f"{value(figure, figure.a)}→{value(figure, figure.b)}"
+    """765.7→90.1, both in the same unit"""
+    a, b = value(figure, figure.a), value(figure, figure.b)
+    if figure.unit == "ms" and a.endswith("s") != b.endswith("s"):
+        a, b = (fmt.seconds(each) for each in (figure.a, figure.b))
+    return f"{a}→{b}"
 
 
 # Sentences
@@ -134,7 +137,7 @@ def _outstanding(figures: Sequence[Figure]) -> list[Figure]:
 def _part(figure: Figure) -> str:
     if figure.rank is None:
         return f"{figure.label.split(' ', 1)[1]} {change(figure)}"
-    unit = fmt.ms_unit(value(figure, figure.b))
+    unit = fmt.ms_unit(change(figure))
     return f"{RANKS[figure.rank]} {change(figure)}{unit}{_times(figure)}"
 
 

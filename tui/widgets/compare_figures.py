@@ -64,7 +64,7 @@ def _block(figure: Figure | None) -> Line:
         return ((" " * room, "text"),)
     mark, style = _mark(figure)
     is_said = figure.verdict in ("a", "b")
-    shown = f"{words.value(figure, figure.a)}→{words.value(figure, figure.b)}"
+    shown = words.change(figure)
     width = 13
     has_factor = figure.rank is not None and figure.verdict in ("a", "b", "differs")
     factor = words.times(figure) if has_factor else ""

@@ -204,7 +204,7 @@ def _charts(frame: Frame, page: ComparePage, width: int, height: int) -> list[Li
     if height < 4:
         return framed(cursor, width, height, (("at the cursor", "title"),))
     charts = compare_charts.draw(page, slo_ms, height - 2 - len(cursor))
-    what = {"time": "time from the start", "step": "steps from the start"}.get(page.align)
+    what = {"time": "time", "step": "steps"}.get(page.align)
     if what is None:
         what = f"request {page.pair.name}" if page.pair is not None else "no request in both"
     unit = fmt.plural(page.width, "step") if page.align == "step" else fmt.with_ms(page.width / 1e6)

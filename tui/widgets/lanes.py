@@ -11,7 +11,6 @@ from stepscope.tui.theme import LANE_GLYPHS, LANE_STYLES
 from stepscope.tui.widgets.lines import Line, Run, clean, framed
 
 MAX_LABEL = 20
-_USUAL_LABEL, _USUAL_NAME = 14, 4
 _TO_GLYPHS = dict(enumerate(LANE_GLYPHS))
 _MERGED_TO_GLYPHS = _TO_GLYPHS | {cell: "▓" for cell, glyph in _TO_GLYPHS.items() if glyph == "▒"}
 _RUNS = re.compile(r"[▓▒]+|✗+|●|○|━+|═+|░+|[·╌─]+|\?+| +")
@@ -44,13 +43,14 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 def label_width(rows: Iterable[LaneRow], least: int) -> int:
     """Cells before the columns that names and sizes need, from `least` to `MAX_LABEL`.
 
-    A step of sizes, not the sizes themselves: the columns move seldom.
+    Sizes in their shortest form: the columns move seldom.
     """
     wide = least
     for row in rows:
-        surplus = max(0, len(row.name) - _USUAL_NAME)
-        is_long = row.context is not None and row.context >= 99_500
-        wide = max(wide, _USUAL_LABEL + surplus + (2 if is_long else 0))
+        size = "" if row.context is None else _rougher(row.context)
+        # Three letters of a status are four cells; two cells of a size are what is usual.
+        needed = 8 + len(row.name) + max(2, len(size)) - (len(row.status) <= 3)
+        wide = max(wide, needed)
     return min(wide, MAX_LABEL)
 
 

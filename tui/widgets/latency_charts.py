@@ -8,7 +8,8 @@ from typing import NamedTuple
 from stepscope.tui import format as fmt
 from stepscope.tui.widgets.lines import Line
 
-_PER_DECADE = (24, 18, 15, 12, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1)  # bands of one; the finest that fits
+# Bands of one; the finest that fits is taken.
+_PER_DECADE = (24, 18, 15, 12, 10, 9, 8, 7, 6, 5, 4.5, 4, 3.5, 3, 2.5, 2, 1.5, 1)
 _DENSITY = " ·░▒▓█"
 DENSITY_KEY: Line = (("·░▒▓█", "decode"), (" few to many ", "muted"), ("! late", "breach"))
 

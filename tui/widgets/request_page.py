@@ -192,6 +192,10 @@ def _late(value: float | None, bound: float | None) -> tuple[str, str]:
 def _strip(frame: Frame, waits: _Waits, width: int, height: int) -> list[Line]:
     """A bar a token; where there are more than columns, the worst of several."""
     gaps = [each for each in waits.all if each.token_idx]
+    title: Line = (("gaps between tokens", "title"),)
+    if not gaps:
+        text = "none yet: that takes two tokens"
+        return framed([((f" {text}", "muted"),)], width, height, title)
     room = width - 2 - life_line.GUTTER - 1
     bound_ms = frame.history.slo.itl_ms
     stride = max(1, -(-len(gaps) // room))
@@ -217,7 +221,7 @@ def _strip(frame: Frame, waits: _Waits, width: int, height: int) -> list[Line]:
     )
     body.append(((f"{'token':>{life_line.GUTTER - 2}} ", "muted"), ("┤", "frame"), *_marks(marks)))
     unit = "1 col = 1 token" if stride == 1 else f"1 col = {stride} tokens, worst of them"
-    title: Line = (("gaps between tokens", "title"), (f"  ms ({unit})", "muted"))
+    title = (*title, (f"  ms ({unit})", "muted"))
     legend: Line = (("!", "breach"), (" late ", "muted"), ("‖", "mark"), (" paused", "muted"))
     return framed(body, width, height, title, legend)
 

@@ -8,7 +8,7 @@ from stepscope.tui.frame import Frame
 from stepscope.tui.theme import CAUSE_GLYPHS
 from stepscope.tui.widgets import inspector
 from stepscope.tui.widgets.knob_panel import value_text
-from stepscope.tui.widgets.lines import Line, Run, clean, framed
+from stepscope.tui.widgets.lines import Line, Run, clean, framed, length_of
 from stepscope.tui.widgets.panels import Cell, Column, Target, bar, beside, table
 
 NARROW = 100  # below it one column
@@ -158,7 +158,7 @@ def _costs(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -
                 "decode",
             ),
         ),
-        _kv(record, bar_width),
+        _kv(record, bar_width, width),
         *inspector.waiting_lines(record),
     ]
     return lines
@@ -209,18 +209,19 @@ def _timing(record: StepRecord, width: int) -> Line:
     return (*runs, (parts[2][0] * max(0, left), parts[2][1]))
 
 
-def _kv(record: StepRecord, bar_width: int) -> Line:
+def _kv(record: StepRecord, bar_width: int, width: int) -> Line:
     kv = record.kv
     if kv is None:
         return ((" KV      ", "muted"), ("the engine does not tell its blocks", "muted"))
     total = kv.used + kv.cached + kv.empty
-    return (
-        (" KV      ", "muted"),
-        (f"{kv.used:>7,} of {total:<7,}", "strong"),
-        *bar(kv.used / total if total else None, bar_width, "kv_used"),
+    figures: Line = ((" KV      ", "muted"), (f"{kv.used:>7,} of {total:<7,}", "strong"))
+    rest: Line = (
         (f"  {kv.cached:,} cached", "muted"),
         (f"  {kv.evicted:,} evicted" if kv.evicted else "", "caution"),
     )
+    room = max(2, width - length_of(figures) - length_of(rest))
+    used = bar(kv.used / total if total else None, min(bar_width, room), "kv_used")
+    return (*figures, *used, *rest)
 
 
 # What changed
@@ -265,5 +266,6 @@ def _changes(frame: Frame, record: StepRecord, summary: StepSummary) -> list[Lin
             line.append(("—", "text"))
         else:
             style = "text" if now == then else "strong"
-            line.append((f"{now - then:+,.1f}" if name == "took" else f"{now - then:+,}", style))
+            change = f"{now - then:+,.1f} ms" if name == "took" else f"{now - then:+,}"
+            line.append((change, style))
     return [*lines, tuple(line)]
