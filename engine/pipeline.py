@@ -167,7 +167,7 @@ class Pipeline:
                 batch=step.batch,
                 books=books,
                 knobs_version=core.knobs_version,
-                events=[*step.events, *core.drain_events()],
+                events=step.events + core.drain_events() if step.events else core.drain_events(),
                 num_dropped=sink.num_dropped,
                 token_ids=None if core.token_teller is None else result.token_ids,
                 texts=texts,

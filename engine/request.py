@@ -81,11 +81,6 @@ class Request:
         return len(self.token_ids) - len(self.prompt_token_ids)
 
     @property
-    def ends_in_flight(self) -> bool:
-        """The token that a step in flight gives it is its last one, whatever it is."""
-        return bool(self.num_pending_tokens) and len(self.token_ids) + 1 >= self.max_num_tokens
-
-    @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[len(self.prompt_token_ids) :]
 

@@ -63,6 +63,7 @@ class Scheduler:
         self._num_slots = 0
         self._wait_reason = "queued"
         self._pending: list[Request] = []  # with a token to come
+        self._ending: set[Request] = set()  # ... which is their last one
         self._filled_later: list[tuple[Request, int]] = []  # full with a token to come
         self._num_penalised = 0  # of `requests`
         self._token_limit: int | None = None
@@ -160,7 +161,8 @@ class Scheduler:
             return False
         budget = self.step_knobs.max_num_batched_tokens
         num_free = kv.num_free_blocks
-        if num_free > len(self.running) + budget // kv.block_size:
+        most = len(self.running) + budget // kv.block_size  # one begins anywhere in a block
+        if num_free >= min(most, kv.num_outstanding_blocks):
             return True
         # Close to the limit; the rows at hand may not count as computed yet.
         num_ahead = dict.fromkeys((row.request.request_id for row in rows), budget)
@@ -173,12 +175,14 @@ class Scheduler:
 
     def assume(self, rows: Sequence[ScheduledRow]) -> None:
         """Count the tokens of a launched step as computed, and those it samples as to come."""
-        pending = self._pending
+        pending, ending = self._pending, self._ending
         for request, _, start, num_tokens, samples in rows:
-            request.num_computed_tokens = start + num_tokens
+            request.num_computed_tokens = num_tokens = start + num_tokens
             if samples:
                 request.num_pending_tokens = 1
                 pending.append(request)
+                if num_tokens + 1 >= request.max_num_tokens:
+                    ending.add(request)
 
     def schedule(self) -> list[ScheduledRow]:
         """The rows of the next step, in the order in which they are laid out.
@@ -195,7 +199,7 @@ class Scheduler:
             alone=len(self.requests) <= 1,
             next_in_turn=self._next_in_turn,
             num_slots=self._num_slots,
-            ahead=bool(self._pending),
+            ending=self._ending,
         )
         POLICIES[self._knobs.batching](plan)
         plan.register_filled()
@@ -250,6 +254,7 @@ class Scheduler:
         for request in self._pending:
             request.num_pending_tokens = 0
         self._pending.clear()
+        self._ending.clear()
         for request, num_tokens in self._filled_later:
             if request.status is RequestStatus.RUNNING:
                 self.kv.register(request, num_tokens)

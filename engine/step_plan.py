@@ -9,7 +9,7 @@ A plan made *ahead*, while the tokens of the step before are still to come, coun
 there. Nobody is preempted by it: it is made only where there are blocks for all that run.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from stepscope.engine.config import Knobs
@@ -33,7 +33,7 @@ class StepPlan:
         alone: there is only one request, so a long prompt has nobody to starve.
         next_in_turn: the first request whose decode the last step had no budget for.
         num_slots: rows of the static batch under way, those included that have ended.
-        ahead: requests have a token to come (`Request.num_pending_tokens`).
+        ending: their token to come (`Request.num_pending_tokens`) is their last one, whatever it is.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class StepPlan:
         alone: bool,
         next_in_turn: Request | None,
         num_slots: int,
-        ahead: bool = False,
+        ending: Collection[Request] = (),
     ) -> None:
         self.running = running
         self.waiting = waiting
@@ -65,7 +65,7 @@ class StepPlan:
         self._kv = kv
         self._knobs = knobs
         self._max_chunk = 0 if alone else knobs.long_prefill_token_threshold
-        self._ahead = ahead
+        self._ending = ending
         self._filled: list[tuple[Request, int]] = []  # (request, tokens computed after the step)
         self.filled_later: list[tuple[Request, int]] = []  # ... whose last token is not known yet
 
@@ -85,7 +85,8 @@ class StepPlan:
         rows, block_size, decode = self.rows, self._kv.block_size, Phase.DECODE
         last_offset = block_size - 1
         budget = self.budget  # a local, and handed over where others need it: this loop is hot
-        going_on = [r for r in requests if not r.ends_in_flight] if self._ahead else requests.copy()
+        ending = self._ending
+        going_on = [r for r in requests if r not in ending] if ending else requests.copy()
         for request in going_on:
             if budget <= 0:
                 if decodes_only:
