@@ -189,6 +189,10 @@ class StepColumns:
         """The last step whose tokens were known by `time_ns`; -1 before the first."""
         return bisect_right(self.tokens_ns, time_ns) - 1
 
+    def num_between(self, start_ns: int, last_step: int) -> int:
+        """Steps after a time, up to `last_step`."""
+        return max(0, bisect_right(self.steps, last_step) - 1 - self.index_at(start_ns))
+
     def summary(self, index: int) -> StepSummary:
         values = [column[index] for column in self._columns]
         return StepSummary(*(None if value == _UNKNOWN else value for value in values))  # type: ignore[arg-type]

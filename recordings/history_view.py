@@ -6,7 +6,7 @@ earlier state, percentiles) is done outside of it, on what cannot change any mor
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from stepscope.engine.wire import EngineInfo, KnobsChanged, Mark, RequestView, Snapshot, StepRecord
 from stepscope.recordings.causes import Late
@@ -14,6 +14,7 @@ from stepscope.recordings.columns import Span, StepSummary
 from stepscope.recordings.events import Gap, SessionEvent
 from stepscope.recordings.follower import Follower
 from stepscope.recordings.lanes import Lane, LaneName
+from stepscope.recordings.late_sweep import Wait
 from stepscope.recordings.latency import SLO, TREND_BUCKETS, LatencyReport
 from stepscope.recordings.lives import Life, LifeKeeper
 from stepscope.recordings.rates import Rates
@@ -225,6 +226,14 @@ class HistoryView:
     def is_explained(self, step: int, request_id: int) -> bool:
         """Whether `wait` has been asked for this one lately, so that it costs nothing."""
         return self._lives.is_known(step, request_id)
+
+    def explain(self, waits: Sequence[Wait], max_steps: int) -> int | None:
+        """Work out many waits at once, where that costs less than `wait` for each of them.
+
+        Gives the step up to which that was done, for no more than `max_steps` are read; None where
+        each is better asked for by itself. Asking again goes on from there.
+        """
+        return self._lives.explain(waits, max_steps)
 
     def life(self, view: RequestView, last: int | None = None) -> Life | None:
         """All waits of a request from its arrival to its end, or to `last` (None: the newest).

@@ -6,12 +6,15 @@ happens outside the timeline's lock, on payloads that never change.
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from stepscope.engine import wire
 from stepscope.engine.wire import RequestView, Snapshot, StepRecord, Transcript
 from stepscope.recordings.causes import Late, Piece
 from stepscope.recordings.explain import Explainer
+from stepscope.recordings.late_sweep import LateSweep, Wait
+from stepscope.recordings.session import SessionState
 from stepscope.recordings.step_cache import StepCache
 from stepscope.recordings.timeline import Timeline
 from stepscope.recordings.transcripts import Told, TranscriptReader
@@ -19,6 +22,8 @@ from stepscope.recordings.transcripts import Told, TranscriptReader
 MAX_LIFE_STEPS = 8192  # followed back in search of an arrival
 _MAX_KNOWN = 512
 _BATCH = 256  # messages taken out of the ring at a time
+_SWEEP_COST = 2  # of a step that is read for all requests, against one that is read for one
+_NAMED = ("max_itl_request_id", "max_ttft_request_id")
 
 
 class Life(NamedTuple):
@@ -65,6 +70,7 @@ class LifeKeeper:
         self._cache = cache
         self._known: OrderedDict[tuple[int, int], Late | None] = OrderedDict()
         self._follower: _Follower | None = None
+        self._sweep: LateSweep | None = None
         self._own_lock = threading.Lock()  # held while decoding: `lock` is not
 
     def is_known(self, step: int, request_id: int) -> bool:
@@ -79,10 +85,62 @@ class LifeKeeper:
                 self._known.move_to_end(key)
                 return self._known[key]
             found = self._explain(step, request_id)
-            self._known[key] = found
-            if len(self._known) > _MAX_KNOWN:
-                self._known.popitem(last=False)
+            self._keep(key, found)
             return found
+
+    def explain(self, waits: Sequence[Wait], max_steps: int) -> int | None:
+        """See `History.explain`."""
+        with self._own_lock:
+            waits = [each for each in waits if each[:2] not in self._known]
+            if not waits:
+                return None
+            first_ns = min(each.start_ns for each in waits)
+            last_step = max(each.step for each in waits)
+            with self._lock:
+                columns = self._timeline.columns
+                num_alone = sum(1 + columns.num_between(each.start_ns, each.step) for each in waits)
+                num_anew = columns.num_between(first_ns, last_step)
+            num_on = None
+            if self._sweep is not None and self._sweep.step >= columns.steps[0]:
+                first_step = min(each.step for each in waits)
+                num_on = self._sweep.num_steps_for(first_ns, first_step, last_step)
+            num_steps = num_anew if num_on is None else min(num_on, num_anew)
+            if _SWEEP_COST * num_steps > num_alone:
+                return None
+            if num_on is None or num_on > num_anew:
+                self._sweep = self._begin_sweep(first_ns)
+            sweep = self._sweep
+            if sweep is None:
+                return None
+            last_step = min(last_step, sweep.step + max_steps)
+            self._keep_told(sweep.go_on(last_step, self._feed))
+            return last_step
+
+    def _begin_sweep(self, start_ns: int) -> LateSweep | None:
+        begun = self._state_before(start_ns)
+        if begun is None:
+            return None
+        state, number = begun
+        slo = self._timeline.slo
+        bounds_ns = slo.itl_ms * 1e6, slo.ttft_ms * 1e6
+        return LateSweep(Explainer(*bounds_ns, None, state, with_begun=True), state, number)
+
+    def _keep_told(self, found: Sequence[Late]) -> None:
+        """Of all late tokens those that figures of steps name: they are asked for."""
+        with self._lock:
+            columns = self._timeline.columns
+            named = {}
+            for step in {late.step for late in found}:
+                if (index := columns.index(step)) is not None:
+                    named[step] = [columns.column(name)[index] for name in _NAMED]
+        for late in found:
+            if late.request_id in named.get(late.step, ()):
+                self._keep((late.step, late.request_id), late)
+
+    def _keep(self, key: tuple[int, int], found: Late | None) -> None:
+        self._known[key] = found
+        if len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
 
     def life(self, view: RequestView, last: int | None) -> Life | None:
         """See `History.life`."""
@@ -153,23 +211,30 @@ class LifeKeeper:
         return None
 
     def _begin(self, request_id: int, start_ns: int) -> tuple[Explainer, int] | None:
-        """An explainer at the last step before a time, and the number of the message after it."""
+        """An explainer of one request at the last step before a time, and the next number."""
+        begun = self._state_before(start_ns)
+        if begun is None:
+            return None
+        state, number = begun
+        return Explainer(-1, -1, request_id, state, with_begun=True), number
+
+    def _state_before(self, time_ns: int) -> tuple[SessionState, int] | None:
+        """What was known at the last step before a time, and the number of the message after it."""
         with self._lock:
             timeline = self._timeline
             steps = timeline.columns.steps
             if not steps:
                 return None
-            index = max(timeline.columns.index_at(start_ns), len(steps) - MAX_LIFE_STEPS)
+            index = max(timeline.columns.index_at(time_ns), len(steps) - MAX_LIFE_STEPS)
             found = timeline.ring.locate(steps[index]) if index >= 0 else None
             if found is None:
                 oldest = timeline.ring.segments[0]
-                state, number = None, oldest.first_number
-                keyframe = oldest.keyframe
+                keyframe, number = oldest.keyframe, oldest.first_number
             else:
                 segment, place = found
                 number = segment.first_number + place + 1
         state = keyframe.restore() if found is None else self._cache.state_at(steps[index])
-        return Explainer(-1, -1, request_id, state, with_begun=True), number
+        return state, number
 
     def _feed(
         self,

@@ -38,6 +38,7 @@ from stepscope.recordings.causes import CAUSES, Late, by_cause
 from stepscope.recordings.explain import Explainer
 from stepscope.recordings.explained import explain_recording
 from stepscope.recordings.history import History
+from stepscope.recordings.late_sweep import Wait
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.session import SessionState
@@ -395,6 +396,43 @@ def test_a_history_explains_single_waits_and_lives_as_the_whole_session_does(
         mine = [late for late in waits if late.request_id == view.request_id]
         assert [w.pieces for w in life.waits] == [late.pieces for late in mine]
         assert sum(p.ns for p in life.pieces) >= sum(late.gap_ns for late in mine)
+
+
+@settings(max_examples=15, deadline=None)
+@given(sessions(), st.integers(1, 60))
+def test_late_tokens_asked_for_together_are_explained_as_each_alone(
+    messages: list[tuple[int, Telemetry]], max_steps: int
+) -> None:
+    slo = SLO(ttft_ms=30, itl_ms=15)
+    together, alone = History(slo), History(slo)
+    for place, (sequence, message) in enumerate(messages):
+        together.append(sequence, message)
+        alone.append(sequence, message)
+        if place % 25 and place + 1 < len(messages):
+            continue
+        breaches = together.windows.breaches(None, 40)
+        waits = [Wait(b.step, b.request_id, b.time_ns - b.ns) for b in breaches]
+        together.explain(waits, max_steps)
+        for breach in breaches:
+            expected = alone.wait(breach.step, breach.request_id)
+            assert together.wait(breach.step, breach.request_id) == expected
+
+
+def test_late_tokens_of_a_busy_engine_are_explained_in_one_pass_that_goes_on() -> None:
+    history = History(SLO(ttft_ms=200, itl_ms=20))
+    for sequence, message in simulated(
+        seed=5, num_steps=400, workload=SimulatedWorkload(rate=40.0)
+    ):
+        history.append(sequence, message)
+    breaches = history.windows.breaches(None, 100)
+    waits = [Wait(b.step, b.request_id, b.time_ns - b.ns) for b in breaches]
+    reached = history.explain(waits, 20)
+    while reached is not None and reached < waits[-1].step:
+        assert not history.is_explained(waits[-1].step, waits[-1].request_id)
+        before, reached = reached, history.explain(waits, 20)
+        assert reached is not None
+        assert before < reached <= before + 20
+    assert all(history.is_explained(wait.step, wait.request_id) for wait in waits)
 
 
 def test_the_life_of_a_request_grows_with_the_steps() -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from stepscope.recordings.late_sweep import Wait
 from stepscope.recordings.latency import LatencyKind, LatencyReport, Series
 from stepscope.recordings.session import request_name
 from stepscope.recordings.windows import Breach
@@ -15,7 +16,9 @@ from stepscope.tui.widgets.panels import Cell, Column, Target, beside, first_sho
 
 NARROW = 100  # below it no spread beside the heat map
 MAX_BREACHES = 200
-_READ_NS = 10_000_000_000  # of waits that are read for one picture; the next one goes on from there
+# Read for one picture, of waits and of steps; the next one goes on from there.
+_READ_NS = 10_000_000_000
+_READ_STEPS = 1_000
 _KINDS: dict[LatencyKind, str] = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "step": "step"}
 _BLOCK = 51  # cells of one window
 _COLUMNS = (
@@ -50,12 +53,13 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     rest = height - len(lines)
     breaches = _breaches(frame)
     chosen = None
+    read_step = _read(frame, breaches, max(0, rest - 3))
     if breaches:
         breach = breaches[min(frame.view.row, len(breaches) - 1)]
         chosen = frame.history.wait(breach.step, breach.request_id)
     pieces_height = wait_pieces.height_for(chosen, rest)
     rest -= pieces_height
-    shown = _explained(frame, breaches, max(0, rest - 3), width)
+    shown = _explained(frame, breaches, max(0, rest - 3), width, read_step)
     body = table(_COLUMNS, shown, width - 2, rest - 2, frame.view.row if breaches else None)
     if not breaches:
         body = [((" no token came later than the service levels", "good"),)]
@@ -171,14 +175,28 @@ def _breaches(frame: Frame) -> list[Breach]:
     return found[::-1]
 
 
-def _explained(frame: Frame, breaches: Sequence[Breach], room: int, width: int) -> list[list[Cell]]:
-    """Cells of all rows; only those that will be seen are explained."""
+def _seen(frame: Frame, breaches: Sequence[Breach], room: int) -> Sequence[Breach]:
+    """Those that will be seen."""
     first = first_shown(len(breaches), room, frame.view.row if breaches else None)
+    return breaches[first : first + room]
+
+
+def _read(frame: Frame, breaches: Sequence[Breach], room: int) -> int | None:
+    """Explain them together, up to a step, where that costs less than one by one."""
+    seen = _seen(frame, breaches, room)
+    waits = [Wait(each.step, each.request_id, each.time_ns - each.ns) for each in seen]
+    return frame.history.explain(waits, _READ_STEPS)
+
+
+def _explained(
+    frame: Frame, breaches: Sequence[Breach], room: int, width: int, read_step: int | None
+) -> list[list[Cell]]:
+    """Cells of all rows; only those that will be seen are explained."""
     whys = {}
     left_ns = _READ_NS
-    for breach in reversed(breaches[first : first + room]):  # on in time costs less than back
+    for breach in reversed(_seen(frame, breaches, room)):  # on in time costs less than back
         if not frame.history.is_explained(breach.step, breach.request_id):
-            if left_ns <= 0:
+            if left_ns <= 0 or (read_step is not None and breach.step > read_step):
                 whys[breach] = f"… ({frame.key('inspect')} explains it)"
                 continue
             left_ns -= breach.ns
