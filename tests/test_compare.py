@@ -304,6 +304,7 @@ def test_under_another_load_no_side_is_called_better_in_anything() -> None:
         assert itl.b is not None
         assert itl.a is not None
         assert itl.b < itl.a
+        assert found.paired == []
         told = dict([outcome(found, "a"), outcome(found, "b")])
         assert list(told) == ["A lower", "B lower"]
         assert any(phrase.startswith("ITL") for phrase in told["B lower"])

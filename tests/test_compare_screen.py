@@ -11,6 +11,7 @@ from textual.pilot import Pilot
 
 from stepscope.recordings import samples
 from stepscope.recordings.compare.feed import Stretch
+from stepscope.recordings.compare.figures import Figure
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.reader import Recording
@@ -19,6 +20,7 @@ from stepscope.recordings.source import add_mark
 from stepscope.tui.app import Dashboard
 from stepscope.tui.compare.choices import file_origin, session_origin
 from stepscope.tui.compare.picture import ComparePage
+from stepscope.tui.compare.text import change
 from stepscope.tui.frame import Frame, FrameBuilder
 from stepscope.tui.theme import Skin
 from stepscope.tui.view import View
@@ -309,3 +311,15 @@ def test_nothing_chosen_and_nothing_read_is_drawn_too(still_source: Callable[...
     frame.compare = desk.page(60)
     assert "what is B?" in "\n".join(text(compare_page.draw(frame, 80, 21)))
     assert len(compare_page.targets(frame)) == len(desk.chooser.choices or [])
+
+
+def test_milliseconds_and_seconds_beside_each_other_are_told_apart() -> None:
+    def shown(a: float | None, b: float | None) -> str:
+        return change(Figure("itl_p50_ms", "ITL p50", "ms", a, b, "lower", "b"))
+
+    assert shown(765.7, 90.1) == "766→90.1"
+    assert shown(3237, 18_000) == "3.2s→18.0s"
+    assert shown(17_100, 19.5) == "17.1s→19.5ms"
+    assert shown(17_100, 120_000) == "17.1s→120s"
+    assert shown(None, 4.0) == "—→4.0"
+    assert shown(None, 40_000) == "—→40.0s"

@@ -34,12 +34,13 @@ def milliseconds(value: float | None) -> str:
     return f"{value / 1000:.1f}s" if value < 99_950 else f"{value / 1000:.0f}s"
 
 
-def seconds(milliseconds: float | None) -> str:
-    """As `milliseconds` writes what is long, of anything."""
-    if milliseconds is None:
+def either_unit(value: float | None) -> str:
+    """Milliseconds with their unit, seconds from one on: 19.5ms, 3.2s."""
+    if value is None:
         return "—"
-    value = milliseconds / 1000
-    return f"{value:.1f}s" if value < 99.95 else f"{value:.0f}s"
+    if value < 999.5:
+        return f"{milliseconds(value)}ms"
+    return f"{value / 1000:.1f}s" if value < 99_950 else f"{value / 1000:.0f}s"
 
 
 def with_ms(value: float | None) -> str:

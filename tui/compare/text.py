@@ -75,10 +75,10 @@ def verdict(figure: Figure) -> str:
 
 
 def change(figure: Figure) -> str:
-    """765.7→90.1, both in the same unit"""
+    """765.7→90.1; where one of them is in seconds both say so: 3.2s→18.0s, 17.1s→19.5ms"""
     a, b = value(figure, figure.a), value(figure, figure.b)
     if figure.unit == "ms" and a.endswith("s") != b.endswith("s"):
-        a, b = (fmt.seconds(each) for each in (figure.a, figure.b))
+        a, b = (fmt.either_unit(each) for each in (figure.a, figure.b))
     return f"{a}→{b}"
 
 
