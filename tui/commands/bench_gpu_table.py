@@ -35,6 +35,7 @@ class Row(NamedTuple):
 def table(report: Report) -> Iterator[str]:
     """A report in lines."""
     yield from _head(report)
+    described: set[str] = set()
     for part in PARTS:
         outcomes = list(report.of(part))
         if not outcomes:
@@ -44,7 +45,7 @@ def table(report: Report) -> Iterator[str]:
         rows = [row for outcome in outcomes for row in _rows(report, outcome)]
         yield from _listed(rows) if part == "e" else _pivoted(rows)
         for outcome in outcomes:
-            yield from _settings(outcome)
+            yield from _settings(outcome, described)
             yield from _missing(outcome)
     if report.aims:
         yield ""
@@ -52,7 +53,10 @@ def table(report: Report) -> Iterator[str]:
         for aim in report.aims:
             verdict = {True: "held", False: "not held", None: "not measured"}[aim.held]
             found = "" if aim.found is None else f": {aim.found:.2f}"
-            yield f"{_INDENT}{verdict:<13} {aim.what}{found} ({aim.wanted})"
+            text = f"{verdict:<13} {aim.what}{found} ({aim.wanted})"
+            yield from textwrap.wrap(
+                text, WIDTH, initial_indent=_INDENT, subsequent_indent=" " * 18
+            )
 
 
 def side_by_side(first: Report, second: Report) -> Iterator[str]:
@@ -70,11 +74,11 @@ def side_by_side(first: Report, second: Report) -> Iterator[str]:
             for report in (first, second)
         ]
         keys = list(dict.fromkeys((*rows[0], *rows[1])))
-        if not keys:
+        if not any(list(report.of(part)) for report in (first, second)):
             continue
         yield ""
         yield from _title(part)
-        cells = [("", "1", "2", "2 / 1")]
+        cells = []
         for column, label in keys:
             found = [each.get((column, label)) for each in rows]
             values = [None if row is None else row.value for row in found]
@@ -82,11 +86,23 @@ def side_by_side(first: Report, second: Report) -> Iterator[str]:
             name = f"{column}: {label}" if column else label
             texts = ["-" if row is None else row.text for row in found]
             cells.append((name, texts[0], texts[1], ratio))
-        yield from _aligned(cells)
+        yield from _beside(cells)
         for number, report in (("1", first), ("2", second)):
             for outcome in report.of(part):
                 for line in _missing(outcome):
                     yield _INDENT + f"{number}: " + line.strip()
+
+
+def _beside(cells: Sequence[tuple[str, str, str, str]]) -> Iterator[str]:
+    """Name, both texts and their ratio in a line; below one another where that is too wide."""
+    lines = list(_aligned([("", "1", "2", "2 / 1"), *cells] if cells else []))
+    if max(map(len, lines), default=0) <= WIDTH:
+        yield from lines
+        return
+    for name, first, second, ratio in cells:
+        yield _INDENT + name
+        yield from _wrapped(f"  1  {first}")
+        yield from _wrapped(f"  2  {second}" + (f"  (2 / 1: {ratio})" if ratio else ""))
 
 
 def _head(report: Report) -> Iterator[str]:
@@ -215,21 +231,30 @@ def _modes(outcome: Outcome, column: str) -> Iterator[Row]:
         yield Row("p99, continuous / chunked", column, f"{ratio:.1f}", ratio)
 
 
-def _settings(outcome: Outcome) -> Iterator[str]:
-    """How it was run, where that differs from part to part and a reader has to know."""
-    for name in ("software", "fp32_attention", "bf16_attention", "attention", "implementation"):
-        if name in outcome.settings and outcome.part in "fgj":
-            yield _INDENT + f"{outcome.model}: {name.replace('_', ' ')} {outcome.settings[name]}"
-    if outcome.part == "g":
-        for point in outcome.points:
-            names = ("attention", "use_cuda_graph", "use_async_batching", "max_batch_tokens")
-            words = [f"{name} {point.facts[name]}" for name in names if name in point.facts]
-            if words:
-                cut = "; outputs cut to fit the time" if point.facts.get("is_cut") else ""
-                text = f"{outcome.model}: {point.what}: {', '.join(words)}{cut}"
-                yield from textwrap.wrap(
-                    text, WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT + "  "
-                )
+def _settings(outcome: Outcome, described: set[str]) -> Iterator[str]:
+    """How it was run. The engine of a model is `described` once."""
+    settings, on = outcome.settings, outcome.model or ""
+    words: list[str] = []
+    if "implementation" in settings and on not in described:
+        described.add(on)
+        words = [str(settings[name]) for name in ("dtype", "implementation") if settings[name]]
+        words.append(f"attention {settings['attention']}")
+        words.append(f"{settings['kv_tokens']:,} tokens of KV cache")
+        words.append("steps overlap" if settings.get("overlap") else "steps do not overlap")
+    if outcome.part == "j":
+        words = [
+            f"{name.replace('_', ' ')} {settings[name]}"
+            for name in ("fp32_attention", "bf16_attention")
+            if name in settings
+        ]
+    yield from _wrapped(f"{on}: {', '.join(words)}") if words else ()
+    for point in outcome.points if outcome.part == "g" else ():
+        names = ("attention", "use_cuda_graph", "use_async_batching", "max_batch_tokens")
+        words = [f"{name} {point.facts[name]}" for name in names if name in point.facts]
+        if words:
+            cut = "; outputs cut to fit the time" if point.facts.get("is_cut") else ""
+            software = f"{settings.get('software')} {settings.get('peer_dtype')}"
+            yield from _wrapped(f"{on}: {point.what}: {software}, {', '.join(words)}{cut}")
 
 
 def _missing(outcome: Outcome) -> Iterator[str]:
@@ -244,9 +269,11 @@ def _missing(outcome: Outcome) -> Iterator[str]:
         what = "not all of it" if any(each.samples for each in outcome.points) else "not measured"
         notes.append(f"{on}{what}: {outcome.why}")
     for note in notes:
-        yield from textwrap.wrap(
-            note, WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT + "  "
-        )
+        yield from _wrapped(note)
+
+
+def _wrapped(text: str) -> Iterator[str]:
+    yield from textwrap.wrap(text, WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT + "  ")
 
 
 def _pivoted(rows: Sequence[Row]) -> Iterator[str]:
