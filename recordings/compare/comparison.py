@@ -55,8 +55,8 @@ class Comparison(NamedTuple):
 
     Attributes:
         causes: of waits beyond the service level, what took most time first.
-        paired: first tokens and longest waits, request by request; none for parts of one session, nor
-            where the work differs.
+        paired: first tokens and longest waits, request by request; none for parts of one session
+            and none where the work differs.
         different_work: how what they were given to do differs, in a few words; None when it was
             about the same. Where it differs neither side is called better in anything.
         is_one_session: both sides are parts of one, so that they may be of any length.
