@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
 from stepscope.engine.wire import (
@@ -68,6 +69,9 @@ OPTIONAL: dict[str, Any] = {
     ],
     "kv": lambda start: KVCounts(50, 20, 30, 2, 40, 10),
     "waiting_reasons": lambda start: {"kv": 3},
+    "hidden_ns": lambda start: 400_000,
+    "num_wasted_tokens": lambda start: 2,
+    "token_limit": lambda start: 256,
 }
 
 
@@ -171,6 +175,7 @@ UNKNOWN = {
     "max_num_seqs": ("step", r"seats +2 of —"),
     "batch": ("step", r"does not tell who was in the step"),
     "kv": ("kv", r"prefix hit rate +—"),
+    "hidden_ns": ("step", r"prepared —"),
 }
 
 
@@ -185,6 +190,27 @@ def test_each_field_may_be_missing_by_itself(page: Page, missing: str) -> None:
             assert re.search(UNKNOWN[missing][1], drawn), drawn
     for name, draw in PANELS.items():
         assert draw(frame_of(history), 120, 12, 14), name
+
+
+@pytest.mark.parametrize(
+    ("told", "overlap", "expected"),
+    [
+        ({"hidden_ns"}, True, "prepared while step {before} ran, 0.40 ms hidden"),
+        ({"hidden_ns", "num_wasted_tokens"}, True, "0.40 ms hidden, 2 wasted"),
+        (set(), True, "prepared after step {before} had ended"),
+        (set(), False, "prepared after step {before} had ended"),
+        ({"token_limit"}, None, "held to 256 tokens: device memory"),
+    ],
+)
+def test_a_step_says_whether_it_was_prepared_while_the_one_before_ran(
+    told: set[str], overlap: bool | None, expected: str
+) -> None:
+    history = session(told)
+    info = history.info
+    assert info is not None
+    history.append(2 + NUM_STEPS, msgspec.structs.replace(info, overlap=overlap))
+    drawn = text(PAGE_VIEWS["step"].draw(frame_of(history, "step"), 120, 35))
+    assert expected.format(before=f"{FIRST + NUM_STEPS - 2:,}") in drawn
 
 
 def test_a_request_that_was_first_seen_in_mid_life_has_no_arrival_and_no_limit() -> None:

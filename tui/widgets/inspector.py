@@ -39,6 +39,8 @@ def body(frame: Frame, num_rows: int) -> list[Line]:
     head: list[Line] = [_spent(record), _decodes(record)]
     tail: list[Line] = [_cached(record), *_idle(record), *waiting_lines(record), _blocks(record)]
     tail.append(times_line(record))
+    if record.hidden_ns is not None or record.num_wasted_tokens or record.token_limit is not None:
+        tail += prepared_lines(record, overlap=True)
     prefills = [row for row in record.batch or () if row.phase != Phase.DECODE]
     prefills.sort(key=lambda row: -row.num_tokens)
     room = max(1, num_rows - len(head) - len(tail))
@@ -150,6 +152,29 @@ def times_line(record: StepRecord) -> Line:
         ("  device ", "muted"),
         (fmt.milliseconds(device_ms), "text"),
     )
+
+
+def prepared_lines(record: StepRecord, overlap: bool | None) -> list[Line]:
+    """Whether the host prepared it while the device was busy, what that cost, and what held it.
+
+    Args:
+        overlap: whether the engine does so; None: it does not tell.
+    """
+    runs: list[Run] = [(" prepared ", "muted")]
+    before = f"step {record.step - 1:,}"
+    if record.hidden_ns is not None:
+        hidden = fmt.milliseconds(record.hidden_ns / 1e6)
+        runs += [(f"while {before} ran", "good"), (f", {hidden} ms hidden", "text")]
+    elif overlap is None:
+        runs.append(("—", "text"))
+    else:
+        runs.append((f"after {before} had ended", "text"))
+    if record.num_wasted_tokens:
+        runs.append((f", {record.num_wasted_tokens:,} wasted", "caution"))
+    if record.token_limit is None:
+        return [tuple(runs)]
+    held = fmt.plural(record.token_limit, "token")
+    return [tuple(runs), ((f" held to {held}: device memory", "caution"),)]
 
 
 def event_lines(record: StepRecord) -> list[Line]:

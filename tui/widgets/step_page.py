@@ -132,6 +132,7 @@ def _costs(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -
     budget = record.token_budget
     seats = len(record.batch) if record.batch is not None else None
     bar_width = max(4, min(24, width - 44))
+    info = frame.history.info
     lines: list[Line] = [
         _timing(record, width),
         inspector.times_line(record),
@@ -160,6 +161,7 @@ def _costs(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -
         ),
         _kv(record, bar_width, width),
         *inspector.waiting_lines(record),
+        *inspector.prepared_lines(record, None if info is None else info.overlap),
     ]
     return lines
 
