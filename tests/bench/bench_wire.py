@@ -265,7 +265,7 @@ def print_recorder(rate: float, seconds: float, num_requests: int) -> None:
 def print_healing() -> None:
     sys.path.insert(0, str(HERE.parent / "chaos"))
     from proxy import Proxies  # type: ignore[import-not-found]
-    from run_chaos import free_ports  # type: ignore[import-not-found]
+    from truth import free_ports  # type: ignore[import-not-found]
 
     port = free_ports()
     with tempfile.TemporaryDirectory() as folder, Proxies() as proxies:

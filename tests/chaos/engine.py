@@ -7,6 +7,7 @@ payload. SIGUSR1 ends the work: from then on there are only signs of life. SIGTE
 """
 
 import argparse
+import faulthandler
 import random
 import signal
 import threading
@@ -79,6 +80,7 @@ def main() -> None:
     parser.add_argument("--ring", type=int, required=True)
     parser.add_argument("--step-ms", type=float, default=1.0)
     args = parser.parse_args()
+    faulthandler.register(signal.SIGUSR2)  # says where it is
     telemetry.SUBSCRIBER_QUEUE = QUEUE
     zmq.Context.instance().setsockopt(zmq.SNDBUF, SOCKET_BYTES)
     endpoint = Endpoint.parse(args.endpoint)

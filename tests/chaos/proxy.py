@@ -5,6 +5,7 @@ the engine says on one overtakes what it has said on another.
 """
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -102,7 +103,9 @@ class Proxy:
         self._links.append(link)
         ways = (self._carry(reader, up_writer, link), self._carry(up_reader, writer, link))
         tasks = [asyncio.create_task(way) for way in ways]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        # When the run is over this ends by being cancelled, of which asyncio is not to complain.
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         link.cut()
         for task in tasks:
             task.cancel()

@@ -3,6 +3,8 @@
 recorder.py LOG record ENDPOINT -o FILE ...
 """
 
+import faulthandler
+import signal
 import sys
 
 import replies
@@ -13,6 +15,7 @@ from stepscope.recordings.writer import RecordingWriter
 from stepscope.tui.cli import main
 
 if __name__ == "__main__":
+    faulthandler.register(signal.SIGUSR2)  # says where it is
     with open(sys.argv.pop(1), "w", buffering=1) as log:
         replies.note_replays(log)
         on_frame = RecordingWriter.on_frame

@@ -12,90 +12,32 @@ says what is wrong.
 """
 
 import argparse
+import contextlib
+import faulthandler
 import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-import zlib
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from proxy import Proxies, Proxy
+from faults import Faults
+from judge import check_observer, check_recorder
+from proxy import Proxies
+from truth import Client, Engine, Wrong, free_ports
 
 from stepscope.engine.client import ControlClient, EngineUnreachable
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.verify import verify
 
 HERE = Path(__file__).parent
 WAIT_S = 60.0
 CLIENTS = ("slow", "stopped", "reconnecting", "recorder")
 SLOW_MS = 4.0
-STALL_S = 7.0  # longer than a connection may be silent
-
-
-class Wrong(Exception):  # noqa: N818
-    """What the run has shown to be wrong."""
-
-
-@dataclass
-class Engine:
-    """One generation of it."""
-
-    name: str
-    truth: Path
-    process: "subprocess.Popen[bytes]"
-    sent: dict[int, tuple[str, int, int]] = field(default_factory=dict)  # topic, step, checksum
-
-    @property
-    def last_sequence(self) -> int:
-        with self.truth.open("rb") as file:
-            file.seek(max(0, self.truth.stat().st_size - 200))
-            lines = file.read().split(b"\n")
-        return int(lines[-2].split()[0]) if len(lines) > 1 else -1
-
-    def read_truth(self) -> None:
-        for line in self.truth.read_text().splitlines():
-            words = line.split()
-            if len(words) == 4:  # the last one may be cut
-                self.sent[int(words[0])] = (words[1], int(words[2]), int(words[3]))
-
-
-@dataclass
-class Client:
-    """Someone who listens, and the proxy that it listens through."""
-
-    name: str
-    proxy: Proxy
-    log: Path
-    process: "subprocess.Popen[bytes]"
-
-    def log_lines(self) -> list[str]:
-        return self.log.read_text().splitlines()
-
-    def has_got(self, sequence: int) -> bool:
-        tail = self.log_lines()[-3000:]
-        return any(line.startswith(f"got {sequence} ") for line in tail)
-
-
-def free_ports() -> int:
-    """The first of two neighbouring ports that nobody has."""
-    while True:
-        with socket.socket() as one, socket.socket() as two:
-            one.bind(("127.0.0.1", 0))
-            port = one.getsockname()[1]
-            try:
-                two.bind(("127.0.0.1", port + 1))
-            except (OSError, OverflowError):
-                continue
-            return int(port)
 
 
 def wait_for(what: str, condition: Callable[[], bool]) -> None:
@@ -113,13 +55,13 @@ class Chaos:
         self.args = args
         self.folder = folder
         self.rng = random.Random(args.seed)
-        self.faults: Counter[str] = Counter()
         self.engines: list[Engine] = []
         self.clients: dict[str, Client] = {}
         self.port = free_ports()
         self._environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
         self._processes: list[subprocess.Popen[bytes]] = []
         self._proxies = Proxies()
+        self._faults = Faults(self._proxies, self.rng, with_stalls=args.seconds > 30)
 
     def __enter__(self) -> "Chaos":
         self._proxies.__enter__()
@@ -135,13 +77,35 @@ class Chaos:
             process.wait()
         self._proxies.__exit__()
 
+    @contextlib.contextmanager
+    def limit(self, seconds: float) -> Iterator[None]:
+        """Whatever locks up, this ends: it says where all threads are, and nothing is left."""
+
+        def give_up() -> None:
+            print(f"seed {self.args.seed}: no end within {seconds:g} s", file=sys.stderr)
+            faulthandler.dump_traceback()
+            self._say_where_they_are()
+            for process in self._processes:
+                process.kill()
+            os._exit(1)
+
+        timer = threading.Timer(seconds, give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def _say_where_they_are(self) -> None:
-        """Of observers that still run: where each of their threads is."""
-        for client in self.clients.values():
-            if client.name != "recorder" and client.process.poll() is None:
-                print(f"{client.name} (pid {client.process.pid}) still runs", file=sys.stderr)
-                client.process.send_signal(signal.SIGCONT)
-                client.process.send_signal(signal.SIGUSR2)
+        """Of processes that still run: where each of their threads is."""
+        named = [(engine.name, engine.process) for engine in self.engines]
+        named += [(client.name, client.process) for client in self.clients.values()]
+        for name, process in named:
+            if process.poll() is None:
+                print(f"{name} (pid {process.pid}) still runs", file=sys.stderr)
+                process.send_signal(signal.SIGCONT)
+                process.send_signal(signal.SIGUSR2)
         time.sleep(0.5)
         said = (self.folder / "stderr").read_text().splitlines()
         lines = [line for line in said if not line.startswith("recording ")]
@@ -211,48 +175,32 @@ class Chaos:
         while time.monotonic() < end_s:
             self.stop_for_longer_than_the_ring()
             while time.monotonic() < end_s:
-                self.one_fault()
+                self._faults.one(self.clients[self.rng.choice(CLIENTS)].proxy)
                 time.sleep(self.rng.uniform(0.05, 0.35))
                 if self.rng.random() < 0.05:
                     break
 
-    def one_fault(self) -> None:
-        rng = self.rng
-        client = self.clients[rng.choice(CLIENTS)]
-        kinds = ["cut", "cut telemetry", "cut control", "delay", "refuse"]
-        if self.args.seconds > 30:
-            kinds.append("stall")
-        kind = rng.choice(kinds)
-        self.faults[kind] += 1
-        proxy = client.proxy
-        if kind == "cut":
-            self._proxies.do(proxy.cut())
-        elif kind == "cut telemetry":
-            self._proxies.do(proxy.cut(control=False))
-        elif kind == "cut control":
-            self._proxies.do(proxy.cut(telemetry=False))
-        elif kind == "delay":
-            self._proxies.do(proxy.delay(rng.uniform(0, 0.03), rng.uniform(0, 0.03)))
-        elif kind == "refuse":
-            self._proxies.do(proxy.refuse(rng.uniform(0.05, 0.4)))
-        else:
-            self._proxies.do(proxy.stall(STALL_S))
-
     def stop_for_longer_than_the_ring(self) -> None:
         """So that it must lose some: what it had missed is not in the ring any more."""
-        self.faults["stop"] += 1
+        self._faults.counts["stop"] += 1
         client = self.clients["stopped"]
         client.process.send_signal(signal.SIGSTOP)
         self._proxies.do(client.proxy.cut())
         engine = self.engines[-1]
         enough = engine.last_sequence + self.args.ring + 200
-        while engine.last_sequence < enough:
-            self.one_fault()
+        last, deadline_s = -1, 0.0
+        while (now := engine.last_sequence) < enough:
+            if now > last:
+                last, deadline_s = now, time.monotonic() + WAIT_S
+            if engine.process.poll() is not None or time.monotonic() > deadline_s:
+                said = (self.folder / "stderr").read_text()[-2000:]
+                raise Wrong(f"the engine does not go on after message {now}: {said}")
+            self._faults.one(self.clients[self.rng.choice(CLIENTS)].proxy)
             time.sleep(self.rng.uniform(0.05, 0.2))
         client.process.send_signal(signal.SIGCONT)
 
     def kill_engine(self) -> None:
-        self.faults["kill"] += 1
+        self._faults.counts["kill"] += 1
         engine = self.engines[-1]
         engine.process.kill()
         engine.process.wait()
@@ -296,7 +244,7 @@ class Chaos:
             engine.read_truth()
         report: dict[str, Any] = {
             "seed": self.args.seed,
-            "faults": dict(self.faults),
+            "faults": dict(self._faults.counts),
             "cuts": sum(client.proxy.num_cut for client in self.clients.values()),
             "steps": sum(step >= 0 for e in self.engines for _, step, _ in e.sent.values()),
             "messages": sum(len(engine.sent) for engine in self.engines),
@@ -305,149 +253,6 @@ class Chaos:
             report[name] = check_observer(self.clients[name], self.engines)
         report["recorder"] = check_recorder(self.clients["recorder"], self.engines, self.folder)
         return report
-
-
-def check_observer(client: Client, engines: list[Engine]) -> dict[str, int]:
-    """Hold what an observer has written down against the truth; gives its figures."""
-    told = Counter[str]()
-    by_name = {engine.name: engine for engine in engines}
-    got: dict[str, dict[int, tuple[str, int]]] = {}
-    joined: dict[str, int] = {}
-    replays: dict[str, dict[int, int]] = {}
-    now = ""
-    asked: dict[int, int] = {}  # before the first message of an engine is known
-    sessions: dict[str, dict[str, Any]] = {}
-    for line in client.log_lines():
-        words = line.split(maxsplit=1)
-        if words[0] == "join":
-            now, sequence = words[1].split()[0], int(words[1].split()[1])
-            told["joins"] += 1
-            joined.setdefault(now, sequence)
-            got.setdefault(now, {})
-        elif words[0] == "replay":
-            asked = replays.setdefault(now, {})
-            first, oldest = map(int, words[1].split())
-            asked[first] = max(oldest, asked.get(first, 0))
-        elif words[0] == "got":
-            number, topic, checksum = words[1].split()
-            mine = got[now]
-            if mine and int(number) <= next(reversed(mine)):
-                raise Wrong(f"{client.name} got {number} after {next(reversed(mine))}")
-            mine[int(number)] = topic, int(checksum)
-        elif words[0] == "session":
-            session = json.loads(words[1])
-            sessions[session["engine"]] = session
-    if set(joined) != set(by_name):
-        raise Wrong(f"{client.name} joined {sorted(joined)}, there were {sorted(by_name)}")
-    for name, engine in by_name.items():
-        session, mine = sessions[name], got[name]
-        who = f"{client.name} of {name}"
-        for sequence, (topic, checksum) in mine.items():
-            if engine.sent.get(sequence, ("", 0, 0))[::2] != (topic, checksum):
-                raise Wrong(f"{who}: message {sequence} is not what was sent")
-        expected = range(joined[name] + 1, session["last_sequence"] + 1)
-        missing = [number for number in expected if number not in mine]
-        shown = [n for first, last, *_ in session["gaps"] for n in range(first, last + 1)]
-        if shown != missing or session["num_lost"] != len(missing):
-            raise Wrong(
-                f"{who}: {len(missing)} messages missing, {len(shown)} in gaps, "
-                f"{session['num_lost']} counted"
-            )
-        check_steps(who, engine, session, mine, missing)
-        check_heard(who, missing, replays.get(name, {}))
-        if session["num_bad"]:
-            raise Wrong(f"{who}: {session['num_bad']} messages could not be read")
-        told["received"] += len(mine)
-        told["lost"] += len(missing)
-        told["gaps"] += len(session["gaps"])
-        told["healed"] = session["num_healed"]
-    last = sessions[engines[-1].name]
-    if (last["status"], last["error"], last["needs_snapshot"]) != ("live", None, False):
-        raise Wrong(f"{client.name} ends {last['status']}: {last['error']}")
-    return dict(told)
-
-
-def check_steps(
-    who: str,
-    engine: Engine,
-    session: dict[str, Any],
-    mine: dict[int, tuple[str, int]],
-    missing: list[int],
-) -> None:
-    """The history holds the steps that came, and shows a gap around each that did not."""
-    steps = [engine.sent[number][1] for number in mine if engine.sent[number][1] >= 0]
-    if steps != session["steps"]:
-        raise Wrong(f"{who}: {len(steps)} steps came, {len(session['steps'])} are kept")
-    for number in missing:
-        step = engine.sent[number][1]
-        if step >= 0 and not any(
-            after < step and (before is None or step < before)
-            for _, _, after, before in session["gaps"]
-        ):
-            raise Wrong(f"{who}: step {step} is lost and no gap shows it")
-
-
-def check_heard(who: str, missing: list[int], replays: dict[int, int]) -> None:
-    """Each run of lost messages was asked for, and was not in the ring any more."""
-    first: int | None = None
-    for place, number in enumerate(missing):
-        first = number if first is None else first
-        if place + 1 < len(missing) and missing[place + 1] == number + 1:
-            continue
-        oldest = replays.get(first)
-        if oldest is None:
-            raise Wrong(f"{who}: messages {first} to {number} were never asked for")
-        if oldest <= number:
-            raise Wrong(f"{who}: {first} to {number} are lost, the engine still had {oldest}")
-        first = None
-
-
-def check_recorder(client: Client, engines: list[Engine], folder: Path) -> dict[str, int]:
-    """Hold the recorder's files against the truth; gives its figures."""
-    told = Counter[str]()
-    now = ""
-    received: list[dict[int, str]] = []
-    replays_of: list[dict[int, int]] = []
-    for line in client.log_lines():
-        words = line.split()
-        if words[0] == "replay":
-            first, oldest = int(words[1]), int(words[2])
-            replays_of[-1][first] = max(oldest, replays_of[-1].get(first, 0))
-        elif words[0] == "join" and words[1] != now:
-            now = words[1]
-            received.append({})
-            replays_of.append({})
-        elif words[0] == "got":
-            received[-1][int(words[1])] = words[2]
-    files = sorted(folder.glob("session-*.mcap"))
-    if len(files) != len(engines):
-        raise Wrong(f"{len(files)} files of {len(engines)} engines: {[f.name for f in files]}")
-    for path, engine, mine, asked in zip(files, engines, received, replays_of, strict=True):
-        report = verify(path, lambda share: None)
-        bad = [check.name for check in report.checks if not check.is_good]
-        with Recording(path) as recording:
-            if recording.info.engine_id != engine.name:
-                raise Wrong(f"{path.name} is of {recording.info.engine_id}")
-            frames = [frame for frame, _ in recording.frames() if frame.topic != b"keyframe"]
-            begin = recording.chunk_frames(0)[0].sequence
-        for frame in frames:
-            sent = engine.sent.get(frame.sequence, ("", 0, 0))
-            if sent[::2] != (frame.topic.decode(), zlib.crc32(frame.payload)):
-                raise Wrong(f"{path.name}: message {frame.sequence} is not what was sent")
-        held = [frame.sequence for frame in frames]
-        if held != list(mine):
-            raise Wrong(f"{path.name}: {len(held)} messages, {len(mine)} were received")
-        missing = sorted(set(range(begin + 1, held[-1] + 1)) - set(held))
-        check_heard(path.name, missing, asked)
-        if report.num_lost_messages != len(missing):
-            raise Wrong(f"{path.name}: {report.num_lost_messages} lost, {len(missing)} missing")
-        if bad != (["sequence"] if missing else []):
-            raise Wrong(f"{path.name} fails {bad}")
-        told["received"] += len(held)
-        told["lost"] += len(missing)
-        told["steps"] += report.num_steps
-        told["bytes"] += report.num_bytes
-    return dict(told)
 
 
 def main() -> int:
@@ -463,7 +268,7 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         start_s = time.monotonic()
         try:
-            with Chaos(args, folder) as chaos:
+            with Chaos(args, folder) as chaos, chaos.limit(10 * WAIT_S + 10 * args.seconds):
                 for generation in range(args.engines):
                     chaos.start_engine()
                     if generation == 0:

@@ -1,0 +1,171 @@
+"""Holds what clients have written down against what the engines had sent.
+
+Raises `Wrong` for whatever was neither received nor shown as lost, exactly, and for what was lost
+although the engine still had it when it was asked.
+"""
+
+import json
+import zlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from truth import Client, Engine, Wrong
+
+from stepscope.recordings.reader import Recording
+from stepscope.recordings.verify import verify
+
+
+def check_observer(client: Client, engines: list[Engine]) -> dict[str, int]:
+    """Hold what an observer has written down against the truth; gives its figures."""
+    told = Counter[str]()
+    by_name = {engine.name: engine for engine in engines}
+    got: dict[str, dict[int, tuple[str, int]]] = {}
+    joined: dict[str, list[int]] = {}
+    replays: dict[str, dict[int, int]] = {}
+    now = ""
+    asked: dict[int, int] = {}  # before the first message of an engine is known
+    sessions: dict[str, dict[str, Any]] = {}
+    for line in client.log_lines():
+        words = line.split(maxsplit=1)
+        if words[0] == "join":
+            now, sequence = words[1].split()[0], int(words[1].split()[1])
+            told["joins"] += 1
+            joined.setdefault(now, []).append(sequence)
+            got.setdefault(now, {})
+        elif words[0] == "replay":
+            asked = replays.setdefault(now, {})
+            first, oldest = map(int, words[1].split())
+            asked[first] = max(oldest, asked.get(first, 0))
+        elif words[0] == "got":
+            number, topic, checksum = words[1].split()
+            mine = got[now]
+            if mine and int(number) <= next(reversed(mine)):
+                raise Wrong(f"{client.name} got {number} after {next(reversed(mine))}")
+            mine[int(number)] = topic, int(checksum)
+        elif words[0] == "session":
+            session = json.loads(words[1])
+            sessions[session["engine"]] = session
+    if set(joined) != set(by_name):
+        raise Wrong(f"{client.name} joined {sorted(joined)}, there were {sorted(by_name)}")
+    for name, engine in by_name.items():
+        session, mine = sessions[name], got[name]
+        who = f"{client.name} of {name}"
+        for sequence, (topic, checksum) in mine.items():
+            if engine.sent.get(sequence, ("", 0, 0))[::2] != (topic, checksum):
+                raise Wrong(f"{who}: message {sequence} is not what was sent")
+        expected = range(joined[name][0] + 1, session["last_sequence"] + 1)
+        missing = [number for number in expected if number not in mine]
+        shown = [n for first, last, *_ in session["gaps"] for n in range(first, last + 1)]
+        if shown != missing or session["num_lost"] != len(missing):
+            raise Wrong(
+                f"{who}: {len(missing)} messages missing, {len(shown)} in gaps, "
+                f"{session['num_lost']} counted"
+            )
+        check_steps(who, engine, session, mine, missing)
+        check_heard(who, missing, replays.get(name, {}), joined[name])
+        if session["num_bad"]:
+            raise Wrong(f"{who}: {session['num_bad']} messages could not be read")
+        told["received"] += len(mine)
+        told["lost"] += len(missing)
+        told["gaps"] += len(session["gaps"])
+        told["healed"] = session["num_healed"]
+    last = sessions[engines[-1].name]
+    if (last["status"], last["error"], last["needs_snapshot"]) != ("live", None, False):
+        raise Wrong(f"{client.name} ends {last['status']}: {last['error']}")
+    return dict(told)
+
+
+def check_steps(
+    who: str,
+    engine: Engine,
+    session: dict[str, Any],
+    mine: dict[int, tuple[str, int]],
+    missing: list[int],
+) -> None:
+    """The history holds the steps that came, and shows a gap around each that did not."""
+    steps = [engine.sent[number][1] for number in mine if engine.sent[number][1] >= 0]
+    if steps != session["steps"]:
+        raise Wrong(f"{who}: {len(steps)} steps came, {len(session['steps'])} are kept")
+    for number in missing:
+        step = engine.sent[number][1]
+        if step >= 0 and not any(
+            after < step and (before is None or step < before)
+            for _, _, after, before in session["gaps"]
+        ):
+            raise Wrong(f"{who}: step {step} is lost and no gap shows it")
+
+
+def check_heard(who: str, missing: list[int], replays: dict[int, int], joins: list[int]) -> None:
+    """Each run of lost messages was asked for, and was not in the ring any more.
+
+    Who joins asks for what is before the snapshot, and for what is behind it when that comes: two
+    runs, if both are lost.
+    """
+    borders = set(joins)
+    first: int | None = None
+    oldest: int | None = None
+    for place, number in enumerate(missing):
+        first = number if first is None else first
+        goes_on = place + 1 < len(missing) and missing[place + 1] == number + 1
+        if goes_on and number not in borders:
+            continue
+        oldest = replays.get(first, oldest)
+        if oldest is None:
+            raise Wrong(f"{who}: messages {first} to {number} were never asked for")
+        if oldest <= number:
+            raise Wrong(f"{who}: {first} to {number} are lost, the engine still had {oldest}")
+        first, oldest = None, oldest if goes_on else None
+
+
+def check_recorder(client: Client, engines: list[Engine], folder: Path) -> dict[str, int]:
+    """Hold the recorder's files against the truth; gives its figures."""
+    told = Counter[str]()
+    now = ""
+    received: list[dict[int, str]] = []
+    replays_of: list[dict[int, int]] = []
+    joins_of: list[list[int]] = []
+    for line in client.log_lines():
+        words = line.split()
+        if words[0] == "replay":
+            first, oldest = int(words[1]), int(words[2])
+            replays_of[-1][first] = max(oldest, replays_of[-1].get(first, 0))
+        elif words[0] == "join":
+            if words[1] != now:
+                now = words[1]
+                received.append({})
+                replays_of.append({})
+                joins_of.append([])
+            joins_of[-1].append(int(words[2]))
+        elif words[0] == "got":
+            received[-1][int(words[1])] = words[2]
+    files = sorted(folder.glob("session-*.mcap"))
+    if len(files) != len(engines):
+        raise Wrong(f"{len(files)} files of {len(engines)} engines: {[f.name for f in files]}")
+    noted = zip(files, engines, received, replays_of, joins_of, strict=True)
+    for path, engine, mine, asked, joins in noted:
+        report = verify(path, lambda share: None)
+        bad = [check.name for check in report.checks if not check.is_good]
+        with Recording(path) as recording:
+            if recording.info.engine_id != engine.name:
+                raise Wrong(f"{path.name} is of {recording.info.engine_id}")
+            frames = [frame for frame, _ in recording.frames() if frame.topic != b"keyframe"]
+            begin = recording.chunk_frames(0)[0].sequence
+        for frame in frames:
+            sent = engine.sent.get(frame.sequence, ("", 0, 0))
+            if sent[::2] != (frame.topic.decode(), zlib.crc32(frame.payload)):
+                raise Wrong(f"{path.name}: message {frame.sequence} is not what was sent")
+        held = [frame.sequence for frame in frames]
+        if held != list(mine):
+            raise Wrong(f"{path.name}: {len(held)} messages, {len(mine)} were received")
+        missing = sorted(set(range(begin + 1, held[-1] + 1)) - set(held))
+        check_heard(path.name, missing, asked, joins)
+        if report.num_lost_messages != len(missing):
+            raise Wrong(f"{path.name}: {report.num_lost_messages} lost, {len(missing)} missing")
+        if bad != (["sequence"] if missing else []):
+            raise Wrong(f"{path.name} fails {bad}")
+        told["received"] += len(held)
+        told["lost"] += len(missing)
+        told["steps"] += report.num_steps
+        told["bytes"] += report.num_bytes
+    return dict(told)

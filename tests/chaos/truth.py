@@ -1,0 +1,65 @@
+"""Who takes part in a run, and what they have written down: `Engine` and `Client`."""
+
+import socket
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from proxy import Proxy
+
+
+class Wrong(Exception):  # noqa: N818
+    """What the run has shown to be wrong."""
+
+
+@dataclass
+class Engine:
+    """One generation of it."""
+
+    name: str
+    truth: Path
+    process: "subprocess.Popen[bytes]"
+    sent: dict[int, tuple[str, int, int]] = field(default_factory=dict)  # topic, step, checksum
+
+    @property
+    def last_sequence(self) -> int:
+        with self.truth.open("rb") as file:
+            file.seek(max(0, self.truth.stat().st_size - 200))
+            lines = file.read().split(b"\n")
+        return int(lines[-2].split()[0]) if len(lines) > 1 else -1
+
+    def read_truth(self) -> None:
+        for line in self.truth.read_text().splitlines():
+            words = line.split()
+            if len(words) == 4:  # the last one may be cut
+                self.sent[int(words[0])] = (words[1], int(words[2]), int(words[3]))
+
+
+@dataclass
+class Client:
+    """Someone who listens, and the proxy that it listens through."""
+
+    name: str
+    proxy: Proxy
+    log: Path
+    process: "subprocess.Popen[bytes]"
+
+    def log_lines(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+    def has_got(self, sequence: int) -> bool:
+        tail = self.log_lines()[-3000:]
+        return any(line.startswith(f"got {sequence} ") for line in tail)
+
+
+def free_ports() -> int:
+    """The first of two neighbouring ports that nobody has."""
+    while True:
+        with socket.socket() as one, socket.socket() as two:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+            try:
+                two.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return int(port)
