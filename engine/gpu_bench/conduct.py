@@ -22,7 +22,7 @@ import msgspec
 from stepscope.engine.gpu_bench import aims, host
 from stepscope.engine.gpu_bench.gather import Gatherer
 from stepscope.engine.gpu_bench.parts import Job, Message, PeerWork, share_of
-from stepscope.engine.gpu_bench.results import Outcome, Report
+from stepscope.engine.gpu_bench.results import Facts, Outcome, Report
 
 # After its time a process has this long to end by itself: parts look at the clock between points.
 GRACE_S = 20.0
@@ -50,7 +50,7 @@ def conduct(
         worker: the command of a process.
     """
     start_s = time.monotonic()
-    report.gpu["before"] = host.nvidia_smi()
+    report.gpu["before"] = _clocks(jobs)
     left = list(jobs)
 
     def told(ahead: int, what: str, detail: str) -> None:
@@ -78,7 +78,7 @@ def conduct(
             finish()
     except KeyboardInterrupt:
         report.is_interrupted = True
-    report.gpu["after"] = host.nvidia_smi()
+    report.gpu["after"] = _clocks(jobs)
     finish()
 
 
@@ -148,6 +148,11 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
         assert stream is not None
         with contextlib.suppress(BrokenPipeError):
             stream.close()
+
+
+def _clocks(jobs: list[Job]) -> Facts:
+    device = jobs[0].device
+    return {} if device == "cpu" else host.nvidia_smi(device)
 
 
 def _owe(report: Report, job: Job, why: str) -> None:

@@ -23,12 +23,12 @@ _FIELDS = {
 }
 
 
-def nvidia_smi() -> Facts:
-    """What the tool says of the first GPU; empty where there is none. Changes nothing."""
+def nvidia_smi(device: str) -> Facts:
+    """What the tool says of 'cuda:N'; empty where there is none. Changes nothing."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return {}
-    query = (tool, "--format=csv,noheader", "-i", "0")
+    query = (tool, "--format=csv,noheader", "-i", device.partition(":")[2] or "0")
     values = _output(*query, f"--query-gpu={','.join(_FIELDS)}").split(", ")
     if len(values) != len(_FIELDS):
         # A field that a driver does not know takes the others with it.

@@ -76,40 +76,32 @@ def measure(bench: Bench) -> None:
     for each in available_backends(str(bench.device), dtype):
         if not each.usable and not each.reason.startswith("runs on "):
             bench.missing(each.name, each.reason, contender=each.name)
-    for case in cases(bench, dtype):
-        _measure_case(bench, case)
-    for num_tokens in FUSED_TOKENS if bench.sizes.kernel_shrink == 1 else (3,):
-        _measure_fused(bench, num_tokens, dtype)
+    for place, heads in enumerate(bench.sizes.kernel_heads):
+        for case in _cases(heads, bench.sizes.kernel_shrink, dtype, is_first=place == 0):
+            _measure_case(bench, case)
+        if place == 0:
+            for num_tokens in FUSED_TOKENS if bench.sizes.kernel_shrink == 1 else (3,):
+                _measure_fused(bench, num_tokens, dtype)
 
 
-def cases(bench: Bench, dtype: torch.dtype) -> Iterator[Case]:
-    shrink = bench.sizes.kernel_shrink
-    seen: set[str] = set()
-    for case in _all_cases(bench.sizes.kernel_heads, shrink, dtype):
-        if case.name not in seen:  # small ones are alike
-            seen.add(case.name)
-            yield case
-
-
-def _all_cases(
-    all_heads: Sequence[tuple[int, int, int]], shrink: int, dtype: torch.dtype
+def _cases(
+    heads: tuple[int, int, int], shrink: int, dtype: torch.dtype, *, is_first: bool
 ) -> Iterator[Case]:
-    for place, heads in enumerate(all_heads):
-        named = f"{heads[0]} heads"
-        for batch, context in DECODES:
-            if place and context != DECODES[-1][1]:
-                continue  # the second shape only where there is most to read
+    """Of one shape; of the first one also the decodes over short contexts."""
+    all_lengths: dict[str, Lengths] = {}  # where they are shrunk, several are alike
+    for batch, context in DECODES:
+        if is_first or context == DECODES[-1][1]:
             batch, context = max(1, batch // shrink), max(1, context // shrink)
-            lengths: Lengths = ((context, 1),) * batch
-            yield Case(f"{named}: decode, {batch} x {context}", heads, lengths, dtype)
-        for chunks in CHUNKS:
-            lengths = tuple((before // shrink, max(2, count // shrink)) for before, count in chunks)
-            what = ", ".join(f"{count} after {before}" for before, count in lengths)
-            yield Case(f"{named}: chunk, {what}", heads, lengths, dtype)
-        lengths = tuple((b // shrink, n if n == 1 else max(2, n // shrink)) for b, n in MIXED)
-        (before, count), (context, _) = lengths[-1], lengths[0]
-        what = f"{len(lengths) - 1} decodes of {context}, {count} after {before}"
-        yield Case(f"{named}: {what}", heads, lengths, dtype)
+            all_lengths[f"decode, {batch} x {context}"] = ((context - 1, 1),) * batch
+    for chunks in CHUNKS:
+        lengths = tuple((before // shrink, max(2, count // shrink)) for before, count in chunks)
+        what = ", ".join(f"{count} after {before}" for before, count in lengths)
+        all_lengths[f"chunk, {what}"] = lengths
+    lengths = tuple((b // shrink, n if n == 1 else max(2, n // shrink)) for b, n in MIXED)
+    (context, _), (before, count) = lengths[0], lengths[-1]
+    all_lengths[f"{len(lengths) - 1} decodes of {context}, {count} after {before}"] = lengths
+    for name, lengths in all_lengths.items():
+        yield Case(f"{heads[0]} heads: {name}", heads, lengths, dtype)
 
 
 def _measure_case(bench: Bench, case: Case) -> None:
