@@ -197,6 +197,28 @@ def test_in_ascii_arrow_keys_are_words_for_there_is_a_key_of_that_sign() -> None
     assert all(key.isascii() for key in keys.values())
 
 
+async def test_in_ascii_every_hint_names_arrow_keys_by_words(
+    still_source: Callable[..., Any],
+) -> None:
+    source = still_source()
+    app = Dashboard(
+        source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0, ascii_only=True,
+        control_endpoint="ipc:///nobody/here",
+    )  # fmt: skip
+    async with app.run_test(size=(160, 40)) as pilot:
+        for key, said in (
+            ("question_mark", "Up/Down PgUp/PgDn scroll"),
+            ("ctrl+p", "Up/Down choose"),
+            ("K", "Up/Down choose  Enter edit"),
+            ("B", "Left/Right 5 %  Shift+Left/Right 25 %"),
+        ):
+            await pilot.press(key)
+            assert said in screen_text(app), key
+            await pilot.press("escape")
+    helped = {action.id: action.help for action in app.main.session.abilities.actions}
+    assert "Left/Right 5 %, Shift+Left/Right 25 %" in helped["budget"]
+
+
 def test_the_table_for_the_documentation_names_every_action_of_the_file() -> None:
     table = key_table()
     assert all(f"| `{action.id}` |" in table for action in ACTIONS)

@@ -4,13 +4,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stepscope.tui.action_table import GROUPS, TABLE, Action, Need, Place
+from stepscope.tui.key_names import spelled
 from stepscope.tui.view import PAGES
 
 
 def named(actions: Sequence[Action]) -> tuple[Action, ...]:
     """The actions with the keys that their help speaks of."""
     keys = {action.id: action.key for action in actions}
-    return tuple(replace(action, help=action.help.format_map(keys)) for action in actions)
+    return tuple(
+        replace(
+            action,
+            help=(spelled(action.help) if action.ascii_only else action.help).format_map(keys),
+        )
+        for action in actions
+    )
 
 
 def with_keys(keys: Mapping[str, tuple[str, ...]], ascii_only: bool = False) -> tuple[Action, ...]:

@@ -150,3 +150,10 @@ def shown(key: str, ascii_only: bool = False) -> str:
     if name in NAMED:
         return mark + name.capitalize()
     return mark + (_character(name) or name)
+
+
+def spelled(text: str) -> str:
+    """A text that names arrow keys by their glyphs, with words for them: in ASCII `<` is a key."""
+    for glyphs, words in (("⇧", "Shift+"), ("←/→", "Left/Right"), ("↑/↓", "Up/Down")):
+        text = text.replace(glyphs, words)
+    return text

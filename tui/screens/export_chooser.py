@@ -129,7 +129,7 @@ class ExportChooser(Overlay[ExportOrder]):
             keys.insert(1, "Tab table")
         if len(self._ranges) > 1:
             keys.insert(1, "←/→ steps")
-        return (spot("begin", ""), (f" {'  '.join(filter(None, keys))}", "key"))
+        return (spot("begin", ""), (self.hint(f" {'  '.join(filter(None, keys))}"), "key"))
 
     def _file_line(self, width: int) -> Line:
         if not self.choice.is_there:

@@ -153,9 +153,9 @@ class HelpPage(Overlay[None]):
         self._first = max(0, min(self._first, len(content) - (height - 2)))
         more = len(content) - self._first - (height - 2)
         below = f" {more} more lines below;" if more > 0 else ""
-        hint = f"{below} ↑/↓ PgUp/PgDn scroll, any other key closes"
+        hint = self.hint(f"{below} ↑/↓ PgUp/PgDn scroll, any other key closes")
         if len(hint) > width - 16:
-            hint = f"{below} ↑/↓ scroll" if more > 0 else " ↑/↓ scroll"
+            hint = self.hint(f"{below} ↑/↓ scroll" if more > 0 else " ↑/↓ scroll")
         legend: Line = ((hint, "muted"),)
         return framed(content[self._first :], width, height, (("help", "title"),), legend)
 

@@ -59,7 +59,7 @@ class KnobEditor(Overlay[KnobChange]):
             keys = " Enter applies  Esc drops  " + (
                 "←/→ change" if spec.kind in ("bool", "choice") else "type a value"
             )
-        body.append(((keys, "key"),))
+        body.append(((self.hint(keys), "key"),))
         return framed(body, width, height, (("knobs of the engine", "title"),))
 
     def _first(self, height: int) -> int:

@@ -10,6 +10,7 @@ from textual.app import ComposeResult
 from textual.geometry import Region
 from textual.screen import ModalScreen
 
+from stepscope.tui.key_names import spelled
 from stepscope.tui.theme import Skin
 from stepscope.tui.widgets.lines import Line, Lines
 
@@ -48,6 +49,10 @@ class Overlay(ModalScreen[_Result], Generic[_Result]):
 
     def clicked(self, x: int, y: int) -> None:
         """A click on the box, at a cell of it; one beside it closes."""
+
+    def hint(self, text: str) -> str:
+        """A text that names arrow keys, as this terminal can show them."""
+        return spelled(text) if self.skin.ascii_only else text
 
     def redraw(self) -> None:
         region = self.place(*self.size)

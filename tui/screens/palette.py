@@ -49,7 +49,7 @@ class Palette(Overlay[str]):
             body.append(self._row(found[number], number == self._at, width - 2))
         if not found:
             body.append(((" nothing is called so", "muted"),))
-        hint: Line = (("type  ↑/↓ choose  Enter does it  Esc", "muted"),)
+        hint: Line = ((self.hint("type  ↑/↓ choose  Enter does it  Esc"), "muted"),)
         return framed(body, width, height, (("what to do", "title"),), hint)
 
     def _row(self, action: Action, is_chosen: bool, width: int) -> Line:

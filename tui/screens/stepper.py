@@ -50,7 +50,8 @@ class Stepper(Overlay[int]):
             line = (*line, (f"  {wrong}", "breach"))
         else:
             room = width - length_of(line)
-            line = (*line, (next((hint for hint in _HINTS if len(hint) <= room), ""), "edit"))
+            hints = (self.hint(hint) for hint in _HINTS)
+            line = (*line, (next((hint for hint in hints if len(hint) <= room), ""), "edit"))
         line = fitted(line, width)
         return [tuple((text, "edit" if style == "text" else style) for text, style in line)]
 
