@@ -56,10 +56,17 @@ class Wait:
 
     def fill(self, spans: Iterable[Piece], until_ns: int, step: int) -> None:
         """Cover what is left up to `until_ns` with spans of time, a hole in them with `unknown`."""
+        is_out = self.status == "out"
+        pieces = self.pieces
         for span in spans:
-            if span.cause == "queued" and self.status == "out":
+            if is_out and span.cause == "queued":
                 span = span._replace(cause="preempted")
-            self.add(span, min(span.start_ns + span.ns, until_ns))
+            begin_ns, ns = span.start_ns, span.ns
+            if begin_ns == self.covered_ns and 0 < ns <= until_ns - begin_ns:  # as nearly always
+                pieces.append(span)
+                self.covered_ns = begin_ns + ns
+            else:
+                self.add(span, min(begin_ns + ns, until_ns))
         if self.covered_ns < until_ns:
             self.add(Piece("unknown", self.covered_ns, 0, step), until_ns)
 

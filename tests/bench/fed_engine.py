@@ -28,16 +28,12 @@ class FedPublisher(Publisher):
     """Sends what is encoded already."""
 
     def send(self, frame: Frame) -> None:
-        self._keep(telemetry_kept(frame))
+        assert frame.sequence == self.next_sequence
+        self.ring.add(frame.topic, frame.payload)
+        self.next_sequence += 1
         assert self._socket is not None
         number = wire.sequence_frame(frame.sequence)
         self._socket.send_multipart((frame.topic, number, frame.payload))
-
-
-def telemetry_kept(frame: Frame):  # type: ignore[no-untyped-def]
-    from stepscope.engine.telemetry import _Kept
-
-    return _Kept(frame.sequence, frame.topic, frame.payload)
 
 
 def answer(
