@@ -120,6 +120,38 @@ def test_a_replayed_step_is_the_step_itself(seed: int) -> None:
             row.request.token_ids.append(int(found.argmax()) % 9)
 
 
+def test_a_token_that_is_on_the_device_only_is_as_good_as_one_that_the_host_knows() -> None:
+    plain, replayed = Model(), Model()
+    graphs = recorded(replayed, 6)
+    tables, again = BlockTables(), BlockTables()
+    rng = np.random.default_rng(3)
+    tokens: dict[int, int] = {}  # of the step before, that the rows of this one begin with
+    num_fed = 0
+    for rows in steps(rng, 30):
+        batch = input_batch.build(rows, tables, BLOCK_SIZE)
+        for row in rows:
+            if row.request.request_id in tokens:
+                assert row.request.token_ids.pop() == tokens[row.request.request_id]
+        unknown = input_batch.build(rows, again, BLOCK_SIZE, ahead=True)
+        assert [tokens[name] for name in unknown.fed_by] == batch.input_ids[
+            list(unknown.fed_at)
+        ].tolist()
+        assert not unknown.input_ids[list(unknown.fed_at)].any()
+        num_fed += len(unknown.fed_at)
+        size = graphs.size_for(unknown)
+        assert size is not None
+        fed = torch.tensor([tokens[name] for name in unknown.fed_by], dtype=torch.int64)
+        found = graphs.run(unknown, size, fed if len(fed) else None)
+        assert torch.equal(found, eager(plain, batch))
+        for row in rows:
+            if row.request.request_id in tokens:
+                row.request.token_ids.append(tokens[row.request.request_id])
+        tokens = {row.request.request_id: int(found.argmax()) % 9 for row in rows}
+        for row in rows:
+            row.request.token_ids.append(tokens[row.request.request_id])
+    assert num_fed > 30
+
+
 def test_the_largest_size_is_recorded_first_and_progress_is_told() -> None:
     model = Model()
     told: list[float] = []

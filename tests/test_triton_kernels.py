@@ -217,6 +217,9 @@ def test_an_engine_on_a_gpu_gives_the_tokens_of_one_on_a_cpu(
     assert answer["implementation"].endswith("CUDA graphs up to 4")
     # Steps with a prompt run as they are; three decodes are filled up to four.
     assert answer["padded"] == [0, 0, 1, 0]
+    # Steps upon a step in flight take its tokens on the device, in graphs and out of them.
+    assert answer["ahead"] == answer["expected"]
+    assert answer["num_ahead"] == 2
     assert answer["told"][-5:] == [
         "a trial of the largest step",
         "allocating the KV cache",

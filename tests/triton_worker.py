@@ -25,9 +25,12 @@ import torch
 from msgspec import structs
 from test_kernels import Case, make_case
 
-from stepscope.engine.commands import SamplingParams
-from stepscope.engine.config import EngineConfig
+from stepscope.engine.commands import SamplingParams, Submit
+from stepscope.engine.config import EngineConfig, Knobs, Limits
+from stepscope.engine.inbox import Call
+from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.request import Request
+from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.step import ScheduledRow, ScheduledStep
 from stepscope.engine.wire import Phase
 from stepscope.kernels import fused, triton_attend, triton_combine
@@ -286,6 +289,7 @@ def engine(request: dict[str, Any]) -> dict[str, Any]:
     if MODE == "cuda":
         ours = ModelRunner.load(structs.replace(config, device="cuda", kv_memory="auto"), tell)
         found, padded = serve(ours)
+        ahead, num_ahead = pipelined(ours)
     else:
         ours._backend = TritonAttention(Device.of(DEVICE))
         kernels = fused._DeviceKernels(add_rms_norm, norm_rope_store, silu_mul)
@@ -295,23 +299,64 @@ def engine(request: dict[str, Any]) -> dict[str, Any]:
         ):
             prepare(ours, config, tell, TrialGpu())
             found, padded = serve(ours)
+            ahead, num_ahead = pipelined(ours)
     return {
         "found": found,
         "expected": expected,
         "padded": padded,
+        "ahead": ahead,
+        "num_ahead": num_ahead,
         "told": list(dict.fromkeys(told)),
         "implementation": ours.description.implementation,
         "attention": ours.description.attention_backend,
     }
 
 
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(4)
+    return [torch.randint(0, 250, (n,), generator=generator).tolist() for n in (5, 3, 6)]
+
+
+def pipelined(runner: Any) -> tuple[list[list[int]], int]:
+    """Output tokens of the same requests with overlap, and how many steps were launched ahead."""
+    from stepscope.engine import dispatch
+    from stepscope.engine.core import EngineCore
+    from stepscope.engine.runner import ModelRunner
+    from stepscope.engine.simulated import simulated_info
+
+    limits = Limits(max_num_batched_tokens=16, max_num_seqs=4, max_model_len=16)
+    knobs = Knobs(max_num_batched_tokens=16, max_num_seqs=4)
+    scheduler = Scheduler(KVCacheManager(runner.num_blocks, 4), knobs, limits)
+    info = simulated_info(limits, runner.num_blocks, 4, seed=0)
+    core = EngineCore(info, runner, scheduler, limits, None, dispatch.apply, overlap=True)
+    launched: list[ScheduledStep] = []
+
+    def launch(step: ScheduledStep) -> Any:
+        launched.append(step)
+        return ModelRunner.launch(runner, step)
+
+    outputs: list[list[int]] = []
+    with mock.patch.object(runner, "launch", launch):
+        for prompt in prompts():
+            tokens: list[int] = []
+            outputs.append(tokens)
+            client = SimpleNamespace(
+                reply=lambda message, tokens=tokens: tokens.extend(
+                    getattr(message, "token_ids", ())
+                )
+            )
+            submit = Submit(sampling=SamplingParams(max_tokens=3, ignore_eos=True))
+            core.inbox.put(Call(submit, client, prompt))
+        while core.step():
+            pass
+    return outputs, sum(step.after is not None for step in launched)
+
+
 def serve(runner: Any) -> tuple[list[list[int]], list[int]]:
     """Output tokens of two requests and, a step later, a third; the padding of each step."""
-    generator = torch.Generator().manual_seed(4)
     blocks = list(range(runner.num_blocks))[::-1]
     requests = []
-    for i, length in enumerate((5, 3, 6)):
-        prompt = torch.randint(0, 250, (length,), generator=generator).tolist()
+    for i, prompt in enumerate(prompts()):
         requests.append(Request(i, prompt, SamplingParams(), arrival_ns=0))
         requests[-1].block_table = [blocks.pop() for _ in range(3)]
     padded = []
