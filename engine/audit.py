@@ -128,10 +128,17 @@ class AuditTrail:
     def page(self, after: int, limit: int) -> AuditPage:
         oldest = self._entries[0].number if self._entries else 0
         skipped = min(len(self._entries), max(0, after + 1 - oldest))
+        gone = ""
+        if after + 1 < oldest:
+            gone = (
+                f"entries {after + 1:,} to {oldest - 1:,} are not kept any more: the engine keeps "
+                f"the last {MAX_ENTRIES:,}; a recording of that time has them"
+            )
         return AuditPage(
             entries=list(islice(self._entries, skipped, skipped + limit)),
             oldest=oldest,
             newest=self.newest,
+            detail=gone,
         )
 
     def last(self) -> list[Audited]:

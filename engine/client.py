@@ -50,6 +50,23 @@ class CommandRefused(Exception):  # noqa: N818
         self.message = message
 
 
+def payload_of(command: Command) -> bytes:
+    """A command as it is sent.
+
+    Raises:
+        CommandRefused: it is larger than an engine takes. One that is far too large would be hung
+            up on without an answer, and everything else on the connection with it.
+    """
+    payload = commands.encode(command)
+    if len(payload) > commands.MAX_COMMAND_BYTES:
+        raise CommandRefused(
+            "too_big",
+            f"{type(command).__name__} has {len(payload):,} bytes, an engine takes at most "
+            f"{commands.MAX_COMMAND_BYTES:,} in one command; it was not sent",
+        )
+    return payload
+
+
 class ControlClient:
     """A DEALER socket and the ids of what was asked on it.
 
@@ -91,9 +108,11 @@ class ControlClient:
 
         Raises:
             EngineUnreachable: what was sent before is not taken, or nobody lets us in.
+            CommandRefused: it is too large.
         """
+        payload = payload_of(command)
         command_id = next(self._ids)
-        frames = [command_id.to_bytes(8, "big"), commands.encode(command)]
+        frames = [command_id.to_bytes(8, "big"), payload]
         try:
             self._socket.send_multipart(frames)
         except zmq.Again:

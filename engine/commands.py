@@ -4,7 +4,9 @@ A request is `[id (u64, big-endian), msgpack command]` from a DEALER socket; eve
 carries the same id: `[id, msgpack reply]`. One command has one reply, except `Submit`, which is
 answered by `Submitted` and then by `Output` messages until one of them is `finished`. A connection
 uses an id once: the same frames again are answered as the first time. Decoding is strict (no
-unknown fields) and bounded.
+unknown fields) and bounded: a command of more than `MAX_COMMAND_BYTES` is answered with an error,
+and a frame of more than twice that, or a heap of what is not taken (`Backlog`), ends the connection
+without an answer.
 """
 
 from typing import Annotated, TypeAlias
@@ -286,6 +288,7 @@ class AuditPage(Reply, frozen=True, kw_only=True):
     entries: list[Audited]
     oldest: int  # number of the oldest entry that is kept, 0 without any
     newest: int
+    detail: str = ""  # where older ones are, when some that were asked for are not kept any more
 
 
 AnyReply: TypeAlias = (

@@ -6,9 +6,7 @@ to one thread.
 """
 
 import logging
-import os
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -16,12 +14,13 @@ import msgspec
 import zmq
 
 from stepscope.engine import commands
+from stepscope.engine.access.abuse import Abuse
+from stepscope.engine.access.backlog import Backlog
 from stepscope.engine.access.connections import Connections
 from stepscope.engine.access.gate import Gate
 from stepscope.engine.access.rate_limit import RateLimiter
 from stepscope.engine.access.sockets import bind, server_socket
 from stepscope.engine.answers import AnswerBook, OnceReused
-from stepscope.engine.audit import Asker
 from stepscope.engine.commands import (
     AnyCommand,
     AnyReply,
@@ -39,8 +38,9 @@ from stepscope.engine.config import ConfigError
 from stepscope.engine.core import EngineCore
 from stepscope.engine.inbox import Call, Denial, Departure
 from stepscope.engine.intake import Intake
+from stepscope.engine.outbox import Outbox
 from stepscope.engine.output_text import OutputText
-from stepscope.engine.remote_client import Outgoing, RemoteClient
+from stepscope.engine.remote_client import RemoteClient
 from stepscope.engine.submissions import Submissions
 from stepscope.engine.wire import ControlCounts
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("stepscope.engine")
 
 CLIENT_QUEUE = 100_000  # replies that may wait for a client before its requests are ended
-RECEIVE_QUEUE = 64  # commands of one client that wait here; more wait with the client
+RECEIVE_QUEUE = 8  # commands of one client that wait here; more wait with the client
 
 
 class ControlServer:
@@ -64,6 +64,7 @@ class ControlServer:
         replay: answers `ReplayFrom` (`Publisher.replay`).
         set_workload: starts, replaces or (None) stops the engine's own workload.
         gate: who may come in; None: everybody who can reach the address, as an operator.
+        telemetry: address of the publisher, whose connections are watched from here too.
 
     Raises:
         ConfigError: the address cannot be had.
@@ -78,15 +79,14 @@ class ControlServer:
         replay: Callable[[int, int], Replayed],
         set_workload: Callable[[WorkloadSpec | None], None],
         gate: Gate | None = None,
+        telemetry: str = "",
     ) -> None:
         self._core = core
         self._submissions = Submissions(core.inbox, intake)
         self._tokenizer = tokenizer
         self._replay = replay
         self._gate = gate
-        self._outbox: deque[Outgoing] = deque()
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_write, False)
+        self._outbox = Outbox()
         self._limiter = RateLimiter()
         self._answers: AnswerBook[RemoteClient] = AnswerBook()
         self._closing = False
@@ -102,6 +102,8 @@ class ControlServer:
         self._socket.setsockopt(zmq.MAXMSGSIZE, 2 * commands.MAX_COMMAND_BYTES)
         self._connections = Connections(self._socket, gate)
         bind(self._socket, address)
+        backlog = Backlog([address, telemetry], self._connections.num_taken)
+        self._abuse = Abuse(self._limiter, backlog, gate)
         core.set_workload = set_workload
         core.control_counts = self.counts
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
@@ -113,10 +115,9 @@ class ControlServer:
         """Send what is still in the outbox, then end the thread."""
         self._closing = True
         self._submissions.close()
-        self._wake()
+        self._outbox.wake()
         self._thread.join()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        self._outbox.close()
 
     def counts(self) -> ControlCounts | None:
         """What was not taken; None when all was. From any thread."""
@@ -124,30 +125,21 @@ class ControlServer:
         found = (self.num_bad_messages, self._limiter.num_limited, self.num_denied, keyless)
         return ControlCounts(*found) if any(found) else None
 
-    def post(self, outgoing: Outgoing) -> None:
-        """Queue a reply; from any thread."""
-        self._outbox.append(outgoing)
-        self._wake()
-
-    def _wake(self) -> None:
-        try:
-            os.write(self._wake_write, b"\0")
-        except BlockingIOError:
-            return  # the pipe is full of wake-ups already
-
     def _serve(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._wake_read, zmq.POLLIN)
+        outbox = self._outbox.descriptor
+        poller.register(outbox, zmq.POLLIN)
         poller.register(self._connections.lost, zmq.POLLIN)
         try:
             while True:
                 pause_s = self._limiter.pause_s()
                 # With no flags it is left out: what is not read waits with those who sent it.
                 poller.register(self._socket, 0 if pause_s else zmq.POLLIN)
-                wait_s = [s for s in (pause_s or None, self._limiter.next_tell_s) if s is not None]
+                waits_s = (pause_s or None, self._abuse.wait_s)
+                wait_s = [each_s for each_s in waits_s if each_s is not None]
                 ready = dict(poller.poll(round(min(wait_s) * 1000) + 1 if wait_s else None))
-                if self._wake_read in ready:
-                    os.read(self._wake_read, 65536)
+                if outbox in ready:
+                    self._outbox.awake()
                 self._send_outbox()
                 if self._closing:
                     return
@@ -159,7 +151,8 @@ class ControlServer:
                     except Exception:
                         # Ours to repair, but the others are still to be answered.
                         log.exception("a message to the control socket was not dealt with")
-                self._tell_floods()
+                for denial in self._abuse.denials():
+                    self._core.inbox.put(denial)
         finally:
             self._connections.close()
             self._socket.close()
@@ -170,7 +163,7 @@ class ControlServer:
         received = self._socket.recv_multipart(copy=False)
         frames = [frame.bytes for frame in received]
         identity, command_id = frames[0], frames[1] if len(frames) > 1 else b""
-        self._forget_lost(self._connections.note(identity, received[-1]))
+        self._forget_lost(self._connections.note(identity, received))
         if not self._connections.is_welcome(identity):
             return  # revoked; its connection is being cut off
         account = self._connections.account(identity)
@@ -216,12 +209,15 @@ class ControlServer:
         elif isinstance(command, Submit):
             self._check_role(identity, command, command.client_id)
             text = OutputText(self._tokenizer, command)
-            self._submissions.take(command, RemoteClient(self.post, identity, command_id, text))
+            client = RemoteClient(self._outbox.post, identity, command_id, text)
+            self._submissions.take(command, client)
         elif isinstance(command, Change):
             self._check_role(identity, command, command.who)
             self._change(identity, command_id, command, payload)
         else:
-            self._core.inbox.put(Call(command, RemoteClient(self.post, identity, command_id)))
+            self._core.inbox.put(
+                Call(command, RemoteClient(self._outbox.post, identity, command_id))
+            )
 
     def _check_role(self, identity: bytes, command: AnyCommand, who: str) -> None:
         """Raises ConfigError when whoever asks may only look."""
@@ -242,7 +238,7 @@ class ControlServer:
             once = (self._connections.key(identity), command.once.encode())
         else:
             once = (identity, command_id + payload)
-        client = RemoteClient(self.post, identity, command_id, once=once)
+        client = RemoteClient(self._outbox.post, identity, command_id, once=once)
         try:
             is_new = self._answers.is_new(once, payload, client)
         except OnceReused:
@@ -258,8 +254,7 @@ class ControlServer:
     # Replies
 
     def _send_outbox(self) -> None:
-        while self._outbox:
-            client, message = self._outbox.popleft()
+        for client, message in self._outbox.take():
             if isinstance(message, Submitted):
                 self._connections.add_request(client.identity, message.request_id)
             elif isinstance(message, Output):
@@ -301,11 +296,3 @@ class ControlServer:
             log.info("a client is gone (%s): its %d requests are ended", why, len(requests))
         for request_id in requests:
             self._core.inbox.put(Departure(request_id))
-
-    def _tell_floods(self) -> None:
-        for account, count in self._limiter.floods():
-            holder = None if self._gate is None else self._gate.holder(account.decode())
-            asker = Asker("a client", None if holder is None else holder.name)
-            log.warning("refused %d commands of %s: too many in a short time", count, asker.name)
-            message = f"{count:,} commands beyond what one client may send were refused"
-            self._core.inbox.put(Denial(asker, "", "rate_limited", message, count))

@@ -153,7 +153,14 @@ def open_engine(
         core.describe_workload = lambda: workload.description
         core.anchored = anchored
         control = ControlServer(
-            endpoint.control, core, intake, runner.tokenizer, publisher.replay, workload.set, gate
+            endpoint.control,
+            core,
+            intake,
+            runner.tokenizer,
+            publisher.replay,
+            workload.set,
+            gate,
+            endpoint.telemetry,
         )
         control.start()
         try:

@@ -62,6 +62,7 @@ def main() -> None:
             publisher.replay,
             lambda spec: None,
             gate,
+            endpoint.telemetry,
         )
         control.start()
         core.run()

@@ -5,6 +5,7 @@ import socket
 import struct
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -328,6 +329,23 @@ def test_a_rehearsal_and_a_look_leave_no_trace(client: ControlClient) -> None:
     assert trail(client) == []
 
 
+def test_who_asks_for_entries_that_are_gone_is_told_where_they_are(
+    client: ControlClient, live_engine: Any
+) -> None:
+    trail = live_engine.core.audit
+    trail._entries = deque(maxlen=3)
+    for number in range(1, 8):
+        client.set_knobs({"max_num_seqs": number}, who="me")
+    page = client.ask(GetAudit(after=1))
+    assert isinstance(page, AuditPage)
+    assert [entry.number for entry in page.entries] == [5, 6, 7]
+    assert "entries 2 to 4" in page.detail
+    assert "recording" in page.detail
+    page = client.ask(GetAudit(after=4))
+    assert isinstance(page, AuditPage)
+    assert page.detail == ""
+
+
 def test_the_audit_is_told_in_pages(client: ControlClient) -> None:
     for number in range(1, 8):
         client.set_knobs({"max_num_seqs": number}, who="me")
@@ -472,6 +490,10 @@ def test_a_command_that_is_too_big_is_answered_and_a_huge_one_is_hung_up_on(
     assert "at most" in reply.message
     sender.send(2, bytes(2 * commands.MAX_COMMAND_BYTES + 1))
     assert sender.is_silent()
+    assert client.info().name
+    with pytest.raises(CommandRefused, match="it was not sent") as refused:
+        client.ask(Submit(prompt="x" * commands.MAX_COMMAND_BYTES))
+    assert refused.value.code == "too_big"
     assert client.info().name
 
 

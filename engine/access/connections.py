@@ -3,10 +3,13 @@
 Belongs to the control thread.
 """
 
+from collections.abc import Sequence
+
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from stepscope.engine.access.authorised_keys import Holder
+from stepscope.engine.access.backlog import wire_bytes
 from stepscope.engine.access.gate import Gate
 from stepscope.engine.audit import Asker
 
@@ -25,6 +28,7 @@ class Connections:
         self.lost: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._gate = gate
         self._identities: dict[int, bytes] = {}  # by the file descriptor they come on
+        self._taken: dict[int, int] = {}  # bytes of messages, as they were on the way
         self._keys: dict[bytes, str] = {}  # public, of each identity
         self._requests: dict[bytes, set[int]] = {}  # unfinished ones of each identity
 
@@ -32,18 +36,24 @@ class Connections:
         self._socket.disable_monitor()
         self.lost.close()
 
-    def note(self, identity: bytes, frame: zmq.Frame) -> list[bytes]:
-        """A frame came from a client; gives those who are gone as far as is known by now."""
+    def note(self, identity: bytes, received: Sequence[zmq.Frame]) -> list[bytes]:
+        """A message came from a client; gives those who are gone as far as is known by now."""
+        frame = received[-1]
         try:
             descriptor = frame.get(zmq.SRCFD)
             assert isinstance(descriptor, int)
         except zmq.ZMQError:
             return []  # it speaks ZMTP 2 or older, which libzmq takes only where there are no keys
+        num_bytes = sum(
+            wire_bytes(len(each), is_encrypted=self._gate is not None) for each in received[1:]
+        )
         if self._identities.get(descriptor) == identity:
+            self._taken[descriptor] += num_bytes
             return []
         # Of another client before. That it is gone was told before the number was free again.
         gone = self.take_lost()
         self._identities[descriptor] = identity
+        self._taken[descriptor] = num_bytes
         if self._gate is not None:
             public = frame.get("User-Id")
             assert isinstance(public, str)
@@ -57,10 +67,15 @@ class Connections:
         while self.lost.poll(0):
             descriptor = recv_monitor_message(self.lost)["value"]
             identity = self._identities.pop(int(descriptor), None)
+            self._taken.pop(int(descriptor), None)
             if identity is not None:
                 self._keys.pop(identity, None)
                 gone.append(identity)
         return gone
+
+    def num_taken(self, descriptor: int) -> int:
+        """Bytes of the messages that came on a connection, as they were on the way."""
+        return self._taken.get(descriptor, 0)
 
     def holder(self, identity: bytes) -> Holder | None:
         """Who it is; None where no keys are asked for, or when theirs was revoked."""

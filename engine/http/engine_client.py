@@ -15,8 +15,8 @@ import zmq
 
 from stepscope.engine import commands
 from stepscope.engine.access.sockets import client_socket
-from stepscope.engine.client import CommandRefused, EngineUnreachable
-from stepscope.engine.commands import MAX_COMMAND_BYTES, AnyReply, Command, Error, GetInfo
+from stepscope.engine.client import CommandRefused, EngineUnreachable, payload_of
+from stepscope.engine.commands import AnyReply, Command, Error, GetInfo
 from stepscope.engine.endpoints import Endpoint
 from stepscope.engine.http.sockets import SocketReader
 from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo
@@ -169,11 +169,7 @@ class EngineClient:
     def _send(self, command: Command, waiter: Waiter | None) -> int:
         assert self._socket is not None
         assert self._reader is not None
-        payload = commands.encode(command)
-        if len(payload) > MAX_COMMAND_BYTES:  # the engine would hang up on all of us
-            raise CommandRefused(
-                "too_big", f"a command of {len(payload)} bytes, at most {MAX_COMMAND_BYTES} go"
-            )
+        payload = payload_of(command)
         command_id = next(self._ids)
         if waiter is not None:
             self._waiters[command_id] = waiter

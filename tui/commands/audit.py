@@ -27,7 +27,7 @@ def audit(target: str | None, as_json: bool) -> None:
         target: an endpoint, or a file (it exists, or ends in .mcap); None: the only local engine.
     """
     is_file = target is not None and (target.endswith(_SUFFIXES) or Path(target).is_file())
-    info, entries, num_missing = _of_file(target or "") if is_file else _of_engine(target)
+    info, entries, missing = _of_file(target or "") if is_file else _of_engine(target)
     if as_json:
         document = [_as_dict(entry, info) for entry in entries]
         with writing_output():
@@ -35,30 +35,31 @@ def audit(target: str | None, as_json: bool) -> None:
                 msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
             )
         return
-    if num_missing:
-        say(f"the first {num_missing:,} entries are not kept any more")
+    if missing:
+        say(missing)
     if not entries:
         say("nobody has changed anything")
     say(*_lines(entries, info))
 
 
-def _of_engine(target: str | None) -> tuple[EngineInfo, list[Audited], int]:
+def _of_engine(target: str | None) -> tuple[EngineInfo, list[Audited], str]:
     with connect(choose(target, "stepscope audit {}")) as client:
         info = client.info()
         entries: list[Audited] = []
-        after = 0
+        after, missing = 0, ""
         while True:
             page = client.ask(GetAudit(after=after))
             if not isinstance(page, AuditPage):
                 raise CommandFailed(f"the engine answered with {type(page).__name__}")
+            missing = missing or page.detail
             entries += page.entries
             if not page.entries or page.entries[-1].number >= page.newest:
                 break
             after = page.entries[-1].number
-    return info, entries, _num_missing(entries)
+    return info, entries, missing
 
 
-def _of_file(target: str) -> tuple[EngineInfo, list[Audited], int]:
+def _of_file(target: str) -> tuple[EngineInfo, list[Audited], str]:
     found: dict[int, Audited] = {}
     kinds = (wire.TOPICS[Audited], wire.TOPICS[Snapshot])
     with Recording(find_recording(target)) as recording:
@@ -77,11 +78,9 @@ def _of_file(target: str) -> tuple[EngineInfo, list[Audited], int]:
                 elif isinstance(message, Snapshot):
                     found |= {each.number: each for each in message.audit or ()}
     entries = [found[number] for number in sorted(found)]
-    return info, entries, _num_missing(entries)
-
-
-def _num_missing(entries: list[Audited]) -> int:
-    return entries[0].number - 1 if entries else 0
+    num_missing = entries[0].number - 1 if entries else 0
+    missing = f"the first {num_missing:,} entries are not in this file" if num_missing else ""
+    return info, entries, missing
 
 
 def _lines(entries: list[Audited], info: EngineInfo) -> Iterator[str]:

@@ -1,0 +1,48 @@
+"""`Abuse`: clients that are too much, told to the audit trail. Belongs to the control thread.
+
+Too many commands are refused by the `RateLimiter`, too many bytes cut off by the `Backlog`; here
+both are told of.
+"""
+
+import logging
+from collections.abc import Iterator
+
+from stepscope.engine.access.backlog import Backlog
+from stepscope.engine.access.gate import Gate
+from stepscope.engine.access.rate_limit import RateLimiter
+from stepscope.engine.audit import Asker
+from stepscope.engine.inbox import Denial
+
+log = logging.getLogger("stepscope.engine")
+
+
+class Abuse:
+    """What is done about it has been done when it is told.
+
+    Args:
+        gate: who the clients are; None where nobody can know.
+    """
+
+    def __init__(self, limiter: RateLimiter, backlog: Backlog, gate: Gate | None) -> None:
+        self._limiter = limiter
+        self._backlog = backlog
+        self._gate = gate
+
+    @property
+    def wait_s(self) -> float | None:
+        """Seconds until `denials` may have something; None: not before the next message."""
+        waits_s = (self._limiter.next_tell_s, self._backlog.wait_s)
+        return min((each_s for each_s in waits_s if each_s is not None), default=None)
+
+    def denials(self) -> Iterator[Denial]:
+        """What has not been told yet. To be called after each message and after `wait_s`."""
+        for account, count in self._limiter.floods():
+            holder = None if self._gate is None else self._gate.holder(account.decode())
+            asker = Asker("a client", None if holder is None else holder.name)
+            log.warning("refused %d commands of %s: too many in a short time", count, asker.name)
+            message = f"{count:,} commands beyond what one client may send were refused"
+            yield Denial(asker, "", "rate_limited", message, count)
+        for num_bytes in self._backlog.cut_off():
+            message = f"a connection with {num_bytes >> 20} MiB of unfinished messages was cut off"
+            log.warning("%s", message)
+            yield Denial(Asker("a client"), "", "backlog", message)

@@ -1,0 +1,158 @@
+"""`Backlog`: what libzmq holds for connections that never end their message, and an end to it.
+
+libzmq hands a message over whole, however many frames it has: `ZMQ_MAXMSGSIZE` bounds one frame,
+the high-water mark whole messages, and who sends frames without end fills the memory (measured with
+4.3.5: 262 MB of 262 MB sent, with frames of at most 1 MB and a mark of 64). Only the kernel knows
+how much came on a connection, so that is held against what was taken of it. Belongs to the control
+thread.
+
+This is for TCP on Linux. There is no such count for an `ipc` address, which only this user reaches,
+who can end the engine more easily.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+import stat
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+log = logging.getLogger("stepscope.engine")
+
+MAX_HELD_BYTES = 96 * 1024 * 1024  # of one connection: more than its queue of commands can be
+MAX_TOTAL_BYTES = 256 * 1024 * 1024  # of all connections
+GROWN_BYTES = 8 * 1024 * 1024  # by which the process grows until it is looked again, ...
+LOOK_S, ALWAYS_S = 0.25, 60.0  # ... but not more often, and not more seldom
+FORGIVEN = 256  # bytes a second: heartbeats are nobody's messages
+_BYTES_RECEIVED = 128  # where Linux has it in `struct tcp_info`, since 4.1
+_TCP_INFO_BYTES = 256
+_STATM = Path("/proc/self/statm")
+_DESCRIPTORS = Path("/proc/self/fd")
+
+
+@dataclass(slots=True)
+class _Account:
+    """One connection."""
+
+    addresses: tuple[object, object]
+    forgiven: float = 0.0
+
+
+def wire_bytes(num_bytes: int, *, is_encrypted: bool) -> int:
+    """Bytes of a frame on the way (ZMTP 3: 23/ZMTP and 26/CURVEZMQ of rfc.zeromq.org)."""
+    if is_encrypted:
+        num_bytes += 33
+    return num_bytes + (2 if num_bytes < 256 else 9)
+
+
+class Backlog:
+    """Ends connections that make this process hold too much.
+
+    Args:
+        addresses: ZeroMQ addresses that are listened on.
+        taken: bytes of whole messages that were taken from the connection on a descriptor.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        addresses: list[str],
+        taken: Callable[[int], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ports = {int(a.rpartition(":")[2]) for a in addresses if a.startswith("tcp://")}
+        if not sys.platform.startswith("linux"):
+            self._ports.clear()
+        self._taken = taken
+        self._clock = clock
+        self._accounts: dict[int, _Account] = {}
+        self._looked_s = clock()
+        self._next_s = self._looked_s + LOOK_S
+        self._resident_bytes = _resident_bytes() if self._ports else 0
+
+    @property
+    def wait_s(self) -> float | None:
+        """Until `cut_off` is to be called again; None: never."""
+        return max(0.0, self._next_s - self._clock()) if self._ports else None
+
+    def cut_off(self) -> list[int]:
+        """End what holds too much, if it is time to look; gives how many bytes each held."""
+        now_s = self._clock()
+        if not self._ports or now_s < self._next_s:
+            return []
+        self._next_s = now_s + LOOK_S
+        try:
+            return self._look_if_grown(now_s)
+        except OSError as error:  # out of descriptors, for example: the next look may succeed
+            log.debug("cannot look at the connections: %s", error)
+            return []
+
+    def _look_if_grown(self, now_s: float) -> list[int]:
+        resident_bytes = _resident_bytes()
+        has_grown = resident_bytes > self._resident_bytes + GROWN_BYTES
+        if not has_grown and now_s < self._looked_s + ALWAYS_S:
+            self._resident_bytes = min(self._resident_bytes, resident_bytes)
+            return []
+        self._resident_bytes = resident_bytes
+        passed_s, self._looked_s = now_s - self._looked_s, now_s
+        return self._look(passed_s)
+
+    def _look(self, passed_s: float) -> list[int]:
+        with contextlib.ExitStack() as stack:
+            held: list[tuple[int, socket.socket]] = []
+            accounts: dict[int, _Account] = {}
+            for descriptor, connection in self._connections(stack):
+                addresses = connection.getsockname(), connection.getpeername()
+                account = self._accounts.get(descriptor)
+                if account is None or account.addresses != addresses:
+                    account = _Account(addresses)
+                accounts[descriptor] = account
+                account.forgiven += FORGIVEN * passed_s
+                num_bytes = _num_received(connection) - self._taken(descriptor)
+                held.append((num_bytes - round(account.forgiven), connection))
+            self._accounts = accounts
+            held.sort(key=lambda each: each[0], reverse=True)
+            total = sum(max(0, num_bytes) for num_bytes, _ in held)
+            ended = []
+            for num_bytes, connection in held:
+                if num_bytes <= MAX_HELD_BYTES and total <= MAX_TOTAL_BYTES:
+                    break
+                with contextlib.suppress(OSError):  # it has ended meanwhile
+                    connection.shutdown(socket.SHUT_RDWR)
+                total -= num_bytes
+                ended.append(num_bytes)
+            return ended
+
+    def _connections(self, stack: contextlib.ExitStack) -> Iterator[tuple[int, socket.socket]]:
+        """Those on our ports, under descriptors of their own that `stack` closes."""
+        for name in os.listdir(_DESCRIPTORS):
+            with contextlib.suppress(OSError):  # it was closed meanwhile, or has no other end
+                if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
+                    continue
+                copy = os.dup(int(name))
+                try:
+                    connection = socket.socket(fileno=copy)
+                except OSError:
+                    os.close(copy)
+                    continue
+                stack.callback(connection.close)
+                if connection.family in (socket.AF_INET, socket.AF_INET6):
+                    connection.getpeername()
+                    if connection.getsockname()[1] in self._ports:
+                        yield int(name), connection
+
+
+def _num_received(connection: socket.socket) -> int:
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    if len(info) < _BYTES_RECEIVED + 8:
+        return 0  # an older kernel
+    return int(struct.unpack_from("Q", info, _BYTES_RECEIVED)[0])
+
+
+def _resident_bytes() -> int:
+    return int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,43 @@
+"""`Outbox`: replies on their way to the one thread that owns the socket, and what wakes it."""
+
+import os
+from collections import deque
+from collections.abc import Iterator
+
+from stepscope.engine.remote_client import Outgoing
+
+
+class Outbox:
+    """Filled from any thread, emptied by one.
+
+    Attributes:
+        descriptor: readable when there is something new; for a poller.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Outgoing] = deque()
+        self.descriptor, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+
+    def post(self, outgoing: Outgoing) -> None:
+        self._waiting.append(outgoing)
+        self.wake()
+
+    def wake(self) -> None:
+        try:
+            os.write(self._write, b"\0")
+        except BlockingIOError:
+            return  # the pipe is full of wake-ups already
+
+    def awake(self) -> None:
+        """To be called when `descriptor` is readable, before `take`."""
+        os.read(self.descriptor, 65536)
+
+    def take(self) -> Iterator[Outgoing]:
+        """What waits, oldest first, until nothing does."""
+        while self._waiting:
+            yield self._waiting.popleft()
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+        os.close(self._write)
