@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -38,6 +39,8 @@ from stepscope.engine.models import loader, random_model
 from stepscope.engine.models.random_shapes import PREFIX, SHAPES
 from stepscope.tui.cli import main
 from stepscope.tui.commands.bench_gpu_table import WIDTH, side_by_side, table
+
+COMMAND = (sys.executable, "-m", "stepscope.tui.cli", "bench", "gpu")
 
 # ---- floors ----
 
@@ -463,6 +466,41 @@ def test_without_a_gpu_the_command_says_what_to_do(
     with pytest.raises(SystemExit):
         main()
     assert "torch sees no GPU 'cuda'" in capsys.readouterr().err
+
+
+def test_the_command_measures_in_a_process_of_its_own_and_names_its_file(tmp_path: Path) -> None:
+    done = subprocess.run(
+        (*COMMAND, "--device", "cpu", "--only", "a"),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    (file,) = tmp_path.glob("bench-gpu-*-cpu.json")
+    made = results.read(file)
+    assert [point.what for point in made.outcomes[0].points] == ["copy", "gemm"]
+    assert made.versions["torch"] == torch.__version__
+    assert made.host["python"]
+    assert made.settings["parts"] == "a"
+    assert done.stdout.splitlines() == list(table(made))
+    assert "no figure of it is a GPU's" in done.stderr
+    assert "(a) ceilings" in done.stderr
+
+
+def test_a_process_ends_when_whoever_started_it_is_gone() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stepscope.engine.gpu_bench.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdin is not None
+    job = Job(parts="bcdh", model="llama-tiny", device="cpu", is_quick=True, seconds=100.0)
+    process.stdin.write(msgspec.json.encode(job) + b"\n")
+    process.stdin.close()
+    assert process.wait(timeout=30) == 1
 
 
 def test_an_aim_of_a_report_is_kept_as_it_was_judged(tmp_path: Path) -> None:

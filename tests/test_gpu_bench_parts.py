@@ -23,6 +23,8 @@ from stepscope.engine.models import loader, random_model
 from stepscope.engine.models.random_shapes import SHAPES
 from stepscope.engine.models.random_weights import RandomWeights
 from stepscope.engine.serve import open_engine
+from stepscope.recordings.reader import Recording
+from stepscope.tui.commands.bench_gpu import RECORDER
 
 MODEL = "qwen3-tiny"
 PEER = PeerWork(num_requests=4, most_output=9)
@@ -46,11 +48,23 @@ def measured() -> Iterator[Report]:
             job("ae", None),
             job("j", MODEL),
             job("g", MODEL, is_peer=True),
-            job("bcdfghi", MODEL, peer_works=[PEER]),
+            job(
+                "bcdfghi",
+                MODEL,
+                peer_works=[PEER],
+                recorder=RECORDER,
+                recordings={"chunked": f"{folder}/chunked.mcap"},
+            ),
         ):
             gatherer = Gatherer(each, made)
             worker.run(each, gatherer.take)
             gatherer.end("")
+        # Read while it is there: part h says what was to be recorded, this what was.
+        with Recording(Path(folder) / "chunked.mcap") as recording:
+            assert recording.message is None
+            made.settings["recorded_steps"] = (recording.last_step or 0) - (
+                recording.first_step or 0
+            )
         yield made
 
 
@@ -161,6 +175,15 @@ def test_long_prompts_come_in_every_mode_and_are_served(measured: Report) -> Non
         # Every gap after the first arrival, and no stream has more of them than tokens.
         assert 0 < len(point.samples) < QUICK.num_streams * QUICK.stream_output
     assert aims.itl_ratio(outcome) is not None
+    recorded = made_steps(measured)  # from the first to the last
+    assert QUICK.stream_output <= recorded + 1 < QUICK.num_streams * QUICK.stream_output
+
+
+def made_steps(measured: Report) -> int:
+    """Of the mode that was recorded."""
+    steps = measured.settings["recorded_steps"]
+    assert isinstance(steps, int)
+    return steps
 
 
 def test_telemetry_is_compared_in_pairs_and_reaches_a_subscriber(measured: Report) -> None:
