@@ -25,7 +25,7 @@ from stepscope.engine.wire import (
 )
 from stepscope.recordings.session import SessionState
 
-_PAGE_STEPS = 1024
+_PAGE_STEPS = 256
 _DECODE_PHASE = int(Phase.DECODE)
 _RECOMPUTE_PHASE = int(Phase.RECOMPUTE)
 
@@ -152,19 +152,20 @@ class LaneBoard:
         Costs a twentieth of the lanes themselves, of which a screen has room for few.
         """
         begin, end = max(first, self.first), min(last + 1, self.end)
-        shown: dict[int, _Track] = {}
+        opened = self._open
+        found: dict[int, str] = {}
         for page in range(begin // _PAGE_STEPS, last // _PAGE_STEPS + 1):
-            shown |= self._pages.get(page, {})
-        names = []
-        for request_id in sorted(shown):
-            track = shown[request_id]
-            stop = track.start + len(track.cells)
-            if request_id in self._open:
-                stop = max(stop, end)
-            # No cell that is written is an absent one.
-            if max(begin, track.start) < min(stop, last + 1):
-                names.append(LaneName(request_id, track.client_id))
-        return names
+            for request_id, track in self._pages.get(page, {}).items():
+                start = track.start
+                if request_id in opened:  # it goes on to the end, written or not
+                    if begin < end > start:
+                        found[request_id] = track.client_id
+                # No cell that is written is an absent one.
+                elif start <= last and (begin if begin > start else start) < start + len(
+                    track.cells
+                ):
+                    found[request_id] = track.client_id
+        return [LaneName(request_id, found[request_id]) for request_id in sorted(found)]
 
     def cells(self, request_ids: Iterable[int], first: int, last: int) -> list[bytes]:
         """What each of some requests did in the steps [first, last]: one `Cell` a step."""

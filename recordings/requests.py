@@ -49,7 +49,7 @@ class RequestTable:
     def copy(self) -> "RequestTable":
         other = RequestTable()
         other.views = {
-            request_id: copy.copy(view) if view.status == "running" else view
+            request_id: view.__copy__() if view.status == "running" else view
             for request_id, view in self.views.items()
         }
         other._finished = self._finished.copy()

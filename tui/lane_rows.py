@@ -103,6 +103,7 @@ def _pending_merger(columns: list[ChartColumn | None], first: int) -> Callable[[
     return merge
 
 
+_ENDED = frozenset({"END", "ABRT", ""})
 _RANK = {"OUT": 0, "PRE": 1, "DEC": 2, "WAIT": 3, "END": 4, "ABRT": 4, "": 5}
 
 
@@ -111,12 +112,9 @@ def _choose(
 ) -> list[LaneName]:
     """The lanes that get a row, in the order of `view.sort`."""
     requests = state.requests
-
-    def status(lane: LaneName) -> str:
-        return lane_status(requests.get(lane.request_id))
-
+    statuses = {lane.request_id: lane_status(requests.get(lane.request_id)) for lane in lanes}
     if view.sort == "state":
-        lanes = sorted(lanes, key=lambda lane: (_RANK[status(lane)], lane.request_id))
+        lanes = sorted(lanes, key=lambda lane: (_RANK[statuses[lane.request_id]], lane.request_id))
     elif view.sort == "latest":
         lanes = lanes[::-1]
     elif view.sort == "blocks":
@@ -125,7 +123,8 @@ def _choose(
             key=lambda lane: -_num_blocks(requests.get(lane.request_id)),
         )
     else:
-        lanes = sorted(lanes, key=lambda lane: status(lane) == "WAIT")
+        waiting = [lane for lane in lanes if statuses[lane.request_id] == "WAIT"]
+        lanes = [lane for lane in lanes if statuses[lane.request_id] != "WAIT"] + waiting
     if view.first_lane is not None:
         view.first_lane = max(0, min(view.first_lane, len(lanes) - num_lanes))
         return lanes[view.first_lane : view.first_lane + num_lanes]
@@ -135,11 +134,11 @@ def _choose(
     # Too many: first the ones that have ended go, then the end of the queue, then the oldest.
     kept = []
     for lane in lanes:
-        if surplus > 0 and status(lane) in ("END", "ABRT", ""):
+        if surplus > 0 and statuses[lane.request_id] in _ENDED:
             surplus -= 1
         else:
             kept.append(lane)
-    num_waiting = sum(status(lane) == "WAIT" for lane in kept)
+    num_waiting = sum([statuses[lane.request_id] == "WAIT" for lane in kept])
     cut = min(surplus, max(0, num_waiting - max(2, num_lanes // 5)))
     kept = kept[: len(kept) - cut]
     return kept[max(0, surplus - cut) :]
