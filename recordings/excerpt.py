@@ -42,7 +42,7 @@ def windows(
     like: History,
     step: int,
     num_shown: int,
-    end: Position | None,
+    end: Position,
     turn: Turn,
 ) -> History | None:
     """All that the windows of a screen reach back to from `step`; see `excerpt`.
@@ -51,7 +51,6 @@ def windows(
 
     Args:
         num_shown: steps that the lanes and charts show.
-        end: None for the end of the file.
     """
     snapshot, begin = window_start(recording, step, num_shown)
     first_step = like.first_step
@@ -82,12 +81,12 @@ def _one_by_one(
     history: History,
     begin: Position,
     sequence: int,
-    end: Position | None,
+    end: Position,
     turn: Turn,
 ) -> History | None:
     """As far as each message can be read."""
     for number, (frame, after) in enumerate(recording.frames(begin, sequence)):
-        if end is not None and after > end:
+        if after > end:
             break
         history.append(frame.sequence, frame.payload)
         if not turn(number):

@@ -6,7 +6,7 @@ out, and all who go on from one step to the next have waited equally long for th
 worked out when something happens to its request, when it ends, and when the state is asked for.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import msgspec
 
@@ -153,7 +153,7 @@ class FastForward:
                 dropped.append(going)
         self._settle(dropped)
         if touched:
-            spelled.sort()
+            spelled.sort(key=_place)
         outcome = self.state.take_step(record, [row for _, row in spelled])
         _add_going(outcome, batch, spelled, record.tokens_ns - self._tokens_ns)
         if dropped or spelled:
@@ -253,15 +253,18 @@ def _add_going(
     outcome.num_decode_rows += num_going
     gap_ns = max(0, gap_ns)
     gaps = outcome.gaps_ns
-    places = dict(_by_request(spelled))
-    spelled_at = set(places.values())
-    first = next(at for at in range(len(batch)) if at not in spelled_at)
+    first = 0
+    for at, _ in spelled:
+        if at != first:
+            break
+        first += 1
     first_id = batch[first].row.request_id
     if not gaps:
         gaps[gap_ns] = num_going
         outcome.gap_request_ids[gap_ns] = first_id
         return
     # As if they had been looked at in the order of the batch.
+    places = {row.request_id: at for at, row in spelled}
     places[first_id] = first
     known_id = outcome.gap_request_ids.get(gap_ns)
     if known_id is None or places[known_id] > first:
@@ -271,5 +274,5 @@ def _add_going(
     outcome.gaps_ns = dict(sorted(gaps.items(), key=lambda gap: places[ids[gap[0]]]))
 
 
-def _by_request(spelled: list[tuple[int, BatchRow]]) -> Iterator[tuple[int, int]]:
-    return ((row.request_id, at) for at, row in spelled)
+def _place(spelled: tuple[int, BatchRow]) -> int:
+    return spelled[0]

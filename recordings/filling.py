@@ -43,8 +43,8 @@ class Filler:
         self._sequence = sequence
         self._last: StepRecord | None = None
 
-    def fill(self, end: Position | None) -> Iterator[None]:
-        """Append all messages before `end` (None: all); gives a turn after each of them.
+    def fill(self, end: Position) -> Iterator[None]:
+        """Append all messages before `end`; gives a turn after each of them.
 
         The history is right once this has ended, not before.
 
@@ -52,13 +52,10 @@ class Filler:
             One of `DAMAGE`: it has to be done message by message; the history is of no use.
         """
         recording = self._recording
-        last_chunk = recording.num_chunks - 1 if end is None else end.chunk
-        for number in range(self._position.chunk, min(last_chunk + 1, recording.num_chunks)):
+        for number in range(self._position.chunk, min(end.chunk + 1, recording.num_chunks)):
             chunk = recording.chunk(number)
             first = self._position.message if number == self._position.chunk else 0
-            last = len(chunk)
-            if end is not None and number == end.chunk:
-                last = min(last, end.message)
+            last = min(end.message, len(chunk)) if number == end.chunk else len(chunk)
             for place in range(first, last):
                 frame = chunk.frames[place]
                 self._sequence = whole_sequence(frame.sequence, self._sequence)

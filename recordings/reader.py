@@ -173,6 +173,13 @@ class Recording:
         frames = self._chunks.load(number).frames
         return Position(number, bisect_left(frames, log_ns, key=lambda frame: frame.log_ns))
 
+    def is_end(self, position: Position) -> bool:
+        """Whether no message follows."""
+        last = len(self._chunks) - 1
+        if position.chunk != last:
+            return position.chunk > last
+        return position.message >= len(self._chunks.load(last))
+
     def frame_before(self, position: Position) -> Frame | None:
         """The message just before a position."""
         for number in range(min(position.chunk, len(self._chunks) - 1), -1, -1):

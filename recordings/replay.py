@@ -7,15 +7,14 @@ steps only, which is there at once, then one that reaches as far back as the win
 
 import threading
 import time
-from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
 
 from stepscope.recordings.excerpt import excerpt, windows
 from stepscope.recordings.history import History
-from stepscope.recordings.loaded_chunk import Frame
 from stepscope.recordings.mcap_index import RecordingError
+from stepscope.recordings.playhead import Playhead
 from stepscope.recordings.reader import Position, Recording
 from stepscope.recordings.seek import MAX_WINDOW_STEPS, WINDOW_STEPS
 from stepscope.recordings.source import FrameTap
@@ -72,8 +71,7 @@ class ReplaySource:
         self._error: str | None = None
         self._thread = threading.Thread(target=self._run, name="replay", daemon=True)
         # The thread's:
-        self._reader: Iterator[tuple[Frame, Position]] = iter(())
-        self._next: tuple[Frame, Position] | None = None  # frame, and the place after it
+        self._head = Playhead(recording)
         self._origin = (0.0, 0)  # host time and recorded time of the same instant
 
     # From any thread
@@ -172,13 +170,10 @@ class ReplaySource:
                     if self._busy:
                         self._busy = False
                         self._wake.notify_all()
-                    if not self._playing or self._next is None:
+                    if not self._playing or self._at_end:
                         self._wake.wait()
                         continue
-                    if self._moved:
-                        self._moved = False
-                        self._origin = (time.monotonic(), self._next[0].log_ns)
-                    if (due_s := self._due_s()) > 0:
+                    if self._head.next is not None and (due_s := self._due_s()) > 0:
                         self._wake.wait(due_s)
                         continue
             try:
@@ -194,53 +189,50 @@ class ReplaySource:
                     self._play_due()
             except (RecordingError, msgspec.DecodeError) as error:
                 self._error = str(error)
-                self._next = None
                 self._at_end = True
 
     def _due_s(self) -> float:
         """Seconds until the next message."""
-        if self._next is None:
+        frame = self._head.next
+        if frame is None:
             return 0.0
+        if self._moved:
+            self._moved = False
+            self._origin = (time.monotonic(), frame.log_ns)
         started_s, started_ns = self._origin
-        ahead_s = (self._next[0].log_ns - started_ns) / 1e9 / self._speed
-        return started_s + ahead_s - time.monotonic()
+        return started_s + (frame.log_ns - started_ns) / 1e9 / self._speed - time.monotonic()
 
     def _play_due(self) -> None:
         """All messages whose time has come, for a tick at most."""
         until_s = time.monotonic() + _TICK_S
-        while self._next is not None and self._due_s() <= 0 and time.monotonic() < until_s:
-            self._apply_next(self.history)
+        while self._head.peek() is not None and self._due_s() <= 0 and time.monotonic() < until_s:
+            self._take_next()
+        self._at_end = self._head.peek() is None
 
-    def _apply_next(self, history: History) -> bytes:
+    def _take_next(self) -> bytes:
         """Take the next message; gives its topic, b"" at the end."""
-        if self._next is None:
+        frame = self._head.take()
+        self._at_end = self._head.is_at_end
+        if frame is None:
             return b""
-        frame = self._next[0]
-        self._advance()
-        history.append(frame.sequence, frame.payload)
+        self.history.append(frame.sequence, frame.payload)
         return frame.topic
 
-    def _advance(self) -> None:
-        self._next = next(self._reader, None)
-        self._at_end = self._next is None
-
     def _read_from(self, position: Position, sequence: int) -> None:
-        self._reader = self.recording.frames(position, sequence)
-        self._advance()
+        self._head.put(position, sequence)
+        self._at_end = self._head.is_at_end
 
     def _read_to(self, position: Position) -> None:
         """Take all messages before a position, unless something else is wanted meanwhile."""
-        while self._next is not None and self._next[1] <= position:
-            if self._is_interrupted():
-                return
-            self._apply_next(self.history)
+        while self._head.is_before(position) and not self._is_interrupted():
+            self._take_next()
 
     def _is_interrupted(self) -> bool:
         return self._wanted is not None or self._stopping
 
     def _skip(self, num_steps: int) -> None:
         for _ in range(num_steps):
-            while self._apply_next(self.history) not in (b"step", b""):
+            while self._take_next() not in (b"step", b""):
                 pass
         last_step = self.history.last_step
         if num_steps < 0 and last_step is not None:
@@ -259,7 +251,7 @@ class ReplaySource:
         num_steps = min(self._shown_steps, WINDOW_STEPS)
         first = history.first_step
         if first is not None and newest is not None:
-            if newest <= step <= newest + num_steps and self._next is not None:
+            if newest <= step <= newest + num_steps and not self._at_end:
                 self._read_to(target)
                 return
             is_held = first <= step - num_steps or first == recording.first_step
@@ -284,11 +276,7 @@ class ReplaySource:
         history, last_step = self.history, self.history.last_step
         fresh = None
         if last_step is not None:
-            end = None
-            if self._next is not None:
-                chunk, message = self._next[1]
-                end = Position(chunk, message - 1)
-            shown = self._shown_steps
+            end, shown = self._head.position, self._shown_steps
             fresh = windows(self.recording, history, last_step, shown, end, self._gives_way)
             if fresh is None and self._is_wanted_elsewhere():
                 return

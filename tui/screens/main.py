@@ -23,6 +23,7 @@ from stepscope.tui.screens import mouse, status
 from stepscope.tui.screens.canvas import Canvas
 from stepscope.tui.screens.failures import Failures
 from stepscope.tui.screens.scene import Scene
+from stepscope.tui.screens.seeking import Seeking
 from stepscope.tui.session import Session
 from stepscope.tui.theme import Skin
 from stepscope.tui.view import PAGES, View
@@ -31,7 +32,6 @@ log = logging.getLogger("stepscope.tui")
 
 DEFAULT_FPS, SSH_FPS = 10.0, 5.0
 MIN_FPS, MAX_FPS = 1.0, 60.0
-_FOUND_S = 0.005  # between two looks whether a replay has found its step
 _SLOW_S = 0.6  # between two drawings of what is read rather than watched
 
 
@@ -65,7 +65,7 @@ class MainScreen(Screen[None]):
         self._replay = replay_of(session.source)
         self.scene = Scene(session, self.view, self.canvas)
         self._timer: Timer | None = None
-        self._looking: Timer | None = None  # while a replay seeks
+        self._seeking = Seeking(self, self._replay, session.clock)
         self._drawn: object = None
         self.is_shown = True  # not that of another engine
         self._all_drawn_s = 0.0
@@ -149,6 +149,8 @@ class MainScreen(Screen[None]):
             self.meter.rest()
             return
         self.meter.tick(self.fps)
+        if self._seeking.is_about_to_end:
+            return
         session = self.session
         now_s = session.clock()
         current = status.seen(session, self.operator, self.view, now_s)
@@ -175,19 +177,18 @@ class MainScreen(Screen[None]):
                 log.exception("drawing failed")
             self._failure = f"drawing failed, {see_log(error)}"
         self._show_notice()
-        if self._replay is not None and self._replay.is_seeking and self._looking is None:
-            self._looking = self.set_interval(_FOUND_S, self._show_found)
+        self._seeking.has_begun()
+
+    def draw_next(self) -> None:
+        """A frame, now; where a replay seeks, of what it finds."""
+        if self._seeking.has_begun():
+            self._show_notice()
+        else:
+            self.draw()
 
     def _compositor_refresh(self) -> None:
         with self.meter.writing():
             super()._compositor_refresh()
-
-    def _show_found(self) -> None:
-        """A replay that has found what it was sent to is seen at once, not with the next frame."""
-        if self._looking is not None and not (self._replay and self._replay.is_seeking):
-            self._looking.stop()
-            self._looking = None
-            self.draw()
 
     def _draw(self, everything: bool) -> None:
         canvas = self.canvas
@@ -255,7 +256,7 @@ class MainScreen(Screen[None]):
             if self.view.page == "fleet":
                 text += f" of the chosen engine, {abilities.key('inspect')} opens it"
             self.notices.say(text, "caution")
-        self.draw()
+        self.draw_next()
 
     def explain(self, key: str) -> None:
         """Say why a key of the table does nothing here; silent for any other key."""
@@ -270,13 +271,13 @@ class MainScreen(Screen[None]):
     def on_click(self, event: events.Click) -> None:
         with self.failures.shown("the click"):
             mouse.click(self, event)
-        self.draw()
+        self.draw_next()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         if event.button and event.widget is self.canvas.widgets["scrub"]:
             with self.failures.shown("the scrub bar"):
                 mouse.scrub_to(self, event.x)
-            self.draw()
+            self.draw_next()
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         self._scroll(-1, event.shift)

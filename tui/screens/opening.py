@@ -24,7 +24,7 @@ def goto(screen: "MainScreen") -> None:
     def go(text: str | None) -> None:
         if text is not None:
             screen.navigator.goto(text)
-            screen.draw()
+            screen.draw_next()
 
     question = "go to a step (1200), a time (12:41:58), back (-30s):"
     screen.app.push_screen(Prompt(screen.skin, question, check=screen.navigator.check_target), go)
