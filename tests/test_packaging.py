@@ -16,11 +16,15 @@ from stepscope.kernels.cpu_library import LEVELS
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("engine", "kernels", "recordings", "tui")
 TORCH_SIDE = (
+    "stepscope.engine.execution.device_sampling",
     "stepscope.engine.execution.devices",
     "stepscope.engine.execution.gpu_start",
     "stepscope.engine.execution.graphs",
     "stepscope.engine.execution.host_sampling",
     "stepscope.engine.execution.input_batch",
+    "stepscope.engine.execution.loading",
+    "stepscope.engine.execution.samples",
+    "stepscope.engine.execution.step_in_flight",
     "stepscope.engine.gpu_bench.arrivals",
     "stepscope.engine.gpu_bench.bench",
     "stepscope.engine.gpu_bench.ceilings",

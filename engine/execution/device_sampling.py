@@ -1,6 +1,7 @@
 """Chooses tokens on a device: `host_sampling` for all rows of a kind at once.
 
-There are as few operations as can be, and nothing here waits for the device; `SamplesOnDevice.collect` does.
+There are as few operations as can be, and none of them waits for the device:
+`SamplesOnDevice.collect` does.
 """
 
 from collections.abc import Sequence

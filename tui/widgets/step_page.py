@@ -268,6 +268,6 @@ def _changes(frame: Frame, record: StepRecord, summary: StepSummary) -> list[Lin
             line.append(("—", "text"))
         else:
             style = "text" if now == then else "strong"
-            change = f"{now - then:+,.1f} ms" if name == "took" else f"{now - then:+,}"
-            line.append((change, style))
+            moved = f"{now - then:+,.1f} ms" if name == "took" else f"{now - then:+,}"
+            line.append((moved, style))
     return [*lines, tuple(line)]
