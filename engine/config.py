@@ -32,7 +32,11 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What is fixed for the life of an engine."""
 
     model: Annotated[
-        str, Meta(description="'demo', a folder with a checkpoint, or the name of a cached one")
+        str,
+        Meta(
+            description="'demo', a folder with a checkpoint, the name of a cached one, or "
+            "random:NAME, a well-known shape with random weights (random:qwen3-8b)"
+        ),
     ] = "demo"
     name: Annotated[
         str,

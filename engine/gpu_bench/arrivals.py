@@ -105,7 +105,7 @@ def _measure(
     waits = [(each.times_ns[0] - each.sent_ns) / 1e6 for each in run.late if each.times_ns]
     bench.found(
         mode,
-        gaps,
+        [round(each, 3) for each in gaps],  # to microseconds: there are thousands
         budget=budget,
         p50_ms=percentile(gaps, 0.5),
         p99_ms=percentile(gaps, 0.99),

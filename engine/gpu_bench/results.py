@@ -11,6 +11,7 @@ import msgspec
 from stepscope.engine.config import ConfigError
 
 FORMAT = 1
+_POINT_DEPTH = 3  # of `outcomes[i].points`
 
 Fact: TypeAlias = float | int | str | bool | Sequence[float | int | str] | None
 Facts: TypeAlias = dict[str, Fact]
@@ -123,11 +124,28 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 def write(report: Report, file: Path) -> None:
-    """In one go: what is at `file` is whole, whenever it is looked at."""
-    text = msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+    """In one go: what is at `file` is whole, whenever it is looked at. A point is a line."""
+    text = _indented(msgspec.to_builtins(report), 0) + "\n"
     scratch = file.with_name(f".{file.name}.part")
-    scratch.write_bytes(text)
+    scratch.write_text(text, encoding="utf-8")
     scratch.replace(file)
+
+
+def _indented(value: object, depth: int) -> str:
+    """JSON, laid out down to the points: thousands of samples are no lines of their own."""
+    if not isinstance(value, dict | list) or not value or depth > _POINT_DEPTH:
+        return msgspec.json.encode(value).decode()
+    space = " " * (depth + 1)
+    if isinstance(value, dict):
+        parts = [
+            f"{space}{msgspec.json.encode(str(name)).decode()}: {_indented(each, depth + 1)}"
+            for name, each in value.items()
+        ]
+    else:
+        parts = [f"{space}{_indented(each, depth + 1)}" for each in value]
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    body = ",\n".join(parts)
+    return f"{opening}\n{body}\n{' ' * depth}{closing}"
 
 
 def read(file: Path) -> Report:

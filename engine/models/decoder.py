@@ -169,7 +169,7 @@ class Decoder:
             head_dim=shape.head_dim,
             dtype_bytes=dtype.itemsize,
         )
-        self._memory = HugePages(self.weight_bytes)
+        self._memory = HugePages((self.num_parameters + self._num_tied) * dtype.itemsize)
         self._rope = _rope_table(config, max_model_len).to(device)
         self._embeddings = self._read("model.embed_tokens.weight")
         self._layers = []
@@ -207,10 +207,14 @@ class Decoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Tied embeddings are there twice: in rows to look up, and in the layout to multiply by."""
-        config = self._config
-        twice = config.vocab_size * config.hidden_size if config.tied else 0
+        """Tied embeddings are there twice where products have a layout of their own."""
+        twice = 0 if self._head.layout == "plain" else self._num_tied
         return (self.num_parameters + twice) * self.kv_dtype.itemsize
+
+    @property
+    def _num_tied(self) -> int:
+        config = self._config
+        return config.vocab_size * config.hidden_size if config.tied else 0
 
     @property
     def flops_per_token(self) -> int:

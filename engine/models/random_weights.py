@@ -38,7 +38,7 @@ class RandomWeights:
         return self.draw(tensor, self._shapes[tensor]).to(dtype)
 
     def draw(self, name: str, shape: Shape) -> torch.Tensor:
-        """In bf16, on the device. Norms are 1, biases 0; a product is about as large as its input."""
+        """In bf16, on the device. Norms are 1, biases 0; products are as large as their input."""
         if len(shape) == 1:
             make: Callable[..., torch.Tensor] = torch.zeros if "bias" in name else torch.ones
             return make(shape, dtype=torch.bfloat16, device=self._device)

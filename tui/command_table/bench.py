@@ -79,7 +79,7 @@ def throughput(
 def gpu(
     more: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FILE]", help="with --show: a second file, beside the first"),
+        typer.Argument(metavar="FILE", help="with --show: a second report, beside the first"),
     ] = None,
     *,
     output: Annotated[
