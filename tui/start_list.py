@@ -173,7 +173,7 @@ def samples_section(samples: Sequence[tuple[str, str]], demo_about: str) -> Sect
 
 def elsewhere_section(key: str) -> Section:
     """An address to be typed, after this key."""
-    about = "an engine elsewhere: tcp://HOST:PORT, several with blanks; or the path of a recording"
+    about = "tcp://HOST:PORT (several with blanks), or the path of a recording"
     entry = Entry(Choice("ask"), f"{key}  address or file", ((about, "muted"),), about=about)
     return Section("elsewhere", (("", 0, False),), (entry,))
 

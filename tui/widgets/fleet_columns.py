@@ -129,7 +129,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("state", "state", "state", 11, 14, lambda line, _: state_text(line), is_right=False),
     Column("run", "run", "running", 7, 9, _running),
     Column("wait", "wait", "waiting", 5, 8, _waiting, "waiting"),
-    Column("kv", "KV", "KV", 4, 5, lambda line, _: _share(line.figures.kv_used), "kv"),
+    Column("kv", "KV", "KV", 5, 5, lambda line, _: _share(line.figures.kv_used), "kv"),
     Column("ttft", "TTFT", "TTFT p95", 6, 9,
            lambda line, page: _latency(line.figures.ttft_p95_ms, page.slo.ttft_ms), "ttft"),
     Column("itl", "ITL", "ITL p95", 6, 8,

@@ -106,9 +106,9 @@ def _specs(frame: Frame) -> Mapping[str, KnobSpec]:
 def _knob_columns(width: int) -> tuple[Column, ...]:
     columns = (
         Column("", 1),
-        Column("knob", 29),
-        Column("value", 13, True),
-        Column("default", 13, True),
+        Column("knob", 28),
+        Column("value", 12, True),
+        Column("default", 12, True),
         Column(" may be", 20 if width < 110 else 34 if width < 150 else 52),
     )
     if width < 150:

@@ -28,21 +28,30 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def one_line(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """The same where there is room for one line only."""
+    """The same where there is room for one line only: p50, p95 and p99 of each, the last stall.
+
+    What is left out first where the stall would be cut: which percentiles, then the TPOT.
+    """
     report, slo = frame.latency, frame.history.slo
-    line: list[Run] = []
-    for name, values, bound in (
-        ("TTFT", report.ttft, slo.ttft_ms),
-        ("ITL", report.itl, slo.itl_ms),
-        ("TPOT", report.tpot, None),
-    ):
-        line.append((f" {name} ", "muted"))
-        for value in (values.p50_ms, values.p95_ms, values.p99_ms):
-            line += [*_value(value, bound, 0), (" ", "text")]
-    if frame.stall is not None:
+    waits = [_percentiles("TTFT", report.ttft, slo.ttft_ms)]
+    waits.append(_percentiles("ITL", report.itl, slo.itl_ms))
+    tpot = _percentiles("TPOT", report.tpot, None)
+    named: Line = ((" ms p50 p95 p99:", "muted"),)
+    shortest: Line = tuple(run for wait in waits for run in wait)
+    lines: list[Line] = [(*named, *shortest, *tpot), (*shortest, *tpot), shortest]
+    stall = "" if frame.stall is None else frame.stall.text
+    for line in lines:
         room = width - length_of(line) - 2
-        line += [("│ ", "frame"), (clean(frame.stall.text, room), "text")]
-    return [tuple(line)]
+        if room >= len(stall) or line is shortest:
+            return [(*line, ("│ ", "frame"), (clean(stall, room), "text")) if stall else line]
+    raise AssertionError("the shortest is one of them")
+
+
+def _percentiles(name: str, values: Series, bound: float | None) -> Line:
+    line: list[Run] = [(f" {name} ", "muted")]
+    for value in (values.p50_ms, values.p95_ms, values.p99_ms):
+        line += [*_value(value, bound, 0), (" ", "text")]
+    return tuple(line)
 
 
 def _row(name: str, values: Series, bound: float | None, trend_width: int) -> Line:
