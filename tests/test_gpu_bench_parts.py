@@ -4,6 +4,7 @@ What is held are laws (every step has its samples, shares follow from them, work
 sides), never a time.
 """
 
+import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from stepscope.engine.gpu_bench.costs import Costs
 from stepscope.engine.gpu_bench.gather import Gatherer
 from stepscope.engine.gpu_bench.parts import QUICK, Job, Message, PeerWork, Sizes
 from stepscope.engine.gpu_bench.results import Outcome, Point, Report
+from stepscope.engine.gpu_bench.timing import Stopwatch
 from stepscope.engine.models import loader, random_model
 from stepscope.engine.models.random_shapes import SHAPES
 from stepscope.engine.models.random_weights import RandomWeights
@@ -266,6 +268,78 @@ def test_a_step_that_a_gpu_had_to_cut_is_no_sample() -> None:
     bench = Bench(torch.device("cpu"), Sizes(), lambda message: None)
     with pytest.raises(MemoryError, match="only 4 tokens fit"):
         time_steps(bench, Cut(), [(0, 8)], 3)  # type: ignore[arg-type]
+
+
+class FakeGpu:
+    """As much of `torch.cuda` as timing asks for; a launch takes a millisecond of its clock."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+        self.recording: list[Callable[[], object]] | None = None
+
+    def launch(self) -> None:
+        if self.recording is not None:
+            self.recording.append(self.launch)
+        else:
+            self.now_ms += 1.0
+
+    def event(self, *, enable_timing: bool) -> Any:
+        gpu = self
+
+        class Event:
+            at_ms = -1.0
+
+            def record(self) -> None:
+                self.at_ms = gpu.now_ms
+
+            def synchronize(self) -> None:
+                assert self.at_ms >= 0
+
+            def elapsed_time(self, end: "Event") -> float:
+                return end.at_ms - self.at_ms
+
+        assert enable_timing
+        return Event()
+
+    def new_graph(self) -> Any:
+        class Graph:
+            launches: list[Callable[[], object]] = []  # noqa: RUF012 - filled by `recorded`
+
+            def replay(self) -> None:
+                for launch in self.launches:
+                    launch()
+
+        return Graph()
+
+    @contextlib.contextmanager
+    def recorded(self, graph: Any) -> Iterator[None]:
+        self.recording = graph.launches = []
+        yield
+        self.recording = None
+
+
+@pytest.mark.parametrize("can_capture", [True, False])
+def test_a_gpu_is_timed_by_its_events_and_once_recorded_only_replays(
+    can_capture: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = FakeGpu()
+    monkeypatch.setattr(torch.cuda, "Event", gpu.event)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", gpu.new_graph)
+    monkeypatch.setattr(torch.cuda, "graph", gpu.recorded)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    calls = 0
+
+    def work() -> None:
+        nonlocal calls
+        calls += 1
+        gpu.launch()
+
+    stopwatch = Stopwatch(torch.device("cuda"), 7)
+    assert stopwatch.milliseconds([work] * 4, can_capture=can_capture) == [1.0] * 7
+    # Each once to warm up, the first one again, then recorded; else in every round, one unmeasured.
+    assert calls == (4 + 1 + 4 if can_capture else 4 + 1 + 4 * 8)
+    slow = stopwatch.milliseconds([lambda: [gpu.launch() for _ in range(300)]], can_capture=False)
+    assert slow == [300.0] * 5, "slow work is measured less often"
 
 
 # ---- models of random weights ----
