@@ -19,8 +19,11 @@ from stepscope.recordings.mcap_index import (
 from stepscope.recordings.mcap_sink import McapSink
 from stepscope.recordings.packed_steps import StepPacker
 
-CHUNK_BYTES = 1024 * 1024  # uncompressed
-KEYFRAME_MESSAGES = 256  # what is read and applied at most to show any moment
+CHUNK_BYTES = 1024 * 1024  # uncompressed, keyframes not counted
+KEYFRAME_MESSAGES = 256  # what is read and applied at most to show any moment ...
+# ... unless the keyframe itself is the larger part of that: of thousands of requests that wait it
+# has megabytes. Then the messages between two of them have as many bytes, but are no more than:
+MAX_KEYFRAME_MESSAGES = 4096
 
 _KEYFRAME = wire.TOPICS[Snapshot]
 _STEP = wire.TOPICS[StepRecord]
@@ -29,8 +32,8 @@ _STEP = wire.TOPICS[StepRecord]
 class RecordingFile:
     """Messages of one engine, from a keyframe on.
 
-    Each chunk begins with a keyframe, if the writer has one to give, so that it can be read
-    without those before it.
+    Each chunk begins with a keyframe, if the writer has one to give and it is not too large for
+    that, so that it can be read without those before it.
 
     Args:
         path: of the file, replaced if there is one.
@@ -46,6 +49,9 @@ class RecordingFile:
         self._channel_ids = {topic.encode(): n for n, topic in enumerate(TOPICS, start=1)}
         self._packer = StepPacker()
         self._num_since_keyframe = 0
+        self._num_bytes_since_keyframe = 0  # of messages, before they are packed
+        self._num_keyframe_bytes = 0  # of the last one, ...
+        self._num_keyframe_bytes_in_chunk = 0  # ... and of all in this chunk
         if is_new and path.exists():
             raise FileExistsError(path)
         try:
@@ -71,11 +77,12 @@ class RecordingFile:
     @property
     def wants_keyframe(self) -> bool:
         sink = self._sink
-        return (
-            sink is None
-            or sink.num_chunk_bytes == 0
-            or self._num_since_keyframe >= KEYFRAME_MESSAGES
+        is_worth_it = (
+            self._num_bytes_since_keyframe >= self._num_keyframe_bytes
+            or self._num_since_keyframe >= MAX_KEYFRAME_MESSAGES
         )
+        is_place_for_one = sink is None or sink.num_chunk_bytes == 0
+        return is_worth_it and (is_place_for_one or self._num_since_keyframe >= KEYFRAME_MESSAGES)
 
     def begin(self, info: EngineInfo, more: dict[str, str]) -> None:
         """Say what is recorded, and by whom."""
@@ -102,11 +109,13 @@ class RecordingFile:
             log_ns: wall time, never earlier than that of the message before it.
         """
         sink = self._open_sink()
-        if sink.num_chunk_bytes >= CHUNK_BYTES:
-            self.end_chunk()
+        self.end_chunk_if_full()
+        self._num_bytes_since_keyframe += len(payload)
         if topic == _KEYFRAME:
             self._packer.reset()
-            self._num_since_keyframe = 0
+            self._num_since_keyframe = self._num_bytes_since_keyframe = 0
+            self._num_keyframe_bytes = len(payload)
+            self._num_keyframe_bytes_in_chunk += len(payload)
         elif topic == _STEP and (packed := self._packer.pack(payload)) is not None:
             topic, payload = PACKED_STEP.encode(), packed
         # MCAP has 32 bits for a sequence number; keyframes carry the whole of it.
@@ -115,11 +124,14 @@ class RecordingFile:
 
     def end_chunk_if_full(self) -> None:
         """To be called between messages; after it `wants_keyframe` says whether one begins."""
-        if self._sink is not None and self._sink.num_chunk_bytes >= CHUNK_BYTES:
+        if self._sink is None:
+            return
+        if self._sink.num_chunk_bytes - self._num_keyframe_bytes_in_chunk >= CHUNK_BYTES:
             self.end_chunk()
 
     def end_chunk(self) -> None:
         self._packer.reset()
+        self._num_keyframe_bytes_in_chunk = 0
         if self._sink is not None:
             self._sink.end_chunk()
 

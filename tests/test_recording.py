@@ -28,6 +28,7 @@ from stepscope.recordings.recorder import Recorder, default_name
 from stepscope.recordings.replay import ReplaySource
 from stepscope.recordings.session import SessionState
 from stepscope.recordings.source import FrameTap, add_mark
+from stepscope.recordings.verify import verify
 from stepscope.recordings.writer import RecordingWriter
 
 BUSY = SimulatedWorkload(rate=20.0, document_share=0.1, chat_tokens=150, document_tokens=900)
@@ -518,3 +519,29 @@ def test_keyframes_are_at_most_256_messages_apart(recorded: Path) -> None:
         ]
         assert max(gaps) <= 256
         assert all(isinstance(wire.decode(frame.payload), Snapshot) for frame in keyframes)
+
+
+def test_keyframes_of_a_long_queue_are_no_more_than_half_of_what_is_written(tmp_path: Path) -> None:
+    flood = SimulatedWorkload(rate=150.0, document_share=0.0, chat_tokens=20, shared_tokens=4)
+    knobs = Knobs(max_num_batched_tokens=64, max_num_seqs=4)
+    messages = simulate(seed=3, num_steps=3000, num_blocks=1024, workload=flood, knobs=knobs)
+    path = tmp_path / "queue.mcap"
+    record(path, messages)
+    live = fed(messages)
+    assert live.state.num_waiting is not None
+    assert live.state.num_waiting > 2000
+    with Recording(path) as recording:
+        frames = [frame for frame, _ in recording.frames()]
+    keyframes = [frame for frame in frames if frame.topic == b"keyframe"]
+    num_bytes = sum(len(wire.encode(message)) for _, message in messages)
+    assert sum(len(frame.payload) for frame in keyframes[:-1]) <= num_bytes
+    gaps = [later.sequence - earlier.sequence for earlier, later in itertools.pairwise(keyframes)]
+    assert max(gaps) > 1.2 * 256  # of what a short queue would have
+    assert verify(path, lambda share: None).is_good
+    source = ReplaySource(Recording(path), playing=False)
+    source.start()
+    for step in (2990, 700, 1800):
+        source.seek(step)
+        assert source.wait()
+        assert source.history.state == live.state_at(step)
+    source.stop()
