@@ -202,6 +202,18 @@ def test_too_many_lanes_keep_the_running_ones_and_say_so(source: Any) -> None:
     assert f"(8 of {frame.num_lanes})" in title
 
 
+def test_who_has_yet_to_arrive_at_the_cursor_stands_below_the_queue(source: Any) -> None:
+    view = View(cursor=200, right=260)
+    frame = frame_of(source, view)
+    known = [row.request_id for row in frame.lanes if row.status]
+    to_come = [row.request_id for row in frame.lanes if row.request_id > max(known)]
+    assert to_come
+    assert [row.request_id for row in frame.lanes][-len(to_come) :] == to_come
+    order = [row.status == "WAIT" for row in frame.lanes if row.status]
+    assert any(order)
+    assert order == sorted(order)
+
+
 @pytest.mark.parametrize("sort", ["state", "blocks", "latest"])
 def test_lanes_can_be_sorted(source: Any, sort: Any) -> None:
     rows = frame_of(source, View(sort=sort)).lanes

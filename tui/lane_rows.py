@@ -123,8 +123,13 @@ def _choose(
             key=lambda lane: -_num_blocks(requests.get(lane.request_id)),
         )
     else:
-        waiting = [lane for lane in lanes if statuses[lane.request_id] == "WAIT"]
-        lanes = [lane for lane in lanes if statuses[lane.request_id] != "WAIT"] + waiting
+        newest = max((each for each, status in statuses.items() if status), default=None)
+        # The queue comes below who runs, and below it who has yet to arrive at the cursor.
+        ranked: tuple[list[LaneName], ...] = ([], [], [])
+        for lane in lanes:
+            is_to_come = newest is not None and lane.request_id > newest
+            ranked[2 if is_to_come else statuses[lane.request_id] == "WAIT"].append(lane)
+        lanes = [lane for group in ranked for lane in group]
     if view.first_lane is not None:
         view.first_lane = max(0, min(view.first_lane, len(lanes) - num_lanes))
         return lanes[view.first_lane : view.first_lane + num_lanes]
