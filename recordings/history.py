@@ -139,7 +139,9 @@ class History(HistoryView):
         with self._lock:
             old = self._timeline
             self.previous = None
+            at_hand = other._cache
             self._begin(other._timeline)
+            self._cache.keep_all(at_hand)
             self._keep_marks(old)
             self.version += 1
 

@@ -60,6 +60,11 @@ class StepCache:
             while len(self._records) > MAX_RECORDS:
                 self._records.popitem(last=False)
 
+    def keep_all(self, other: "StepCache") -> None:
+        """Have the records that another cache of the same timeline has at hand."""
+        for record in other._records.values():
+            self.keep(record)
+
     def state_at(self, step: int) -> SessionState:
         """See `History.state_at`."""
         with self._lock:

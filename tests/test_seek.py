@@ -15,6 +15,7 @@ from stepscope.recordings.excerpt import excerpt, windows
 from stepscope.recordings.fast_forward import FastForward
 from stepscope.recordings.history import History
 from stepscope.recordings.packed_steps import StepPacker
+from stepscope.recordings.payloads import OpenPayloads
 from stepscope.recordings.reader import Position, Recording
 from stepscope.recordings.replay import ReplaySource
 from stepscope.recordings.seek import WINDOW_STEPS, state_at, window_start
@@ -297,12 +298,20 @@ def test_a_seek_shows_the_last_steps_at_once_and_the_whole_windows_when_it_is_do
         assert history.last_step == step
         assert history.is_short
         assert history.num_steps == WINDOW_STEPS
+        # Nothing is unpacked for the step that one looks at.
+        record = history.record(step)
+        assert record is not None
+        assert record.step == step
+        payloads = history._timeline.ring.segments[-1].payloads
+        assert isinstance(payloads, OpenPayloads)
+        assert payloads.is_packed
         at_once = history.state, history.lanes(step - WINDOW_STEPS + 1, step)
         go_on.set()
         assert source.wait()
         assert not history.is_short
         assert history.num_steps > 1_000
         assert (history.state, history.lanes(step - WINDOW_STEPS + 1, step)) == at_once
+        assert history.record(step) == record
     finally:
         go_on.set()
         source.stop()
