@@ -105,7 +105,7 @@ def _head(report: Report) -> Iterator[str]:
     versions = [f"{name} {report.versions[name]}" for name in _VERSIONS if name in report.versions]
     if report.commit:
         versions[-1:] = [f"{each} ({report.commit})" for each in versions[-1:]]
-    yield from textwrap.wrap(", ".join(versions), WIDTH)
+    yield from textwrap.wrap(", ".join(versions), WIDTH - 3)  # two reports are indented
     gpu = report.gpu.get("before", {})
     if gpu:
         words = [
@@ -113,7 +113,7 @@ def _head(report: Report) -> Iterator[str]:
             for name in ("driver", "memory", "power_limit", "max_sm_clock", "max_memory_clock")
             if name in gpu
         ]
-        yield from textwrap.wrap(", ".join(words), WIDTH)
+        yield from textwrap.wrap(", ".join(words), WIDTH - 3)
 
 
 def _title(part: str) -> Iterator[str]:
