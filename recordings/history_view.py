@@ -154,10 +154,15 @@ class HistoryView:
         with self._lock:
             return self._timeline.lanes.view(first, last)
 
-    def lane_names(self, first: int, last: int) -> list[LaneName]:
-        """Whose lanes `lanes` would give, without what is in them."""
+    def lane_ids(self, first: int, last: int) -> list[int]:
+        """The requests whose lanes `lanes` would give, without what is in them."""
         with self._lock:
-            return self._timeline.lanes.names(first, last)
+            return self._timeline.lanes.ids(first, last)
+
+    def lane_names(self, request_ids: Iterable[int]) -> list[LaneName]:
+        """Whose lanes these are."""
+        with self._lock:
+            return self._timeline.lanes.names(request_ids)
 
     def lane_cells(self, request_ids: Iterable[int], first: int, last: int) -> list[bytes]:
         """The cells of some requests in the steps `first` to `last`, all absent for others."""

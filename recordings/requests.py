@@ -48,10 +48,9 @@ class RequestTable:
 
     def copy(self) -> "RequestTable":
         other = RequestTable()
-        other.views = {
-            request_id: view.__copy__() if view.status == "running" else view
-            for request_id, view in self.views.items()
-        }
+        views = other.views = self.views.copy()
+        for request_id in [each for each, view in views.items() if view.status == "running"]:
+            views[request_id] = views[request_id].__copy__()
         other._finished = self._finished.copy()
         return other
 

@@ -477,7 +477,7 @@ def test_a_lane_shows_what_the_records_say(history: History) -> None:
 
 
 @pytest.mark.parametrize("max_steps", [10_000, 400])
-def test_names_of_lanes_are_of_exactly_those_that_show_something(max_steps: int) -> None:
+def test_ids_of_lanes_are_of_exactly_those_that_show_something(max_steps: int) -> None:
     lost = range(SEQUENCE_OF[700], SEQUENCE_OF[703])
     history = History(max_steps=max_steps)
     ids: set[int] = set()
@@ -492,11 +492,12 @@ def test_names_of_lanes_are_of_exactly_those_that_show_something(max_steps: int)
         for _ in range(3):
             first = rng.randrange(1200)
             last = first + rng.choice([0, 1, 30, 400])
-            names = [name.request_id for name in history.lane_names(first, last)]
+            shown = history.lane_ids(first, last)
+            assert history.lane_names(shown) == [lane[:2] for lane in history.lanes(first, last)]
             cells = dict(
                 zip(sorted(ids), history.lane_cells(sorted(ids), first, last), strict=True)
             )
-            assert names == [each for each in sorted(ids) if any(cells[each])]
+            assert shown == [each for each in sorted(ids) if any(cells[each])]
             assert {len(each) for each in cells.values()} <= {last + 1 - first}
     assert history.lane_cells([10**9], 5, 9) == [bytes(5)]
 

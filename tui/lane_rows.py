@@ -1,7 +1,8 @@
 """Which requests get a lane, in which order, and what each column of it says."""
 
 import re
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from stepscope.engine.wire import RequestView
@@ -43,26 +44,28 @@ def lane_rows(
     if not shown or num_lanes <= 0:
         return [], 0
     first, last = shown[0].first, shown[-1].last
-    lanes = history.lane_names(first, last)
+    request_ids = history.lane_ids(first, last)
     if view.filter:
         wanted = lane_filter(view.filter)
-        lanes = [lane for lane in lanes if wanted(lane, state.requests.get(lane.request_id))]
-    chosen = _with_followed(_choose(lanes, view, state, num_lanes), lanes, view)
+        names = history.lane_names(request_ids)
+        request_ids = [
+            name.request_id for name in names if wanted(name, state.requests.get(name.request_id))
+        ]
+    chosen = _with_followed(_choose(request_ids, view, state, num_lanes), request_ids, view)
     merge = _merger(columns, first)
-    cells = history.lane_cells([lane.request_id for lane in chosen], first, last)
+    lanes = zip(history.lane_names(chosen), history.lane_cells(chosen, first, last), strict=True)
     rows = [
-        _lane_row(lane, state.requests.get(lane.request_id), merge(each))
-        for lane, each in zip(chosen, cells, strict=True)
+        _lane_row(name, state.requests.get(name.request_id), merge(cells)) for name, cells in lanes
     ]
-    return rows, len(lanes)
+    return rows, len(request_ids)
 
 
-def _with_followed(chosen: list[LaneName], lanes: list[LaneName], view: View) -> list[LaneName]:
+def _with_followed(chosen: list[int], request_ids: list[int], view: View) -> list[int]:
     """The request that is followed is among them, in the first row if it would not be."""
-    if view.followed is None or any(lane.request_id == view.followed for lane in chosen):
+    followed = view.followed
+    if followed is None or followed in chosen or followed not in request_ids:
         return chosen
-    followed = [lane for lane in lanes if lane.request_id == view.followed]
-    return followed + chosen[: len(chosen) - len(followed)]
+    return [followed, *chosen[: len(chosen) - 1]]
 
 
 def _merger(columns: list[ChartColumn | None], first: int) -> Callable[[bytes], bytes]:
@@ -107,46 +110,55 @@ _ENDED = frozenset({"END", "ABRT", ""})
 _RANK = {"OUT": 0, "PRE": 1, "DEC": 2, "WAIT": 3, "END": 4, "ABRT": 4, "": 5}
 
 
-def _choose(
-    lanes: list[LaneName], view: View, state: SessionState, num_lanes: int
-) -> list[LaneName]:
-    """The lanes that get a row, in the order of `view.sort`."""
+def _choose(request_ids: list[int], view: View, state: SessionState, num_lanes: int) -> list[int]:
+    """The requests that get a row, in the order of `view.sort`.
+
+    Args:
+        request_ids: of all that could have one, in order; thousands where many wait.
+    """
     requests = state.requests
-    statuses = {lane.request_id: lane_status(requests.get(lane.request_id)) for lane in lanes}
+    groups: tuple[list[int], list[int], list[int]] = (request_ids, [], [])
     if view.sort == "state":
-        lanes = sorted(lanes, key=lambda lane: (_RANK[statuses[lane.request_id]], lane.request_id))
+        ranks = {each: _RANK[lane_status(requests.get(each))] for each in request_ids}
+        ordered = sorted(request_ids, key=ranks.__getitem__)
     elif view.sort == "latest":
-        lanes = lanes[::-1]
+        ordered = request_ids[::-1]
     elif view.sort == "blocks":
-        lanes = sorted(
-            lanes,
-            key=lambda lane: -_num_blocks(requests.get(lane.request_id)),
-        )
+        ordered = sorted(request_ids, key=lambda each: -_num_blocks(requests.get(each)))
     else:
-        newest = max((each for each, status in statuses.items() if status), default=None)
-        # The queue comes below who runs, and below it who has yet to arrive at the cursor.
-        ranked: tuple[list[LaneName], ...] = ([], [], [])
-        for lane in lanes:
-            is_to_come = newest is not None and lane.request_id > newest
-            ranked[2 if is_to_come else statuses[lane.request_id] == "WAIT"].append(lane)
-        lanes = [lane for group in ranked for lane in group]
+        groups = _grouped(request_ids, requests)
+        ordered = [each for group in groups for each in group]
     if view.first_lane is not None:
-        view.first_lane = max(0, min(view.first_lane, len(lanes) - num_lanes))
-        return lanes[view.first_lane : view.first_lane + num_lanes]
-    surplus = len(lanes) - num_lanes
+        view.first_lane = max(0, min(view.first_lane, len(ordered) - num_lanes))
+        return ordered[view.first_lane : view.first_lane + num_lanes]
+    surplus = len(ordered) - num_lanes
     if surplus <= 0 or view.sort != "arrival":
-        return lanes[:num_lanes]
+        return ordered[:num_lanes]
     # Too many: first the ones that have ended go, then the end of the queue, then the oldest.
-    kept = []
-    for lane in lanes:
-        if surplus > 0 and statuses[lane.request_id] in _ENDED:
-            surplus -= 1
-        else:
-            kept.append(lane)
-    num_waiting = sum([statuses[lane.request_id] == "WAIT" for lane in kept])
-    cut = min(surplus, max(0, num_waiting - max(2, num_lanes // 5)))
-    kept = kept[: len(kept) - cut]
-    return kept[max(0, surplus - cut) :]
+    running, waiting, to_come = groups
+    kept: tuple[list[int], list[int]] = ([], [])
+    for group, left in zip((running, to_come), kept, strict=True):
+        for each in group:
+            if surplus > 0 and lane_status(requests.get(each)) in _ENDED:
+                surplus -= 1
+            else:
+                left.append(each)
+    cut = min(surplus, max(0, len(waiting) - max(2, num_lanes // 5)))
+    return [*kept[0], *waiting[: len(waiting) - cut], *kept[1]][max(0, surplus - cut) :]
+
+
+def _grouped(
+    request_ids: list[int], requests: Mapping[int, RequestView]
+) -> tuple[list[int], list[int], list[int]]:
+    """Who runs or has ended, below it the queue, and below it who has yet to arrive."""
+    newest = next((each for each in reversed(request_ids) if each in requests), None)
+    known = len(request_ids) if newest is None else bisect_right(request_ids, newest)
+    running: list[int] = []
+    waiting: list[int] = []
+    for each in request_ids[:known]:
+        view = requests.get(each)
+        (waiting if view is not None and view.status == "waiting" else running).append(each)
+    return running, waiting, request_ids[known:]
 
 
 def _num_blocks(view: RequestView | None) -> int:
