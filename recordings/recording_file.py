@@ -19,7 +19,7 @@ from stepscope.recordings.mcap_index import (
 from stepscope.recordings.mcap_sink import McapSink
 from stepscope.recordings.packed_steps import StepPacker
 
-CHUNK_BYTES = 1024 * 1024  # uncompressed, keyframes not counted
+CHUNK_BYTES = 1024 * 1024  # uncompressed, unless half of it is keyframes
 KEYFRAME_MESSAGES = 256  # what is read and applied at most to show any moment ...
 # ... unless the keyframe itself is the larger part of that: of thousands of requests that wait it
 # has megabytes. Then the messages between two of them have as many bytes, but are no more than:
@@ -81,8 +81,9 @@ class RecordingFile:
             self._num_bytes_since_keyframe >= self._num_keyframe_bytes
             or self._num_since_keyframe >= MAX_KEYFRAME_MESSAGES
         )
-        is_place_for_one = sink is None or sink.num_chunk_bytes == 0
-        return is_worth_it and (is_place_for_one or self._num_since_keyframe >= KEYFRAME_MESSAGES)
+        if sink is None or sink.num_chunk_bytes == 0:
+            return is_worth_it or self._num_keyframe_bytes <= CHUNK_BYTES // 4
+        return is_worth_it and self._num_since_keyframe >= KEYFRAME_MESSAGES
 
     def begin(self, info: EngineInfo, more: dict[str, str]) -> None:
         """Say what is recorded, and by whom."""
@@ -126,7 +127,7 @@ class RecordingFile:
         """To be called between messages; after it `wants_keyframe` says whether one begins."""
         if self._sink is None:
             return
-        if self._sink.num_chunk_bytes - self._num_keyframe_bytes_in_chunk >= CHUNK_BYTES:
+        if self._sink.num_chunk_bytes >= max(CHUNK_BYTES, 2 * self._num_keyframe_bytes_in_chunk):
             self.end_chunk()
 
     def end_chunk(self) -> None:

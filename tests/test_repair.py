@@ -33,7 +33,7 @@ MESSAGES = simulate(
     num_steps=3000,
     num_blocks=160,
     max_model_len=2048,
-    workload=SimulatedWorkload(rate=20.0, document_share=0.1, chat_tokens=150),
+    workload=SimulatedWorkload(rate=8.0, document_share=0.1, chat_tokens=150),
     knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
 )
 
