@@ -273,6 +273,9 @@ def test_settings_that_differ_are_told_against_those_of_most() -> None:
     ]
     assert differences(engines) == ["max_num_batched_tokens: b 512; the others 8192"]
     assert differences(engines[:2]) == ["max_num_batched_tokens: a 8192; b 512"]
+    whole = engines[0]._replace(knobs={"enable_chunked_prefill": False})
+    sliced = engines[1]._replace(knobs={"enable_chunked_prefill": True})
+    assert differences([whole, sliced])[-1] == "enable_chunked_prefill: a off; b on"
     assert differences([engines[0], engines[0]._replace(name="z")]) == [
         "a and z are one and the same engine"
     ]

@@ -75,7 +75,13 @@ def engines_section(
     entries = [_engine(address, line) for address, line in lines]
     if len(lines) > 1:
         choice = Choice("engines", tuple(address for address, _ in lines))
-        entries.append(Entry(choice, f"all {len(lines)} of them", (("side by side", "muted"),)))
+        entries.append(
+            Entry(
+                choice,
+                "both of them" if len(lines) == 2 else f"all {len(lines)} of them",
+                (("side by side", "muted"),),
+            )
+        )
     if configured:
         about = f"[fleet] of the config file: {', '.join(configured)}"
         entries.append(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
+from stepscope.recordings.audit_text import value_text
 from stepscope.recordings.fleets.figures import EngineFigures
 
 HOLD_S = 3.0  # it is named after so long
@@ -243,7 +244,9 @@ def differences(engines: Sequence[EngineFigures]) -> list[str]:
         label: [getattr(engine.info, name, None) for engine in up] for label, name in _SETTINGS
     }
     for knob in sorted({knob for engine in up for knob in engine.knobs}):
-        compared[knob] = [engine.knobs.get(knob) for engine in up]
+        compared[knob] = [
+            value_text(engine.knobs[knob]) if knob in engine.knobs else None for engine in up
+        ]
     for label, values in compared.items():
         text = _difference(label, dict(_by_value(up, values)))
         found += [text] if text else []
