@@ -5,126 +5,42 @@ counts all its topics with one sequence, so a subscriber to everything sees a lo
 gap. Times are the engine's `time.monotonic_ns()` unless a name says `wall`. `None` means that the
 source cannot know the value; readers draw it as unknown, never as zero.
 
-Only per-request rows are array-encoded, and they grow at the end only; everything else is
-map-encoded, so that an older reader skips the fields it does not know.
+Only the rows of `wire_rows` are array-encoded, and they grow at the end only; everything else is
+map-encoded, so that an older reader skips the fields it does not know. Whoever reads or writes
+telemetry imports it all from here.
 """
 
-from enum import IntEnum, IntFlag
 from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
+
+from stepscope.engine.wire_events import Aborted as Aborted
+from stepscope.engine.wire_events import Admitted as Admitted
+from stepscope.engine.wire_events import Arrived as Arrived
+from stepscope.engine.wire_events import Event as Event
+from stepscope.engine.wire_events import Finished as Finished
+from stepscope.engine.wire_events import FirstToken as FirstToken
+from stepscope.engine.wire_events import Preempted as Preempted
+from stepscope.engine.wire_events import Rejected as Rejected
+from stepscope.engine.wire_events import RequestEvent as RequestEvent
+from stepscope.engine.wire_requests import RequestStatus as RequestStatus
+from stepscope.engine.wire_requests import RequestView as RequestView
+from stepscope.engine.wire_requests import Transcript as Transcript
+from stepscope.engine.wire_rows import CACHED as CACHED
+from stepscope.engine.wire_rows import EMPTY as EMPTY
+from stepscope.engine.wire_rows import BatchRow as BatchRow
+from stepscope.engine.wire_rows import BlockMove as BlockMove
+from stepscope.engine.wire_rows import BlockRun as BlockRun
+from stepscope.engine.wire_rows import KVCounts as KVCounts
+from stepscope.engine.wire_rows import Phase as Phase
+from stepscope.engine.wire_rows import RowFlag as RowFlag
 
 SCHEMA_VERSION = 1
 MAX_TELEMETRY_BYTES = 64 * 1024 * 1024
 
 _T = TypeVar("_T")
 KnobValue: TypeAlias = bool | int | float | str
-
-
-class Phase(IntEnum):
-    """What one request does in one step. A batch as a whole has no phase."""
-
-    PREFILL = 0
-    DECODE = 1
-    RECOMPUTE = 2  # prefill of tokens that were computed before a preemption
-
-
-class RowFlag(IntFlag):
-    LAST_CHUNK = 1  # the row ends in a sampled token
-    FIRST_TOKEN = 2  # ... which is the first of the request
-    RESUMED = 4  # first row after a preemption
-
-
-class BatchRow(Struct, array_like=True, frozen=True, gc=False):
-    """One request in one step."""
-
-    request_id: int
-    phase: int  # Phase
-    start: int  # position of the first token computed in this step
-    num_tokens: int
-    num_cached_tokens: int  # skipped by a prefix hit at this step's admission, else 0
-    num_blocks: int  # held after scheduling
-    flags: int  # RowFlag
-
-
-CACHED = -1  # free, but its content can still be hit
-EMPTY = -2  # free, holds nothing
-
-
-class BlockMove(Struct, array_like=True, frozen=True, gc=False):
-    """State of one KV block after the step, for a block that changed in it."""
-
-    block_id: int
-    owner: int  # request id of the latest holder, or CACHED, or EMPTY
-    ref_count: int
-
-
-class BlockRun(Struct, array_like=True, frozen=True, gc=False):
-    """`count` neighbouring blocks in the same state (run-length coding of a snapshot)."""
-
-    count: int
-    owner: int
-    ref_count: int
-
-
-class KVCounts(Struct, frozen=True, gc=False):
-    """Blocks by state; used + cached + empty is the number of usable blocks."""
-
-    used: int
-    cached: int
-    empty: int
-    evicted: int  # cached blocks overwritten in this step
-    queried_tokens: int = 0  # prompt tokens looked up in the prefix cache in this step
-    hit_tokens: int = 0  # ... and found
-
-
-class Event(Struct, frozen=True, tag_field="type", tag=str.lower):
-    """Something that happened to one request, in the step (or between steps) that reports it."""
-
-    request_id: int
-
-
-class Arrived(Event, frozen=True, omit_defaults=True):
-    client_id: str
-    num_prompt_tokens: int
-    max_tokens: int
-    priority: int
-    time_ns: int
-    prompt_token_ids: list[int] | None = None  # only of an engine with `with_tokens`, ...
-    prompt_text: str | None = None  # ... and only if it has a tokenizer
-
-
-class Admitted(Event, frozen=True):
-    num_cached_tokens: int
-
-
-class FirstToken(Event, frozen=True):
-    pass
-
-
-class Finished(Event, frozen=True):
-    reason: str  # stop, length
-    num_output_tokens: int
-
-
-class Preempted(Event, frozen=True):
-    num_blocks: int  # freed
-    reason: str
-
-
-class Aborted(Event, frozen=True):
-    reason: str
-
-
-class Rejected(Event, frozen=True):
-    client_id: str
-    reason: str
-
-
-RequestEvent: TypeAlias = (
-    Arrived | Admitted | FirstToken | Finished | Preempted | Aborted | Rejected
-)
 
 
 class Telemetry(Struct, frozen=True, tag_field="type", tag=True, omit_defaults=True):
@@ -273,44 +189,6 @@ class Audited(Telemetry, frozen=True, kw_only=True):
     detail: str = ""
     code: str = ""  # of the refusal, as in the answer; empty when it was done
     count: int = 1  # commands that this entry stands for
-
-
-RequestStatus: TypeAlias = Literal["waiting", "running", "preempted", "finished"]
-
-
-class RequestView(Struct, kw_only=True):
-    """One request as an observer sees it: part of a Snapshot and of the reducer's state."""
-
-    request_id: int
-    client_id: str
-    status: RequestStatus
-    arrival_ns: int
-    num_prompt_tokens: int
-    max_tokens: int
-    priority: int = 0
-    num_computed_tokens: int = 0
-    num_output_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_blocks: int = 0
-    num_preemptions: int = 0
-    first_token_ns: int | None = None
-    last_token_ns: int | None = None
-    finish_reason: str | None = None
-    finish_step: int | None = None
-    finish_ns: int | None = None
-    # First seen in mid-life, after a gap: arrival_ns and max_tokens are 0 and not known, and
-    # num_prompt_tokens is the context it had by then.
-    is_partial: bool = False
-
-
-class Transcript(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Prompt and output so far of an unfinished request. Text is None without a tokenizer."""
-
-    request_id: int
-    prompt_token_ids: list[int] | None = None
-    prompt_text: str | None = None
-    output_token_ids: list[int] | None = None
-    output_text: str | None = None
 
 
 class Snapshot(Telemetry, frozen=True, kw_only=True):

@@ -1,0 +1,42 @@
+"""Telemetry: a request as a snapshot tells of it. A part of `wire`."""
+
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+RequestStatus: TypeAlias = Literal["waiting", "running", "preempted", "finished"]
+
+
+class RequestView(Struct, kw_only=True):
+    """One request as an observer sees it: part of a Snapshot and of the reducer's state."""
+
+    request_id: int
+    client_id: str
+    status: RequestStatus
+    arrival_ns: int
+    num_prompt_tokens: int
+    max_tokens: int
+    priority: int = 0
+    num_computed_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_blocks: int = 0
+    num_preemptions: int = 0
+    first_token_ns: int | None = None
+    last_token_ns: int | None = None
+    finish_reason: str | None = None
+    finish_step: int | None = None
+    finish_ns: int | None = None
+    # First seen in mid-life, after a gap: arrival_ns and max_tokens are 0 and not known, and
+    # num_prompt_tokens is the context it had by then.
+    is_partial: bool = False
+
+
+class Transcript(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Prompt and output so far of an unfinished request. Text is None without a tokenizer."""
+
+    request_id: int
+    prompt_token_ids: list[int] | None = None
+    prompt_text: str | None = None
+    output_token_ids: list[int] | None = None
+    output_text: str | None = None

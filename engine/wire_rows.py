@@ -1,0 +1,65 @@
+"""Telemetry: what a step says of each request and each block. A part of `wire`.
+
+Rows are array-encoded and grow at the end only.
+"""
+
+from enum import IntEnum, IntFlag
+
+from msgspec import Struct
+
+
+class Phase(IntEnum):
+    """What one request does in one step. A batch as a whole has no phase."""
+
+    PREFILL = 0
+    DECODE = 1
+    RECOMPUTE = 2  # prefill of tokens that were computed before a preemption
+
+
+class RowFlag(IntFlag):
+    LAST_CHUNK = 1  # the row ends in a sampled token
+    FIRST_TOKEN = 2  # ... which is the first of the request
+    RESUMED = 4  # first row after a preemption
+
+
+class BatchRow(Struct, array_like=True, frozen=True, gc=False):
+    """One request in one step."""
+
+    request_id: int
+    phase: int  # Phase
+    start: int  # position of the first token computed in this step
+    num_tokens: int
+    num_cached_tokens: int  # skipped by a prefix hit at this step's admission, else 0
+    num_blocks: int  # held after scheduling
+    flags: int  # RowFlag
+
+
+CACHED = -1  # free, but its content can still be hit
+EMPTY = -2  # free, holds nothing
+
+
+class BlockMove(Struct, array_like=True, frozen=True, gc=False):
+    """State of one KV block after the step, for a block that changed in it."""
+
+    block_id: int
+    owner: int  # request id of the latest holder, or CACHED, or EMPTY
+    ref_count: int
+
+
+class BlockRun(Struct, array_like=True, frozen=True, gc=False):
+    """`count` neighbouring blocks in the same state (run-length coding of a snapshot)."""
+
+    count: int
+    owner: int
+    ref_count: int
+
+
+class KVCounts(Struct, frozen=True, gc=False):
+    """Blocks by state; used + cached + empty is the number of usable blocks."""
+
+    used: int
+    cached: int
+    empty: int
+    evicted: int  # cached blocks overwritten in this step
+    queried_tokens: int = 0  # prompt tokens looked up in the prefix cache in this step
+    hit_tokens: int = 0  # ... and found
