@@ -14,46 +14,14 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
+from stepscope.engine.sampling_params import SamplingParams as SamplingParams
+from stepscope.engine.sampling_params import TokenId as TokenId
 from stepscope.engine.wire import Audited, EngineInfo, KnobValue, Snapshot, decode_bounded
 
 MAX_COMMAND_BYTES = 8 * 1024 * 1024
 
 Name: TypeAlias = Annotated[str, Meta(max_length=256)]
-TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenIds: TypeAlias = Annotated[list[TokenId], Meta(max_length=1_000_000)]
-
-
-class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the tokens of one request are chosen, and when it ends.
-
-    Penalties come first, on the logits; then temperature, min-p, top-k, and top-p of what is left.
-    Tokens as likely as the last one that top-k or top-p keeps are kept too. None of the first
-    `min_tokens` tokens ends a request, by itself or by completing a stop string.
-
-    Text ends where the first of `stop` is complete; of those that end at the same character, the
-    longest counts. Special tokens have no text, so `stop` never finds one: name it by its id. The
-    token that ends a request is in its `token_ids`, but in its text only with `include_stop`.
-    """
-
-    max_tokens: Annotated[int, Meta(ge=1, le=10_000_000)] = 16
-    min_tokens: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
-    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0  # 0: greedy
-    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0  # 0: all
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] = 1.0  # prompt and output; 1: none
-    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0  # output only
-    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0  # output only
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
-    ignore_eos: bool = False
-    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=64)] = ()
-    stop: Annotated[
-        tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...], Meta(max_length=16)
-    ] = ()
-    include_stop: bool = False  # whether the text ends with what ended it, not before
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = (
-        None  # of the chosen token and so many more
-    )
 
 
 class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
