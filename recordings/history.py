@@ -135,13 +135,14 @@ class History(HistoryView):
             self.version += 1
 
     def adopt(self, other: "History") -> None:
-        """Show what another history holds; that one is not to be used any more."""
+        """Show what another history holds; that one takes over what was shown."""
         with self._lock:
             old = self._timeline
             self.previous = None
             at_hand = other._cache
             self._begin(other._timeline)
             self._cache.keep_all(at_hand)
+            other._begin(old)
             self._keep_marks(old)
             self.version += 1
 

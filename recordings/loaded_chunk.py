@@ -1,12 +1,14 @@
 """`LoadedChunk`: the messages of one chunk, as they were received. Steps are unpacked on demand."""
 
-from typing import NamedTuple
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple, overload
 
 import msgspec
 
 from stepscope.engine import wire
 from stepscope.engine.wire import Snapshot, StepRecord
-from stepscope.recordings.mcap_chunk import channels, messages
+from stepscope.recordings.mcap_chunk import RawMessage, channels, message_at, message_places
 from stepscope.recordings.mcap_index import PACKED_STEP, TOPICS
 from stepscope.recordings.packed_steps import StepUnpacker
 
@@ -40,11 +42,36 @@ def step_of(payload: bytes) -> int | None:
         return None
 
 
+class Frames(Sequence[Frame]):
+    """The messages of a chunk, made when they are asked for: of a thousand a seek needs some."""
+
+    __slots__ = ("_begins", "_records", "topics")
+
+    def __init__(self, records: bytes, begins: "array[int]", topics: list[bytes]) -> None:
+        self.topics = topics
+        self._records = records
+        self._begins = begins
+
+    def __len__(self) -> int:
+        return len(self._begins)
+
+    @overload
+    def __getitem__(self, place: int) -> Frame: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Frame]: ...
+
+    def __getitem__(self, place: int | slice) -> Frame | list[Frame]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        _, sequence, log_ns, payload = message_at(self._records, self._begins[place])
+        return Frame(self.topics[place], sequence, log_ns, payload)
+
+
 class LoadedChunk:
     """A sequence of frames. Reading on from the frame that was read last costs least.
 
     Attributes:
-        messages: all there are, as they lie in the file.
         frames: with steps as they lie in the file; for topics, sequences and times.
         step_places: which of them are steps.
     """
@@ -53,22 +80,35 @@ class LoadedChunk:
         topics = dict(enumerate(TOPICS, start=1)) | channels(records)
         names = {number: topic.encode() for number, topic in topics.items() if topic in TOPICS}
         self._packed: set[int] = set()
-        self.frames: list[Frame] = []
         self.step_places: list[int] = []
-        self.messages = messages(records)
-        for channel_id, sequence, log_ns, payload in self.messages:
+        self._records = records
+        begins, channel_ids = message_places(records)
+        known, known_topics = array("I"), list[bytes]()
+        for begin, channel_id in zip(begins, channel_ids, strict=True):
             topic = names.get(channel_id)
             if topic is None:
                 continue  # of a later version
             if topic in (_PACKED, STEP):
-                place = len(self.frames)
+                place = len(known)
                 self.step_places.append(place)
                 if topic == _PACKED:
                     self._packed.add(place)
                     topic = STEP
-            self.frames.append(Frame(topic, sequence, log_ns, payload))
+            known.append(begin)
+            known_topics.append(topic)
+        self.frames = Frames(records, known, known_topics)
         self._unpacker = StepUnpacker()
         self._unpacked = 0  # the unpacker knows the steps before this frame
+
+    @property
+    def messages(self) -> list[RawMessage]:
+        """All there are, as they lie in the file."""
+        return [message_at(self._records, begin) for begin in message_places(self._records)[0]]
+
+    def last_keyframe(self, end: int) -> int | None:
+        """Place of the last keyframe before a place."""
+        topics = self.frames.topics
+        return next((at for at in range(end - 1, -1, -1) if topics[at] == KEYFRAME), None)
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -95,11 +135,11 @@ class LoadedChunk:
         first = place
         while first > 0 and first != self._unpacked:
             first -= 1
-            if frames[first].topic == STEP and first not in self._packed:
+            if frames.topics[first] == STEP and first not in self._packed:
                 break
         for each in range(first, place):
             if each in self._packed:
                 self._unpacker.skip(frames[each].payload)
-            elif frames[each].topic == STEP:
+            elif frames.topics[each] == STEP:
                 self._unpacker.take(frames[each].payload)
         self._unpacked = place

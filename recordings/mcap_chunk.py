@@ -2,6 +2,7 @@
 
 import struct
 import zlib
+from array import array
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 
@@ -16,7 +17,7 @@ _PEEK_BYTES = 16 * 1024  # compressed, at a time
 _PIECE_BYTES = 1024  # compressed: how near to the damage one gets
 
 _MESSAGE = struct.Struct("<HIQQ")  # channel id, sequence, log time, publish time
-_MESSAGE_RECORD = struct.Struct("<BQHIQQ")  # all of it: opcode and length as well
+_MESSAGE_HEAD = struct.Struct("<BQH")  # opcode, length, channel id
 _MESSAGE_OPCODE = int(Opcode.MESSAGE)
 _CHANNEL = struct.Struct("<HHI")  # id, schema id, length of the topic
 
@@ -138,22 +139,28 @@ def _vouched(records: bytes) -> bytes:
     return records[:end]
 
 
-def messages(records: bytes) -> list[RawMessage]:
-    """All messages of a chunk, in order."""
-    found = []
+def message_places(records: bytes) -> tuple["array[int]", "array[int]"]:
+    """Where the messages of a chunk begin, and their channel ids, both in order."""
+    begins, channel_ids = array("I"), array("H")
     # A chunk has a thousand and a seek waits for them: no generator, and no enum to compare with.
-    record = _MESSAGE_RECORD.unpack_from
+    record = _MESSAGE_HEAD.unpack_from
     position, num_bytes = 0, len(records)
-    last = num_bytes - _MESSAGE_RECORD.size  # where a message may begin
+    last = num_bytes - RECORD.size - _MESSAGE.size  # where one may begin
     while position <= last:
-        opcode, length, channel_id, sequence, log_ns, _ = record(records, position)
+        opcode, length, channel_id = record(records, position)
         begin, position = position, position + RECORD.size + length
         if position > num_bytes:
             break
         if opcode == _MESSAGE_OPCODE and length >= _MESSAGE.size:
-            payload = records[begin + _MESSAGE_RECORD.size : position]
-            found.append(RawMessage(channel_id, sequence, log_ns, payload))
-    return found
+            begins.append(begin)
+            channel_ids.append(channel_id)
+    return begins, channel_ids
+
+
+def message_at(records: bytes, begin: int) -> RawMessage:
+    """The message that begins there."""
+    _, length = RECORD.unpack_from(records, begin)
+    return _message(records, begin, length)
 
 
 def _message(records: bytes, begin: int, length: int) -> RawMessage:

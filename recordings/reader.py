@@ -6,7 +6,7 @@ was cut short is read as far as its chunks are whole, and says what is missing.
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -134,7 +134,7 @@ class Recording:
         """What can be read of a chunk."""
         return self._chunks.load(number)
 
-    def chunk_frames(self, number: int) -> list[Frame]:
+    def chunk_frames(self, number: int) -> Sequence[Frame]:
         """What can be read of a chunk; steps as they lie in the file, maybe packed."""
         return self._chunks.load(number).frames
 
@@ -196,11 +196,10 @@ class Recording:
             RecordingError: no keyframe can be read.
         """
         for number in range(min(position.chunk, len(self._chunks) - 1), -1, -1):
-            frames = self._chunks.load(number).frames
-            end = min(position.message, len(frames)) if number == position.chunk else len(frames)
-            for place in range(end - 1, -1, -1):
-                if frames[place].topic == KEYFRAME:
-                    return self._snapshot(frames[place]), Position(number, place + 1)
+            chunk = self._chunks.load(number)
+            end = min(position.message, len(chunk)) if number == position.chunk else len(chunk)
+            if (place := chunk.last_keyframe(end)) is not None:
+                return self._snapshot(chunk.frames[place]), Position(number, place + 1)
         if (found := self._first_keyframe()) is None:
             raise RecordingError(f"{self.path} holds no keyframe that can be read")
         return found

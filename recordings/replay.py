@@ -72,6 +72,7 @@ class ReplaySource:
         self._thread = threading.Thread(target=self._run, name="replay", daemon=True)
         # The thread's:
         self._head = Playhead(recording)
+        self._shown_before: History | None = None  # freed when there is time for that
         self._origin = (0.0, 0)  # host time and recorded time of the same instant
 
     # From any thread
@@ -270,9 +271,11 @@ class ReplaySource:
         history = self.history
         history.is_short = self._is_short = is_short
         history.adopt(fresh)
+        self._shown_before = fresh
 
     def _reach_back(self) -> None:
         """Make the history reach as far back as it should, unless something else is wanted."""
+        self._shown_before = None
         history, last_step = self.history, self.history.last_step
         fresh = None
         if last_step is not None:

@@ -14,6 +14,7 @@ from stepscope.engine.wire import BatchRow, StepRecord, Telemetry
 from stepscope.recordings.excerpt import excerpt, windows
 from stepscope.recordings.fast_forward import FastForward
 from stepscope.recordings.history import History
+from stepscope.recordings.loaded_chunk import Frame
 from stepscope.recordings.packed_steps import StepPacker
 from stepscope.recordings.payloads import OpenPayloads
 from stepscope.recordings.reader import Position, Recording
@@ -221,6 +222,14 @@ def test_the_windows_are_the_same_as_if_every_message_had_been_looked_at(recorde
             assert windows(recording, found, step, shown, end, lambda _: True) is None
 
 
+class Broken(list[Frame]):
+    """Frames of a chunk that are not as they lie in the file."""
+
+    def __init__(self, frames: list[Frame], topics: list[bytes]) -> None:
+        super().__init__(frames)
+        self.topics = topics
+
+
 def test_a_step_that_does_not_fit_the_one_before_it_is_passed_over(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,11 +240,12 @@ def test_a_step_that_does_not_fit_the_one_before_it_is_passed_over(
         assert end is not None
         whole = one_by_one(recording, begin, end)
         chunk = recording.chunk(begin.chunk)
-        places = [p for p in range(begin.message + 60, len(chunk)) if chunk.is_packed(p)]
-        bad = chunk.frames[places[0]]
-        message = msgspec.msgpack.decode(bad.payload)
+        bad = next(p for p in range(begin.message + 60, len(chunk)) if chunk.is_packed(p))
+        message = msgspec.msgpack.decode(chunk.frames[bad].payload)
         message["batch"] = [message["batch"][0], 10_000]
-        chunk.frames[places[0]] = bad._replace(payload=msgspec.msgpack.encode(message))
+        frames = list(chunk.frames)
+        frames[bad] = frames[bad]._replace(payload=msgspec.msgpack.encode(message))
+        monkeypatch.setattr(chunk, "frames", Broken(frames, chunk.frames.topics))
         found = excerpt(recording, History(), begin, end, lambda _: True)
         assert found is not None
         assert recording.truncated
