@@ -79,6 +79,7 @@ PAGE_VIEWS: Mapping[Page, PageView] = {
         "Two runs, A and B. A figure stands as A→B, then who is better and how many times; = is "
         "alike, ? too few samples to say: the difference may be chance. Samples of one step count "
         "as one, and percentiles are compared by how many waits lie beyond a point between both. "
+        "Where both were not given the same to do, nobody is better: ▼ is lower in B, ▲ higher. "
         "Below, A grows up and B down from one axis: prefill tokens against each side's own "
         "budget, what happened next to the axis, and the longest wait for a token in a column.",
     ),
