@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import ParamSpec
 
 from textual.geometry import Region, Size
+from textual.widget import Widget
 
 from stepscope.tui import layout
 from stepscope.tui.frame import Frame
 from stepscope.tui.log_file import see_log
 from stepscope.tui.pages import PAGE_VIEWS
+from stepscope.tui.screens.changed_lines import Placed
 from stepscope.tui.session import Session
 from stepscope.tui.theme import Skin
 from stepscope.tui.view import Page
@@ -137,7 +139,7 @@ class Canvas:
                 ((f"stepscope wants 80x20, has {width}x{self.size.height}", "caution"),),
             ]
             self._small = lines[-self.size.height :]
-            self.widgets["too_small"].show(self._small)
+            self.widgets["too_small"].put(self._small)
             return
         page = self.places.get("page")
         if page is not None and everything:
@@ -172,7 +174,7 @@ class Canvas:
             lines = [((" ? this could not be drawn", "caution"),)]
         else:
             self._broken.pop(name, None)
-        self.widgets[name].show(lines)
+        self.widgets[name].put(lines)
 
     def _draw_rest(self, frame: Frame, pending: str, following: bool) -> None:
         abilities = self._session.abilities
@@ -185,9 +187,35 @@ class Canvas:
     def notice(self, line: Line) -> None:
         """What the operator is told; on a screen too small for anything else, too."""
         if "too_small" in self.places:
-            self.widgets["too_small"].show([*self._small, line])
+            self.widgets["too_small"].put([*self._small, line])
         else:
-            self.widgets["notice"].show([line])
+            self.widgets["notice"].put([line])
+
+    def changed(self, shown: Mapping[Widget, tuple[Region, Region]]) -> list[Placed]:
+        """The lines to write; what does not stand yet where it belongs is left to Textual.
+
+        Args:
+            shown: where widgets are on the screen, and the part of it that they may fill.
+        """
+        lines: list[Placed] = []
+        for name, widget in self.widgets.items():
+            place = self.places.get(name)
+            found = shown.get(widget)
+            if (
+                place is None
+                or found is None
+                or found[0] != place
+                or not found[1].contains_region(place)
+            ):
+                widget.refresh_changed()
+            else:
+                lines += [Placed(place.x, y, strip) for y, strip in widget.take_changed(place)]
+        return lines
+
+    def refresh_changed(self) -> None:
+        """Have Textual draw what has changed."""
+        for widget in self.widgets.values():
+            widget.refresh_changed()
 
     def text_of(self, names: Iterable[str]) -> list[str]:
         """What some of the views show."""

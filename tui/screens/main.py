@@ -21,6 +21,7 @@ from stepscope.tui.notices import Notices
 from stepscope.tui.operator import Operator
 from stepscope.tui.screens import mouse, status
 from stepscope.tui.screens.canvas import Canvas
+from stepscope.tui.screens.changed_lines import ChangedLines
 from stepscope.tui.screens.failures import Failures
 from stepscope.tui.screens.scene import Scene
 from stepscope.tui.screens.seeking import Seeking
@@ -165,6 +166,8 @@ class MainScreen(Screen[None]):
         if is_new or (is_due and self._is_partial):
             self._drawn = current
             self.draw(everything=is_due or self.view.page in ("fleet", "compare"))
+        else:
+            self._write()
 
     def draw(self, everything: bool = True) -> None:
         """A frame, now; the views that need not move ten times a second only with `everything`."""
@@ -177,14 +180,27 @@ class MainScreen(Screen[None]):
                 log.exception("drawing failed")
             self._failure = f"drawing failed, {see_log(error)}"
         self._show_notice()
+        self._write()
         self._seeking.has_begun()
 
     def draw_next(self) -> None:
         """A frame, now; where a replay seeks, of what it finds."""
         if self._seeking.has_begun():
             self._show_notice()
+            self._write()
         else:
             self.draw()
+
+    def _write(self) -> None:
+        """What has changed, straight to the terminal where nothing is in front of it."""
+        app = self.app
+        if app.screen is not self or app.is_inline or app._batch_count:
+            self.canvas.refresh_changed()
+            return
+        with self.meter.writing():
+            lines = self.canvas.changed(self._compositor.visible_widgets)
+            if lines:
+                app._display(self, ChangedLines(lines))
 
     def _compositor_refresh(self) -> None:
         with self.meter.writing():

@@ -45,6 +45,7 @@ class Lines(Widget):
         self._strips: list[Strip | None] = []  # of the lines, None where not painted yet
         self._painted: dict[Line, Strip] = {}
         self._width = 0  # that all of these are for
+        self._changed: set[int] = set()  # rows that are not on the screen yet
 
     @property
     def skin(self) -> Skin:
@@ -58,6 +59,11 @@ class Lines(Widget):
 
     def show(self, lines: Sequence[Line]) -> None:
         """Replace the content; only lines that differ are drawn again."""
+        self.put(lines)
+        self.refresh_changed()
+
+    def put(self, lines: Sequence[Line]) -> None:
+        """Like `show`, but what has changed waits for `refresh_changed` or `take_changed`."""
         before, strips = self._lines, self._strips
         common = min(len(before), len(lines))
         changed = [y for y in range(common) if before[y] != lines[y]]
@@ -69,7 +75,25 @@ class Lines(Widget):
         for y in changed:
             if y < len(lines):
                 self._strips[y] = None
-        self.refresh(*_bands(changed, self.outer_size.width))
+        self._changed.update(changed)
+
+    def refresh_changed(self) -> None:
+        """Have Textual draw what has changed, when it comes to it."""
+        if self._changed:
+            rows = sorted(self._changed)
+            self._changed.clear()
+            self.refresh(*_bands(rows, self.outer_size.width))
+
+    def take_changed(self, region: Region) -> list[tuple[int, Strip]]:
+        """Rows of the screen that have changed, for who writes them there.
+
+        Args:
+            region: where the widget is shown.
+        """
+        rows = sorted(self._changed)
+        self._changed.clear()
+        width = region.width
+        return [(region.y + y, self._strip(y, width)) for y in rows if y < region.height]
 
     def plain_text(self) -> list[str]:
         """What is shown, without styles."""
