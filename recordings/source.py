@@ -25,8 +25,12 @@ class Source(Protocol):
     history: History
     name: str
     is_live: bool
-    num_bad: int  # messages that could not be read
     tap: "FrameTap"
+
+    @property
+    def num_bad(self) -> int:
+        """Messages that could not be read."""
+        ...
 
     @property
     def status(self) -> SourceStatus: ...

@@ -7,17 +7,17 @@ from typing import IO
 
 from stepscope.engine.client import ControlClient
 from stepscope.engine.commands import Replayed
-from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.healing import Healing
 
 
 def note_replays(log: IO[str]) -> None:
     """From now on, each answer that a subscriber of this process goes by is a line
     `replay FROM OLDEST`."""
-    replay = Subscriber._replay
+    replay = Healing._replay
 
-    def noting(source: Subscriber, client: ControlClient, sequence: int, limit: int) -> Replayed:
-        replayed = replay(source, client, sequence, limit)
+    def noting(healing: Healing, client: ControlClient, sequence: int, limit: int) -> Replayed:
+        replayed = replay(healing, client, sequence, limit)
         log.write(f"replay {sequence} {replayed.oldest_sequence}\n")
         return replayed
 
-    Subscriber._replay = noting  # type: ignore[method-assign]
+    Healing._replay = noting  # type: ignore[method-assign]
