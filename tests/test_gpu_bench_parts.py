@@ -15,7 +15,7 @@ import torch
 
 from stepscope.engine.config import ConfigError, EngineConfig, Knobs
 from stepscope.engine.gpu_bench import aims, ceilings, worker
-from stepscope.engine.gpu_bench.bench import Bench
+from stepscope.engine.gpu_bench.bench import Bench, NotMeasuredError
 from stepscope.engine.gpu_bench.costs import Costs
 from stepscope.engine.gpu_bench.gather import Gatherer
 from stepscope.engine.gpu_bench.parts import QUICK, Job, Message, PeerWork, Sizes
@@ -236,8 +236,12 @@ def test_a_point_without_memory_is_a_line_and_the_next_one_is_measured(
         "out of memory: Tried to allocate 70 GiB"
     ] * 2
     with bench.part("b", None, 10.0):
+        with bench.attempt("one mode"):
+            raise NotMeasuredError("no long prompt came")
+        bench.found("another mode", [1.0])
         raise RuntimeError("the driver is gone\nand more")
     assert [outcome.why for outcome in made.outcomes] == [None, "the driver is gone"]
+    assert [point.why for point in made.outcomes[1].points] == ["no long prompt came", None]
 
 
 def test_a_part_whose_time_is_up_keeps_what_it_has() -> None:

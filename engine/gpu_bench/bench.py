@@ -81,14 +81,12 @@ class Bench:
         """One point: what goes wrong is noted as its reason, and the next one can be tried.
 
         Raises:
-            NotMeasuredError: the part's time is up.
+            NotMeasuredError: the part's time is up; nothing is tried then.
         """
         self.check_time()
         self.doing(what)
         try:
             yield
-        except NotMeasuredError:
-            raise
         except Exception as error:  # noqa: BLE001 - whatever a driver or a library runs into
             self.missing(what, reason(error), **facts)
         give_back_memory(self.device)
