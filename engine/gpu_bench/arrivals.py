@@ -99,13 +99,14 @@ def _measure(
         run.run()
     if not run.late:
         raise NotMeasuredError("its time was up before the first long prompt came")
-    gaps = gaps_ms(run.streams, run.late[0].sent_ns)
+    # To microseconds: there are thousands.
+    gaps = [round(each, 3) for each in gaps_ms(run.streams, run.late[0].sent_ns)]
     if not gaps:
         raise NotMeasuredError("no stream had a token after the first long prompt")
     waits = [(each.times_ns[0] - each.sent_ns) / 1e6 for each in run.late if each.times_ns]
     bench.found(
         mode,
-        [round(each, 3) for each in gaps],  # to microseconds: there are thousands
+        gaps,
         budget=budget,
         p50_ms=percentile(gaps, 0.5),
         p99_ms=percentile(gaps, 0.99),
