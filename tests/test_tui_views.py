@@ -26,6 +26,7 @@ from stepscope.tui.widgets import (
     lanes,
     latency_panel,
     scrub_bar,
+    step_page,
 )
 from stepscope.tui.widgets.lines import Line, clean, fitted, framed
 
@@ -550,3 +551,20 @@ def test_times_of_the_axis_are_those_of_their_columns_and_cover_nothing(source: 
                 assert exact.endswith(label[1])
                 kinds.add(len(label[1]))
     assert kinds == {5, 10}
+
+
+@pytest.mark.parametrize("width", [100, 106, 112, 120])
+def test_panels_side_by_side_cut_no_figure_on_a_terminal_of_100_columns(
+    source: Any, width: int
+) -> None:
+    frame = frame_of(source)
+    left = width // 2
+    kv = "\n".join(text(kv_map.draw(frame, left, 10, GUTTER)))
+    assert "·free" in kv
+    assert "% used" in kv
+    latency = text(latency_panel.draw(frame, width - left, 9, GUTTER))
+    assert re.search(r"worst of \d+ s", latency[1])
+    assert re.search(r"mixed (steps )?\d+% *│", "\n".join(latency))
+    page = text(step_page.draw(frame, width, 30))
+    assert any(re.search(r"device (—|[\d.]+) *│", line) for line in page)
+    assert any(re.search(r"took .*[+-][\d,]+ *│$", line) for line in page)

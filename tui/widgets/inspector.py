@@ -28,17 +28,17 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     """The panel, `width` x `height` with its frame."""
     step = "—" if frame.cursor is None else fmt.count(frame.cursor)
     title: Line = ((f"step {step}", "title"), (" (follows cursor)", "muted"))
-    return framed(body(frame, height - 2), width, height, title)
+    return framed(body(frame, height - 2, width - 2), width, height, title)
 
 
-def body(frame: Frame, num_rows: int) -> list[Line]:
+def body(frame: Frame, num_rows: int, width: int) -> list[Line]:
     """The lines inside, at most `num_rows`; what does not fit is counted, not dropped."""
     record, summary = frame.record, frame.summary
     if record is None or summary is None:
         return [((" this step was lost on the way here", "muted"),)] if frame.cursor else []
     head: list[Line] = [_spent(record), _decodes(record)]
     tail: list[Line] = [_cached(record), *_idle(record), *waiting_lines(record), _blocks(record)]
-    tail.append(times_line(record))
+    tail.append(times_line(record, width))
     if record.hidden_ns is not None or record.num_wasted_tokens or record.token_limit is not None:
         tail += prepared_lines(record, overlap=True)
     prefills = [row for row in record.batch or () if row.phase != Phase.DECODE]
@@ -133,8 +133,8 @@ def _blocks(record: StepRecord) -> Line:
     )
 
 
-def times_line(record: StepRecord) -> Line:
-    """What its time went to, in milliseconds."""
+def times_line(record: StepRecord, width: int) -> Line:
+    """What its time went to, in milliseconds; closer together where there is little room."""
 
     def between(start_ns: int | None, end_ns: int | None) -> str:
         if start_ns is None or end_ns is None:
@@ -142,16 +142,19 @@ def times_line(record: StepRecord) -> Line:
         return fmt.milliseconds((end_ns - start_ns) / 1e6)
 
     device_ms = None if record.device_ns is None else record.device_ns / 1e6
-    return (
-        (" ms: schedule ", "muted"),
-        (between(record.schedule_start_ns, record.schedule_end_ns), "cached"),
-        ("  launch ", "muted"),
-        (between(record.schedule_end_ns, record.launch_ns), "text"),
-        ("  model ", "muted"),
-        (between(record.launch_ns, record.tokens_ns), "decode"),
-        ("  device ", "muted"),
-        (fmt.milliseconds(device_ms), "text"),
+    times = (
+        ("schedule", between(record.schedule_start_ns, record.schedule_end_ns), "cached"),
+        ("launch", between(record.schedule_end_ns, record.launch_ns), "text"),
+        ("model", between(record.launch_ns, record.tokens_ns), "decode"),
+        ("device", fmt.milliseconds(device_ms), "text"),
     )
+    gap = "  " if 4 + sum(len(name) + len(text) + 3 for name, text, _ in times) <= width else " "
+    line: list[Run] = [(" ms:", "muted")]
+    for name, text, style in times:
+        before = gap if len(line) > 1 else " "
+        name = name if len(gap) > 1 else name.removesuffix("ule")
+        line += [(f"{before}{name} ", "muted"), (text, style)]
+    return tuple(line)
 
 
 def prepared_lines(record: StepRecord, overlap: bool | None) -> list[Line]:

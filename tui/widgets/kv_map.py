@@ -35,7 +35,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
             for line, owner in zip(body, owners, strict=True)
         ]
     body = [((" ", "text"), *line) for line in body]
-    body.append(((" ", "text"), *key(frame)))
+    body.append(((" ", "text"), *key(frame, inner + 1)))
     return framed(body, width, height, _title(frame))
 
 
@@ -49,13 +49,16 @@ def _title(frame: Frame) -> Line:
     return (("KV map", "title"), (f"  {info.num_blocks:,} blocks{size}{lost}", "muted"))
 
 
-def key(frame: Frame) -> Line:
-    """Shares of the pool, and what the glyphs stand for."""
+def key(frame: Frame, width: int) -> Line:
+    """Shares of the pool as far as there is room, and what the glyphs stand for."""
     kv = frame.state.kv
     figures = ""
     if kv is not None:
         total = max(1, kv.used + kv.cached + kv.empty)
         figures = f"{kv.used / total:.0%} used  {kv.cached / total:.0%} cached   "
+    names = sum(len(_NAMES[state]) + 2 for state in (KV_SHARED, KV_USED, KV_CACHED, KV_EMPTY))
+    while figures and len(figures) + names - 1 > width:
+        figures = figures.rstrip().rpartition("  ")[0] + "  " if "  " in figures.strip() else ""
     runs: list[Run] = [(figures, "text")]
     for state in (KV_SHARED, KV_USED, KV_CACHED, KV_EMPTY):
         runs += [(KV_GLYPHS[state], KV_STYLES[state]), (f"{_NAMES[state]} ", "muted")]

@@ -49,7 +49,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         (f"{size}  ({frame.key('sort')}: the other way)", "muted"),
     )
     has_letters = by_owner and frame.state.block_owner is not None
-    key = _owner_key() if has_letters else kv_map.key(frame)
+    key = _owner_key() if has_letters else kv_map.key(frame, width - 4)
     if width < NARROW:
         block_width = _block_width(frame, width - 4, height - 4)
         body = [*_map(frame, width - 4, height - 4, block_width), key, _figure_line(frame)]

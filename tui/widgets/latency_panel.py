@@ -15,13 +15,16 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     trend_width = width - 4 - 40
     slices = max(1, min(trend_width, TREND_BUCKETS))
     worst = f"worst of {LATENCY_WINDOW_S / slices:.0f} s"
-    heading = f"        p50    p95    p99  SLO           {worst if trend_width > 0 else ''}"
+    heading = "        p50    p95    p99  SLO           "
+    if trend_width > 0:
+        # Above the trend, or where that is narrow left of it, where nothing stands in the way.
+        heading = heading[: max(30, min(len(heading), width - 3 - len(worst)))] + worst
     body: list[Line] = [((heading, "muted"),)]
     bounds = (slo.ttft_ms, slo.itl_ms, None, None)
     series = (report.ttft, report.itl, report.tpot, report.step)
     for name, values, bound in zip(_NAMES, series, bounds, strict=True):
         body.append(_row(name, values, bound, trend_width))
-    body.append(_wall(frame))
+    body.append(_wall(frame, width - 2))
     body += _stall(frame, width - 3)
     title: Line = (("latency", "title"), (" ms (last 60 s)", "muted"))
     return framed(body, width, height, title)
@@ -100,7 +103,7 @@ def sparkline(values: tuple[float | None, ...], width: int) -> str:
     )
 
 
-def _wall(frame: Frame) -> Line:
+def _wall(frame: Frame, width: int) -> Line:
     rates = frame.rates
     info = frame.state.info
     device = "gpu" if info is not None and (info.device or "").startswith("cuda") else "model"
@@ -111,8 +114,9 @@ def _wall(frame: Frame) -> Line:
         ("idle", rates.idle_share),
     ):
         line += [(f"{name} ", "muted"), (f"{fmt.percent(share)}  ", "text")]
-    line += [("mixed steps ", "muted"), (fmt.percent(rates.mixed_share), "text")]
-    return tuple(line)
+    mixed = fmt.percent(rates.mixed_share)
+    name = "mixed steps " if length_of(line) + 12 + len(mixed) <= width else "mixed "
+    return (*line, (name, "muted"), (mixed, "text"))
 
 
 def _stall(frame: Frame, width: int) -> list[Line]:

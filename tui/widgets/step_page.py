@@ -46,7 +46,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     else:
         left = width // 2
         events = (
-            *_changes(frame, record, summary),
+            *_changes(frame, record, summary, width - left - 2),
             *_longest(frame, record.step, width - left - 2),
             *inspector.event_lines(record),
         )
@@ -135,7 +135,7 @@ def _costs(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -
     info = frame.history.info
     lines: list[Line] = [
         _timing(record, width),
-        inspector.times_line(record),
+        inspector.times_line(record, width),
         (
             (" budget  ", "muted"),
             (f"{spent + padded:>7,} of {fmt.count(budget):<7}", "strong"),
@@ -229,7 +229,7 @@ def _kv(record: StepRecord, bar_width: int, width: int) -> Line:
 # What changed
 
 
-def _changes(frame: Frame, record: StepRecord, summary: StepSummary) -> list[Line]:
+def _changes(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -> list[Line]:
     history = frame.history
     before_step = history.neighbour(record.step, -1)
     before = history.summary(before_step) if before_step < record.step else None
@@ -261,13 +261,16 @@ def _changes(frame: Frame, record: StepRecord, summary: StepSummary) -> list[Lin
         ("wait", summary.num_waiting, before.num_waiting),
         ("KV", summary.kv_used, before.kv_used),
     )
-    line: list[Run] = []
+    line, moving = [], []
     for name, now, then in deltas:
-        line.append((f" {name} ", "muted"))
+        delta: list[Run] = [(f" {name} ", "muted")]
         if now is None or then is None:
-            line.append(("—", "text"))
+            delta.append(("—", "text"))
         else:
             style = "text" if now == then else "strong"
             moved = f"{now - then:+,.1f} ms" if name == "took" else f"{now - then:+,}"
-            line.append((moved, style))
-    return [*lines, tuple(line)]
+            delta.append((moved, style))
+        line += delta
+        moving += delta if name == "took" or now != then else []
+    # Where there is no room for all of it, what has not changed is left out.
+    return [*lines, tuple(line if length_of(line) <= width else moving)]
