@@ -212,7 +212,8 @@ class StepColumns:
         column = self.column(name)
 
         def measure(begin: int, end: int) -> int:
-            return sum([max(0, value) for value in column[begin:end]])
+            values = column[begin:end]
+            return sum(values) if min(values) >= 0 else sum([max(0, value) for value in values])
 
         return self._sums.total(f"known {name}", first, last, measure) or 0
 

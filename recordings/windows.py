@@ -5,6 +5,7 @@ from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
 from stepscope.recordings.latency import LatencyKind, LatencyReport
+from stepscope.recordings.latency_samples import Samples
 from stepscope.recordings.rates import Rates, rates_of
 from stepscope.recordings.timeline import Timeline
 
@@ -45,14 +46,11 @@ class Windows:
             end_ns, start_ns = self._window(end_ns, window_s)
             return rates_of(self._timeline.columns, start_ns, end_ns)
 
-    def samples(
-        self, kind: LatencyKind, end_ns: int | None, window_s: float | None
-    ) -> list[tuple[int, int, int]]:
-        """Samples as (time, latency, weight), in order of time."""
+    def samples(self, kind: LatencyKind, end_ns: int | None, window_s: float | None) -> Samples:
+        """A copy of the samples."""
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
-            part = self._timeline.latencies.of(kind).cut(start_ns, end_ns)
-        return list(part)
+            return self._timeline.latencies.of(kind).cut(start_ns, end_ns)
 
     def breaches(self, step: int | None, limit: int) -> list[Breach]:
         """The last late tokens up to `step` (None: all), one of a kind a step, oldest first."""

@@ -10,8 +10,9 @@ import pytest
 from stepscope.engine import wire
 from stepscope.engine.config import Knobs
 from stepscope.engine.simulated import SimulatedWorkload, simulate
-from stepscope.engine.wire import BatchRow, StepRecord, Telemetry
+from stepscope.engine.wire import Arrived, BatchRow, Snapshot, StepRecord, Telemetry
 from stepscope.recordings.excerpt import excerpt, windows
+from stepscope.recordings.explained import explain_recording
 from stepscope.recordings.fast_forward import FastForward
 from stepscope.recordings.history import History
 from stepscope.recordings.loaded_chunk import Frame
@@ -159,7 +160,7 @@ def assert_the_same(history: History, expected: History) -> None:
     assert history.latency(None, None) == expected.latency(None, None)
     for kind in ("itl", "ttft", "tpot", "step"):
         samples = [each.windows.samples(kind, None, None) for each in (history, expected)]
-        assert samples[0] == samples[1], kind
+        assert list(samples[0]) == list(samples[1]), kind
     assert history.rates(None, None) == expected.rates(None, None)
     assert history.events(limit=10**6) == expected.events(limit=10**6)
     for name in ("knob_changes", "marks", "gaps", "num_lost", "needs_snapshot", "info"):
@@ -220,6 +221,53 @@ def test_the_windows_are_the_same_as_if_every_message_had_been_looked_at(recorde
             assert_the_same(found, expected)
             # What is there already is not read once more.
             assert windows(recording, found, step, shown, end, lambda _: True) is None
+
+
+def test_waits_that_began_before_the_file_are_in_no_figure_as_they_are_in_no_explanation(
+    tmp_path: Path,
+) -> None:
+    """Nobody knows whether the operator had paused the engine meanwhile."""
+    messages, state = busy(4, 500), SessionState()
+    joined = next(n for n, m in enumerate(messages) if isinstance(m, StepRecord) and m.step == 150)
+    for message in messages[:joined]:
+        state.apply(message)
+    snapshot = state.snapshot(joined - 1)
+    assert snapshot is not None
+    live = [view for view in snapshot.requests if view.status != "finished"]
+    assert any(view.first_token_ns is None for view in live)
+    assert any(view.first_token_ns is not None for view in live)
+    path = tmp_path / "joined.mcap"
+    writer = RecordingWriter(path)
+    writer.start()
+    writer.on_frame(wire.TOPICS[Snapshot], joined - 1, wire.encode(snapshot))
+    for sequence, message in enumerate(messages[joined:], start=joined):
+        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+    writer.close()
+    with Recording(path) as recording:
+        explained = explain_recording(recording)
+        source = ReplaySource(recording, playing=False)
+        source.start()
+        try:
+            for step in (400, 499):
+                source.seek(step)
+                assert source.wait()
+            history = source.history
+            assert history.first_step == 150
+            latencies = history.latency(None, None)
+            assert latencies.ttft.num_samples == explained.ttft.num_waits
+            assert latencies.itl.num_samples == explained.itl.num_waits
+            known_ns = {
+                event.request_id
+                for message in messages[joined:]
+                for event in getattr(message, "events", ())
+                if isinstance(event, Arrived)
+            }
+            summaries = [each for each in history.summaries(150, 499) if each is not None]
+            ids = {s.max_ttft_request_id for s in summaries if s.max_ttft_request_id is not None}
+            assert ids
+            assert ids <= known_ns
+        finally:
+            source.stop()
 
 
 class Broken(list[Frame]):

@@ -14,6 +14,7 @@ from stepscope.engine.wire import CACHED, EMPTY, EngineInfo, Phase, Preempted, S
 from stepscope.recordings.causes import CAUSES
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
+from stepscope.recordings.latency_samples import Samples
 from stepscope.tui import latency_windows
 from stepscope.tui.actions import BY_ID
 from stepscope.tui.app import Dashboard
@@ -305,7 +306,14 @@ def test_latencies_of_three_windows_and_every_breach_with_its_cause(source: Any)
 def test_the_bands_of_the_heat_map_hold_every_sample_and_part_at_the_service_level(
     samples: list[tuple[int, int, int]], bound_ms: float | None, most_bands: int
 ) -> None:
-    counted = latency_charts.count(samples, 10**10, 10.0, 30, most_bands, bound_ms)
+    in_order = Samples()
+    for sample in sorted(samples):
+        in_order.add(*sample)
+    counted = latency_charts.count(in_order, 10**10, 10.0, 30, most_bands, bound_ms)
+    by_slice = [0] * 30
+    for time_ns, _, weight in samples:
+        by_slice[min(29, time_ns * 30 // 10**10)] += weight
+    assert [sum(column) for column in zip(*counted.cells, strict=True)] == by_slice
     assert sum(sum(row) for row in counted.cells) == sum(weight for _, _, weight in samples)
     assert len(counted.edges) <= max(2, most_bands)
     late = sum(sum(row) for n, row in enumerate(counted.cells) if counted.is_late(n))

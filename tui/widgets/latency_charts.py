@@ -1,10 +1,10 @@
 """How latencies spread: a heat map over time, and the same bands summed up as a histogram."""
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from stepscope.recordings.latency_samples import Samples
 from stepscope.tui import format as fmt
 from stepscope.tui.widgets.lines import Line
 
@@ -30,7 +30,7 @@ class Counted(NamedTuple):
 
 
 def count(
-    samples: Sequence[tuple[int, int, int]],
+    samples: Samples,
     end_ns: int,
     window_s: float,
     num_slices: int,
@@ -40,31 +40,51 @@ def count(
     """Sort samples into bands and slices.
 
     Args:
-        samples: (time, latency, weight) in nanoseconds; not empty.
+        samples: of the window, in nanoseconds; not empty.
         end_ns: of the window.
         bound_ms: the service level, if there is one.
     """
     base_ns = (1.0 if bound_ms is None else bound_ms) * 1e6
 
-    values = [value_ns for _, value_ns, _ in samples]
+    ranked = samples.ranked()
+    assert ranked is not None
     # What takes exactly as long as the service level is not late.
-    low, high = (math.log10(max(1, each - 1) / base_ns) for each in (min(values), max(values)))
+    extremes = (ranked.smallest, ranked.largest)
+    low, high = (math.log10(max(1, each - 1) / base_ns) for each in extremes)
     finest = (each for each in _PER_DECADE if _num_bands(low, high, each) <= most_bands)
     per_decade: float = next(finest, 1)
     while _num_bands(low, high, per_decade) > max(2, most_bands):  # two share the service level
         per_decade /= 2
     first, last = math.floor(low * per_decade), math.floor(high * per_decade)
     edges_ns = [base_ns * 10 ** (at / per_decade) for at in range(first, last + 1)]
-    extent_ns = round(window_s * 1e9)
-    start_ns = end_ns - extent_ns
-    cells = [[0] * num_slices for _ in edges_ns]
-    upper_ns = edges_ns[1:]
-    for time_ns, value_ns, weight in samples:
-        x = min(num_slices - 1, max(0, (time_ns - start_ns) * num_slices // extent_ns))
-        cells[bisect_left(upper_ns, value_ns)][x] += weight
+    cells = _by_slice(samples, end_ns, round(window_s * 1e9), num_slices, edges_ns[1:])
     edges = [edge_ns / 1e6 for edge_ns in edges_ns]
     num_late = 0 if bound_ms is None else max(0, min(len(edges), last + 1))
     return Counted(edges, num_late, cells)
+
+
+def _by_slice(
+    samples: Samples, end_ns: int, extent_ns: int, num_slices: int, upper_ns: Sequence[float]
+) -> list[list[int]]:
+    """Weights by band and slice; what is beyond either end is in the first or last slice."""
+    cells = [[0] * num_slices for _ in range(len(upper_ns) + 1)]
+    begin = 0
+    for x in range(num_slices):
+        end = len(samples)
+        if x < num_slices - 1:  # up to the first time of the next slice
+            next_ns = end_ns - extent_ns - (-(x + 1) * extent_ns // num_slices)
+            end = samples.num_until(next_ns - 1)
+        part = samples.ranked(begin, end)
+        begin = end
+        if part is None:
+            continue
+        before = 0
+        for band, edge_ns in enumerate(upper_ns):
+            up_to = part.num_up_to(edge_ns)
+            cells[band][x] = up_to - before
+            before = up_to
+        cells[-1][x] = part.count - before
+    return cells
 
 
 def _num_bands(low: float, high: float, per_decade: float) -> int:
