@@ -69,7 +69,7 @@ def windows(
 
 
 def _new(like: History) -> History:
-    return History(like.slo, like.max_steps, like.max_bytes)
+    return History(like.slo, like.max_steps, like.max_bytes, like.known_since_ns)
 
 
 def _done(filled: Iterator[None], turn: Turn) -> bool:

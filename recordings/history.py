@@ -30,15 +30,22 @@ class History(HistoryView):
     Args:
         slo: bounds that breaches, stalls and attainment refer to.
         max_steps, max_bytes: what is kept before the oldest is forgotten.
+        known_since_ns: engine time from which on it is known whether the operator had paused the
+            engine: a wait that began before it is in no figure. 0: from the beginning.
     """
 
     def __init__(
-        self, slo: SLO | None = None, max_steps: int = MAX_STEPS, max_bytes: int = MAX_BYTES
+        self,
+        slo: SLO | None = None,
+        max_steps: int = MAX_STEPS,
+        max_bytes: int = MAX_BYTES,
+        known_since_ns: int = 0,
     ) -> None:
         slo = slo or SLO()
         super().__init__(slo, Timeline(slo, max_steps, max_bytes, SessionState(), None))
         self.max_steps = max_steps
         self.max_bytes = max_bytes
+        self.known_since_ns = known_since_ns
         self.previous: History | None = None
 
     def append(
@@ -119,7 +126,9 @@ class History(HistoryView):
         with self._lock:
             old = self._timeline
             self.previous = None
-            self._begin(self._new_timeline(SessionState.from_snapshot(snapshot), snapshot.sequence))
+            state = SessionState.from_snapshot(snapshot)
+            self._begin(self._new_timeline(state, snapshot.sequence))
+            self._timeline.known_since_ns = self.known_since_ns
             self._timeline.know_transcripts(snapshot)
             self._keep_marks(old)
             self.version += 1
@@ -132,6 +141,7 @@ class History(HistoryView):
         with self._lock:
             self.previous = None
             self._begin(self._new_timeline(state, sequence))
+            self._timeline.known_since_ns = self.known_since_ns
             self.version += 1
 
     def adopt(self, other: "History") -> None:

@@ -109,3 +109,26 @@ def leave_out_pauses(outcome: Outcome, pauses: Pauses, state: SessionState, now_
             if paused_ns:
                 share_ns = round(paused_ns / (view.num_output_tokens - 1))
                 outcome.tpot_ns[index] = request_id, tpot_ns - share_ns
+
+
+def leave_out_begun(outcome: Outcome, state: SessionState, now_ns: int, since_ns: int) -> None:
+    """Take the waits out of a step that began before anything was known of the engine.
+
+    Nobody can tell whether it was paused meanwhile, so that they are no measurements.
+
+    Args:
+        state: right after the step.
+        now_ns: when its tokens were known.
+        since_ns: from when on the engine is known.
+    """
+    known_ns = now_ns - since_ns
+    if outcome.gaps_ns and max(outcome.gaps_ns) > known_ns:
+        outcome.gaps_ns = {ns: count for ns, count in outcome.gaps_ns.items() if ns <= known_ns}
+    if outcome.ttft_ns:
+        outcome.ttft_ns = [each for each in outcome.ttft_ns if each[1] <= known_ns]
+    if outcome.tpot_ns:
+        outcome.tpot_ns = [
+            each
+            for each in outcome.tpot_ns
+            if (state.requests[each[0]].first_token_ns or 0) >= since_ns
+        ]

@@ -42,6 +42,7 @@ class Recording:
         opened_path: the file that was opened: of one that was never closed, its unfinished self.
         first_step, last_step: None when there is no step in it.
         start_ns, end_ns: wall time of the first and last message.
+        known_since_ns: engine time of the first keyframe.
         truncated, message: whether something is missing, and what, in one line.
 
     Raises:
@@ -232,9 +233,10 @@ class Recording:
                 f"{self.path} holds nothing to show: no engine was heard while it was written, or "
                 "it was cut short before its first second was over"
             )
-        info = found[0].info
-        check_info(info, self.path)
-        return info
+        snapshot, _ = found
+        check_info(snapshot.info, self.path)
+        self.known_since_ns = snapshot.time_ns
+        return snapshot.info
 
     def _first_keyframe(self) -> tuple[Snapshot, Position] | None:
         for number in range(len(self._chunks)):

@@ -54,6 +54,7 @@ class ReplaySource:
         self.recording = recording
         self.name = recording.path.name
         self.history = history if history is not None else History()
+        self.history.known_since_ns = recording.known_since_ns
         self.tap = FrameTap()
         self._wake = threading.Condition()
         self._speed = _clamped(speed)

@@ -26,7 +26,7 @@ from stepscope.recordings.fast_forward import FastForward, PackedRecord
 from stepscope.recordings.lanes import LaneBoard
 from stepscope.recordings.latency import SLO, Latencies
 from stepscope.recordings.outcome import Outcome
-from stepscope.recordings.pauses import Pauses, leave_out_pauses
+from stepscope.recordings.pauses import Pauses, leave_out_begun, leave_out_pauses
 from stepscope.recordings.ring import StepRing
 from stepscope.recordings.session import SessionState
 
@@ -38,6 +38,9 @@ class Timeline:
         state: what is known before the first message.
         last_sequence: of the message after which `state` is true, None when that is not known.
         max_steps, max_bytes: what is kept at most.
+
+    Attributes:
+        known_since_ns: waits that began before it are in no figure.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Timeline:
         last_sequence: int | None,
     ) -> None:
         self.slo = slo
+        self.known_since_ns = 0
         self.state = state
         self.last_sequence = last_sequence
         self.wall_clock = WallClock()
@@ -249,6 +253,8 @@ class Timeline:
     ) -> None:
         step, now_ns = record.step, record.tokens_ns
         self._end_gaps(step)
+        if self.known_since_ns:
+            leave_out_begun(outcome, self.state, now_ns, self.known_since_ns)
         leave_out_pauses(outcome, self.pauses, self.state, now_ns)
         self.columns.append(sequence, record, outcome, num_rows)
         self.latencies.add(now_ns, now_ns - record.schedule_start_ns, outcome)

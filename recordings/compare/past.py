@@ -6,7 +6,7 @@ from stepscope.engine.wire import RequestView, Telemetry
 from stepscope.recordings.explain import Explainer
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.outcome import Outcome
-from stepscope.recordings.pauses import Pauses
+from stepscope.recordings.pauses import Pauses, leave_out_begun
 from stepscope.recordings.session import SessionState
 
 
@@ -40,19 +40,7 @@ class Past:
             state: right after the step.
             now_ns: when its tokens were known.
         """
-        since_ns = self.since_ns
-        known_ns = now_ns - since_ns
-        if outcome.gaps_ns and max(outcome.gaps_ns) > known_ns:
-            gaps_ns = {ns: count for ns, count in outcome.gaps_ns.items() if ns <= known_ns}
-            outcome.gaps_ns = gaps_ns
-        if outcome.ttft_ns:
-            outcome.ttft_ns = [each for each in outcome.ttft_ns if each[1] <= known_ns]
-        if outcome.tpot_ns:
-            outcome.tpot_ns = [
-                each
-                for each in outcome.tpot_ns
-                if (state.requests[each[0]].first_token_ns or 0) >= since_ns
-            ]
+        leave_out_begun(outcome, state, now_ns, self.since_ns)
 
 
 def oldest_arrival(views: Iterable[RequestView]) -> int | None:
