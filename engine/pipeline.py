@@ -18,7 +18,7 @@ from stepscope.engine import records
 from stepscope.engine.pending_step import FailedLaunch, PendingStep, Unlaunched
 from stepscope.engine.request import RequestStatus
 from stepscope.engine.step import InFlight, ScheduledStep, StepResult
-from stepscope.engine.step_books import StepBooks
+from stepscope.engine.step_books import PlannedBlocks, StepBooks
 from stepscope.engine.token_limit import TokenLimit
 
 if TYPE_CHECKING:
@@ -112,10 +112,10 @@ class Pipeline:
             self._set_apart(self._ahead)
 
     def _set_apart(self, step: PendingStep) -> None:
-        """What has happened until now is told with this step, and not with the next one."""
-        if step.books is not None:
+        """What has happened until it was scheduled is told with it, and not with the next one."""
+        if step.books is not None and step.books.planned is None:
             step.events += self._core.drain_events()
-            step.books.keep_blocks(self._scheduler.kv)
+            step.books.planned = PlannedBlocks.drain(self._scheduler.kv)
 
     def _finish(self, step: PendingStep) -> None:
         """Wait for a step, take in its tokens, deliver them and tell of it."""

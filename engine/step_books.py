@@ -111,11 +111,6 @@ class StepBooks:
         books.settle(scheduler.kv, None)
         return books
 
-    def keep_blocks(self, kv: KVCacheManager) -> None:
-        """What is planned from now on belongs to the next step."""
-        if self.planned is None:
-            self.planned = PlannedBlocks.drain(kv)
-
     def settle(self, kv: KVCacheManager, ahead: PlannedBlocks | None) -> None:
         """The step has ended and freed what it freed.
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import get_args
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import Phase as Stage
 from hypothesis import strategies as st
@@ -36,6 +37,7 @@ from stepscope.engine.simulated import simulated_info
 from stepscope.engine.step import InFlight, ScheduledStep, StepResult
 from stepscope.engine.wire import (
     EngineStatus,
+    FirstToken,
     KnobsChanged,
     Preempted,
     Snapshot,
@@ -395,7 +397,7 @@ class Run:
                 if message.token_limit is None:
                     assert message.token_budget == budget[version]
                 self.check_times(message, tokens_ns)
-                self.check_counts(message)
+                self.check_counts(message, state)
                 tokens_ns = message.tokens_ns
             if isinstance(message, StepRecord | EngineStatus):
                 assert message.kv is not None
@@ -422,8 +424,17 @@ class Run:
             assert times == [before_ns] * 3
             assert record.num_wasted_tokens is not None
 
-    def check_counts(self, record: StepRecord) -> None:
+    def check_counts(self, record: StepRecord, state: SessionState) -> None:
         assert record.batch is not None
+        statuses = [view.status for view in state.requests.values()]
+        assert record.num_running == statuses.count("running")
+        assert record.num_waiting == len(statuses) - statuses.count("running") - statuses.count(
+            "finished"
+        )
+        first = {event.request_id for event in record.events if isinstance(event, FirstToken)}
+        assert first == {
+            row.request_id for row in record.batch if row.flags & wire.RowFlag.FIRST_TOKEN
+        }
         assert record.num_prefill_tokens + record.num_decode_tokens == sum(
             row.num_tokens for row in record.batch
         )
@@ -495,3 +506,58 @@ def test_a_row_without_device_memory_ends_its_request_and_leaves_nothing_to_be_h
             assert num_ended <= len(unfit) + sum(a.abort_after is not None for a in case.arrivals)
     finally:
         logging.getLogger("stepscope.engine").setLevel(logging.NOTSET)
+
+
+def alike(
+    turns: list[int], *, num_prompt: int = 12, stops: tuple[int, ...] = (), budget: int = 96
+) -> Case:
+    """Requests of one prompt, three blocks of four tokens long."""
+    sampling = SamplingParams(max_tokens=10, stop_token_ids=stops)
+    prompt = [1] * num_prompt
+    return Case(
+        4,
+        60,
+        Knobs(max_num_batched_tokens=budget, max_num_seqs=8),
+        {},
+        [Arrival(turn, prompt, sampling, 0, None) for turn in turns],
+        set(),
+        set(),
+    )
+
+
+@pytest.mark.parametrize("turn", range(12))
+@pytest.mark.parametrize("num_others", [1, 2])
+def test_blocks_that_one_leaves_and_another_hits_at_the_same_time_have_one_owner_at_a_time(
+    turn: int, num_others: int
+) -> None:
+    """The second comes in every step of the first's life, that in which it ends included."""
+    stop = output_of([1] * 13, SamplingParams(max_tokens=10))[6]
+    run = Run(alike([0] * num_others + [turn], num_prompt=13, stops=(stop,)))
+    run.run()
+    assert run.device.problems == []
+    run.check_outputs()
+    run.check_messages()
+    assert sum(record.num_wasted_tokens or 0 for record in run.records) > 0
+
+
+def test_nobody_hits_a_block_that_a_row_without_memory_was_to_fill() -> None:
+    case = alike([0, 0, 0, 4])
+    case.unfit = {0: 0}
+    run = Run(case)
+    run.run()
+    assert run.device.problems == []
+    run.check_outputs()
+    run.check_messages()
+    assert [reason for _, reason in run.outputs()] == ["abort", "length", "length", "length"]
+
+
+def test_who_was_admitted_upon_the_blocks_of_a_step_that_fails_is_computed_anew() -> None:
+    case = alike([0, 0], budget=12)
+    case.failures = {0: False}
+    run = Run(case)
+    run.run()
+    assert run.device.problems == []
+    run.check_outputs()
+    run.check_messages()
+    assert [reason for _, reason in run.outputs()] == ["abort", "length"]
+    assert preemptions(run) == 1
