@@ -134,10 +134,7 @@ class Canvas:
                 said = compare_page.small(frame, width, room)
             else:
                 said = key_figures.draw(frame, width, 1, 0)
-            lines = [
-                *said,
-                ((f"stepscope wants 80x20, has {width}x{self.size.height}", "caution"),),
-            ]
+            lines = [*said, ((_wanted(self.size), "caution"),)]
             self._small = lines[-self.size.height :]
             self.widgets["too_small"].put(self._small)
             return
@@ -220,3 +217,10 @@ class Canvas:
     def text_of(self, names: Iterable[str]) -> list[str]:
         """What some of the views show."""
         return [line for name in names for line in self.widgets[name].plain_text()]
+
+
+def _wanted(size: Size) -> str:
+    """What is missing, whole: the beginning of `80x20` would be another size."""
+    has = f"{size.width}x{size.height}"
+    texts = (f"stepscope wants 80x20, has {has}", f"wants 80x20, has {has}", "wants 80x20", "80x20")
+    return next((text for text in texts if len(text) <= size.width), "!")
