@@ -7,9 +7,7 @@ accounts for is a piece of its own, `unknown`. So the pieces of a wait sum to th
 Requests that decode in every step cost next to nothing: only a wait above the bound is looked at.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterable
-from operator import attrgetter
 
 from stepscope.engine.wire import (
     Aborted,
@@ -28,14 +26,14 @@ from stepscope.engine.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.recordings.causes import Late, Piece, merged
+from stepscope.recordings.causes import Piece, merged
 from stepscope.recordings.pauses import Pauses
 from stepscope.recordings.session import SessionState
-from stepscope.recordings.waits import Wait, blocking_reason, left_out, own, prefills_of
+from stepscope.recordings.waited import QueueTime, Waited
+from stepscope.recordings.waits import Wait, idle_or_paused, left_out, own, prefills_of, wait_of
 
 _DECODE = int(Phase.DECODE)
 _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
-_PRUNE_AT = 4096
 
 
 class Explainer:
@@ -58,14 +56,13 @@ class Explainer:
         *,
         with_begun: bool = False,
     ) -> None:
-        self.late: list[Late] = []
+        self._waited = Waited(itl_bound_ns, ttft_bound_ns)
+        self.late = self._waited.late
+        self.itl_counts = self._waited.itl_counts  # wait -> tokens, without the operator's pauses
+        self.ttft_counts = self._waited.ttft_counts
         self.life: list[Piece] = []
-        self.itl_counts: dict[int, int] = {}  # wait -> tokens, without the operator's pauses
-        self.ttft_counts: dict[int, int] = {}
         self.num_steps = 0
         self.has_ended = False  # the request that is followed alone
-        self._itl_bound_ns = itl_bound_ns
-        self._ttft_bound_ns = ttft_bound_ns
         self._only = only
         self._with_begun = with_begun
         self._engine_id: str | None
@@ -86,7 +83,7 @@ class Explainer:
         self._end_ns = None
         self._requests: dict[int, Wait] = {}
         self._running: dict[int, Wait] = {}
-        self._queue: list[Piece] = []  # what the time was spent on while somebody waited
+        self._queue = QueueTime()
         self._pauses = Pauses()
         self._since_ns = 0  # what was before is not known
         self._is_lost = False
@@ -144,10 +141,7 @@ class Explainer:
         if record.batch is not None:
             self._take_rows(record, between, prefills, start_ns, end_ns)
         if len(self._requests) > len(self._running):
-            self._queue += between
-            detail = blocking_reason(record)
-            self._queue.append(Piece("queued", start_ns, end_ns - start_ns, record.step, 1, detail))
-            if len(self._queue) % _PRUNE_AT == 0:
+            if self._queue.add(between, record, start_ns, end_ns):
                 self._prune()
         else:
             self._queue.clear()
@@ -163,15 +157,7 @@ class Explainer:
             return []
         if self._is_lost or self._step is None or step != self._step + 1:
             return [Piece("unknown", begin_ns, start_ns - begin_ns, step)]
-        spans = []
-        for pause_ns, resume_ns in self._pauses.spans(begin_ns, start_ns):
-            if pause_ns > begin_ns:
-                spans.append(Piece("idle", begin_ns, pause_ns - begin_ns, step))
-            spans.append(Piece("paused", pause_ns, resume_ns - pause_ns, step))
-            begin_ns = resume_ns
-        if begin_ns < start_ns:
-            spans.append(Piece("idle", begin_ns, start_ns - begin_ns, step))
-        return spans
+        return idle_or_paused(self._pauses, begin_ns, start_ns, step)
 
     def _take_rows(
         self,
@@ -203,7 +189,7 @@ class Explainer:
                 gap_ns = end_ns - request.start_ns
                 is_next = num_output == request.num_output + 1 and request.num_output
                 if is_next and request.start_ns >= since_ns:
-                    if gap_ns > self._itl_bound_ns:
+                    if self._waited.count(request, gap_ns, end_ns):
                         # Those who decode side by side have waited for the same.
                         pieces = alike.get(request.start_ns)
                         if pieces is None:
@@ -211,9 +197,7 @@ class Explainer:
                             wait.fill(between, start_ns, step)
                             wait.add(own(row, record, prefills, start_ns), end_ns)
                             pieces = alike[request.start_ns] = merged(wait.pieces)
-                        self._add_late(request_id, request, step, end_ns, pieces)
-                    counts = self.itl_counts
-                    counts[gap_ns] = counts.get(gap_ns, 0) + 1
+                        self._waited.add_late(request_id, request, step, end_ns, pieces)
                     request.num_output = num_output
                     request.start_ns = request.covered_ns = end_ns
                     continue
@@ -238,35 +222,14 @@ class Explainer:
         is_next = num_output == request.num_output + 1
         if is_next and start_ns is not None and start_ns >= self._since_ns:
             paused_ns = sum(piece.ns for piece in request.pieces if piece.cause == "paused")
-            net_ns = end_ns - start_ns - paused_ns
-            counts = self.itl_counts if request.num_output else self.ttft_counts
-            counts[net_ns] = counts.get(net_ns, 0) + 1
-            bound_ns = self._itl_bound_ns if request.num_output else self._ttft_bound_ns
-            if end_ns - start_ns > bound_ns:
-                self._add_late(request_id, request, step, end_ns, merged(request.pieces))
+            if self._waited.count(request, end_ns - start_ns - paused_ns, end_ns):
+                pieces = merged(request.pieces)
+                self._waited.add_late(request_id, request, step, end_ns, pieces)
         if self._only is not None:
             self.life += request.pieces
         request.pieces = []
         request.num_output = num_output
         request.start_ns = request.covered_ns = end_ns
-
-    def _add_late(
-        self, request_id: int, request: Wait, step: int, end_ns: int, pieces: tuple[Piece, ...]
-    ) -> None:
-        assert request.start_ns is not None
-        bound_ns = self._itl_bound_ns if request.num_output else self._ttft_bound_ns
-        self.late.append(
-            Late(
-                request_id,
-                request.client_id,
-                request.num_output,
-                step,
-                request.start_ns,
-                end_ns,
-                round(bound_ns),
-                pieces,
-            )
-        )
 
     # Requests
 
@@ -301,8 +264,7 @@ class Explainer:
     def _admit(self, request_id: int, between: list[Piece], start_ns: int, step: int) -> None:
         """The wait in the queue is over at `start_ns`."""
         request = self._requests[request_id]
-        first = bisect_right(self._queue, request.covered_ns, key=attrgetter("start_ns"))
-        request.fill([*self._queue[max(0, first - 1) :], *between], start_ns, step)
+        request.fill([*self._queue.since(request.covered_ns), *between], start_ns, step)
         request.status = "running"
         self._running[request_id] = request
 
@@ -327,16 +289,7 @@ class Explainer:
                 continue
             known = before.get(request_id)
             if known is None or known.num_output != view.num_output_tokens:
-                start_ns = view.last_token_ns
-                if start_ns is None and not view.is_partial:
-                    start_ns = view.arrival_ns
-                known = Wait(
-                    view.client_id,
-                    "waiting",
-                    start_ns,
-                    view.num_prompt_tokens,
-                    view.num_output_tokens,
-                )
+                known = wait_of(view)
             known.status = "out" if view.status == "preempted" else "waiting"
             if view.status == "running":
                 known.status = "running"
@@ -349,5 +302,4 @@ class Explainer:
             (r.covered_ns for r in self._requests.values() if r.status != "running"),
             default=self._end_ns or 0,
         )
-        first = bisect_right(self._queue, oldest_ns, key=attrgetter("start_ns"))
-        del self._queue[: max(0, first - 1)]
+        self._queue.forget_before(oldest_ns)

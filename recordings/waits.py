@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
-from stepscope.engine.wire import BatchRow, Phase, StepRecord
+from stepscope.engine.wire import BatchRow, Phase, RequestView, StepRecord
 from stepscope.recordings.causes import Piece
+from stepscope.recordings.pauses import Pauses
 
 _DECODE = int(Phase.DECODE)
 _RECOMPUTE = int(Phase.RECOMPUTE)
@@ -128,3 +129,25 @@ def blocking_reason(record: StepRecord) -> str:
         return ""
     blocking = {reason: count for reason, count in reasons.items() if reason != "queued"}
     return max(blocking, key=blocking.__getitem__, default="queued")
+
+
+def wait_of(view: RequestView) -> Wait:
+    """The wait that a request is in; of one whose arrival is not known nobody knows since when."""
+    start_ns = view.last_token_ns
+    if start_ns is None and not view.is_partial:
+        start_ns = view.arrival_ns
+    num_prompt, num_output = view.num_prompt_tokens, view.num_output_tokens
+    return Wait(view.client_id, "waiting", start_ns, num_prompt, num_output)
+
+
+def idle_or_paused(pauses: Pauses, begin_ns: int, end_ns: int, step: int) -> list[Piece]:
+    """The time without a step before `step`."""
+    spans = []
+    for pause_ns, resume_ns in pauses.spans(begin_ns, end_ns):
+        if pause_ns > begin_ns:
+            spans.append(Piece("idle", begin_ns, pause_ns - begin_ns, step))
+        spans.append(Piece("paused", pause_ns, resume_ns - pause_ns, step))
+        begin_ns = resume_ns
+    if begin_ns < end_ns:
+        spans.append(Piece("idle", begin_ns, end_ns - begin_ns, step))
+    return spans
