@@ -23,6 +23,7 @@ from stepscope.engine.wire import (
     StepRecord,
     Telemetry,
 )
+from stepscope.recordings.lane_track import Track
 from stepscope.recordings.session import SessionState
 
 _PAGE_STEPS = 256
@@ -71,39 +72,6 @@ class LaneName(NamedTuple):
     client_id: str
 
 
-class _Track:
-    """A lane as it grows. `cells[0]` is at step `start`; steps not written yet are `filler`."""
-
-    __slots__ = ("cells", "client_id", "filler", "start")
-
-    def __init__(self, client_id: str, start: int, filler: bytes) -> None:
-        self.client_id = client_id
-        self.start = start
-        self.cells = bytearray()
-        self.filler = filler
-
-    def fill_to(self, step: int, filler: bytes) -> None:
-        """Write the steps before `step` that are still open."""
-        missing = step - self.start - len(self.cells)
-        if missing > 0:
-            self.cells += filler * missing
-
-    def put(self, step: int, cell: int) -> None:
-        self.fill_to(step, self.filler)
-        position = step - self.start
-        if position == len(self.cells):
-            self.cells.append(cell)
-        elif 0 <= position < len(self.cells):
-            self.cells[position] = cell
-
-    def forget_before(self, step: int) -> None:
-        num_old = step - self.start
-        if num_old > 0:
-            self.fill_to(step, self.filler)
-            del self.cells[:num_old]
-            self.start = step
-
-
 class LaneBoard:
     """Lanes of the steps [first, end). One writer; the holder of the lock reads.
 
@@ -115,15 +83,15 @@ class LaneBoard:
     def __init__(self, state: SessionState, first: int) -> None:
         self.first = first
         self.end = first
-        self._tracks: dict[int, _Track] = {}
-        self._open: dict[int, _Track] = {}
+        self._tracks: dict[int, Track] = {}
+        self._open: dict[int, Track] = {}
         # Tracks by the stretches of steps that they may show something in, so that a range of
         # steps is drawn without looking at all requests there ever were.
-        self._pages: dict[int, dict[int, _Track]] = {}
+        self._pages: dict[int, dict[int, Track]] = {}
         self._last_page = first // _PAGE_STEPS
         for request_id, view in state.requests.items():
             if view.status != "finished":
-                self._add(request_id, _Track(view.client_id, first, _filler(view)))
+                self._add(request_id, Track(view.client_id, first, _filler(view)))
 
     def extend(self, message: Telemetry) -> None:
         """Take the next message of the session."""
@@ -225,7 +193,7 @@ class LaneBoard:
                 self._open[request_id] = track
                 track.filler = _filler(view)
 
-    def _add(self, request_id: int, track: _Track) -> None:
+    def _add(self, request_id: int, track: Track) -> None:
         self._tracks[request_id] = self._open[request_id] = track
         for page in range(track.start // _PAGE_STEPS, self._last_page + 1):
             self._pages.setdefault(page, {})[request_id] = track
@@ -279,11 +247,11 @@ class LaneBoard:
             track.fill_to(step, track.filler)
             track.filler = _IDLE
 
-    def _seat(self, request_id: int, step: int) -> _Track:
+    def _seat(self, request_id: int, step: int) -> Track:
         """The track of a request that nothing announced, or that was thought to have ended."""
         track = self._tracks.get(request_id)
         if track is None:
-            track = _Track("", step, _IDLE)
+            track = Track("", step, _IDLE)
             self._add(request_id, track)
         else:
             self._open[request_id] = track
@@ -294,7 +262,7 @@ class LaneBoard:
     def _take(self, event: RequestEvent, step: int, arrival_step: int) -> None:
         if isinstance(event, Arrived):
             if event.request_id not in self._tracks:
-                self._add(event.request_id, _Track(event.client_id, arrival_step, _WAITING))
+                self._add(event.request_id, Track(event.client_id, arrival_step, _WAITING))
             return
         track = self._open.get(event.request_id)
         if track is None:
