@@ -77,6 +77,13 @@ class Abilities:
             return f"{action.shown} is for replays: this is a live engine"
         return f"{action.shown} needs a live engine: this is a recording"
 
+    def where_else(self, action: Action, page: Place) -> str:
+        """One line on where an action does something, which on this screen does nothing."""
+        text = f"{action.shown} does nothing here; {self.key('screen_live')} is the main screen"
+        if page == "fleet":
+            text += f" of the chosen engine, {self.key('inspect')} opens it"
+        return text
+
     def available(self) -> Iterator[Action]:
         return (action for action in self.actions if self.allows(action))
 

@@ -88,6 +88,17 @@ class View:
         self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
         self.first_lane = None
 
+    def scroll_lanes(self, rows: int, num_lanes: int) -> None:
+        """Take over from the automatic choice of lanes, which shows neither end; Esc gives back.
+
+        Args:
+            num_lanes: of all that there are.
+        """
+        if self.first_lane is None:
+            self.first_lane = 0 if rows < 0 else num_lanes
+        else:
+            self.first_lane = max(0, self.first_lane + rows)
+
     # Screens
 
     def show(self, page: Page) -> None:

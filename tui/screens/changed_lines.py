@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 from textual._compositor import CompositorUpdate
+from textual.screen import Screen
 from textual.strip import Strip
 
 
@@ -31,3 +32,15 @@ class ChangedLines(CompositorUpdate):
         return "".join(
             [f"\x1b[{y + 1};{x + 1}H{strip.render(console)}" for x, y, strip in self._lines]
         )
+
+
+def may_write(screen: Screen[None]) -> bool:
+    """Whether nothing is in front of a screen, and it fills the terminal."""
+    app = screen.app
+    return app.screen is screen and not app.is_inline and not app._batch_count
+
+
+def write(screen: Screen[None], lines: Sequence[Placed]) -> None:
+    """To the terminal, as one picture."""
+    if lines:
+        screen.app._display(screen, ChangedLines(lines))

@@ -1,9 +1,12 @@
 """What each action of the table does on the main screen."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from textual.binding import Binding, BindingsMap
+
+from stepscope.tui.action_table import Action
 from stepscope.tui.screens import compare_handlers as comparing
 from stepscope.tui.screens import look_handlers as looks
 from stepscope.tui.screens import opening
@@ -14,6 +17,17 @@ if TYPE_CHECKING:
     from stepscope.tui.screens.main import MainScreen
 
 _PREEMPTIONS = ("preempt",)
+
+
+def bindings(actions: Iterable[Action]) -> BindingsMap:
+    """The keys of all actions that have some on a screen of an engine."""
+    return BindingsMap(
+        [
+            Binding(",".join(each.keys), f"do('{each.id}')", each.label, show=False, id=each.id)
+            for each in actions
+            if each.keys and not each.pages.isdisjoint(PAGES)
+        ]
+    )
 
 
 def handlers(screen: "MainScreen") -> Mapping[str, Callable[[], None]]:
@@ -173,7 +187,7 @@ def _select_lane(screen: "MainScreen", direction: int) -> None:
     if 0 <= at < len(ids):
         screen.view.selected = ids[at]
     else:
-        screen.scroll_lanes(direction)
+        screen.view.scroll_lanes(direction, screen.num_lanes)
         shown = screen.new_frame().lanes
         if shown:
             screen.view.selected = shown[-1 if direction > 0 else 0].request_id

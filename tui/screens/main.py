@@ -5,13 +5,11 @@ import os
 
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingsMap
 from textual.screen import Screen
 from textual.timer import Timer
 
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
-from stepscope.tui.action_table import Action
 from stepscope.tui.actions import BY_ID
 from stepscope.tui.frame import Frame
 from stepscope.tui.frame_meter import FrameMeter
@@ -21,13 +19,13 @@ from stepscope.tui.notices import Notices
 from stepscope.tui.operator import Operator
 from stepscope.tui.screens import mouse, status
 from stepscope.tui.screens.canvas import Canvas
-from stepscope.tui.screens.changed_lines import ChangedLines
+from stepscope.tui.screens.changed_lines import may_write, write
 from stepscope.tui.screens.failures import Failures
 from stepscope.tui.screens.scene import Scene
 from stepscope.tui.screens.seeking import Seeking
 from stepscope.tui.session import Session
 from stepscope.tui.theme import Skin
-from stepscope.tui.view import PAGES, View
+from stepscope.tui.view import View
 
 log = logging.getLogger("stepscope.tui")
 
@@ -72,15 +70,9 @@ class MainScreen(Screen[None]):
         self._all_drawn_s = 0.0
         self._is_partial = False  # the last frame left the slow views out
         self._failure: str | None = None
-        self._bindings = BindingsMap(
-            [
-                _binding(each)
-                for each in session.abilities.actions
-                if each.keys and not each.pages.isdisjoint(PAGES)
-            ]
-        )
-        from stepscope.tui.screens.handlers import handlers
+        from stepscope.tui.screens.handlers import bindings, handlers
 
+        self._bindings = bindings(session.abilities.actions)
         self._handlers = handlers(self)
 
     # Life
@@ -192,15 +184,12 @@ class MainScreen(Screen[None]):
             self.draw()
 
     def _write(self) -> None:
-        """What has changed, straight to the terminal where nothing is in front of it."""
-        app = self.app
-        if app.screen is not self or app.is_inline or app._batch_count:
+        """What has changed."""
+        if not may_write(self):
             self.canvas.refresh_changed()
             return
         with self.meter.writing():
-            lines = self.canvas.changed(self._compositor.visible_widgets)
-            if lines:
-                app._display(self, ChangedLines(lines))
+            write(self, self.canvas.changed(self._compositor.visible_widgets))
 
     def _compositor_refresh(self) -> None:
         with self.meter.writing():
@@ -246,6 +235,11 @@ class MainScreen(Screen[None]):
         """Something is being worked out that the next picture may show."""
         return self.scene.is_busy
 
+    @property
+    def num_lanes(self) -> int:
+        """That there are, whether there is room for them or not."""
+        return 0 if self.frame is None else self.frame.num_lanes
+
     def text_of(self, *names: str) -> list[str]:
         """What some of the views show."""
         return self.canvas.text_of(names)
@@ -267,11 +261,7 @@ class MainScreen(Screen[None]):
             with self.failures.shown(action.label):
                 self._handlers[action_id]()
         else:
-            main_key = abilities.key("screen_live")
-            text = f"{action.shown} does nothing here; {main_key} is the main screen"
-            if self.view.page == "fleet":
-                text += f" of the chosen engine, {abilities.key('inspect')} opens it"
-            self.notices.say(text, "caution")
+            self.notices.say(abilities.where_else(action, self.view.page), "caution")
         self.draw_next()
 
     def explain(self, key: str) -> None:
@@ -305,17 +295,3 @@ class MainScreen(Screen[None]):
         with self.failures.shown("the wheel"):
             mouse.scroll(self, direction, through_time)
         self.draw()
-
-    def scroll_lanes(self, rows: int) -> None:
-        """Take over from the automatic choice of lanes, which shows neither end; Esc gives back."""
-        first = self.view.first_lane
-        if first is None:
-            total = 0 if self.frame is None else self.frame.num_lanes
-            self.view.first_lane = 0 if rows < 0 else total
-        else:
-            self.view.first_lane = max(0, first + rows)
-
-
-def _binding(action: Action) -> Binding:
-    do = f"do('{action.id}')"
-    return Binding(",".join(action.keys), do, action.label, show=False, id=action.id)

@@ -128,4 +128,4 @@ def scroll(screen: "MainScreen", direction: int, through_time: bool) -> None:
     elif screen.view.page != "live":
         screen.action_do("lane_down" if direction > 0 else "lane_up")
     else:
-        screen.scroll_lanes(direction * 3)
+        screen.view.scroll_lanes(direction * 3, screen.num_lanes)
