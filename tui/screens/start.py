@@ -14,9 +14,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import events
-from textual.app import App, ComposeResult
+from textual.app import App
 from textual.binding import Binding, BindingType
-from textual.screen import Screen
 from textual.types import CSSPathType
 
 from stepscope.recordings import samples
@@ -28,10 +27,11 @@ from stepscope.tui.notices import Notices, Tone
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.screens.prompt import Prompt
 from stepscope.tui.screens.start_handlers import handlers
+from stepscope.tui.screens.start_screen import StartScreen
 from stepscope.tui.start_list import Choice, Entry, Section
 from stepscope.tui.theme import Skin, ThemeName, colour_mode
 from stepscope.tui.widgets import start_page
-from stepscope.tui.widgets.lines import Line, Lines, clean
+from stepscope.tui.widgets.lines import Line, clean
 
 if TYPE_CHECKING:
     from stepscope.tui.start_finder import Finder
@@ -43,42 +43,6 @@ _AIRY_ROWS = 30
 _NOTICE_LINES = 4
 _LEAST_FOR_LINES = 15  # rows, for a notice of more than one line
 _QUESTION = "endpoint (tcp://HOST:PORT or a name; several with blanks), or a recording:"
-
-
-class StartScreen(Screen[None]):
-    """The list. Keys choose, Enter opens; nothing here waits for anything."""
-
-    DEFAULT_CSS = "StartScreen { layout: vertical; overflow: hidden; }"
-    BLANK = True
-
-    def __init__(self, app: "StartApp") -> None:
-        super().__init__()
-        self._start = app
-        self.widget = Lines(app.skin, id="start")
-
-    def compose(self) -> ComposeResult:
-        yield self.widget
-
-    def on_mount(self) -> None:
-        self._start.set_skin(self._start.skin)
-
-    def on_resize(self, event: events.Resize) -> None:
-        self.widget.styles.width = max(1, event.size.width)
-        self.widget.styles.height = max(1, event.size.height)
-        self._start.draw()
-
-    def on_key(self, event: events.Key) -> None:
-        event.stop()
-        self._start.pressed(event.key)
-
-    def on_click(self, event: events.Click) -> None:
-        self._start.clicked(event.x, event.y)
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        self._start.move(-1)
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        self._start.move(1)
 
 
 class StartApp(App[Choice], inherit_bindings=False):
