@@ -50,7 +50,7 @@ class RequestTable:
         other = RequestTable()
         views = other.views = self.views.copy()
         for request_id in [each for each, view in views.items() if view.status == "running"]:
-            views[request_id] = views[request_id].__copy__()
+            views[request_id] = views[request_id].__copy__()  # type: ignore[attr-defined]
         other._finished = self._finished.copy()
         return other
 

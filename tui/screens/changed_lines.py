@@ -8,7 +8,8 @@ that their strips can be written as they are: at ten frames a second that is a q
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.control import Control
 from textual._compositor import CompositorUpdate
 from textual.screen import Screen
 from textual.strip import Strip
@@ -27,6 +28,11 @@ class ChangedLines(CompositorUpdate):
 
     def __init__(self, lines: Sequence[Placed]) -> None:
         self._lines = lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for x, y, strip in self._lines:
+            yield Control.move_to(x, y).segment
+            yield from strip
 
     def render_segments(self, console: Console) -> str:
         return "".join(
