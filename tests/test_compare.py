@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from stepscope.recordings.compare.comparer import Comparer
 from stepscope.recordings.compare.comparison import compare, request_by_request
 from stepscope.recordings.compare.counts import Spread, WaitCounts
 from stepscope.recordings.compare.feed import Stretch
-from stepscope.recordings.compare.offer import difference
 from stepscope.recordings.compare.points import KNOB, LATE, MARKED, PREEMPTED, StepPoints
 from stepscope.recordings.compare.requests import RequestRun, matched
 from stepscope.recordings.compare.side import Side
@@ -309,78 +308,6 @@ def test_under_another_load_no_side_is_called_better_in_anything() -> None:
         assert list(told) == ["A lower", "B lower"]
         assert any(phrase.startswith("ITL") for phrase in told["B lower"])
         assert "no winner: " in (no_winner(found) or "")
-
-
-def asked(
-    arrivals: Iterable[float],
-    name: str = "run",
-    *,
-    seconds: float = 60.0,
-    num_prompt: int = 100,
-    max_tokens: int = 64,
-    took_s: float = 1.0,
-    num_out: int | None = None,
-    num_queued: int = 0,
-) -> Side:
-    """A side that was given requests at these times, and that took so long for each."""
-    state = SessionState()
-    for number in range(num_queued):
-        state.requests[-1 - number] = wire.RequestView(
-            request_id=-1 - number, client_id="", status="waiting", arrival_ns=0,
-            num_prompt_tokens=num_prompt, max_tokens=max_tokens,
-        )  # fmt: skip
-    side = Side(name, SLO_, state)
-    side.origin_ns = 0
-    side.points.append(0, 0, round(seconds * 1e9), 1, 1, None, None, 0, None, 0)
-    for number, arrival in enumerate(arrivals):
-        run = RequestRun(number, "", num_prompt, round(arrival * 1e9), max_tokens=max_tokens)
-        if arrival + took_s <= seconds:
-            run.end_ns, run.has_all = round((arrival + took_s) * 1e9), True
-            run.num_output_tokens = max_tokens if num_out is None else num_out
-        side.requests[number] = run
-    return side
-
-
-def evenly(number: int, seconds: float) -> list[float]:
-    return [place * seconds / number for place in range(number)]
-
-
-def test_the_load_is_what_was_asked_for_not_what_was_done() -> None:
-    """Of each kind: what differs, and what only a slower engine makes of the same."""
-
-    def told(a: Side, b: Side, *, is_one_session: bool = False) -> str | None:
-        return difference(a, b, is_one_session=is_one_session)
-
-    usual = asked(evenly(60, 50.0))
-    alike = {
-        "slower": asked(evenly(60, 50.0), took_s=5.0),
-        "cut off before most had ended": asked(evenly(60, 50.0), took_s=40.0),
-        "twice as long at the same rate": asked(evenly(144, 118.0), seconds=120.0),
-        "clients that wait for their answers": asked(evenly(60, 100.0), seconds=110.0, took_s=2.0),
-    }
-    for what, other in alike.items():
-        assert told(usual, other) is None, what
-        assert told(other, usual) is None, what
-    others = {
-        "1.0 and 2.0 requests, 100 and 200 prompt tokens, 64": asked(evenly(120, 50.0)),
-        "100 and 200 prompt tokens a second": asked(evenly(60, 50.0), num_prompt=200),
-        "64 and 128 output tokens a second": asked(evenly(60, 50.0), max_tokens=128),
-        "64 and 8 output tokens a second": asked(evenly(60, 50.0), num_out=8),
-        "within 49.2 and 4.9 s": asked(evenly(60, 5.0), seconds=20.0),
-    }
-    for what, other in others.items():
-        assert what in (told(usual, other) or ""), what
-        assert told(other, usual) is not None, what
-    # Parts of one session: what came, by the second, and what the first part left to the second.
-    draw = random.Random(4)
-    times = [draw.uniform(0, 60) for _ in range(132)]
-    some, more = asked(times[:60]), asked(times[60:])
-    assert told(some, more, is_one_session=True) is None  # 1.0 and 1.2 a second are chance
-    queue = told(some, asked(times[60:], num_queued=40), is_one_session=True)
-    assert queue == "0 and 40 in the queue to begin with"
-    assert told(asked([]), asked([]), is_one_session=True) is None
-    going = asked([]), asked([], num_queued=20)
-    assert "0.0 and 20.0 requests at a time" in (told(*going, is_one_session=True) or "")
 
 
 def test_what_an_engine_does_not_tell_is_unknown_never_zero(
