@@ -5,8 +5,8 @@ rules that all modes share. They are vLLM's (v1): a running request that needs a
 none preempts the latest admitted one (by priority: the one served last), itself at worst; nobody
 is admitted in a step that preempted; the first waiting request that does not fit ends admission.
 
-A plan made *ahead*, while the tokens of the step before are still to come, counts each of them as
-there. Nobody is preempted by it: it is made only where there are blocks for all that run.
+A plan made while the tokens of the step before are still to come counts them as there, and preempts
+nobody: it is made only where there are blocks for all that run (`Scheduler.can_run_ahead`).
 """
 
 from collections.abc import Callable, Collection
@@ -33,7 +33,7 @@ class StepPlan:
         alone: there is only one request, so a long prompt has nobody to starve.
         next_in_turn: the first request whose decode the last step had no budget for.
         num_slots: rows of the static batch under way, those included that have ended.
-        ending: their token to come (`Request.num_pending_tokens`) is their last one, whatever it is.
+        ending: the token to come is their last one, whatever it is: they get no row.
     """
 
     def __init__(
@@ -85,8 +85,7 @@ class StepPlan:
         rows, block_size, decode = self.rows, self._kv.block_size, Phase.DECODE
         last_offset = block_size - 1
         budget = self.budget  # a local, and handed over where others need it: this loop is hot
-        ending = self._ending
-        going_on = [r for r in requests if r not in ending] if ending else requests.copy()
+        going_on = [r for r in requests if r not in self._ending] if self._ending else [*requests]
         for request in going_on:
             if budget <= 0:
                 if decodes_only:

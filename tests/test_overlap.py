@@ -27,7 +27,9 @@ from stepscope.engine.commands import (
 from stepscope.engine.config import EngineConfig, Knobs, Limits
 from stepscope.engine.core import EngineCore
 from stepscope.engine.inbox import Call
+from stepscope.engine.intake import Intake
 from stepscope.engine.kv_cache import KVCacheManager
+from stepscope.engine.measured_run import measure
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.serve import overlaps
 from stepscope.engine.simulated import (
@@ -219,11 +221,6 @@ def test_the_same_seed_gives_the_same_messages_byte_for_byte() -> None:
 
 
 def test_a_request_that_ended_meanwhile_is_in_no_batch_and_its_token_is_counted_as_wasted() -> None:
-    engine = Engine()
-    probe = engine.submit(8)
-    engine.run()
-    end = probe.tokens[3]
-    stopped = engine.submit(8, stop_token_ids=(end,), first=0)
     # The simulated tokens are a request's own: find the one at which the second request stops.
     other = Engine()
     other.submit(8)
@@ -435,21 +432,22 @@ def test_steps_stay_small_for_a_while_after_the_device_ran_out_of_memory(
     assert all((r.token_limit, r.token_budget) == (20, 20) for r in limited)
     assert limited[0].step == 1
     assert "the next 256 steps have at most 20 tokens" in caplog.text
-    # It is lifted, and tried again when there is something to try it with.
-    more = [engine.submit(150, first=200) for _ in range(3)]
+    # It is lifted, tried again with a step that is as large, and lasts twice as long when that
+    # fails; once there is memory again, it is gone.
+    engine.submit(200, first=200)
     engine.run()
-    assert engine.sink.records[-1].token_limit is None or runner.num_cut == 2
-    runner.room = 1000
-    again = engine.submit(200, num_prompt=50, first=300)
-    engine.run()
-    again = engine.submit(200, num_prompt=50, first=400)
-    engine.run()
-    again = engine.submit(200, num_prompt=50, first=500)
-    engine.run()
-    assert "tried again" in caplog.text
+    assert "steps of more than 20 tokens are tried again" in caplog.text
     assert engine.sink.records[-1].token_limit is None
-    assert all(len(client.tokens) == 150 for client in more)
-    assert len(again.tokens) == 200
+    engine.submit(2, num_prompt=50, first=600)
+    engine.run()
+    assert runner.num_cut == 2
+    assert "the next 512 steps have at most 20 tokens" in caplog.text
+    runner.room = 1000
+    for first in (300, 400, 500):
+        engine.submit(200, num_prompt=50, first=first)
+        engine.run()
+    assert runner.num_cut == 2
+    assert engine.sink.records[-1].token_limit is None
 
 
 def test_a_prompt_that_must_not_be_cut_is_run_whatever_the_memory() -> None:
@@ -496,6 +494,31 @@ def test_who_ends_for_want_of_memory_is_told_why() -> None:
     assert "no memory" in aborted.reason
     third = engine.scheduler.kv.counts()
     assert third.used == 0
+
+
+def test_a_measured_run_counts_every_step_once_and_no_time_twice() -> None:
+    engine = Engine()
+    prompt = list(range(40))
+    submits = [
+        Submit(prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=20, ignore_eos=True))
+        for _ in range(6)
+    ]
+    result, requests = measure(
+        engine.core, Intake(None, 4096, LIMITS.max_model_len), submits, warmup=submits[:2]
+    )
+    assert (result.num_finished, result.num_failed) == (6, 0)
+    assert [request.num_output_tokens for request in requests] == [20] * 6
+    assert result.steps is not None
+    warmup = sum(
+        1 for r in engine.sink.records if {row.request_id for row in r.batch or ()} & {0, 1}
+    )
+    assert result.steps.num_steps == len(engine.sink.records) - warmup
+    shares = result.steps.shares
+    parts = (shares.schedule, shares.prepare, shares.model, shares.finish)
+    assert min(parts) >= 0
+    assert sum(parts) == pytest.approx(1)
+    total_ms = result.steps.step_ms.mean * result.steps.num_steps
+    assert total_ms <= result.seconds * 1e3 + 1
 
 
 @pytest.mark.parametrize(
