@@ -1,6 +1,8 @@
 """The KV map: every block by state, in the order of block ids."""
 
 from array import array
+from functools import lru_cache
+from itertools import pairwise
 
 from stepscope.engine.wire import CACHED, EMPTY
 from stepscope.recordings.session import request_name
@@ -101,11 +103,14 @@ def block_states(owner: "array[int]", refs: "array[int]") -> bytes:
 
 def merged(states: bytes, num_cells: int) -> bytes:
     """The most frequent state of each group, the more precious one of two equals."""
-    merged = bytearray()
-    for cell in range(num_cells):
-        begin, end = (len(states) * at // num_cells for at in (cell, cell + 1))
-        merged.append(max(range(KV_SHARED, -1, -1), key=states[begin:end].count))
-    return bytes(merged)
+    size, most = len(states), _most
+    ends = [size * cell // max(1, num_cells) for cell in range(num_cells + 1)]
+    return bytes([most(states[begin:end]) for begin, end in pairwise(ends)])
+
+
+@lru_cache(maxsize=8192)
+def _most(states: bytes) -> int:
+    return max(range(KV_SHARED, -1, -1), key=states.count)
 
 
 _TO_GLYPHS = dict(enumerate(KV_GLYPHS))
