@@ -113,7 +113,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Literal["auto", "on", "off"],
         Meta(
             description="prepare each step while the one before it runs, where its tokens are not "
-            "needed for that; 'auto': on a GPU"
+            "needed for that; 'auto': on a GPU (a CPU that runs the model has no time for it)"
         ),
     ] = "auto"
     telemetry: Annotated[bool, Meta(description="publish a record of every step")] = True

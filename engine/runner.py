@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -203,6 +202,8 @@ class ModelRunner:
             if batch.sampling_rows:
                 requests = [step.rows[i].request for i in batch.sampling_rows]
                 samples = self._sampler.launch(logits, requests)
+        if self._threads is not None:  # on a CPU, where the step is over now
+            self._threads.note(num_tokens, threads, self.clock() - launch_ns)
         return LaunchedStep(
             step.rows,
             batch.sampling_rows,
@@ -211,12 +212,7 @@ class ModelRunner:
             launch_ns,
             self.clock,
             num_padded_tokens=0 if size is None else size - num_tokens,
-            ended=self._note_time(num_tokens, threads),
         )
-
-    def _note_time(self, num_tokens: int, threads: int) -> Callable[[int], None] | None:
-        choice = self._threads
-        return None if choice is None else partial(choice.note, num_tokens, threads)
 
     def _inputs(self, batch: input_batch.InputBatch, fed: torch.Tensor | None) -> StepInputs:
         input_ids = self._tensor(batch.input_ids)

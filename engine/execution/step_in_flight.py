@@ -17,7 +17,8 @@ class LaunchedStep:
         rows: of the step.
         sampling_rows: those that are followed by a token, by index.
         samples: their tokens; None where no row samples.
-        ended: told how long it took on the host, when it is collected.
+        timer: of the device, stopped behind the model.
+        launch_ns: when that was begun, by `clock`.
     """
 
     is_whole = True
@@ -31,7 +32,6 @@ class LaunchedStep:
         launch_ns: int,
         clock: Callable[[], int],
         num_padded_tokens: int,
-        ended: Callable[[int], None] | None,
     ) -> None:
         self._rows = rows
         self._sampling_rows = sampling_rows
@@ -40,7 +40,6 @@ class LaunchedStep:
         self._launch_ns = launch_ns
         self._clock = clock
         self._num_padded_tokens = num_padded_tokens
-        self._ended = ended
 
     def tokens_of(self, request_ids: Sequence[int]) -> torch.Tensor:
         """The tokens that it gives these requests, on the device: nobody waits for them here."""
@@ -54,8 +53,6 @@ class LaunchedStep:
         sampled = Sampled([], {}) if self._samples is None else self._samples.collect()
         device_ns = self._timer.elapsed_ns()
         tokens_ns = self._clock()
-        if self._ended is not None:
-            self._ended(tokens_ns - self._launch_ns)
         token_ids: list[int | None] = [None] * len(self._rows)
         for row, token_id in zip(self._sampling_rows, sampled.token_ids, strict=True):
             token_ids[row] = token_id
