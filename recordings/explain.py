@@ -264,7 +264,11 @@ class Explainer:
     def _admit(self, request_id: int, between: list[Piece], start_ns: int, step: int) -> None:
         """The wait in the queue is over at `start_ns`."""
         request = self._requests[request_id]
-        request.fill([*self._queue.since(request.covered_ns), *between], start_ns, step)
+        if self._only is None and request.status != "out":
+            spans = self._queue.cover(request)
+        else:  # a life is told step by step, and its time in the queue has another name
+            spans = self._queue.since(request.covered_ns)
+        request.fill([*spans, *between], start_ns, step)
         request.status = "running"
         self._running[request_id] = request
 

@@ -2,12 +2,14 @@
 
 from bisect import bisect_right
 from operator import attrgetter
+from typing import NamedTuple
 
 from stepscope.engine.wire import StepRecord
-from stepscope.recordings.causes import Late, Piece
+from stepscope.recordings.causes import Late, Piece, merged
 from stepscope.recordings.waits import Wait, blocking_reason
 
 _PRUNE_AT = 4096
+_CHUNK_PIECES = 32
 
 
 class Waited:
@@ -60,11 +62,25 @@ class Waited:
         return self._itl_bound_ns if request.num_output else self._ttft_bound_ns
 
 
+class _Chunk(NamedTuple):
+    """Pieces in a row, one of each kind."""
+
+    pieces: tuple[Piece, ...]
+    begin_ns: int
+    end_ns: int
+    is_whole: bool  # without a hole
+
+
 class QueueTime:
-    """What the time was spent on while somebody waited in the queue, in order of time."""
+    """What the time was spent on while somebody waited in the queue, in order of time.
+
+    Long waits go over the same stretches of it, which are merged once.
+    """
 
     def __init__(self) -> None:
         self._pieces: list[Piece] = []
+        self._num_forgotten = 0
+        self._chunks: dict[int, _Chunk] = {}
 
     def add(self, between: list[Piece], record: StepRecord, start_ns: int, end_ns: int) -> bool:
         """A step, and the time before it; whether much has come together by now."""
@@ -79,12 +95,54 @@ class QueueTime:
         """What there was from a time on; the first may have begun before it."""
         return self._pieces[self._place(time_ns) :]
 
+    def cover(self, request: Wait) -> list[Piece]:
+        """Like `since`, but of a wait most of it is covered already, merged as far as can be."""
+        place = self._place(request.covered_ns)
+        first = -(-(place + self._num_forgotten) // _CHUNK_PIECES)
+        last = (len(self._pieces) + self._num_forgotten) // _CHUNK_PIECES
+        if first >= last:
+            return self._pieces[place:]
+        begin = first * _CHUNK_PIECES - self._num_forgotten
+        _add(request, self._pieces[place:begin])
+        for number in range(first, last):
+            begin = number * _CHUNK_PIECES - self._num_forgotten
+            chunk = self._chunks.get(number)
+            if chunk is None:
+                chunk = _chunk(self._pieces[begin : begin + _CHUNK_PIECES])
+                self._chunks[number] = chunk
+            if chunk.is_whole and chunk.begin_ns == request.covered_ns:
+                request.pieces += chunk.pieces
+                request.covered_ns = chunk.end_ns
+            else:
+                _add(request, self._pieces[begin : begin + _CHUNK_PIECES])
+        return self._pieces[begin + _CHUNK_PIECES :]
+
     def forget_before(self, time_ns: int) -> None:
-        del self._pieces[: self._place(time_ns)]
+        place = self._place(time_ns)
+        del self._pieces[:place]
+        self._num_forgotten += place
+        first = -(-self._num_forgotten // _CHUNK_PIECES)
+        self._chunks = {at: chunk for at, chunk in self._chunks.items() if at >= first}
 
     def clear(self) -> None:
         self._pieces.clear()
+        self._chunks.clear()
+        self._num_forgotten = 0
 
     def _place(self, time_ns: int) -> int:
         first = bisect_right(self._pieces, time_ns, key=attrgetter("start_ns"))
         return max(0, first - 1)
+
+
+def _chunk(pieces: list[Piece]) -> _Chunk:
+    ends_ns = [piece.start_ns + piece.ns for piece in pieces]
+    is_whole = all(
+        piece.ns > 0 and end_ns == after.start_ns
+        for piece, end_ns, after in zip(pieces, ends_ns, pieces[1:], strict=False)
+    )
+    return _Chunk(merged(pieces), pieces[0].start_ns, ends_ns[-1], is_whole and pieces[-1].ns > 0)
+
+
+def _add(request: Wait, pieces: list[Piece]) -> None:
+    for piece in pieces:
+        request.add(piece, piece.start_ns + piece.ns)
