@@ -28,7 +28,9 @@ from stepscope.engine.core import EngineCore
 from stepscope.engine.inbox import Call
 from stepscope.engine.intake import Intake
 from stepscope.engine.kv_cache import KVCacheManager
+from stepscope.engine.request import Request
 from stepscope.engine.runner import ModelRunner
+from stepscope.engine.sampler import Sampler
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.simulated import simulated_info
 from stepscope.engine.wire import Preempted, StepRecord, Telemetry
@@ -216,7 +218,12 @@ KINDS: list[dict[str, object]] = [
 ]
 
 
-def test_every_way_of_sampling_and_of_ending_gives_the_same_outputs(served: Served) -> None:
+@pytest.mark.parametrize("on_host", [True, False], ids=["host", "device"])
+def test_every_way_of_sampling_and_of_ending_gives_the_same_outputs(
+    served: Served, monkeypatch: pytest.MonkeyPatch, on_host: bool
+) -> None:
+    monkeypatch.setattr(served.runner, "_sampler", Sampler(0, on_host=on_host))
+
     def outputs(overlap: bool, ends: list[dict[str, object]]) -> list[list[Output]]:
         engine = Engine(served.runner, overlap)
         rng = random.Random(3)
@@ -248,6 +255,22 @@ def test_every_way_of_sampling_and_of_ending_gives_the_same_outputs(served: Serv
     stopped = outputs(False, ends)
     assert sum(each[-1].finish_reason == "stop" for each in stopped) > 5
     assert outputs(True, ends) == stopped
+
+
+def test_tokens_are_chosen_on_a_device_without_a_look_at_what_is_there() -> None:
+    """Tensors without content stand for a device that has not come so far: a look at one raises."""
+    requests = [
+        Request(number, [1, 2, 3], SamplingParams(stop_token_ids=(5,), **kind), arrival_ns=0)  # type: ignore[arg-type]
+        for number, kind in enumerate([*KINDS, {"top_k": 3, "temperature": 1.0}])
+    ]
+    for request in requests:
+        request.token_ids += [7, 8]
+    logits = torch.empty(len(requests), 64, dtype=torch.bfloat16, device="meta")
+    samples = Sampler(0, on_host=False).launch(logits, requests)
+    assert samples.tokens.shape == (len(requests),)
+    assert samples.tokens.device.type == "meta"
+    with pytest.raises(NotImplementedError):
+        samples.collect()
 
 
 def test_an_end_of_text_in_mid_pipeline_gives_its_seat_to_the_next(served: Served) -> None:
