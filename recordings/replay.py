@@ -24,8 +24,8 @@ _TICK_S = 0.02
 # For the picture after a seek, before anything else is done; the first takes imports as well.
 _BREATH_S = 0.08
 _FIRST_BREATH_S = 0.5
-# Reaching back lets whoever draws have the interpreter every few milliseconds.
-_FRAMES_AT_ONCE = 8
+# Reaching back lets whoever draws have the interpreter every millisecond or two.
+_FRAMES_AT_ONCE = 40
 _YIELD_S = 0.001
 
 

@@ -13,11 +13,14 @@ import random
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from synthetic_session import session
 
-from stepscope.recordings.reader import Recording
+from stepscope.recordings.excerpt import excerpt
+from stepscope.recordings.history import History
+from stepscope.recordings.reader import Position, Recording
 from stepscope.recordings.seek import state_at
 from stepscope.recordings.writer import RecordingWriter
 
@@ -59,6 +62,7 @@ def measure(path: Path) -> None:
         print(f"{recording.num_chunks:,} chunks of {per_chunk:.0f} steps")
         print(f"opened in {min(times) * 1e3:.0f} ms (first: {times[0] * 1e3:.0f} ms)")
     seek(path, num_steps)
+    show(path, num_steps)
     print("bytes a step before compression, by topic (first 20,000 messages):")
     with Recording(path) as recording:
         total: Counter[str] = Counter()
@@ -79,23 +83,69 @@ def seek(path: Path, num_steps: int, num_seeks: int = 200) -> None:
     rng = random.Random(2)
     times: list[float] = []
     found: list[float] = []
+    spent: list[float] = []
     with Recording(path) as recording:
         for _ in range(num_seeks):
             step = rng.randrange(num_steps)
-            start_s = time.perf_counter()
+            start_s, start_cpu_s = time.perf_counter(), time.thread_time()
             target = recording.find_step(step)
             assert target is not None
             found.append(time.perf_counter() - start_s)
             state, _ = state_at(recording, target)
             times.append(time.perf_counter() - start_s)
+            spent.append(time.thread_time() - start_cpu_s)
             assert state.step == step
     times.sort()
     found.sort()
+    spent.sort()
     middle = num_seeks // 2
     print(
         f"seek: the place {found[middle] * 1e3:.1f} ms, the state there {times[middle] * 1e3:.1f} "
-        f"ms (median; 99th percentile {times[num_seeks * 99 // 100] * 1e3:.1f} ms)"
+        f"ms (median; 99th percentile {times[num_seeks * 99 // 100] * 1e3:.1f} ms); CPU "
+        f"{spent[middle] * 1e3:.1f} ms"
     )
+
+
+def show(path: Path, num_steps: int) -> None:
+    """Processor time for what a dashboard shows after a seek, and for the same by every message."""
+    rng = random.Random(3)
+    print("CPU of a history after a seek, ms (the least of 5, mean of 5 places):")
+    with Recording(path) as recording:
+        for num_shown in (118, 590, 5_900):  # columns of 200x60 at zoom 1, 5 and 50
+            if num_shown * 2 > num_steps:
+                break
+            fast_ms = slow_ms = 0.0
+            for _ in range(5):
+                step = rng.randrange(num_shown, num_steps)
+                begin, end = recording.find_step(step - num_shown), recording.find_step(step)
+                assert begin is not None
+                assert end is not None
+                fast, slow = [], []
+                for _ in range(5):
+                    fast.append(_cpu_ms(excerpt, recording, History(), begin, end, _go_on))
+                    slow.append(_cpu_ms(by_every_message, recording, begin, end))
+                fast_ms, slow_ms = fast_ms + min(fast) / 5, slow_ms + min(slow) / 5
+            print(f"  {num_shown:>5} steps {fast_ms:8.1f}   by every message {slow_ms:8.1f}")
+
+
+def by_every_message(recording: Recording, begin: Position, end: Position) -> None:
+    history = History()
+    state, sequence = state_at(recording, begin)
+    history.begin(state, sequence)
+    for frame, after in recording.frames(begin, sequence):
+        if after > end:
+            break
+        history.append(frame.sequence, frame.payload)
+
+
+def _go_on(_: int) -> bool:
+    return True
+
+
+def _cpu_ms(function: Callable[..., object], *arguments: object) -> float:
+    start_s = time.thread_time()
+    function(*arguments)
+    return (time.thread_time() - start_s) * 1e3
 
 
 def main() -> None:
