@@ -16,9 +16,11 @@ from stepscope.tui.widgets.panels import Cell, Column, Target, beside, first_sho
 
 NARROW = 100  # below it no spread beside the heat map
 MAX_BREACHES = 200
-# Read for one picture, of waits and of steps; the next one goes on from there.
+# Read for one picture, of waits one by one and of rows of steps; the next one goes on from there.
 _READ_NS = 10_000_000_000
-_READ_STEPS = 1_000
+_READ_ROWS = 48_000
+_ALONE_STEPS = 2_000  # of one wait, while the picture moves
+_PICTURE_S = 0.6  # between two of them
 _KINDS: dict[LatencyKind, str] = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "step": "step"}
 _BLOCK = 51  # cells of one window
 _COLUMNS = (
@@ -56,7 +58,8 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     read_step = _read(frame, breaches, max(0, rest - 3))
     if breaches:
         breach = breaches[min(frame.view.row, len(breaches) - 1)]
-        chosen = frame.history.wait(breach.step, breach.request_id)
+        if _is_affordable(frame, breach):
+            chosen = frame.history.wait(breach.step, breach.request_id)
     pieces_height = wait_pieces.height_for(chosen, rest)
     rest -= pieces_height
     shown = _explained(frame, breaches, max(0, rest - 3), width, read_step)
@@ -184,8 +187,22 @@ def _seen(frame: Frame, breaches: Sequence[Breach], room: int) -> Sequence[Breac
 def _read(frame: Frame, breaches: Sequence[Breach], room: int) -> int | None:
     """Explain them together, up to a step, where that costs less than one by one."""
     seen = _seen(frame, breaches, room)
+    max_steps = max(1, _READ_ROWS // max(1, frame.state.num_running))
+    if frame.view.live and _steps_per_s(frame) * _PICTURE_S > max_steps:
+        return -1  # more than that comes meanwhile
     waits = [Wait(each.step, each.request_id, each.time_ns - each.ns) for each in seen]
-    return frame.history.explain(waits, _READ_STEPS)
+    return frame.history.explain(waits, max_steps)
+
+
+def _steps_per_s(frame: Frame) -> float:
+    return frame.rates.steps_per_s or 0.0
+
+
+def _is_affordable(frame: Frame, breach: Breach) -> bool:
+    """Whether a wait may be explained by itself while the picture moves."""
+    if not frame.view.live or frame.history.is_explained(breach.step, breach.request_id):
+        return True
+    return breach.ns / 1e9 * _steps_per_s(frame) <= _ALONE_STEPS
 
 
 def _explained(
@@ -196,7 +213,8 @@ def _explained(
     left_ns = _READ_NS
     for breach in reversed(_seen(frame, breaches, room)):  # on in time costs less than back
         if not frame.history.is_explained(breach.step, breach.request_id):
-            if left_ns <= 0 or (read_step is not None and breach.step > read_step):
+            is_later = read_step is not None and breach.step > read_step
+            if left_ns <= 0 or is_later or not _is_affordable(frame, breach):
                 whys[breach] = f"… ({frame.key('inspect')} explains it)"
                 continue
             left_ns -= breach.ns
