@@ -248,11 +248,15 @@ class History(HistoryView):
 def _check(sequence: int, message: Telemetry) -> None:
     """Raises msgspec.ValidationError for numbers that no engine counts or measures."""
     if isinstance(message, StepRecord):
+        start_ns, end_ns = message.schedule_start_ns, message.tokens_ns
+        lowest = min(sequence, message.step, start_ns, end_ns)
+        if lowest >= 0 and max(sequence, message.step, start_ns, end_ns) < _MAX_NUMBER:
+            return  # as nearly always
         numbers = {
             "sequence": sequence,
             "step": message.step,
-            "schedule_start_ns": message.schedule_start_ns,
-            "tokens_ns": message.tokens_ns,
+            "schedule_start_ns": start_ns,
+            "tokens_ns": end_ns,
         }
     elif isinstance(message, Snapshot | EngineStatus):
         numbers = {"step": message.step + 1, "time_ns": message.time_ns}

@@ -34,6 +34,11 @@ class Pauses:
         """When the pause began that is under way."""
         return self._since_ns if self._is_told else None
 
+    @property
+    def has_any(self) -> bool:
+        """There has been one, or there is one."""
+        return self._since_ns is not None or bool(self._ends)
+
     def take(self, message: Telemetry) -> None:
         """The next message of the session."""
         if isinstance(message, StepRecord):
@@ -89,6 +94,8 @@ def leave_out_pauses(outcome: Outcome, pauses: Pauses, state: SessionState, now_
         state: right after the step.
         now_ns: when its tokens were known.
     """
+    if not pauses.has_any:
+        return
     longest_ns = max(outcome.max_gap_ns or 0, *(ns for _, ns in outcome.ttft_ns), 0)
     if pauses.within(now_ns - longest_ns, now_ns):
         gaps_ns, request_ids = outcome.gaps_ns, outcome.gap_request_ids
