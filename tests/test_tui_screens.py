@@ -23,7 +23,7 @@ from stepscope.tui.pages import PAGE_VIEWS, targets
 from stepscope.tui.screens.help import help_lines
 from stepscope.tui.theme import CAUSE_GLYPHS, Skin
 from stepscope.tui.view import PAGES, Page, View
-from stepscope.tui.widgets import kv_page, latency_charts, request_page
+from stepscope.tui.widgets import kv_page, latency_charts, latency_page, request_page
 from stepscope.tui.widgets.lines import Line
 
 NUM_STEPS = 400
@@ -293,6 +293,28 @@ def test_latencies_of_three_windows_and_every_breach_with_its_cause(source: Any)
     row = next(line for line in page.splitlines() if f" {newest.step} " in line)
     wait = history.wait(newest.step, newest.request_id)
     assert wait.explanation[:60] in row
+
+
+def test_late_tokens_that_come_faster_than_they_can_be_explained_wait_for_the_operator(
+    source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = History(SLO(500, 30))
+    for step in range(NUM_STEPS):
+        history.append(step, source.history.record(step))
+    monkeypatch.setattr(latency_page, "_READ_ROWS", 1)
+    monkeypatch.setattr(latency_page, "_ALONE_STEPS", 0)
+    shown = drawn(history, "latency", (160, 45))
+    assert "… (Enter explains it)" in shown
+    last = history.last_step
+    assert last is not None
+    breaches = history.windows.breaches(None, 50)
+    # One is: the last stall, which the key figures tell.
+    assert sum(history.is_explained(each.step, each.request_id) for each in breaches) <= 1
+    # Where the picture stands still, there is time: it goes on from picture to picture.
+    monkeypatch.setattr(latency_page, "_READ_ROWS", 5_000)
+    for _ in range(20):
+        shown = drawn(history, "latency", (160, 45), cursor=last)
+    assert "… (Enter explains it)" not in shown
 
 
 @settings(max_examples=60, deadline=None)

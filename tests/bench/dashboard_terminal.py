@@ -31,7 +31,8 @@ class Report(msgspec.Struct):
 
     frames: list[tuple[str, float]]  # page, and seconds of processor time that a frame took
     num_dropped: int
-    num_steps: int
+    num_steps: int  # in memory
+    last_step: int
     num_lost: int
     num_healed: int
     peak_bytes: int
@@ -219,6 +220,7 @@ def show(report: Path, arguments: list[str]) -> None:
             frames,
             app.main.meter.num_dropped,
             history.num_steps,
+            history.last_step or 0,
             history.num_lost,
             getattr(source, "num_healed", 0),
             int(peak) * 1024,
