@@ -15,7 +15,6 @@ from stepscope.engine.execution.devices import (
     DeviceTimer,
     give_back_memory,
     is_out_of_memory,
-    to_device,
     zeros,
 )
 from stepscope.engine.execution.graphs import DecodeGraphs
@@ -28,7 +27,7 @@ from stepscope.engine.models.model import Model, StepContext
 from stepscope.engine.sampler import Sampler
 from stepscope.engine.step import InFlight, ScheduledStep, StepResult
 from stepscope.engine.tokenizer import Tokenizer
-from stepscope.kernels.paged_attention import AttentionBackend, BatchTensors, PagedBatch
+from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch, to_device
 
 Progress = Callable[[str, float], None]
 
@@ -218,11 +217,6 @@ class ModelRunner:
         input_ids = self._tensor(batch.input_ids)
         if fed is not None:
             input_ids.index_copy_(0, self._tensor(np.array(batch.fed_at)), fed)
-        arrays = batch.query_starts, batch.context_lens, batch.block_tables
-        on_device = None
-        if self.device.type == "cuda":
-            # Here, so that no copy waits for the step before; a CPU's kernels take the arrays.
-            on_device = BatchTensors(*(self._tensor(a.astype(np.int32)) for a in arrays))
         return StepInputs(
             input_ids,
             self._tensor(batch.positions),
@@ -235,7 +229,6 @@ class ModelRunner:
                 block_size=self.block_size,
                 device=self.device,
                 decodes=batch.decodes,
-                tensors=on_device,
             ),
         )
 

@@ -17,11 +17,11 @@ import torch
 
 from stepscope.engine.execution import host_sampling
 from stepscope.engine.execution.device_sampling import SamplesOnDevice
-from stepscope.engine.execution.devices import to_device
 from stepscope.engine.execution.host_sampling import Choice
 from stepscope.engine.execution.samples import Sampled, SamplesInFlight
 from stepscope.engine.execution.token_counts import TokenCounts
 from stepscope.engine.request import Request
+from stepscope.kernels.paged_attention import to_device
 
 _MASK = (1 << 64) - 1
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from stepscope.kernels.paged_attention import AttentionBackend, IntArray, PagedBatch
+from stepscope.kernels.paged_attention import AttentionBackend, IntArray, PagedBatch, to_device
 
 
 class VarlenFunction(Protocol):
@@ -163,7 +163,7 @@ def _make_plan(batch: PagedBatch, sliding_window: int | None) -> _Plan | None:
     slots = blocks * batch.block_size + positions % batch.block_size
 
     def on_device(array: IntArray) -> torch.Tensor:
-        return torch.from_numpy(array).to(batch.device, non_blocking=True)
+        return to_device(array, batch.device)
 
     decodes = None
     if is_decode.any():

@@ -10,13 +10,25 @@ for values in each layer. Slot `s` of a cache is block `s // block_size`, offset
 import functools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 IntArray = npt.NDArray[np.int64]
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """A tensor with what is in `array`, on `device`; waits for nothing that runs there.
+
+    A GPU copies from page-locked memory only without waiting; torch keeps that until the copy is
+    done. On a CPU the tensor is the array.
+    """
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class BatchTensors(NamedTuple):
@@ -64,7 +76,7 @@ class PagedBatch:
         if self.tensors is None:
             self.tensors = BatchTensors(
                 *(
-                    torch.from_numpy(array.astype(np.int32)).to(self.device, non_blocking=True)
+                    to_device(array.astype(np.int32), self.device)
                     for array in (self.query_starts, self.context_lens, self.block_tables)
                 )
             )

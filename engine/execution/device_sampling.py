@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from stepscope.engine.commands import PositionLogprobs, SamplingParams, TokenLogprob
-from stepscope.engine.execution.devices import HostCopy, to_device
+from stepscope.engine.execution.devices import HostCopy
 from stepscope.engine.execution.host_sampling import LEAST_LOGPROB, LEAST_TEMPERATURE, Choice
 from stepscope.engine.execution.samples import Sampled
 from stepscope.engine.request import Request
+from stepscope.kernels.paged_attention import to_device
 
 
 class SamplesOnDevice:

@@ -4,10 +4,8 @@ import contextlib
 import gc
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from stepscope.engine.config import ConfigError
@@ -98,18 +96,6 @@ def memory_for(what: str, remedy: str) -> Iterator[None]:
         raise ConfigError(
             "device_memory", f"the GPU has no memory for {what}{detail}: {remedy}"
         ) from None
-
-
-def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """A tensor with what is in `array`, on `device`; waits for nothing that runs there.
-
-    A GPU copies from page-locked memory only without waiting; torch keeps that until the copy is
-    done. On a CPU the tensor is the array.
-    """
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class HostCopy:

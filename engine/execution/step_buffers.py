@@ -8,9 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from stepscope.engine.execution.devices import to_device
 from stepscope.engine.execution.input_batch import InputBatch
-from stepscope.kernels.paged_attention import BatchTensors, PagedBatch
+from stepscope.kernels.paged_attention import BatchTensors, PagedBatch, to_device
 
 
 class StepInputs(NamedTuple):

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from stepscope.engine.execution.devices import DeviceTimer, to_device
+from stepscope.engine.execution.devices import DeviceTimer
 from stepscope.engine.execution.samples import Sampled, SamplesInFlight
 from stepscope.engine.step import ScheduledRow, StepResult
+from stepscope.kernels.paged_attention import to_device
 
 
 class LaunchedStep:
