@@ -8,6 +8,8 @@ from stepscope.recordings.history import History
 from stepscope.recordings.reader import Position, Recording
 from stepscope.recordings.seek import forwarded, state_at, window_start
 
+_SOON_STEPS = 1_500  # on the screen: so many are read before those of all windows
+
 # Asked after each message, with how many there were: whether to go on.
 Turn: TypeAlias = Callable[[int], bool]
 
@@ -35,6 +37,23 @@ def excerpt(
         state, sequence = state_at(recording, begin)
         history.begin(state, sequence)
         return _one_by_one(recording, history, begin, sequence, end, turn)
+
+
+def screenful(
+    recording: Recording, like: History, step: int, num_shown: int, end: Position, turn: Turn
+) -> History | None:
+    """The steps on the screen before `step`, where that takes far less than `windows`.
+
+    None also when `like` holds them already, or there are no more.
+    """
+    first_step = like.first_step
+    if first_step is None or num_shown > _SOON_STEPS or first_step <= step - num_shown + 1:
+        return None
+    begin = recording.find_step(step - num_shown) or Position(0, 0)
+    history = excerpt(recording, like, begin, end, turn)
+    if history is None or history.first_step is None or history.first_step >= first_step:
+        return None
+    return history
 
 
 def windows(

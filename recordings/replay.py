@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from stepscope.recordings.excerpt import excerpt, windows
+from stepscope.recordings.excerpt import excerpt, screenful, windows
 from stepscope.recordings.history import History
 from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.playhead import Playhead
@@ -278,16 +278,19 @@ class ReplaySource:
         """Make the history reach as far back as it should, unless something else is wanted."""
         self._shown_before = None
         history, last_step = self.history, self.history.last_step
-        fresh = None
+        fresh, is_short = None, False
         if last_step is not None:
-            end, shown = self._head.position, self._shown_steps
-            fresh = windows(self.recording, history, last_step, shown, end, self._gives_way)
+            where = self.recording, history, last_step, self._shown_steps, self._head.position
+            fresh = screenful(*where, self._gives_way)
+            is_short = fresh is not None
+            if fresh is None and not self._is_wanted_elsewhere():
+                fresh = windows(*where, self._gives_way)
             if fresh is None and self._is_wanted_elsewhere():
                 return
         if fresh is None:
             history.is_short = self._is_short = False
         else:
-            self._show(fresh, is_short=False)
+            self._show(fresh, is_short=is_short)
 
     def _gives_way(self, number: int) -> bool:
         """Between two messages that are reached back for; whether to go on."""

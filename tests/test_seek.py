@@ -3,6 +3,7 @@
 import random
 import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -372,6 +373,34 @@ def test_a_seek_shows_the_last_steps_at_once_and_the_whole_windows_when_it_is_do
         assert history.record(step) == record
     finally:
         go_on.set()
+        source.stop()
+
+
+def test_after_a_seek_the_screen_is_filled_before_the_windows_are(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = 3 * WINDOW_STEPS
+    step = NUM_STEPS - 20
+    held: list[int] = []
+
+    def noted(recording: Recording, like: History, *rest: Any) -> History | None:
+        if like.last_step == step:
+            assert like.is_short
+            held.append(like.num_steps)
+        return windows(recording, like, *rest)
+
+    monkeypatch.setattr("stepscope.recordings.replay.windows", noted)
+    source = ReplaySource(Recording(recorded), playing=False)
+    source.show(shown)
+    source.start()
+    try:
+        assert source.wait()
+        source.seek(step)
+        assert source.wait()
+        assert held == [shown]
+        assert source.history.num_steps > shown
+        assert not source.history.is_short
+    finally:
         source.stop()
 
 
