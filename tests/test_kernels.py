@@ -317,7 +317,8 @@ def test_cpp_refuses_a_decode_that_has_not_one_query(counts: tuple[int, ...]) ->
     # It reads the query of a decode unasked: without one that would be somebody else's memory.
     case = make_case([(8, count) for count in counts])
     case.batch.decodes = np.ones(3, dtype=np.int64)
-    with pytest.raises(ValueError, match=rf"request 1 .* has {counts[1]} queries: a decode has one"):
+    said = rf"request 1 .* has {counts[1]} queries: a decode has one"
+    with pytest.raises(ValueError, match=said):
         create("cpu-baseline")(*case, scale=1.0)
     case.batch.decodes = np.array([1, 0, 1])
     torch.testing.assert_close(
