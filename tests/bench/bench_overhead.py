@@ -1,0 +1,112 @@
+"""Where the time goes that telemetry takes of the engine's thread: one after another left out.
+
+Decode steps of an engine whose model does nothing for 2 ms, or (--hot) nothing at all. Turns of ten
+steps take place in random order, each with another part of the way left out, and are held against
+the turns without telemetry beside them. Processor time of the engine's thread; a busy machine
+makes everything dearer, so only what was measured in one run can be compared.
+
+    python tests/bench/bench_overhead.py --subscribers 5
+"""
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from unittest.mock import patch
+
+from bench_wire import SleepingRunner, engine, subscribers  # type: ignore[import-not-found]
+
+from stepscope.engine import records, wire
+from stepscope.engine.config import Limits
+from stepscope.engine.simulated import CostModel, SimulatedRunner
+from stepscope.engine.telemetry import Publisher
+from stepscope.engine.wire import Telemetry
+
+STEPS_A_TURN = 10
+NUM_WARM = 2  # steps of a turn that are not counted
+
+
+def without_sending(publisher: Publisher, message: Telemetry) -> None:
+    wire.encode_into(message, publisher._payload)
+    publisher.ring.add(wire.TOPICS[type(message)], publisher._payload)
+    publisher.next_sequence += 1
+
+
+def only_encoding(publisher: Publisher, message: Telemetry) -> None:
+    wire.encode_into(message, publisher._payload)
+
+
+def nothing(*_: object, **__: object) -> None:
+    return
+
+
+def no_rows(*_: object) -> list[object]:
+    return []
+
+
+# What is left of the way, in the order in which it is cut down.
+LEFT: dict[str, dict[str, Callable[..., object]]] = {
+    "all of it": {},
+    "without sending": {"publish": without_sending},
+    "without the ring": {"publish": only_encoding},
+    "without encoding": {"publish": nothing},
+    "without the record": {"publish": nothing, "step_record": nothing},
+    "without its rows": {"publish": nothing, "step_record": nothing, "batch_rows": no_rows},
+}
+PLACES = {"publish": Publisher, "step_record": records, "batch_rows": records}
+
+
+def measure(num_requests: int, num_subscribers: int, rounds: int, *, is_hot: bool) -> None:
+    limits = Limits(max_num_batched_tokens=8192, max_num_seqs=num_requests, max_model_len=8192)
+    runner = SimulatedRunner(CostModel()) if is_hot else SleepingRunner(CostModel())
+    core = engine(runner, num_requests * 520, limits, rounds * 6)
+    turns: list[str | None] = [None, *LEFT]
+    times: dict[str | None, list[float]] = {turn: [] for turn in turns}
+    rng = random.Random(1)
+    with tempfile.TemporaryDirectory() as folder:
+        address = f"ipc://{folder}/telemetry"
+        publisher = Publisher(address, 20_000)
+        with subscribers(address, num_subscribers):
+            for _ in range(20):  # prefill, and subscribers that have connected
+                core.step()
+            time.sleep(0.5)
+            for _ in range(rounds):
+                rng.shuffle(turns)
+                for turn in turns:
+                    core.sink = None if turn is None else publisher
+                    left = LEFT.get(turn or "", {})
+                    cuts = [patch.object(PLACES[name], name, left[name]) for name in left]
+                    for cut in cuts:
+                        cut.start()
+                    steps = []
+                    for _ in range(NUM_WARM + STEPS_A_TURN):
+                        start_s = time.thread_time()
+                        core.step()
+                        steps.append(time.thread_time() - start_s)
+                    for cut in cuts:
+                        cut.stop()
+                    times[turn].append(statistics.median(steps[NUM_WARM:]))
+        publisher.close()
+    off_us = statistics.median(times[None]) * 1e6
+    print(
+        f"{num_subscribers} subscribers, {num_requests} requests; a step without: {off_us:.0f} us"
+    )
+    for name in LEFT:
+        extra = statistics.median(a - b for a, b in zip(times[name], times[None], strict=True))
+        print(f"  {name:20} {extra * 1e6:+5.0f} us")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--subscribers", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--hot", action="store_true", help="no pause between two steps")
+    args = parser.parse_args()
+    measure(args.requests, args.subscribers, args.rounds, is_hot=args.hot)
+
+
+if __name__ == "__main__":
+    main()
