@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow.parquet
 import pytest
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
@@ -112,6 +113,25 @@ def test_parquet_has_a_row_for_each_step_with_what_was_recorded(
     assert sum(row["num_preempted"] for row in rows) == sum(
         isinstance(event, Preempted) for event in EVENTS
     )
+
+
+def test_what_overlap_hid_and_what_memory_held_is_told_where_the_engine_tells_it(
+    tmp_path: Path,
+) -> None:
+    told = [
+        (
+            sequence,
+            msgspec.structs.replace(message, hidden_ns=20, num_wasted_tokens=1, token_limit=512),
+        )
+        if isinstance(message, StepRecord) and message.step % 2
+        else (sequence, message)
+        for sequence, message in MESSAGES[:200]
+    ]
+    with Recording(record(tmp_path / "overlapped.mcap", told)) as recording:
+        export(recording, tmp_path / "steps", "parquet", StepRange(None, None), "steps", print)
+    for row in pyarrow.parquet.read_table(tmp_path / "steps").to_pylist():
+        found = row["hidden_ns"], row["num_wasted_tokens"], row["token_limit"]
+        assert found == ((20, 1, 512) if row["step"] % 2 else (None, None, None))
 
 
 def test_the_rows_of_all_batches_are_a_table_too(exported: Callable[..., Path]) -> None:

@@ -35,6 +35,9 @@ STEP_COLUMNS = (
     Column("queried_tokens"),
     Column("hit_tokens"),
     Column("max_itl_ns"),
+    Column("hidden_ns"),
+    Column("num_wasted_tokens"),
+    Column("token_limit"),
 )
 ROW_COLUMNS = (
     Column("step"),
@@ -124,6 +127,9 @@ def _step(record: StepRecord, outcome: Outcome, moment: Moment) -> tuple[Any, ..
         *((None,) * 6 if kv is None else (kv.used, kv.cached, kv.empty, kv.evicted)),
         *(() if kv is None else (kv.queried_tokens, kv.hit_tokens)),
         outcome.max_gap_ns,
+        record.hidden_ns,
+        record.num_wasted_tokens,
+        record.token_limit,
     )
 
 
