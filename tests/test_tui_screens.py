@@ -302,7 +302,7 @@ def test_late_tokens_that_come_faster_than_they_can_be_explained_wait_for_the_op
     for step in range(NUM_STEPS):
         history.append(step, source.history.record(step))
     monkeypatch.setattr(latency_page, "_READ_ROWS", 1)
-    monkeypatch.setattr(latency_page, "_ALONE_STEPS", 0)
+    monkeypatch.setattr(latency_page, "_ALONE_ROWS", 0)
     shown = drawn(history, "latency", (160, 45))
     assert "… (Enter explains it)" in shown
     last = history.last_step

@@ -18,8 +18,8 @@ NARROW = 100  # below it no spread beside the heat map
 MAX_BREACHES = 200
 # Read for one picture, of waits one by one and of rows of steps; the next one goes on from there.
 _READ_NS = 10_000_000_000
-_READ_ROWS = 48_000
-_ALONE_STEPS = 2_000  # of one wait, while the picture moves
+_READ_ROWS = 40_000
+_ALONE_ROWS = 100_000  # of one wait, while the picture moves
 _PICTURE_S = 0.6  # between two of them
 _KINDS: dict[LatencyKind, str] = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "step": "step"}
 _BLOCK = 51  # cells of one window
@@ -187,7 +187,7 @@ def _seen(frame: Frame, breaches: Sequence[Breach], room: int) -> Sequence[Breac
 def _read(frame: Frame, breaches: Sequence[Breach], room: int) -> int | None:
     """Explain them together, up to a step, where that costs less than one by one."""
     seen = _seen(frame, breaches, room)
-    max_steps = max(1, _READ_ROWS // max(1, frame.state.num_running))
+    max_steps = max(1, _READ_ROWS // _num_rows(frame))
     if frame.view.live and _steps_per_s(frame) * _PICTURE_S > max_steps:
         return -1  # more than that comes meanwhile
     waits = [Wait(each.step, each.request_id, each.time_ns - each.ns) for each in seen]
@@ -198,11 +198,16 @@ def _steps_per_s(frame: Frame) -> float:
     return frame.rates.steps_per_s or 0.0
 
 
+def _num_rows(frame: Frame) -> int:
+    """Of a step, about."""
+    return max(1, frame.state.num_running)
+
+
 def _is_affordable(frame: Frame, breach: Breach) -> bool:
     """Whether a wait may be explained by itself while the picture moves."""
     if not frame.view.live or frame.history.is_explained(breach.step, breach.request_id):
         return True
-    return breach.ns / 1e9 * _steps_per_s(frame) <= _ALONE_STEPS
+    return breach.ns / 1e9 * _steps_per_s(frame) * _num_rows(frame) <= _ALONE_ROWS
 
 
 def _explained(
