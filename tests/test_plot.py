@@ -268,7 +268,7 @@ def test_without_matplotlib_it_names_the_extra(
     with pytest.raises(CommandFailed, match=needed):
         plot_file(file, f"{tmp_path}/a.png", None, 20, None, None, "9x9", "light", None)
     with pytest.raises(CommandFailed, match=needed):
-        screenshot_file(file, 20, f"{tmp_path}/b.png", None, "80x24", None, None, None, {})
+        screenshot_file(file, 20, f"{tmp_path}/b.png", None, "80x24", 1, None, None, None, {})
     assert list(tmp_path.iterdir()) == []
 
 
