@@ -112,7 +112,7 @@ def gpu(
         str, typer.Option(metavar="NAME", help="cuda, cuda:N, or cpu to try the bench itself")
     ] = "cuda",
     quick: Annotated[
-        bool, typer.Option("--quick", help="tiny models, seconds: only to see that it runs")
+        bool, typer.Option("--quick", help="tiny models, about a minute: only to see that it runs")
     ] = False,
     show: Annotated[
         str | None,
