@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -279,28 +280,40 @@ def test_serve_keeps_its_http_process_alive_and_ends_it_with_itself(
     assert status_of(server.url) == 0
 
 
-def test_a_killed_engine_is_an_error_event_then_503_until_an_engine_is_back(
+def test_kill_9_of_serve_ends_its_streams_and_its_http_process_and_frees_the_port(
     serve: Callable[..., Any],
 ) -> None:
     server = serve()
     child = http_process_of(server)
+    # One client reads what comes, one does not: neither keeps the process.
+    deaf = open_stream(server.url, {**LONG, "max_tokens": 480}, receive_buffer=4096)
     with open_stream(server.url, {**LONG, "max_tokens": 480}) as connection:
         with ControlClient(server.endpoint) as client:
             client.ask(Pause())  # it is not to finish first
         server.process.send_signal(signal.SIGKILL)
         text = rest_of(connection)
     assert b'"code":"engine_unavailable"' in text[-400:]
-    refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}, timeout=10)
-    assert refused.status_code == 503
-    assert refused.headers["retry-after"] == "1"
-    assert refused.json()["error"]["code"] == "engine_unavailable"
-    assert status_of(server.url) == 503
-    assert httpx.get(f"{server.url}/metrics").status_code == 200
-    # Started again as it was, at the same port, which the old HTTP process still has: it gives way.
+    wait_for(lambda: not child.is_running() or child.status() == "zombie", "it ends", 5)
+    deaf.close()
+    assert status_of(server.url) == 0
+    # Started again as it was, at the same port.
     again = serve(urlsplit(server.url).netloc)
-    wait_for(lambda: not child.is_running() or child.status() == "zombie", "the old one ends")
     wait_for(lambda: status_of(again.url) == 200, "the new one serves")
     assert again.url == server.url
+
+
+def test_serve_waits_for_the_port_of_one_that_was_killed_just_now(
+    serve: Callable[..., Any],
+) -> None:
+    server = serve()
+    child = http_process_of(server)
+    child.suspend()  # so that it still has the port
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait()
+    threading.Timer(0.5, child.resume).start()
+    again = HttpProcess(HttpSettings(bind=urlsplit(server.url).netloc))
+    again.stop()
+    assert again.address == urlsplit(server.url).netloc
 
 
 def test_a_server_that_stands_alone_finds_the_next_engine_at_its_endpoint(

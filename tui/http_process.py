@@ -28,6 +28,8 @@ _LONGEST_PAUSE_S = 30.0
 _GOOD_RUN_S = 30.0  # after so long a child counts as well again
 _STOP_S = 8.0
 _PROBE_S = 2.0
+_LEAVING_S = 3.0  # of the HTTP server of an engine that was killed
+_POLL_S = 0.1
 
 
 class HttpProcess:
@@ -43,8 +45,6 @@ class HttpProcess:
 
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
-        self._listener: socket.socket | None = None
-        self.address = settings.bind  # HOST:PORT, once it listens with the port it got
         self._endpoint = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
@@ -52,18 +52,12 @@ class HttpProcess:
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         address = parse_address(settings.bind)
         check_private(address, settings.api_key)
-        try:
-            self._listener, self.address = open_listener(settings.bind)
-        except ConfigError:
-            # The server of an engine that was killed: it leaves when it sees the next engine.
-            if not _waits_for_an_engine(address):
-                raise
+        self._listener, self.address = _listener_of(address, settings.bind)
 
     def start(self, endpoint: str) -> None:
         """The engine is there."""
         self._endpoint = endpoint
-        if self._listener is not None:
-            say(*announcement(self.address, self._settings))
+        say(*announcement(self.address, self._settings))
         self._thread.start()
 
     def stop(self) -> None:
@@ -80,8 +74,7 @@ class HttpProcess:
                 process.wait()
         if self._thread.ident is not None:
             self._thread.join()
-        if self._listener is not None:
-            self._listener.close()
+        self._listener.close()
 
     def _run(self) -> None:
         pause_s = _FIRST_PAUSE_S
@@ -103,14 +96,11 @@ class HttpProcess:
     def _run_once(self) -> str:
         """One life of the child; what ended it."""
         try:
-            if self._listener is None:
-                self._listener, self.address = open_listener(self._settings.bind)
-                say(*announcement(self.address, self._settings))
             with self._lock:
                 if self._stopping.is_set():
                     return ""
                 self._process = self._spawn(self._listener)
-        except (ConfigError, OSError) as error:
+        except OSError as error:
             return f"the HTTP server did not start: {error}"
         exit_code = self._process.wait()
         how = f"by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"with {exit_code}"
@@ -133,14 +123,28 @@ class HttpProcess:
         )
 
 
+def _listener_of(address: Address, bind: str) -> tuple[socket.socket, str]:
+    """As `open_listener`, with patience for the server of an engine that was killed just now."""
+    deadline_s = time.monotonic() + _LEAVING_S
+    while True:
+        try:
+            return open_listener(bind)
+        except ConfigError:
+            if time.monotonic() > deadline_s or not _waits_for_an_engine(address):
+                raise
+        time.sleep(_POLL_S)
+
+
 def _waits_for_an_engine(address: Address) -> bool:
-    """Whether a server of ours listens there that has no engine."""
+    """Whether a server of ours listens there that has no engine, or nobody any more."""
     connection = http.client.HTTPConnection(address.host, address.port, timeout=_PROBE_S)
     try:
         connection.request("GET", "/health")
         response = connection.getresponse()
         answer = json.loads(response.read(65536))
         return response.status == 503 and answer["error"]["code"] == "engine_unavailable"
+    except ConnectionError:
+        return True
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
         return False
     finally:

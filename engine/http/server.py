@@ -33,7 +33,7 @@ SEND_BUFFER = 128 * 1024
 KEEP_ALIVE_S = 75
 FIRST_LOOK_S = 1.0  # for the engine, before requests are taken
 BACKLOG = 2048
-ORPHAN_S = 60.0  # after the engine that started this server, and without another
+ORPHAN_S = 1.0  # after the engine that started this server: until connections are cut
 _POLL_S = 0.05
 
 
@@ -82,9 +82,8 @@ def serve_http(
     """Serve until SIGINT, SIGTERM or SIGHUP.
 
     Args:
-        parent_gone: set when the engine that started this process is gone. The server then goes
-            on for a while, with what there is at the endpoint, and gives way to an engine that
-            brings an HTTP server of its own.
+        parent_gone: set when the engine that started this process is gone. The server then lets
+            go of its port, ends what is open with an error, and ends itself.
         found: told of the engine, each time it is found.
     """
     _allow_many_files()
@@ -139,7 +138,7 @@ async def _main(
         asyncio.create_task(_end_streams(server, api)),
     ]
     if parent_gone is not None:
-        tasks.append(asyncio.create_task(_watch_parent(server, engine, parent_gone)))
+        tasks.append(asyncio.create_task(_follow_parent(server, engine, parent_gone)))
     for task in tasks:
         task.add_done_callback(lambda done: _stop_on_failure(server, done))
     try:
@@ -166,22 +165,17 @@ async def _end_streams(server: uvicorn.Server, api: Api) -> None:
     api.engine.close("this server is shutting down")
 
 
-async def _watch_parent(
+async def _follow_parent(
     server: uvicorn.Server, engine: EngineClient, parent_gone: threading.Event
 ) -> None:
-    """How long a server goes on whose engine was killed."""
+    """End soon after the engine that this server was started for, killed or not."""
     while not parent_gone.is_set():
         await asyncio.sleep(_POLL_S)
-    num_found = engine.num_found
-    alone_s = 0.0
-    while alone_s < ORPHAN_S:
-        await asyncio.sleep(_POLL_S)
-        info = engine.info
-        alone_s = 0.0 if info is not None else alone_s + _POLL_S
-        if info is not None and engine.num_found > num_found and info.http_endpoint is not None:
-            log.warning("%s has an HTTP server of its own: this one ends", info.name)
-            break
     server.should_exit = True
+    engine.close("the engine is gone; try again when it is back")
+    # Only a client that does not read what it gets is still there after this.
+    await asyncio.sleep(ORPHAN_S)
+    server.force_exit = True
 
 
 def _stop_on_failure(server: uvicorn.Server, task: asyncio.Task[None]) -> None:
