@@ -99,6 +99,37 @@ async def test_the_budget_is_changed_and_marked_at_its_step(source: Subscriber) 
     app.close()
 
 
+async def test_undo_takes_back_the_own_change_and_nobody_elses(source: Subscriber) -> None:
+    """The other goes by the same name: it is another dashboard of the same person."""
+    app = dashboard(source)
+    changes = source.history
+    async with app.run_test(size=(160, 40)):
+        name = app.main.operator.who
+        with ControlClient(source.endpoint) as other:
+            other.set_knobs({"max_num_batched_tokens": 512}, who=name)
+            await until(lambda: len(changes.knob_changes) == 1, "the other's change is not seen")
+            await press(app, "U")
+            await until(lambda: "has changed no knob" in screen_text(app), "nothing is said")
+            assert f"{name}: max_num_batched_tokens 2048→512" in screen_text(app)
+            await press(app, "B", *"256", "enter")
+            await until(lambda: len(changes.knob_changes) == 2, "no change came back")
+            # Another knob is no reason to keep it ...
+            other.set_knobs({"max_num_seqs": 8}, who="anna")
+            await until(lambda: len(changes.knob_changes) == 3, "anna's change is not seen")
+            await press(app, "U")
+            await until(lambda: len(changes.knob_changes) == 4, "no undo came back")
+            assert changes.knob_changes[-1].new == {"max_num_batched_tokens": 512}
+            # ... the same one is.
+            other.set_knobs({"max_num_batched_tokens": 1024}, who="anna")
+            await until(lambda: len(changes.knob_changes) == 5, "anna's change is not seen")
+            await press(app, "U")
+            said = "not undone: since then anna: max_num_batched_tokens 512→1024"
+            await until(lambda: said in screen_text(app), "nobody is named")
+            assert other.snapshot().knobs["max_num_batched_tokens"] == 1024
+    assert len(changes.knob_changes) == 5
+    app.close()
+
+
 async def test_dropping_the_stepper_changes_nothing(source: Subscriber) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):

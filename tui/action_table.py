@@ -157,7 +157,7 @@ _ACTIONS: tuple[Action, ...] = (
            "act", footer=4, needs=_ENGINE, changes_engine=True),
     Action("knobs", ("K",), "Knobs", "all knobs of the engine, with their bounds", "act",
            footer=8, needs=_ENGINE, changes_engine=True),
-    Action("undo", ("U",), "Undo", "take the last knob change back (again: redo)", "act",
+    Action("undo", ("U",), "Undo", "take your last knob change back (again: redo)", "act",
            footer=18, needs=_ENGINE, changes_engine=True),
     Action("pause_engine", ("P",), "Pause engine", "pause the engine itself, or resume it",
            "act", footer=22, needs=_ENGINE, changes_engine=True),

@@ -12,7 +12,7 @@ from stepscope.engine.commands import (
     StepOnce,
     WorkloadSpec,
 )
-from stepscope.engine.wire import KnobSpec, KnobValue
+from stepscope.engine.wire import KnobsChanged, KnobSpec, KnobValue
 from stepscope.recordings.history import History
 from stepscope.tui.commands.connect import who
 from stepscope.tui.engine_link import Answer, EngineLink
@@ -34,6 +34,7 @@ class Operator:
         self._link = link
         self._notices = notices
         self.who = who()
+        self._own: set[tuple[str, int]] = set()  # engines, and versions that we made of their knobs
 
     @property
     def pending(self) -> str:
@@ -55,12 +56,19 @@ class Operator:
         )
 
     def undo(self) -> None:
-        """Take the last change of a knob back, whoever made it."""
+        """Take this operator's own last change of a knob back, if it still holds."""
+        self.take_answers()  # they say which changes are our own
         changes = self._history.knob_changes
-        if not changes:
-            self._notices.say("no knob has been changed since this dashboard began", "caution")
+        own = [change for change in changes if self._is_own(change)]
+        if not own:
+            said = f"; the last one is {_change_text(changes[-1])}" if changes else ""
+            self._notices.say(f"this dashboard has changed no knob{said}", "caution")
             return
-        last = changes[-1]
+        last = own[-1]
+        for later in reversed(changes):
+            if later.version > last.version and later.new.keys() & last.new.keys():
+                self._notices.say(f"not undone: since then {_change_text(later)}", "caution")
+                return
         back = {name: value for name, value in last.old.items() if name in last.new}
         what = ", ".join(
             f"{name} {value_text(last.new[name])}→{value_text(value)}"
@@ -68,8 +76,12 @@ class Operator:
         )
         self._ask(
             f"undo: {what}",
-            SetKnobs(changes=back, expected_version=last.version),
+            SetKnobs(changes=back, expected_version=changes[-1].version),
         )
+
+    def _is_own(self, change: KnobsChanged) -> bool:
+        info = self._history.info
+        return info is not None and (info.engine_id, change.version) in self._own
 
     def pause_or_resume(self) -> None:
         if self._history.state.state in ("paused", "draining"):
@@ -101,7 +113,24 @@ class Operator:
             if answer.error is not None:
                 self._notices.say(f"{answer.what}: {answer.error}", "breach")
             else:
+                self._remember(answer)
                 self._notices.say(_told(answer), "good")
+
+    def _remember(self, answer: Answer) -> None:
+        """Keep which changes are ours: a name may be that of several dashboards."""
+        info, command, reply = self._history.info, answer.command, answer.reply
+        if info is None or not isinstance(command, SetKnobs) or not isinstance(reply, Ack):
+            return
+        if reply.version is not None and reply.version != command.expected_version:
+            self._own.add((info.engine_id, reply.version))
+
+
+def _change_text(change: KnobsChanged) -> str:
+    what = ", ".join(
+        f"{name} {value_text(change.old.get(name))}→{value_text(value)}"
+        for name, value in change.new.items()
+    )
+    return f"{change.who}: {what} at step {change.effective_step:,}"
 
 
 def _told(answer: Answer) -> str:
