@@ -34,7 +34,7 @@ from stepscope.recordings.latency import SLO, percentiles
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recording_feed import RecordingFeed
 from stepscope.recordings.session import SessionState
-from stepscope.tui.compare.text import no_winner, outcome
+from stepscope.tui.compare.text import no_winner, outcome, setting_text
 
 SLO_ = SLO(ttft_ms=500.0, itl_ms=30.0)
 WORKLOAD = SimulatedWorkload(rate=9.0, document_share=0.25, document_tokens=2600, output_tokens=140)
@@ -275,6 +275,22 @@ def test_a_run_is_no_better_than_itself(small_and_large: tuple[Messages, Message
     assert found.settings == []
     assert found.different_work is None
     assert all(pair.difference_ns == 0 for pair in found.requests.pairs)
+
+
+def test_that_only_one_engine_overlaps_its_steps_is_a_difference_where_both_tell() -> None:
+    messages = run_of(1024, 20)
+
+    def told(overlap: bool | None) -> Side:
+        return side_of([
+            (n, msgspec.structs.replace(m, overlap=overlap) if isinstance(m, EngineInfo) else m)
+            for n, m in messages
+        ])  # fmt: skip
+
+    found = compare(told(True), told(False)).settings
+    assert [(each.name, each.a, each.b) for each in found] == [("overlap", (True,), (False,))]
+    assert [setting_text(each) for each in found] == ["overlap on | off"]
+    assert compare(told(True), told(True)).settings == []
+    assert compare(told(True), told(None)).settings == []
 
 
 def another(messages: Messages, engine_id: str = "another") -> Messages:

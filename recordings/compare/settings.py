@@ -16,6 +16,7 @@ _FIELDS = (
     "block_size",
     "num_blocks",
     "max_model_len",
+    "overlap",
     "software_version",
 )
 _CAPACITIES = {"max_num_batched_tokens": "token budget at most", "max_num_seqs": "seats at most"}
