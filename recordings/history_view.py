@@ -7,6 +7,7 @@ earlier state, percentiles) is done outside of it, on what cannot change any mor
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from stepscope.engine.wire import EngineInfo, KnobsChanged, Mark, RequestView, Snapshot, StepRecord
 from stepscope.recordings.causes import Late
@@ -22,6 +23,14 @@ from stepscope.recordings.session import SessionState
 from stepscope.recordings.step_cache import StepCache
 from stepscope.recordings.timeline import Timeline
 from stepscope.recordings.windows import Windows
+
+
+class Newest(NamedTuple):
+    """What there is at one moment, however fast messages come; no steps before the first one."""
+
+    first_step: int | None
+    last_step: int | None
+    state: SessionState
 
 
 class HistoryView:
@@ -63,6 +72,12 @@ class HistoryView:
             if self._newest is None or self._newest[0] != self.version:
                 self._newest = (self.version, self._timeline.state.copy())
             return self._newest[1]
+
+    @property
+    def newest(self) -> Newest:
+        """The steps there are, and the state that goes with the last of them."""
+        with self._lock:
+            return Newest(self.first_step, self.last_step, self.state)
 
     @property
     def info(self) -> EngineInfo | None:

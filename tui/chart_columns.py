@@ -39,13 +39,19 @@ class ChartColumns:
         self._merged: dict[tuple[int, int], ChartColumn] = {}
         self._merged_for: tuple[str | None, int] = (None, 0)
 
-    def visible(self, view: View, width: int) -> list[ChartColumn | None]:
+    def visible(
+        self, view: View, width: int, newest: int | None = None
+    ) -> list[ChartColumn | None]:
         """`width` columns, the last of them at the right edge of `view`.
 
         None stands for before the history, and on the time axis for time without a step.
+
+        Args:
+            newest: the last step to show of a picture that tells of one moment.
         """
         history = self._history
-        first_step, last_step = history.first_step, history.last_step
+        first_step = history.first_step
+        last_step = history.last_step if newest is None else newest
         if first_step is None or last_step is None or width <= 0:
             return [None] * max(0, width)
         self._forget_outdated()

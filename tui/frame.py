@@ -119,19 +119,19 @@ class FrameBuilder:
     def build(self, view: View, num_columns: int, num_lanes: int, num_events: int) -> Frame:
         """The picture as of now, for a chart of so many columns and lanes."""
         history = self._history
-        first_step, last_step = history.first_step, history.last_step
+        first_step, last_step, newest_state = history.newest
         if view.cursor is not None and first_step is not None and last_step is not None:
             # Old steps are forgotten while somebody looks at them.
             view.cursor = max(first_step, min(last_step, view.cursor))
         cursor = last_step if view.cursor is None else view.cursor
-        state = history.state if view.cursor is None else history.state_at(view.cursor)
-        columns = self._columns.visible(view, num_columns)
+        state = newest_state if view.cursor is None else history.state_at(view.cursor)
+        columns = self._columns.visible(view, num_columns, last_step)
         cursor_column = _column_of(columns, view.cursor)
         if view.cursor is not None and cursor_column is None and last_step is not None:
             shown = [column for column in columns if column is not None]
             if shown:
                 view.keep_visible(shown[0].first, shown[-1].last, last_step)
-                columns = self._columns.visible(view, num_columns)
+                columns = self._columns.visible(view, num_columns, last_step)
                 cursor_column = _column_of(columns, view.cursor)
         lanes, total = lane_rows(history, view, columns, state, num_lanes)
         windows = {}

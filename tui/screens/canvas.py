@@ -46,7 +46,9 @@ _VIEWS: Mapping[str, Callable[[Frame, int, int, int], list[Line]]] = {
 log = logging.getLogger("stepscope.tui")
 
 _P = ParamSpec("_P")
-_FAST_VIEWS = frozenset({"chart", "lanes"})  # the others are read rather than watched
+# Of the main screen. The others are read rather than watched; these name a step, or count what it
+# left running and waiting, as the header does: all of them tell of the same one.
+_FAST_VIEWS = frozenset({"figures", "chart", "lanes", "inspector"})
 
 
 class Canvas:
@@ -144,7 +146,8 @@ class Canvas:
         gutter = self.label_width
         for name, draw in _VIEWS.items():
             place = self.places.get(name)
-            if place is not None and (everything or name in _FAST_VIEWS):
+            is_fast = name in _FAST_VIEWS and page is None
+            if place is not None and (everything or is_fast):
                 self._show(name, draw, frame, place.width, place.height, gutter)
         if self.page == "fleet":
             self._show("header", fleet_page.header, frame, connection.title, connection.fps, width)

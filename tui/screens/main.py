@@ -202,9 +202,12 @@ class MainScreen(Screen[None]):
         if canvas.page != self.view.page:
             canvas.place(self.size, self.view.page)
             everything = True
-        frame = self.new_frame()
-        if canvas.fit(frame):
+        # A page is drawn with everything only, and the header stays at the moment of the page.
+        frame = self.frame if self.view.page != "live" and not everything else None
+        if frame is None:
             frame = self.new_frame()
+            if canvas.fit(frame):
+                frame = self.new_frame()
         self._is_partial = not everything
         if everything:
             self._all_drawn_s = self.session.clock()

@@ -1,0 +1,105 @@
+"""One picture tells of one moment: whatever names a step, or counts its requests, agrees."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from stepscope.engine.config import Knobs
+from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.wire import Telemetry
+from stepscope.recordings.history import History
+from stepscope.recordings.latency import SLO
+from stepscope.tui.app import Dashboard
+from stepscope.tui.frame import FrameBuilder
+from stepscope.tui.view import View
+
+FRAME_S = 0.1
+KNOBS = Knobs(max_num_batched_tokens=1024, max_num_seqs=32)
+WORKLOAD = SimulatedWorkload(rate=9.0, document_share=0.12, document_tokens=2600, output_tokens=140)
+COST = CostModel(floor_ms=12.0, token_us=25.0, context_ns=4.0)
+
+
+def messages() -> Iterator[tuple[int, Telemetry]]:
+    """Of a session in which requests come, wait and go all the time."""
+    session = simulate(
+        seed=5, num_steps=300, knobs=KNOBS, workload=WORKLOAD, cost=COST, num_blocks=512
+    )
+    return iter(session)
+
+
+def figures(app: Dashboard, *names: str) -> dict[str, set[tuple[str, ...]]]:
+    """What the shown views say of a kind of figure, wherever they say it."""
+    said = "\n".join(app.main.text_of(*names))
+    return {
+        "step": set(re.findall(r"\bstep ([\d,]+)(?=  | \(follows)", said)),
+        "run": set(re.findall(r"RUN (\d+)/|(\d+) run \d+ wait", said)),
+        "wait": set(re.findall(r"WAIT (\d+)|\d+ run (\d+) wait", said)),
+    }
+
+
+def values(found: set[Any]) -> set[str]:
+    return {part for each in found for part in ([each] if isinstance(each, str) else each) if part}
+
+
+@pytest.mark.parametrize(
+    ("width", "page"), [(120, "live"), (160, "live"), (200, "live"), (120, "step")]
+)
+async def test_every_frame_of_a_moving_session_tells_of_one_step(
+    width: int, page: str, still_source: Callable[..., Any]
+) -> None:
+    now_s = 0.0
+    history = History(SLO(ttft_ms=500.0, itl_ms=30.0))
+    coming = messages()
+    for _ in range(100):
+        history.append(*next(coming))
+    source = still_source(1)
+    source.history = history
+    app = Dashboard(source, history, any_terminal=True, fps=1.0, clock=lambda: now_s)
+    async with app.run_test(size=(width, 60)) as pilot:
+        if page == "step":
+            await pilot.press("2")
+        places = app.main.canvas.places
+        shown = [
+            name for name in ("header", "figures", "lanes", "inspector", "page") if name in places
+        ]
+        assert ("inspector" in shown) == (width >= 160)
+        steps, running, waiting = set(), set(), set()
+        for _ in range(40):
+            for _ in range(3):
+                history.append(*next(coming))
+            now_s += FRAME_S
+            app.main.draw_if_changed()
+            found = {kind: values(each) for kind, each in figures(app, *shown).items()}
+            assert {kind: len(each) for kind, each in found.items()} == dict.fromkeys(found, 1)
+            steps |= found["step"]
+            running |= found["run"]
+            waiting |= found["wait"]
+        moved = 40 if page == "live" else 5
+        assert min(len(steps), 40) >= moved - 1  # it did move, and so did what is counted
+        assert min(len(running), len(waiting)) > 1
+
+
+def test_steps_that_come_while_a_picture_is_made_are_for_the_next_one() -> None:
+    history = History()
+    coming = messages()
+    for _ in range(100):
+        history.append(*next(coming))
+
+    class Coming(View):
+        """Looking at it takes so long that another step comes."""
+
+        @property
+        def axis(self) -> str:  # type: ignore[override]
+            history.append(*next(coming))
+            return "step"
+
+        @axis.setter
+        def axis(self, value: str) -> None:
+            return
+
+    frame = FrameBuilder(history, clock=lambda: 0.0).build(Coming(), 40, 20, 4)
+    assert history.last_step > frame.cursor
+    last = next(column for column in reversed(frame.columns) if column is not None)
+    assert frame.cursor == frame.state.step == frame.summary.step == last.last
