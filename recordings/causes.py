@@ -35,6 +35,7 @@ _WAITED_FOR = {
     "preemption": "because a step preempted",
     "batch": "for the batch before it to end",
     "queued": "behind others",
+    "step": "for the step under way to end",
     "": "for a reason not told",
 }
 

@@ -135,16 +135,19 @@ class Explainer:
         end_ns = max(record.tokens_ns, start_ns)
         between = self._between(record.step, start_ns)
         for event in record.events:
-            if not isinstance(event, Finished):
+            if isinstance(event, Arrived):  # maybe while the step ran
+                self._arrive(event, end_ns)
+            elif not isinstance(event, Finished):
                 self._take_event(event, start_ns, between, record.step)
         prefills = prefills_of(record)
         if record.batch is not None:
             self._take_rows(record, between, prefills, start_ns, end_ns)
-        if len(self._requests) > len(self._running):
-            if self._queue.add(between, record, start_ns, end_ns):
-                self._prune()
-        else:
+        if len(self._requests) == len(self._running):
             self._queue.clear()
+        # Of a request that came while this step ran, the next one's record may be the first to
+        # tell, where that one was prepared meanwhile.
+        if self._queue.add(between, record, start_ns, end_ns):
+            self._prune()
         for event in record.events:
             if isinstance(event, Finished):
                 self._end(event.request_id)
@@ -241,14 +244,7 @@ class Explainer:
             return
         request = self._requests.get(request_id)
         if isinstance(event, Arrived):
-            if request is None:
-                self._requests[request_id] = Wait(
-                    event.client_id,
-                    "waiting",
-                    min(event.time_ns, time_ns),
-                    event.num_prompt_tokens,
-                    0,
-                )
+            self._arrive(event, time_ns)
         elif isinstance(event, Finished | Aborted):
             self._end(request_id)
         elif request is None:
@@ -260,6 +256,14 @@ class Explainer:
             request.fill(between, time_ns, step)
             request.status = "out"
             self._running.pop(request_id, None)
+
+    def _arrive(self, event: Arrived, latest_ns: int) -> None:
+        request_id = event.request_id
+        if self._only in (None, request_id) and request_id not in self._requests:
+            since_ns = min(event.time_ns, latest_ns)
+            self._requests[request_id] = Wait(
+                event.client_id, "waiting", since_ns, event.num_prompt_tokens, 0
+            )
 
     def _admit(self, request_id: int, between: list[Piece], start_ns: int, step: int) -> None:
         """The wait in the queue is over at `start_ns`."""

@@ -123,10 +123,13 @@ def left_out(record: StepRecord, prefills: list[BatchRow], start_ns: int) -> Pie
 
 
 def blocking_reason(record: StepRecord) -> str:
-    """What the queue as a whole waited for in a step."""
+    """What the queue as a whole waited for in a step; "" where the engine does not tell.
+
+    Who came after the step had been scheduled, when nobody waited, waits for its end.
+    """
     reasons = record.waiting_reasons
     if not reasons:
-        return ""
+        return "" if reasons is None else "step"
     blocking = {reason: count for reason, count in reasons.items() if reason != "queued"}
     return max(blocking, key=blocking.__getitem__, default="queued")
 

@@ -43,7 +43,15 @@ from stepscope.engine.simulated import (
 )
 from stepscope.engine.step import InFlight, ScheduledStep, StepResult
 from stepscope.engine.token_teller import TokenTeller
-from stepscope.engine.wire import Aborted, EngineStatus, Finished, Snapshot, StepRecord, Telemetry
+from stepscope.engine.wire import (
+    Aborted,
+    Arrived,
+    EngineStatus,
+    Finished,
+    Snapshot,
+    StepRecord,
+    Telemetry,
+)
 from stepscope.recordings.explain import Explainer
 from stepscope.recordings.history import History
 from stepscope.recordings.verify import verify
@@ -213,6 +221,55 @@ def test_observers_find_the_books_sound_and_no_share_out_of_bounds(tmp_path: Pat
     for late in explainer.late:
         assert sum(piece.ns for piece in late.pieces) == late.end_ns - late.start_ns
         assert all(piece.ns >= 0 for piece in late.pieces)
+        assert all(piece.cause != "unknown" for piece in late.pieces)
+
+
+@pytest.mark.parametrize("early_ms", [0, 2, 7])
+def test_the_wait_of_a_request_that_came_while_a_step_ran_is_explained_whole(early_ms: int) -> None:
+    """The device goes on by itself in virtual time; nobody has waited for its step by then."""
+    runner = SimulatedRunner(CostModel())
+    engine = Engine(runner)
+    engine.submit(60)
+    for _ in range(5):
+        engine.core.step()
+    arrivals_ns = []
+    for first in (100, 200):  # told with the step after, then with the very step
+        assert engine.core.has_step_in_flight
+        runner.advance_to(runner.clock() + early_ms * 1_000_000)
+        arrivals_ns.append(runner.clock())
+        engine.submit(10, first=first)
+        if first == 200:
+            engine.ask(SetKnobs(changes={"max_num_batched_tokens": 77}))
+        for _ in range(4):
+            engine.core.step()
+    engine.run()
+    records = engine.sink.records
+    told_in = [record for r in (1, 2) for record in records if r in _arrived(record)]
+    assert [
+        arrival < record.schedule_start_ns
+        for arrival, record in zip(arrivals_ns, told_in, strict=True)
+    ] == [True, False]
+    explainers = [Explainer(0, 0), *(Explainer(0, 0, only=request_id) for request_id in (1, 2))]
+    for message in engine.sink.messages:
+        for explainer in explainers:
+            explainer.take(message)
+    firsts = {late.request_id: late for late in explainers[0].late if not late.token_idx}
+    for request_id, arrival_ns in zip((1, 2), arrivals_ns, strict=True):
+        late = firsts[request_id]
+        assert late.start_ns == arrival_ns
+        assert [piece.cause for piece in late.pieces] == ["queued", "prompt"]
+        assert "for the step under way to end" in late.pieces[0].text
+        alone = explainers[request_id]
+        assert alone.life[0].start_ns == arrival_ns
+        assert alone.late[0] == late
+    for explainer in explainers:
+        assert all(piece.cause != "unknown" for late in explainer.late for piece in late.pieces)
+        for late in explainer.late:
+            assert sum(piece.ns for piece in late.pieces) == late.gap_ns
+
+
+def _arrived(record: StepRecord) -> list[int]:
+    return [event.request_id for event in record.events if isinstance(event, Arrived)]
 
 
 def test_the_same_seed_gives_the_same_messages_byte_for_byte() -> None:
