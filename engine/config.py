@@ -28,6 +28,10 @@ class ConfigError(ValueError):
         self.code = code
 
 
+class WrongValue(ConfigError):
+    """What no machine would take: it is not of the form that the setting has."""
+
+
 class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is fixed for the life of an engine."""
 
@@ -113,7 +117,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Literal["auto", "on", "off"],
         Meta(
             description="prepare each step while the one before it runs, where its tokens are not "
-            "needed for that; 'auto': on a GPU (a CPU that runs the model has no time for it)"
+            "needed for that; 'auto': on a GPU; 'on' is refused on a CPU, which runs the model "
+            "within the launch"
         ),
     ] = "auto"
     telemetry: Annotated[bool, Meta(description="publish a record of every step")] = True
@@ -131,6 +136,23 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = False
     seed: Annotated[int, Meta(description="seed of sampled requests that bring none")] = 0
+
+    def overlaps(self, *, launch_blocks: bool) -> bool:
+        """Whether steps are prepared while those before them run.
+
+        Args:
+            launch_blocks: of the device: a step has run once it is launched.
+
+        Raises:
+            ConfigError: it is asked for where it cannot be.
+        """
+        if self.overlap == "on" and launch_blocks:
+            raise ConfigError(
+                "overlap",
+                "overlap: a CPU runs the model within the launch, so nothing can overlap; "
+                "use --overlap auto",
+            )
+        return self.overlap != "off" and not launch_blocks
 
     def hash(self) -> str:
         """Short fingerprint of the whole configuration, for telling recordings apart."""

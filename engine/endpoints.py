@@ -19,7 +19,7 @@ from types import TracebackType
 import platformdirs
 
 from stepscope.engine.access.keys import Credentials
-from stepscope.engine.config import ConfigError
+from stepscope.engine.config import ConfigError, WrongValue
 
 MAX_IPC_PATH = 103  # sun_path holds 108 bytes on Linux and 104 on macOS
 _TELEMETRY_SUFFIX = ".telemetry"
@@ -61,19 +61,20 @@ class Endpoint:
         """From `ipc://PATH`, `tcp://HOST:PORT`, a path, or the name of a local engine.
 
         Raises:
-            ConfigError: it is none of these.
+            WrongValue: it is none of these.
+            ConfigError: its path is too long.
         """
         text = text.strip()
         if text.startswith("tcp://"):
             host, _, port = text.removeprefix("tcp://").rpartition(":")
             if not host or not port.isdigit() or not 0 < int(port) < 65535:
-                raise ConfigError(
+                raise WrongValue(
                     "bad_endpoint", f"{text!r} is not tcp://HOST:PORT with a port of 1..65534"
                 )
             return cls(text)
         path = text.removeprefix("ipc://")
         if not path or "://" in path:
-            raise ConfigError(
+            raise WrongValue(
                 "bad_endpoint", f"{text!r} is not ipc://PATH, tcp://HOST:PORT or an engine's name"
             )
         full = Path(path).absolute() if "/" in path else runtime_dir() / path
@@ -217,9 +218,9 @@ class EndpointLock:
 
 
 def check_name(name: str) -> None:
-    """Raises ConfigError when `name` cannot be a file name in the runtime folder."""
+    """Raises WrongValue when `name` cannot be a file name in the runtime folder."""
     if "/" in name or "\0" in name or name.startswith(".") or name.endswith(_SUFFIXES):
-        raise ConfigError(
+        raise WrongValue(
             "bad_name", f"{name!r} cannot name an engine: use letters, digits, '-', '_' and '.'"
         )
 

@@ -110,7 +110,7 @@ def test_on_a_cpu_it_is_scaled_down_and_says_how_to_get_the_rest_and_ctrl_c_ends
     errors = "".join(said) + rest
     assert "scaled down for a CPU: the first 32 of 256 requests" in errors
     assert "the full yardstick: --num-requests 256" in errors
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert rest.splitlines()[-1].startswith("stepscope: error: interrupted with ")
     assert "Traceback" not in errors
     assert "(partial: interrupted)" in out.splitlines()[0]

@@ -258,7 +258,7 @@ def test_ctrl_c_ends_load_aborts_what_is_under_way_and_still_prints_the_summary(
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert "20 sent, 0 finished, 20 aborted" in stdout
     assert "interrupted; 20 requests under way were given up" in stderr
     assert "Traceback" not in stderr

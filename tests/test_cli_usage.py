@@ -125,6 +125,11 @@ def test_the_version_is_shown(run: Run) -> None:
         (["load", "--seconds", "0"], "--seconds: expected a number above 0"),
         (["load", "--rate", "0"], "--rate: expected a number above 0"),
         (["replay"], "FILE"),
+        (["http", "e", "--bind", "foo"], "'foo' is not HOST:PORT"),
+        (["http", "e", "--bind", "127.0.0.1:99999"], "with a port of 0..65535"),
+        (["serve", "--endpoint", "http://x"], "'http://x' is not ipc://PATH"),
+        (["serve", "--name", "a/b"], "'a/b' cannot name an engine"),
+        (["serve", "--kv-memory", "12QB"], "kv_memory is auto, a size"),
     ],
 )
 def test_wrong_usage_ends_with_2_and_says_what_was_expected(
@@ -212,7 +217,7 @@ def test_with_several_engines_it_names_them_and_asks_for_one(
 
 def test_an_endpoint_that_is_none_is_refused(run: Run) -> None:
     done = run("snapshot", "http://localhost:8000")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "tcp://HOST:PORT" in done.one_line()
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from stepscope.engine.config import ConfigError, EngineConfig
+from stepscope.engine.config import ConfigError, EngineConfig, WrongValue
 
 # A share of what is free would give a small model far more than it can ever use, and would commit
 # memory of a machine that serves more than this; a size that is asked for outright is not capped.
@@ -48,13 +48,14 @@ def kv_memory_bytes(
         auto: the share or size that "auto" stands for.
 
     Raises:
-        ConfigError: not a size and not a share, or zero, or more than is free.
+        WrongValue: not a size and not a share, or zero.
+        ConfigError: more than is free.
     """
     text = auto if setting.strip() == "auto" else setting.strip()
     if share := _SHARE.fullmatch(text):
         percent = float(share[1])
         if not 0 < percent <= 100:
-            raise ConfigError("kv_memory", f"kv_memory is above 0% and up to 100%, not {text}")
+            raise WrongValue("kv_memory", f"kv_memory is above 0% and up to 100%, not {text}")
         wanted = int(free_bytes * percent / 100)
         return min(wanted, CPU_SHARE_CAP_BYTES) if cap_share else wanted
     if size_bytes := _size_bytes(text):
@@ -65,7 +66,7 @@ def kv_memory_bytes(
                 "ask for less, or give a share such as 20%",
             )
         return size_bytes
-    raise ConfigError(
+    raise WrongValue(
         "kv_memory", f"kv_memory is auto, a size (512MB, 1.5GiB) or a share (20%), not {setting!r}"
     )
 
@@ -74,11 +75,11 @@ def replay_memory_bytes(setting: str) -> int:
     """Bytes of a size ("256MB", "1.5GiB").
 
     Raises:
-        ConfigError: not a size, or zero.
+        WrongValue: not a size, or zero.
     """
     wanted = _size_bytes(setting.strip())
     if not wanted:
-        raise ConfigError("replay_memory", f"replay_memory is a size (256MB), not {setting!r}")
+        raise WrongValue("replay_memory", f"replay_memory is a size (256MB), not {setting!r}")
     return wanted
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
 
-from stepscope.engine.config import ConfigError
+from stepscope.engine.config import ConfigError, WrongValue
 
 
 class HttpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,13 +59,13 @@ def parse_address(text: str) -> Address:
     """From HOST:PORT, [IPv6]:PORT, :PORT or PORT; without a host it is 127.0.0.1.
 
     Raises:
-        ConfigError: it is none of these.
+        WrongValue: it is none of these.
     """
     host, _, port = text.strip().rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     is_port = port.isascii() and port.isdigit() and int(port) < 65536
     if not is_port or (":" in bare and bare == host):
-        raise ConfigError("bad_address", f"{text!r} is not HOST:PORT with a port of 0..65535")
+        raise WrongValue("bad_address", f"{text!r} is not HOST:PORT with a port of 0..65535")
     return Address(bare or "127.0.0.1", int(port))
 
 

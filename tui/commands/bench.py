@@ -11,7 +11,7 @@ import msgspec
 
 from stepscope.engine.config import EngineConfig, Knobs
 from stepscope.tui.commands.engine import engine_packages, prepare_process
-from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
+from stepscope.tui.commands.errors import CommandFailed, Interrupted, WrongUsage, say
 from stepscope.tui.commands.options import resolve
 from stepscope.tui.commands.progress import Progress
 
@@ -31,7 +31,7 @@ def throughput(
     json_file: str | None,
     flags: Mapping[str, Any],
 ) -> None:
-    """Raises CommandFailed when the run was cut short or requests failed."""
+    """Raises Interrupted when the run was cut short, CommandFailed when requests failed."""
     config = resolve(EngineConfig, "serve", flags)
     knobs = resolve(Knobs, "knobs", flags)
     lengths = (_lengths("--input-len", input_len), _lengths("--output-len", output_len))
@@ -148,7 +148,7 @@ def _judge(result: "ThroughputResult") -> None:
         message, _ = max(result.failures.items(), key=lambda item: item[1])
         raise CommandFailed(f"{result.num_failed} requests failed: {message}")
     if result.is_partial:
-        raise CommandFailed(
+        raise Interrupted(
             f"interrupted with {result.num_finished} of {result.num_requests} requests finished: "
             "the figures are of what ran until then"
         )

@@ -18,7 +18,7 @@ from stepscope.engine.gpu_bench.parts import PARTS, chosen_models, chosen_parts,
 from stepscope.engine.gpu_bench.results import Report
 from stepscope.tui.commands.bench_gpu_table import side_by_side, table
 from stepscope.tui.commands.engine import engine_packages
-from stepscope.tui.commands.errors import INTERRUPTED, CommandFailed, WrongUsage, say
+from stepscope.tui.commands.errors import CommandFailed, Interrupted, WrongUsage, say
 from stepscope.tui.commands.progress import Progress
 
 # Of (h): the two that a reader compares.
@@ -29,10 +29,6 @@ RECORDER = [
     *("record", "{endpoint}", "--output", "{file}"),
 ]
 LEAST_S = 10.0
-
-
-class Interrupted(CommandFailed):
-    exit_code = INTERRUPTED
 
 
 def gpu(
@@ -49,7 +45,8 @@ def gpu(
     """Measure, write a report and print its table.
 
     Raises:
-        CommandFailed: there is no GPU, a file cannot be written, or it was interrupted.
+        CommandFailed: there is no GPU, or a file cannot be written.
+        Interrupted: the report has what was measured until then.
     """
     if time_limit < LEAST_S:
         raise WrongUsage(f"--time-limit: expected {LEAST_S:g} seconds or more, got {time_limit:g}")

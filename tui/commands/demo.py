@@ -17,7 +17,7 @@ from stepscope.recordings.history import History
 from stepscope.recordings.latency import Series
 from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.subscriber import Subscriber
-from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
+from stepscope.tui.commands.errors import CommandFailed, Interrupted, WrongUsage, say
 from stepscope.tui.commands.options import DEMO_DEFAULTS, resolve
 from stepscope.tui.commands.progress import Progress
 from stepscope.tui.commands.record import size
@@ -94,7 +94,7 @@ def demo(
     if recorder is not None and recorder.state == "failed":
         raise CommandFailed(recorder.error or f"{record} could not be written")
     if stop and source.history.num_steps == 0:
-        raise CommandFailed("interrupted before the engine ran a step")
+        raise Interrupted("interrupted before the engine ran a step")
     if headless:
         _finish(source, settings, screenshot, recorder)
 

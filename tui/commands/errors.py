@@ -8,16 +8,22 @@ from contextlib import contextmanager
 
 import typer
 
-from stepscope.engine.config import ConfigError
+from stepscope.engine.config import ConfigError, WrongValue
 
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
-INTERRUPTED = 130  # Ctrl-C in a command that does not end well by it, as shells have it
+INTERRUPTED = 130  # Ctrl-C in what was not to be ended by it, as shells have it
 
 
 class CommandFailed(Exception):  # noqa: N818 - reads as what happened
     """The command could not do its work; the message says what to do."""
 
     exit_code = FAILED
+
+
+class Interrupted(CommandFailed):
+    """It was stopped before it was done; the message says what there is of it."""
+
+    exit_code = INTERRUPTED
 
 
 class WrongUsage(CommandFailed):
@@ -80,7 +86,7 @@ def expected(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, CommandFailed):
         return error.exit_code, str(error)
     if isinstance(error, ConfigError):
-        return FAILED, str(error)
+        return (WRONG_USAGE if isinstance(error, WrongValue) else FAILED), str(error)
     if client is not None and isinstance(error, client.EngineUnreachable):
         return FAILED, str(error)
     if client is not None and isinstance(error, client.CommandRefused):

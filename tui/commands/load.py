@@ -13,7 +13,7 @@ from stepscope.engine.traces import TraceRow, read_trace
 from stepscope.engine.wire import EngineInfo
 from stepscope.engine.workload import Arrival, PromptWriter, describe, fit, from_trace, synthetic
 from stepscope.tui.commands.connect import choose, connect
-from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
+from stepscope.tui.commands.errors import CommandFailed, Interrupted, WrongUsage, say
 from stepscope.tui.commands.options import resolve
 from stepscope.tui.commands.progress import Progress
 from stepscope.tui.commands.signals import StopSignals
@@ -30,7 +30,7 @@ def load(
     seconds: float | None,
     flags: Mapping[str, Any],
 ) -> None:
-    """Raises CommandFailed when requests went wrong or the run was cut short."""
+    """Raises CommandFailed when requests went wrong, Interrupted when the run was cut short."""
     spec = resolve(WorkloadSpec, "load", flags)
     _check_usage(trace, time_scale, limit, seconds, flags)
     rows = read_trace(trace, limit) if trace is not None else None
@@ -62,7 +62,7 @@ def load(
     if failure is not None:
         raise failure
     if interrupted and (num_arrivals is not None or seconds is not None):
-        raise CommandFailed(f"interrupted; {num_given_up} requests under way were given up")
+        raise Interrupted(f"interrupted; {num_given_up} requests under way were given up")
     if generator.report.num_errors:
         raise CommandFailed(f"the engine refused {generator.report.num_errors} requests")
 
