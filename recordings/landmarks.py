@@ -1,4 +1,4 @@
-"""Marks and knob changes of a recording, found without decoding its steps."""
+"""Marks, and changes of knobs and workload, of a recording, found without decoding its steps."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from stepscope.engine import wire
-from stepscope.engine.wire import KnobsChanged, KnobValue, Mark
+from stepscope.engine.wire import Audited, KnobsChanged, KnobValue, Mark
 
 if TYPE_CHECKING:
     from stepscope.recordings.reader import Recording  # with mcap, for those who have one
 
-_TOPICS = (wire.TOPICS[Mark], wire.TOPICS[KnobsChanged])
+_TOPICS = (wire.TOPICS[Mark], wire.TOPICS[KnobsChanged], wire.TOPICS[Audited])
 
 
 class Landmark(NamedTuple):
@@ -19,7 +19,7 @@ class Landmark(NamedTuple):
 
     step: int
     text: str
-    kind: Literal["mark", "knobs", "step"]
+    kind: Literal["mark", "knobs", "workload", "step"]
 
 
 def landmarks(recording: "Recording") -> Iterator[Landmark]:
@@ -43,6 +43,10 @@ def landmark_of(message: object) -> Landmark | None:
     if isinstance(message, KnobsChanged) and message.new:
         text = ", ".join(f"{name}={_text(value)}" for name, value in message.new.items())
         return Landmark(message.effective_step, text, "knobs")
+    if isinstance(message, Audited) and message.command == "SetWorkload":
+        # A refusal has no step: it changed nothing.
+        step = message.effective_step
+        return None if step is None else Landmark(step, "the workload", "workload")
     return None
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from stepscope.engine.config import Knobs
 from stepscope.engine.simulated import SimulatedWorkload, simulate
-from stepscope.engine.wire import Mark
+from stepscope.engine.wire import Audited, Mark
 from stepscope.recordings.compare.columns import NUM_STRETCHES
 from stepscope.recordings.reader import Recording
 from stepscope.tui.commands import compare as compare_command
@@ -20,19 +20,28 @@ from stepscope.tui.commands.errors import CommandFailed, WrongUsage
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory, recorded_to: Callable[..., Any]) -> Path:
-    """A budget that is made smaller in step 200, and a mark in step 300."""
+    """A smaller budget from step 200 to 320, marks in 300 and 380, another workload at 360."""
     path = tmp_path_factory.mktemp("compare") / "session.mcap"
     messages = simulate(
         seed=3,
         num_steps=400,
         knobs=Knobs(max_num_batched_tokens=2048, max_num_seqs=16),
-        changes={200: {"max_num_batched_tokens": 256}},
+        changes={
+            200: {"max_num_batched_tokens": 256},
+            320: {"max_num_batched_tokens": 2048},
+        },
         workload=SimulatedWorkload(rate=8.0, document_tokens=2500, output_tokens=60),
         num_blocks=512,
     )
-    mark = Mark(step=300, time_ns=0, text="after lunch", who="me")
+    last = messages[-1][0]
+    told = [Mark(step=300, time_ns=0, text="after lunch", who="me"),
+            Mark(step=380, time_ns=0, text="at the end", who="me")]  # fmt: skip
+    load = Audited(number=9, command="SetWorkload", who="me", time_ns=0, effective_step=360)
+    refused = Audited(number=10, command="SetWorkload", who="me", time_ns=0, code="not_allowed")
     with recorded_to(path) as source:
-        for sequence, message in [*messages, (messages[-1][0], mark)]:
+        for sequence, message in [*messages, *((last, mark) for mark in told)]:
+            source.take(sequence, message)
+        for sequence, message in enumerate((load, refused), last + 1):
             source.take(sequence, message)
     return path
 
@@ -58,7 +67,7 @@ def test_the_samples_tell_what_chunked_prefill_does(capsys: pytest.CaptureFixtur
     assert told["set"] == "max_num_batched_tokens 8192 | 256"
     assert "enable_chunked_prefill off | on" in text
     assert "shared a step with a prefill 99.9%" in text
-    assert "not the same work" not in text
+    assert "no winner" not in text
     figures = text.split("\n\n")[2]
     assert "B better" in next(line for line in figures.splitlines() if "ITL max" in line)
     assert "too few to say" in next(line for line in figures.splitlines() if "TTFT p99" in line)
@@ -103,19 +112,37 @@ def test_requests_stand_side_by_side_the_most_different_first(
 
 
 @pytest.mark.parametrize(
-    ("mark", "step"),
-    [("after lunch", 300), ("lunch", 300), ("max_num_batched", 200), ("120", 120), ("1,2", 12)],
+    ("mark", "since", "step", "until"),
+    [
+        ("max_num_batched_tokens=256", 0, 200, 320),
+        ("max_num_batched_tokens=2048", 200, 320, 360),  # back again, until the load is another
+        ("after lunch", 200, 300, 320),
+        ("lunch", 200, 300, 320),
+        ("at the end", 360, 380, None),
+        ("120", 0, 120, None),
+        ("1,2", 0, 12, None),
+    ],
 )
-def test_a_session_is_compared_before_and_after(
-    session: Path, capsys: pytest.CaptureFixture[str], mark: str, step: int
+def test_a_session_is_compared_before_and_after_under_one_setting_each(
+    session: Path,
+    capsys: pytest.CaptureFixture[str],
+    mark: str,
+    since: int,
+    step: int,
+    until: int | None,
 ) -> None:
     found = document(capsys, str(session), None, mark=mark)
     with Recording(session) as recording:
         assert recording.last_step is not None
-        num_after = recording.last_step + 1 - step
-    assert (found["a"]["num_steps"], found["b"]["num_steps"]) == (step, num_after)
-    if step == 200:
-        assert found["b"]["name"] == "after max_num_batched_tokens=256"
+        end = recording.last_step + 1 if until is None else until
+    assert (found["a"]["num_steps"], found["b"]["num_steps"]) == (step - since, end - step)
+    names = found["a"]["name"], found["b"]["name"]
+    assert names[0].endswith(f" since the change at step {since}") is (since > 0)
+    assert names[1].endswith(f" until the change at step {until}") is (until is not None)
+    if mark.endswith("=2048"):
+        assert [each for each in found["settings"] if each["is_knob"]] == [
+            {"name": "max_num_batched_tokens", "a": [256], "b": [2048], "is_knob": True}
+        ]
 
 
 @pytest.mark.parametrize(

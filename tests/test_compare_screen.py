@@ -238,7 +238,8 @@ async def test_one_chooses_among_ones_own_past_and_recordings(
         assert "A before  B after  before lunch" in shown
         origins = app.main.session.compare.origins
         assert origins is not None
-        assert [origin.stretch for origin in origins] == [Stretch(None, 99), Stretch(100, None)]
+        assert [origin.stretch for origin in origins] == [Stretch(None, 99), Stretch(100, 339)]
+        assert "B until the change at step 340" in shown
         first = page_of(app).comparison
         assert first is not None
         assert first.works[0].num_steps == 100
@@ -251,7 +252,7 @@ async def test_one_chooses_among_ones_own_past_and_recordings(
             body = text(compare_page.draw(frame, width, height))
             last = next(n for n, line in enumerate(body) if "B lower" in line)
             told = " ".join(line.strip("│ ") for line in body[1:last])
-            assert told == f"! work   not the same work, so no winner: {first.different_work}"
+            assert told == f"! work   asked for other work, no winner: {first.different_work}"
             assert "better" not in "\n".join(body[1:])
         # The end of a session goes on while one looks at it.
         await pilot.press("c")

@@ -138,7 +138,8 @@ def compare(
         str | None,
         typer.Option(
             metavar="MARK",
-            help="instead of B: A before and after a mark, a knob change, or a step",
+            help="instead of B: A before and after a mark or a knob change, from the change before "
+            "to the one after; or before and after a step, all of it",
         ),
     ] = None,
     align: Annotated[

@@ -4,13 +4,14 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from stepscope.engine.endpoints import Endpoint, find_local
 from stepscope.recordings.compare.columns import ALIGNMENTS, Align
 from stepscope.recordings.compare.comparer import Comparer
+from stepscope.recordings.compare.division import divide
 from stepscope.recordings.compare.feed import Stretch
 from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.landmarks import Landmark, find_landmark, landmarks
@@ -87,7 +88,7 @@ def compare(
 def _draw(
     a: str,
     b: str | None,
-    split: Landmark | None,
+    split: "Split | None",
     align: Align,
     settings: DashboardSettings,
     output: str,
@@ -178,10 +179,10 @@ def open_feeds(
     assert mark is not None
     with Recording(path) as recording:
         split = split_at(recording, mark)
-    before = Stretch(None, split.step - 1)
+    before, after = divide(*split)
     return (
-        RecordingFeed(Recording(path), f"before {split.text}", slo, before),
-        RecordingFeed(Recording(path), f"after {split.text}", slo, Stretch(split.step, None)),
+        RecordingFeed(Recording(path), before.name, slo, before.stretch),
+        RecordingFeed(Recording(path), after.name, slo, after.stretch),
     )
 
 
@@ -189,21 +190,29 @@ def _name(file: str) -> str:
     return Path(file).name.removesuffix(".mcap")
 
 
-def split_at(recording: Recording, mark: str) -> Landmark:
+class Split(NamedTuple):
+    """Where a session is divided; `found`: all marks and changes in it."""
+
+    mark: Landmark
+    found: list[Landmark]
+
+
+def split_at(recording: Recording, mark: str) -> Split:
     first, last = recording.first_step, recording.last_step
     step = mark.replace(",", "")
     if step.isdigit() and first is not None and last is not None:
         if first < int(step) <= last:
-            return Landmark(int(step), f"step {int(step):,}", "step")
+            return Split(Landmark(int(step), f"step {int(step):,}", "step"), [])
         raise WrongUsage(
             f"--mark: expected a step from {first + 1:,} to {last:,}, or a mark; got {mark}"
         )
     found = list(landmarks(recording))
-    chosen = find_landmark(found, mark)
+    named = [each for each in found if each.kind != "workload"]
+    chosen = find_landmark(named, mark)
     if chosen is None:
-        known = ", ".join(dict.fromkeys(each.text for each in found)) or "none"
+        known = ", ".join(dict.fromkeys(each.text for each in named)) or "none"
         raise WrongUsage(f"--mark: there is no mark or knob change {mark!r}; there are: {known}")
-    return chosen
+    return Split(chosen, found)
 
 
 def _read(comparer: Comparer, progress: Progress) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepscope.recordings import samples
-from stepscope.recordings.compare.feed import Stretch
+from stepscope.recordings.compare.division import divide
 from stepscope.recordings.landmarks import Landmark, landmark_of, landmarks
 from stepscope.recordings.source import Source
 from stepscope.tui import format as fmt
@@ -38,7 +38,8 @@ def choices(
         recorded: landmarks of a replayed file, of which only a part is in memory.
     """
     session = session_origin(source)
-    found = [_split(session, each) for each in _landmarks(source, recorded)]
+    known = _landmarks(source, recorded)
+    found = [_split(session, each, known) for each in known if each.kind != "workload"][:MAX_SPLITS]
     own = None if session.path is None else session.path.absolute()
     shipped = sorted(Path(samples.__file__).parent.absolute().glob("*.mcap"))
     recent = [path for path, _ in RecentFiles().files()]
@@ -72,34 +73,41 @@ def file_origin(path: Path, session: Origin) -> Origin:
     return Origin(path.name.removesuffix(".mcap"), session.slo, path=path)
 
 
-def split_origins(session: Origin, mark: Landmark) -> tuple[Origin, Origin]:
-    """A session before and after a step."""
-    first, last = session.stretch
+def split_origins(
+    session: Origin, mark: Landmark, found: Iterable[Landmark]
+) -> tuple[Origin, Origin]:
+    """A whole session before and after a step; `found`: all that changed in it."""
+    before, after = divide(mark, found)
     return (
-        session._replace(name=f"before {mark.text}", stretch=Stretch(first, mark.step - 1)),
-        session._replace(name=f"after {mark.text}", stretch=Stretch(mark.step, last)),
+        session._replace(name=before.name, stretch=before.stretch),
+        session._replace(name=after.name, stretch=after.stretch),
     )
 
 
-def _split(session: Origin, mark: Landmark) -> Choice:
-    what = {"mark": "mark", "knobs": "knobs", "step": "step"}[mark.kind]
+def _split(session: Origin, mark: Landmark, found: Iterable[Landmark]) -> Choice:
+    origins = split_origins(session, mark, found)
+    first, last = origins[0].stretch.first, origins[1].stretch.last
     detail = f"before and after step {mark.step:,}"
-    return Choice(what, mark.text, detail, split_origins(session, mark))
+    if first is not None and last is not None:
+        detail += f", of {first:,} to {last:,}"
+    elif first is not None or last is not None:
+        detail += f", from {first:,} on" if first is not None else f", up to {last:,}"
+    return Choice(mark.kind, mark.text, detail, origins)
 
 
 def _landmarks(source: Source, recorded: Iterable[Landmark]) -> list[Landmark]:
-    """The last ones, the newest first; none at the very beginning."""
+    """The newest first; none at the very beginning."""
     recording = getattr(source, "recording", None)
     history = source.history
     first = history.first_step if recording is None else recording.first_step
     found = list(recorded)
-    for message in (*history.marks, *history.knob_changes):
+    for message in (*history.marks, *history.knob_changes, *history.state.audit):
         mark = landmark_of(message)
         if mark is not None and mark not in found:
             found.append(mark)
     found = [each for each in found if first is not None and each.step > first]
     found.sort(key=lambda each: -each.step)
-    return found[:MAX_SPLITS]
+    return found
 
 
 def _recordings(

@@ -22,13 +22,13 @@ from stepscope.tui.recent import remember
 from stepscope.tui.settings import DashboardSettings
 
 if TYPE_CHECKING:
-    from stepscope.recordings.landmarks import Landmark
+    from stepscope.tui.commands.compare import Split
 
 
 def run_compare(
     a: str,
     b: str | None,
-    split: "Landmark | None",
+    split: "Split | None",
     align: Align,
     settings: DashboardSettings,
     live: dict[str, Endpoint],
@@ -54,7 +54,7 @@ def run_compare(
 def draw_compare(
     a: str,
     b: str | None,
-    split: "Landmark | None",
+    split: "Split | None",
     align: Align,
     settings: DashboardSettings,
     path: Path,
@@ -84,7 +84,7 @@ def draw_compare(
 def _compared(
     a: str,
     b: str | None,
-    split: "Landmark | None",
+    split: "Split | None",
     settings: DashboardSettings,
     live: dict[str, Endpoint],
 ) -> "Iterator[tuple[ReplaySource | Subscriber, tuple[Origin, Origin]]]":
@@ -95,7 +95,7 @@ def _compared(
     try:
         session = _named(session_origin(source), shown)
         if split is not None:
-            yield source, split_origins(session, split)
+            yield source, split_origins(session, *split)
         else:
             assert b is not None
             other = _origin(a if shown is b else b, session.slo)

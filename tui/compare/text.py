@@ -5,6 +5,7 @@ from typing import Literal
 
 from stepscope.engine.wire import KnobValue
 from stepscope.recordings.compare.comparison import CauseShare, Comparison, Work
+from stepscope.recordings.compare.division import reaches
 from stepscope.recordings.compare.figures import KINDS, RANKS, Figure, Verdict
 from stepscope.recordings.compare.settings import Setting
 from stepscope.recordings.latency import LatencyKind
@@ -86,10 +87,13 @@ def change(figure: Figure) -> str:
 
 
 def no_winner(found: Comparison) -> str | None:
-    """Why neither side is called better; None where a winner may be named."""
+    """Why neither side is called better; None where a winner may be named.
+
+    Its figures are what was asked for; those of the table with the same units what was served.
+    """
     if found.different_work is None:
         return None
-    return f"not the same work, so no winner: {found.different_work}"
+    return f"asked for other work, no winner: {found.different_work}"
 
 
 def outcome(found: Comparison, side: Literal["a", "b"]) -> tuple[str, list[str]]:
@@ -179,6 +183,14 @@ def knob_text(setting: KnobValue) -> str:
 def values_text(values: Iterable[KnobValue]) -> str:
     """All values a side had, in order."""
     return "→".join(knob_text(each) for each in values)
+
+
+def reach(found: Comparison) -> list[str]:
+    """Of parts of one session, where they end for another change; in a phrase, or none."""
+    known = reaches(*found.names)
+    parts = [] if known is None else zip("AB", known[1:], strict=True)
+    told = ", ".join(f"{letter} {text}" for letter, text in parts if text)
+    return [told] if told else []
 
 
 def setting_text(setting: Setting) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from stepscope.recordings.compare.comparison import Comparison
+from stepscope.recordings.compare.division import reaches
 from stepscope.tui import format as fmt
 from stepscope.tui.compare import text as words
 from stepscope.tui.compare.picture import ComparePage
@@ -76,10 +77,8 @@ def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
 
 def _short_names(a: str, b: str) -> tuple[tuple[str, str], str]:
     """Names of both sides, and what they are before and after of."""
-    of = a.removeprefix("before ")
-    if a != of and b == f"after {of}":
-        return ("before", "after"), of
-    return (a, b), ""
+    found = reaches(a, b)
+    return ((a, b), "") if found is None else (("before", "after"), found[0])
 
 
 def small(frame: Frame, width: int, height: int) -> list[Line]:
@@ -154,7 +153,7 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
     blocks: list[tuple[str, str, list[str]]] = [
         (head_b, "good" if has_winner else "text", in_b),
         (head_a, "caution" if has_winner else "text", in_a),
-        ("set", "mark", settings or [words.SAME_SETTINGS]),
+        ("set", "mark", [*words.reach(found), *(settings or [words.SAME_SETTINGS])]),
     ]
     for number, (head, style, phrases) in enumerate(blocks):
         left = room - len(lines) - (len(blocks) - number - 1)
@@ -283,6 +282,6 @@ def _chooser(frame: Frame, page: ComparePage, width: int, height: int) -> list[L
         (f"{key('lane_up')} {key('lane_down')} choose, {key('inspect')} compares", "muted"),
     )
     lines: list[Line] = [fitted(((
-        " Marks and knob changes divide this session in two: before is A, after is B.", "muted"
+        " Marks and knob changes divide this session: A and B reach to the next change.", "muted"
     ),), width - 2), *body]  # fmt: skip
     return framed(lines, width, height, title, hint)

@@ -1,0 +1,53 @@
+"""Where a session is divided, and how far each of its two parts reaches. Pure functions."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from stepscope.recordings.compare.feed import Stretch
+from stepscope.recordings.landmarks import Landmark
+
+_SINCE, _UNTIL = " since the change at step ", " until the change at step "
+
+
+class Part(NamedTuple):
+    name: str
+    stretch: Stretch
+
+
+def divide(mark: Landmark, found: Iterable[Landmark]) -> tuple[Part, Part]:
+    """What was before and after a mark or a change, each under one setting of the engine.
+
+    A change of a knob or of the engine's own workload ends a part: beyond it another question would
+    be answered. A mark changes nothing and ends none; a plain step divides all there is.
+
+    Args:
+        found: of the whole session, in any order.
+    """
+    changes = {each.step for each in found if each.kind in ("knobs", "workload")}
+    if mark.kind == "step":
+        changes = set()
+    since = max((step for step in changes if step < mark.step), default=None)
+    until = min((step for step in changes if step > mark.step), default=None)
+    before, after = f"before {mark.text}", f"after {mark.text}"
+    if since is not None:
+        before += f"{_SINCE}{since:,}"
+    if until is not None:
+        after += f"{_UNTIL}{until:,}"
+    last = None if until is None else until - 1
+    return (
+        Part(before, Stretch(since, mark.step - 1)),
+        Part(after, Stretch(mark.step, last)),
+    )
+
+
+def reaches(a: str, b: str) -> tuple[str, str, str] | None:
+    """Of the names of two such parts: what divides them, and how far each reaches, "" for all.
+
+    None for names of anything else.
+    """
+    before, from_where, since = a.partition(_SINCE)
+    after, to_where, until = b.partition(_UNTIL)
+    of = before.removeprefix("before ")
+    if of == before or after != f"after {of}":
+        return None
+    return of, f"{from_where}{since}".strip(), f"{to_where}{until}".strip()
