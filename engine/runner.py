@@ -15,6 +15,7 @@ from stepscope.engine.execution.devices import (
     DeviceTimer,
     give_back_memory,
     is_out_of_memory,
+    launch_blocks,
     zeros,
 )
 from stepscope.engine.execution.graphs import DecodeGraphs
@@ -61,6 +62,7 @@ class ModelRunner:
         self.vocab_size = model.vocab_size
         self.block_size = block_size
         self.device = model.device
+        self.launch_blocks = launch_blocks(model.device)
         self.dtype = model.kv_dtype
         self.kv_shape = model.kv_shape
         self.graphs: DecodeGraphs | None = None

@@ -134,7 +134,7 @@ def open_engine(
             dispatch.apply,
             runner.eos_token_ids,
             config.max_waiting,
-            overlap=overlaps(config, runner.device.type),
+            overlap=config.overlaps(launch_blocks=runner.launch_blocks),
         )
         if config.with_tokens and config.telemetry:
             core.token_teller = TokenTeller(runner.tokenizer.text_stream)
@@ -211,16 +211,8 @@ def _info(
         wall_ns=time.time_ns(),
         with_tokens=config.with_tokens,
         config_hash=config.hash(),
-        overlap=overlaps(config, runner.device.type),
+        overlap=config.overlaps(launch_blocks=runner.launch_blocks),
     )
-
-
-def overlaps(config: EngineConfig, device_type: str) -> bool:
-    """Whether steps are prepared while those before them run.
-
-    A CPU that runs the model is not free to prepare the next step meanwhile.
-    """
-    return device_type == "cuda" if config.overlap == "auto" else config.overlap == "on"
 
 
 def anchored(info: EngineInfo) -> EngineInfo:

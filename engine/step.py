@@ -91,6 +91,8 @@ class Runner(Protocol):
     def launch(self, step: ScheduledStep) -> InFlight:
         """Begin to `execute`, and wait for nothing.
 
-        Steps run one after another: what one stores in the KV cache, the next one finds.
+        Steps run one after another: what one stores in the KV cache, the next one finds. Where a
+        CPU runs them they have run when this returns: then overlap gains nothing, only delays what
+        is known of a step by the run of the next (`EngineConfig.overlaps`).
         """
         ...

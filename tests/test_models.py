@@ -290,6 +290,12 @@ def test_a_gpu_that_is_not_there(folder: Path) -> None:
     assert "--device cpu" in message
 
 
+def test_overlap_where_a_launch_is_the_whole_run(folder: Path) -> None:
+    message = refusal(lambda: load(folder, device="cpu", overlap="on"))
+    assert "overlap: a CPU runs the model within the launch" in message
+    assert "--overlap auto" in message
+
+
 @pytest.mark.parametrize("device", ["tpu", "meta", ""])
 def test_a_device_nobody_knows(folder: Path, device: str) -> None:
     assert "device is auto, cpu, cuda or cuda:N" in refusal(lambda: load(folder, device=device))

@@ -31,7 +31,6 @@ from stepscope.engine.intake import Intake
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.measured_run import measure
 from stepscope.engine.scheduler import Scheduler
-from stepscope.engine.serve import overlaps
 from stepscope.engine.simulated import (
     SCHEDULE_NS,
     CostModel,
@@ -579,9 +578,11 @@ def test_a_measured_run_counts_every_step_once_and_no_time_twice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "device", "expected"),
-    [("auto", "cuda", True), ("auto", "cpu", False), ("on", "cpu", True), ("off", "cuda", False)],
+    ("setting", "launch_blocks", "expected"),
+    [("auto", False, True), ("auto", True, False), ("on", False, True), ("off", False, False)],
 )
-def test_overlap_is_for_devices_unless_asked_for(setting: str, device: str, expected: bool) -> None:
+def test_overlap_is_for_devices_that_run_by_themselves(
+    setting: str, launch_blocks: bool, expected: bool
+) -> None:
     config = EngineConfig(overlap=setting)  # type: ignore[arg-type]
-    assert overlaps(config, device) is expected
+    assert config.overlaps(launch_blocks=launch_blocks) is expected

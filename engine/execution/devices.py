@@ -38,6 +38,11 @@ def find_device(setting: str) -> torch.device:
     return device
 
 
+def launch_blocks(device: torch.device) -> bool:
+    """Whether what is launched there has run when the launch returns, as on a CPU."""
+    return device.type == "cpu"
+
+
 def find_dtype(setting: str, device: torch.device) -> torch.dtype:
     """The dtype that `setting` names; 'auto': the fastest that the device has."""
     if setting == "auto":

@@ -8,7 +8,13 @@ import torch
 
 from stepscope.engine.config import ConfigError, EngineConfig
 from stepscope.engine.environment import keep_freed_memory, num_threads
-from stepscope.engine.execution.devices import find_device, find_dtype, free_bytes, memory_for
+from stepscope.engine.execution.devices import (
+    find_device,
+    find_dtype,
+    free_bytes,
+    launch_blocks,
+    memory_for,
+)
 from stepscope.engine.execution.gpu_start import TRIAL_BLOCKS, prepare
 from stepscope.engine.execution.memory import kv_memory_bytes, num_kv_blocks
 from stepscope.engine.execution.thread_choice import ThreadChoice
@@ -36,6 +42,7 @@ def load_runner(
         raise ConfigError("attention", str(error)) from None
     # A wrong setting is refused now, not after minutes of loading.
     kv_memory_bytes(config.kv_memory, free_bytes(device), cap_share=False)
+    config.overlaps(launch_blocks=launch_blocks(device))
     progress("finding the model", 0.0)
     folder = checkpoint.locate(config.model, progress)
     name = config.model if config.model == "demo" else _name(config.model, folder)
