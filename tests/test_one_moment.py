@@ -81,6 +81,22 @@ async def test_every_frame_of_a_moving_session_tells_of_one_step(
         assert min(len(running), len(waiting)) > 1
 
 
+async def test_header_and_scrub_bar_agree_on_an_engine_from_its_first_silent_frame_on(
+    still_source: Callable[..., Any],
+) -> None:
+    now_s = 0.0
+    source = still_source()
+    app = Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: now_s)
+    async with app.run_test(size=(120, 40)):
+        for status in ("live", "stale", "down", "live"):
+            source.status = status
+            now_s += FRAME_S
+            app.main.draw_if_changed()
+            header, scrub = app.main.text_of("header", "scrub")
+            assert f"▐{status.upper()}▌" in header
+            assert f" {status.upper()} " in scrub
+
+
 def test_steps_that_come_while_a_picture_is_made_are_for_the_next_one() -> None:
     history = History()
     coming = messages()

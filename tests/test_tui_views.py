@@ -426,6 +426,27 @@ def test_the_scrub_bar_maps_both_ways(source: Any) -> None:
     assert "LIVE" in text(scrub_bar.draw(frame_of(source), 120, 1, GUTTER))[0]
 
 
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ("live", ("LIVE", "good")),
+        ("stale", ("STALE", "caution")),
+        ("down", ("DOWN", "caution")),
+        ("starting", None),
+        ("connecting", None),
+    ],
+)
+def test_the_scrub_bar_calls_nothing_live_that_is_not(
+    source: Any, status: Any, said: tuple[str, str] | None
+) -> None:
+    frame = frame_of(source)
+    frame.status = status
+    states = {"LIVE", "STALE", "DOWN", "STARTING", "CONNECTING"}
+    (line,) = scrub_bar.draw(frame, 120, 1, GUTTER)
+    found = [(run.strip(), style) for run, style in line if run.strip() in states]
+    assert found == ([] if said is None else [said])
+
+
 def test_the_knob_panel_shows_values_bounds_and_the_last_change(source: Any) -> None:
     frame = frame_of(source)
     lines = text(knob_panel.draw(frame, 60, 14, "", editable=True))

@@ -15,6 +15,7 @@ from stepscope.recordings.history import History
 from stepscope.recordings.latency import LatencyReport
 from stepscope.recordings.rates import Rates
 from stepscope.recordings.session import SessionState
+from stepscope.recordings.source import SourceStatus
 from stepscope.tui.actions import BY_ID
 from stepscope.tui.chart_columns import ChartColumn, ChartColumns
 from stepscope.tui.compare.picture import ComparePage
@@ -51,6 +52,7 @@ class Frame:
     landmarks: list[SessionEvent] = field(default_factory=list)  # for the scrub bar
     extent: tuple[int, int] | None = None  # all steps one can go to; of a replay, in the file
     is_replay: bool = False
+    status: SourceStatus = "live"  # of the source when the picture was made
     windows: dict[str, LatencyReport] = field(default_factory=dict)  # of the latency screen
     fleet: FleetPage | None = None  # on the fleet screen
     compare: ComparePage | None = None  # on the compare screen

@@ -157,7 +157,9 @@ class MainScreen(Screen[None]):
         # What has changed is also shown by the views that were left out, be it the last change.
         if is_new or (is_due and self._is_partial):
             self._drawn = current
-            self.draw(everything=is_due or self.view.page in ("fleet", "compare"))
+            is_moved = self.frame is None or self.frame.status != session.source.status
+            is_whole = self.view.page in ("fleet", "compare")
+            self.draw(everything=is_due or is_moved or is_whole)
         else:
             self._write()
 

@@ -46,6 +46,7 @@ class Scene:
         if self._replay is not None and view.axis == "step" and canvas.num_columns:
             self._replay.show(canvas.num_columns * view.zoom)
         frame = self._builder.build(view, canvas.num_columns, num_lanes, num_events)
+        frame.status = session.source.status
         if view.page == "fleet":
             desk = session.desk
             desk.shown = fleet_page.columns(canvas.size.width)

@@ -51,10 +51,19 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     runs += [
         ("┤", "frame"),
         (f" {end:<8} ", "muted"),
-        ("LIVE " if frame.view.live and not frame.is_replay else "     ", "good"),
+        _state(frame),
         (f"{fmt.count(frame.history.num_steps)} steps", "muted"),
     ]
     return [tuple(runs)]
+
+
+def _state(frame: Frame) -> Run:
+    """That the newest step is shown as it comes, or why it is not one that has just come."""
+    if frame.is_replay or not frame.view.live:
+        return "     ", "good"
+    if frame.status in ("stale", "down"):
+        return f"{frame.status.upper():<5} ", "caution"
+    return ("LIVE " if frame.status == "live" else "     "), "good"
 
 
 def _nothing(frame: Frame) -> str:
