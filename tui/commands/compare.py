@@ -211,7 +211,10 @@ def split_at(recording: Recording, mark: str) -> Split:
     chosen = find_landmark(named, mark)
     if chosen is None:
         known = ", ".join(dict.fromkeys(each.text for each in named)) or "none"
-        raise WrongUsage(f"--mark: there is no mark or knob change {mark!r}; there are: {known}")
+        raise WrongUsage(
+            f"--mark: there is no mark or knob change {mark!r}; there are: {known} "
+            "(marks from before the recording began are not in it)"
+        )
     return Split(chosen, found)
 
 
