@@ -151,7 +151,10 @@ def test_a_session_is_compared_before_and_after_under_one_setting_each(
         (("freeze", None), "what is freeze to be compared with? Give B, or --mark"),
         (("freeze", "chunked", "--mark"), "Give one of both, B or --mark"),
         (("freeze", "nothing"), "there is no recording nothing; shipped samples"),
-        (("freeze", None, "tea"), "there is no mark or knob change 'tea'; there are: none .marks from before"),
+        (
+            ("freeze", None, "tea"),
+            "there is no mark or knob change 'tea'; there are: none .marks from before",
+        ),
         (("freeze", None, "9999"), "expected a step from 1 to 453"),
     ],
 )
