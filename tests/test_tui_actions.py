@@ -115,6 +115,39 @@ async def test_readonly_hides_and_disables_all_that_changes_the_engine(
             assert app.main.operator.pending == "", action.id
 
 
+async def test_why_a_key_was_refused_is_gone_with_the_next_screen_or_after_some_seconds(
+    still_source: Callable[..., Any],
+) -> None:
+    now_s = 0.0
+    source = still_source()
+    app = Dashboard(
+        source,
+        source.history,
+        any_terminal=True,
+        fps=1.0,
+        clock=lambda: now_s,
+        control_endpoint="ipc:///nobody/here",
+        readonly=True,
+    )
+    refused = "this dashboard only looks"
+    async with app.run_test(size=(120, 40)) as pilot:
+        notice = app.main.canvas.widgets["notice"].plain_text
+        await pilot.press("K")
+        assert refused in notice()[0]
+        await pilot.press("2")
+        assert refused not in notice()[0]
+        await pilot.press("K")
+        now_s += 4.0
+        app.main.draw_if_changed()
+        assert refused in notice()[0]
+        now_s += 2.0
+        app.main.draw_if_changed()
+        assert refused not in notice()[0]
+        app.main.notices.say("what went wrong", "breach")  # that stays
+        await pilot.press("1")
+        assert "what went wrong" in notice()[0]
+
+
 async def test_the_palette_runs_actions(still_source: Callable[..., Any]) -> None:
     app = dashboard(still_source())
     async with app.run_test(size=(120, 40)) as pilot:

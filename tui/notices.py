@@ -10,6 +10,7 @@ Tone: TypeAlias = Literal["text", "good", "breach", "muted", "caution"]
 
 _SHOWN_S = 8.0
 _ERROR_SHOWN_S = 20.0
+_REFUSAL_SHOWN_S = 5.0
 
 
 class Notices:
@@ -20,12 +21,25 @@ class Notices:
         self._text = ""
         self._tone: Tone = "text"
         self._until_s = 0.0
+        self._is_refusal = False
 
     def say(self, text: str, tone: Tone = "text") -> None:
         self._text = text
         self._tone = tone
         shown_s = _ERROR_SHOWN_S if tone in ("breach", "caution") else _SHOWN_S
         self._until_s = self._clock() + shown_s
+        self._is_refusal = False
+
+    def refuse(self, text: str) -> None:
+        """Why a key does nothing: only of interest right after it, on the screen it was for."""
+        self.say(text, "caution")
+        self._until_s = self._clock() + _REFUSAL_SHOWN_S
+        self._is_refusal = True
+
+    def turn_page(self) -> None:
+        """Another screen is shown now."""
+        if self._is_refusal:
+            self.dismiss()
 
     def dismiss(self) -> None:
         self._text = ""

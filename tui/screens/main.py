@@ -203,6 +203,7 @@ class MainScreen(Screen[None]):
             return
         if canvas.page != self.view.page:
             canvas.place(self.size, self.view.page)
+            self.notices.turn_page()
             everything = True
         # A page is drawn with everything only, and the header stays at the moment of the page.
         frame = self.frame if self.view.page != "live" and not everything else None
@@ -266,7 +267,7 @@ class MainScreen(Screen[None]):
             with self.failures.shown(action.label):
                 self._handlers[action_id]()
         else:
-            self.notices.say(abilities.where_else(action, self.view.page), "caution")
+            self.notices.refuse(abilities.where_else(action, self.view.page))
         self.draw_next()
 
     def explain(self, key: str) -> None:
@@ -274,7 +275,7 @@ class MainScreen(Screen[None]):
         abilities = self.session.abilities
         for action in abilities.actions:
             if key in action.keys and not abilities.allows(action):
-                self.notices.say(abilities.why_not(action), "caution")
+                self.notices.refuse(abilities.why_not(action))
                 self.draw()
 
     # Mouse

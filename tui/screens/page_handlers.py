@@ -101,7 +101,7 @@ def edit(screen: "MainScreen", name: str) -> None:
     if abilities.allows(action):
         edit_knob(screen, name)
     else:
-        screen.notices.say(abilities.why_not(action), "caution")
+        screen.notices.refuse(abilities.why_not(action))
 
 
 def follow(screen: "MainScreen") -> None:
