@@ -28,7 +28,7 @@ class ConfigError(ValueError):
         self.code = code
 
 
-class WrongValue(ConfigError):
+class WrongValue(ConfigError):  # noqa: N818 - reads as what happened
     """What no machine would take: it is not of the form that the setting has."""
 
 

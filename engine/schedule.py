@@ -21,6 +21,7 @@ from msgspec import Meta, Struct
 
 from stepscope.engine.commands import SamplingParams
 from stepscope.engine.config import ConfigError, Knobs, Limits, knob_specs
+from stepscope.engine.field_errors import in_words
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.request import Request
 from stepscope.engine.scheduler import Scheduler
@@ -94,6 +95,8 @@ def parse_workload(
         _check_settings(workload)
         for number, request in enumerate(workload.requests):
             _check_request(number, request, workload)
+    except msgspec.ValidationError as error:
+        raise ConfigError("bad_workload", f"{source}: {in_words(error).text}") from error
     except (msgspec.DecodeError, ConfigError) as error:
         raise ConfigError("bad_workload", f"{source}: {error}") from error
     return workload

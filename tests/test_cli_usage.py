@@ -125,6 +125,8 @@ def test_the_version_is_shown(run: Run) -> None:
         (["load", "--seconds", "0"], "--seconds: expected a number above 0"),
         (["load", "--rate", "0"], "--rate: expected a number above 0"),
         (["replay"], "FILE"),
+        (["replay", "freeze", "--at", "foo"], "--at: expected a whole number, got 'foo'"),
+        (["replay", "freeze", "--speed", "foo"], "--speed: expected a number, got 'foo'"),
         (["http", "e", "--bind", "foo"], "'foo' is not HOST:PORT"),
         (["http", "e", "--bind", "127.0.0.1:99999"], "with a port of 0..65535"),
         (["serve", "--endpoint", "http://x"], "'http://x' is not ipc://PATH"),

@@ -154,7 +154,7 @@ def test_engines_named_win_over_the_environment_and_that_over_the_file(
     with pytest.raises(ConfigError, match="tcp://HOST:PORT"):
         shown("a", "http://b")
     config.write_text("[fleet]\nengines = 3\n")
-    with pytest.raises(WrongUsage, match=r"\[fleet\] engines = 3: Expected `array`"):
+    with pytest.raises(WrongUsage, match=r"\[fleet\] engines = 3: expected a list"):
         shown()
 
 

@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 
 from stepscope.engine.commands import WorkloadSpec
 from stepscope.engine.config import EngineConfig, Knobs
+from stepscope.engine.field_errors import in_words
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.tui.commands.errors import WrongUsage
 
@@ -181,4 +182,6 @@ def _check(path: Path, section: Section, values: dict[str, Any]) -> None:
         try:
             msgspec.convert(value, fields[key].type)
         except msgspec.ValidationError as error:
-            raise WrongUsage(f"{path}: [{section}] {key} = {value!r}: {error}") from error
+            raise WrongUsage(
+                f"{path}: [{section}] {key} = {value!r}: {in_words(error).message}"
+            ) from error

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from stepscope.engine.commands import WorkloadSpec
+from stepscope.engine.field_errors import in_words
 
 OFF = "off"
 EXAMPLE = "rate=2 document_share=0.1 output_tokens=64"
@@ -31,4 +32,7 @@ def parse_workload(text: str) -> WorkloadSpec | None:
     try:
         return msgspec.convert(values, WorkloadSpec, strict=False)
     except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from error
+        wrong = in_words(error)
+        expected = wrong.message.partition(", got ")[0]
+        given = values.get(wrong.field or "")
+        raise ValueError(f"{wrong.field}: {expected}, got {given!r}") from error

@@ -1,27 +1,14 @@
 """`ApiError`: whatever goes wrong, as the error object that OpenAI's clients know."""
 
-import re
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from stepscope.engine.client import CommandRefused, EngineUnreachable
+from stepscope.engine.field_errors import in_words
 
 RETRY_AFTER_S = 1
-_PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
-_NAMED_FIELD = re.compile(r"(?P<what>unknown|missing required) field `(?P<name>[^`]*)`")
-_TYPES = re.compile(r"`(?P<types>[a-z]+(?: \| [a-z]+)*)`")
-# What the decoder calls the types of JSON, and what a client calls them.
-_TYPE_NAMES = {
-    "int": "an integer",
-    "float": "a number",
-    "str": "a string",
-    "bool": "true or false",
-    "array": "a list",
-    "object": "an object",
-    "null": "null",
-}
 
 
 class ErrorObject(Struct, frozen=True, kw_only=True):
@@ -110,26 +97,9 @@ def from_validation(error: Exception, where: str = "") -> ApiError:
     message = str(error)
     if not isinstance(error, msgspec.ValidationError):
         return ApiError(400, f"the body is no valid JSON: {message}", code="invalid_json")
-    field: str | None = None
-    if match := _PATH.search(message):
-        field = match["path"] or None
-        message = message[: match.start()]
-    if named := _NAMED_FIELD.search(message):
-        field = ".".join(part for part in (field, named["name"]) if part)
-        message = "this field is required" if named["what"] != "unknown" else "unknown field"
-    message = f"{field or 'body'}: {_plain(message)}"
+    field, message = in_words(error)
+    message = f"{field or 'body'}: {message}"
     return ApiError(400, where + message, param=field, code="invalid_value")
-
-
-def _plain(message: str) -> str:
-    """A message of the decoder in words of JSON: any field of ours may be null, so none says so."""
-
-    def in_words(match: re.Match[str]) -> str:
-        types = [name for name in match["types"].split(" | ") if name != "null"] or ["null"]
-        return " or ".join(_TYPE_NAMES.get(name, name) for name in types)
-
-    message = _TYPES.sub(in_words, message)
-    return message[:1].lower() + message[1:]
 
 
 def not_supported(name: str, value: Any) -> ApiError:

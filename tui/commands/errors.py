@@ -13,6 +13,9 @@ from stepscope.engine.config import ConfigError, WrongValue
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
 INTERRUPTED = 130  # Ctrl-C in what was not to be ended by it, as shells have it
 
+# What pydantic's kinds of error begin with, and what was expected then.
+_EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+
 
 class CommandFailed(Exception):  # noqa: N818 - reads as what happened
     """The command could not do its work; the message says what to do."""
@@ -94,10 +97,22 @@ def expected(error: BaseException) -> tuple[int, str] | None:
     if files is not None and isinstance(error, files.RecordingError):
         return FAILED, str(error)
     if isinstance(error, typer.TyperException):
-        return error.exit_code, error.format_message() + _where_to_look(error)
+        return error.exit_code, _in_words(error) + _where_to_look(error)
     if isinstance(error, OSError) and error.filename is not None:
         return FAILED, f"{error.filename}: {error.strerror}"
     return None
+
+
+def _in_words(error: typer.TyperException) -> str:
+    """A number that is none, said as our own options say it; anything else as typer does."""
+    said = error.format_message()
+    errors = getattr(error.__cause__, "errors", None)  # of pydantic, which parses for typer
+    first = errors()[0] if errors is not None else {}
+    expected = _EXPECTED.get(first.get("type", "").partition("_")[0])
+    if expected is None:
+        return said
+    option = said.removeprefix("Invalid value for ").partition(":")[0].strip("'")
+    return f"{option}: expected {expected}, got {first['input']!r}"
 
 
 def _where_to_look(error: typer.TyperException) -> str:
