@@ -143,10 +143,8 @@ class Explainer:
         if record.batch is not None:
             self._take_rows(record, between, prefills, start_ns, end_ns)
         if len(self._requests) == len(self._running):
-            self._queue.clear()
-        # Of a request that came while this step ran, the next one's record may be the first to
-        # tell, where that one was prepared meanwhile.
-        if self._queue.add(between, record, start_ns, end_ns):
+            self._queue.restart(record, start_ns, end_ns)
+        elif self._queue.add(between, record, start_ns, end_ns):
             self._prune()
         for event in record.events:
             if isinstance(event, Finished):

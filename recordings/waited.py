@@ -81,22 +81,35 @@ class QueueTime:
         self._pieces: list[Piece] = []
         self._num_forgotten = 0
         self._chunks: dict[int, _Chunk] = {}
+        self._first: tuple[StepRecord, int, int] | None = None  # a step that is no piece yet
+
+    def restart(self, record: StepRecord, start_ns: int, end_ns: int) -> None:
+        """After this step nobody waits.
+
+        It stays: of a request that came while it ran, the next one's record may be the first to
+        tell, where that one was prepared meanwhile.
+        """
+        if self._pieces:
+            self._pieces.clear()
+            self._chunks.clear()
+            self._num_forgotten = 0
+        self._first = record, start_ns, end_ns
 
     def add(self, between: list[Piece], record: StepRecord, start_ns: int, end_ns: int) -> bool:
         """A step, and the time before it; whether much has come together by now."""
+        self._begin()
         self._pieces += between
-        detail = blocking_reason(record)
-        self._pieces.append(
-            Piece("queued", start_ns, end_ns - start_ns, record.step, 1, detail),
-        )
+        self._pieces.append(_spent(record, start_ns, end_ns))
         return len(self._pieces) % _PRUNE_AT == 0
 
     def since(self, time_ns: int) -> list[Piece]:
         """What there was from a time on; the first may have begun before it."""
+        self._begin()
         return self._pieces[self._place(time_ns) :]
 
     def cover(self, request: Wait) -> list[Piece]:
         """Like `since`, but of a wait most of it is covered already, merged as far as can be."""
+        self._begin()
         place = self._place(request.covered_ns)
         first = -(-(place + self._num_forgotten) // _CHUNK_PIECES)
         last = (len(self._pieces) + self._num_forgotten) // _CHUNK_PIECES
@@ -124,14 +137,19 @@ class QueueTime:
         first = -(-self._num_forgotten // _CHUNK_PIECES)
         self._chunks = {at: chunk for at, chunk in self._chunks.items() if at >= first}
 
-    def clear(self) -> None:
-        self._pieces.clear()
-        self._chunks.clear()
-        self._num_forgotten = 0
+    def _begin(self) -> None:
+        if self._first is not None:
+            self._pieces.append(_spent(*self._first))
+            self._first = None
 
     def _place(self, time_ns: int) -> int:
         first = bisect_right(self._pieces, time_ns, key=attrgetter("start_ns"))
         return max(0, first - 1)
+
+
+def _spent(record: StepRecord, start_ns: int, end_ns: int) -> Piece:
+    detail = blocking_reason(record)
+    return Piece("queued", start_ns, end_ns - start_ns, record.step, 1, detail)
 
 
 def _chunk(pieces: list[Piece]) -> _Chunk:
