@@ -23,6 +23,7 @@ class ChunkCache:
     Attributes:
         places: of all chunks, in order.
         damaged: numbers of those in which something could not be read, as far as is known.
+        ends: first and last step that could be read in a chunk, of those that were loaded.
 
     Args:
         stream: seekable; the caller closes it.
@@ -31,6 +32,7 @@ class ChunkCache:
     def __init__(self, stream: IO[bytes], places: list[ChunkPlace]) -> None:
         self.places = places
         self.damaged: set[int] = set()
+        self.ends: dict[int, tuple[int, int]] = {}
         self._stream = stream
         self._lock = threading.Lock()
         self._loaded: OrderedDict[int, LoadedChunk] = OrderedDict()
@@ -53,6 +55,8 @@ class ChunkCache:
             if is_damaged and not place.is_cut:
                 self.damaged.add(number)
             chunk = self._loaded[number] = LoadedChunk(records)
+            if number not in self.ends and (ends := _ends(chunk)) is not None:
+                self.ends[number] = ends
             if len(self._loaded) > MAX_CHUNKS:
                 self._loaded.popitem(last=False)
             return chunk
@@ -66,3 +70,11 @@ class ChunkCache:
                     step = step_of(message.payload)
                     return step if step is None or topic.encode() != KEYFRAME else step + 1
         return None
+
+
+def _ends(chunk: LoadedChunk) -> tuple[int, int] | None:
+    places = chunk.step_places
+    if not places:
+        return None
+    first, last = (step_of(chunk.frames[place].payload) for place in (places[0], places[-1]))
+    return None if first is None or last is None else (first, last)

@@ -13,6 +13,7 @@ from typing import NamedTuple, Self
 
 from stepscope.engine.wire import EngineInfo, Snapshot
 from stepscope.recordings.chunk_cache import ChunkCache
+from stepscope.recordings.chunk_damage import damage_text
 from stepscope.recordings.compatibility import check_info, check_metadata, decode_keyframe
 from stepscope.recordings.loaded_chunk import KEYFRAME, Frame, LoadedChunk, step_of
 from stepscope.recordings.mcap_index import (
@@ -112,10 +113,10 @@ class Recording:
                 what += f"; what came{end} is missing"
             if self._index.num_lost_bytes:
                 what += f" ({self._index.num_lost_bytes:,} bytes unreadable)"
-            parts.append(what + REPAIR_HINT)
+            parts.append(what)
         if self._chunks.damaged:
-            parts.append(f"{len(self._chunks.damaged)} of {len(self._chunks)} chunks are damaged")
-        return f"{self.path.name}: {'; '.join(parts)}" if parts else None
+            parts.append(damage_text(self._chunks))
+        return f"{self.path.name}: {'; '.join(parts)}{REPAIR_HINT}" if parts else None
 
     @property
     def index(self) -> McapIndex:

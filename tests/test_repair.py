@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -244,6 +245,43 @@ def test_a_repaired_file_is_whole_and_holds_all_that_could_be_read(
     assert (end_loss.after_step, end_loss.before_step) == (max(found), None)
     with open(output, "rb") as stream:
         assert sum(1 for _ in make_reader(stream, validate_crcs=True).iter_messages()) == len(kept)
+
+
+def test_a_damaged_file_is_told_by_the_steps_that_are_missing_and_what_to_do(
+    large: Written, tmp_path: Path, stepscope: Callable[..., Any]
+) -> None:
+    path = tmp_path / "broken.mcap"
+    places, content = large.chunks, bytearray(large.content)
+
+    def told() -> tuple[str, list[int]]:
+        """What a picture of the whole file says of it, and all steps that can be read."""
+        path.write_bytes(content)
+        done = stepscope("plot", str(path), "-o", str(tmp_path / "broken.svg"))
+        assert done.exit_code == 0, done.stderr
+        with Recording(path) as recording:
+            messages = [wire.decode(frame.payload) for frame, _ in recording.frames()]
+            assert recording.message is not None
+        steps = [each.step for each in messages if isinstance(each, wire.StepRecord)]
+        # It can still be asked for, from what was read.
+        assert recording.message == done.stdout.splitlines()[-1]
+        return recording.message, steps
+
+    num = len(places)
+    repair_it = "; 'stepscope repair' makes a whole file of it"
+    content[places[2].offset + places[2].length // 2] ^= 0xFF
+    message, steps = told()
+    first, last = next((a + 1, b - 1) for a, b in itertools.pairwise(steps) if b > a + 1)
+    what = f"; steps {first:,} to {last:,} are missing"
+    assert message == f"broken.mcap: 1 of {num} chunks is damaged{what}{repair_it}"
+    content[places[-1].offset + places[-1].length // 2] ^= 0xFF
+    message, steps = told()
+    what += f"; what came after step {steps[-1]:,} is missing"
+    assert message == f"broken.mcap: 2 of {num} chunks are damaged{what}{repair_it}"
+    content[places[0].offset + places[0].length // 2] ^= 0xFF
+    message, steps = told()
+    missing = [step for a, b in itertools.pairwise(steps) for step in range(a + 1, b)]
+    what = f"{len(missing):,} steps from {missing[0]:,} to {missing[-1]:,} are missing"
+    assert f"3 of {num} chunks are damaged; {what}; what came after" in message
 
 
 def test_a_damaged_index_is_rebuilt_without_any_loss(large: Written, tmp_path: Path) -> None:

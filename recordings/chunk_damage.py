@@ -1,0 +1,36 @@
+"""What damaged chunks of a recording cost, in words, of what has been read of it by now."""
+
+from stepscope.recordings.chunk_cache import ChunkCache
+
+
+def damage_text(chunks: ChunkCache) -> str:
+    """How many chunks are damaged, and which steps are missing for it.
+
+    Reads nothing, so that it may be asked at any time, and after the file was closed.
+    """
+    damaged = sorted(chunks.damaged)
+    verb = "is" if len(damaged) == 1 else "are"
+    told = f"{len(damaged)} of {len(chunks)} chunks {verb} damaged"
+    gaps: list[range] = []
+    tail = ""
+    for number in damaged:
+        last, following = _last_step(chunks, number), chunks.ends.get(number + 1)
+        if number + 1 == len(chunks):
+            end = "" if last is None else f" after step {last:,}"
+            tail = f"; what came{end} is missing"
+        elif last is None or following is None:
+            return f"{told}; 'stepscope verify' says what is missing"
+        elif following[0] > last + 1:
+            gaps.append(range(last + 1, following[0]))
+    if len(gaps) == 1:
+        told += f"; steps {gaps[0][0]:,} to {gaps[0][-1]:,} are missing"
+    elif gaps:
+        first, last = gaps[0][0], gaps[-1][-1]
+        told += f"; {sum(map(len, gaps)):,} steps from {first:,} to {last:,} are missing"
+    return told + tail
+
+
+def _last_step(chunks: ChunkCache, number: int) -> int | None:
+    """The last that could be read up to the end of a chunk."""
+    ends = chunks.ends.get(number) or chunks.ends.get(number - 1)
+    return None if ends is None else ends[1]
