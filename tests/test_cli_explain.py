@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stepscope.engine.config import Knobs
-from stepscope.engine.simulated import SimulatedWorkload, simulate
+from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +88,22 @@ def test_without_service_levels_twice_the_median_counts(session: Path) -> None:
     assert found["itl"]["bound_ms"] == pytest.approx(2 * found["itl"]["median_ms"])
     assert not found["itl"]["is_given"]
     assert "twice the median; --slo-itl sets another" in run(str(session)).stdout
+
+
+def test_where_half_wait_long_for_a_first_token_the_bound_is_not_trusted(
+    session: Path, tmp_path: Path, recorded_to: Callable[..., Any]
+) -> None:
+    path = tmp_path / "slow.mcap"
+    cost = CostModel(floor_ms=1500.0)
+    with recorded_to(path) as source:
+        for sequence, message in simulate(seed=3, num_steps=60, cost=cost):
+            source.take(sequence, message)
+    hint = "half of the first tokens took over 1 s: --slo-ttft 3s counts"
+    found = document(str(path))
+    assert found["ttft"]["median_ms"] > 1000
+    assert hint in run(str(path)).stdout
+    assert hint not in run(str(path), "--slo-ttft", "3s").stdout
+    assert hint not in run(str(session)).stdout
 
 
 def test_one_request_can_be_asked_for(session: Path) -> None:

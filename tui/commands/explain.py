@@ -15,6 +15,7 @@ from stepscope.tui.cause_names import CAUSE_NAMES
 from stepscope.tui.commands.errors import WrongUsage, say, writing_output
 from stepscope.tui.commands.top import find_recording
 
+_LONG_TTFT_MS = 1000.0  # as a median; each is long then
 _UNITS = {"us": 0.001, "ms": 1.0, "s": 1000.0, "": 1.0}
 
 
@@ -74,6 +75,7 @@ def _summary(file: str, found: Explanation) -> list[str]:
         f"{file}: {found.num_steps:,} steps of {found.info.model} on {found.info.name}",
         _measured(f"gaps between tokens{_of(found)}", "--slo-itl", found.itl),
         _measured(f"first tokens{_of(found)}", "--slo-ttft", found.ttft),
+        *_all_late(found.ttft),
     ]
 
 
@@ -90,6 +92,13 @@ def _measured(what: str, option: str, bound: Bound) -> str:
         f"{what}: {bound.num_late:,} of {bound.num_waits:,} ({share:.2%}) took longer than "
         f"{bound.bound_ms:,.1f} ms ({of}); median {bound.median_ms:,.1f} ms"
     )
+
+
+def _all_late(ttft: Bound) -> list[str]:
+    """Twice the median tells who waited longer than the others, not whether all waited long."""
+    if ttft.is_given or ttft.median_ms is None or ttft.median_ms <= _LONG_TTFT_MS:
+        return []
+    return ["  half of the first tokens took over 1 s: --slo-ttft 3s counts those above a level"]
 
 
 def _shares(found: Explanation) -> list[str]:
