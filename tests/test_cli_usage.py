@@ -3,14 +3,17 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import zmq
 
 from stepscope.engine.endpoints import Endpoint, EndpointLock
+from stepscope.recordings import samples
 from stepscope.tui.cli import main
 from stepscope.tui.commands import demo as demo_command
 
@@ -115,6 +118,7 @@ def test_the_version_is_shown(run: Run) -> None:
         (["serve", "--watermark", "0.9"], "of at most 0.5, got '0.9'"),
         (["set"], "KEY=VALUE"),
         (["set", "budget"], "expected KEY=VALUE, got 'budget'"),
+        (["set", "engine-0", "max_num_seqs=4"], "an engine is named by --endpoint engine-0;"),
         (["set", "=3"], "expected KEY=VALUE"),
         (["set", "watermark=0.1", "watermark=0.2"], "watermark is given twice"),
         (["set", "max-num-seqs=1", "max_num_seqs=1"], "max_num_seqs is given twice"),
@@ -148,6 +152,18 @@ def test_the_help_of_the_demo_shows_what_the_demo_runs_with(run: Run) -> None:
     assert "[default: 150]" in said
     assert "budget of 128 tokens, 12 seats" in said
     assert "[default: 500]" in run("top", "--help").stdout
+
+
+def test_the_audit_knows_recordings_and_samples_by_name(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").write_bytes(samples.shipped()["freeze"].read_bytes())
+    for name in ("freeze", "chunked.mcap", "mine"):
+        done = run("audit", name)
+        assert (done.exit_code, done.stdout) == (0, "nobody has changed anything\n"), done.stderr
+    done = run("audit", str(tmp_path))
+    assert done.exit_code == 1  # a folder is neither
 
 
 def test_the_help_of_the_demo_is_true() -> None:
@@ -221,6 +237,24 @@ def test_an_endpoint_that_is_none_is_refused(run: Run) -> None:
     done = run("snapshot", "http://localhost:8000")
     assert done.exit_code == 2
     assert "tcp://HOST:PORT" in done.one_line()
+
+
+def test_what_answers_and_is_no_engine_is_told_so(run: Run, tmp_path: Path) -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.bind(f"ipc://{tmp_path}/junk")
+
+        def answer_junk() -> None:
+            identity, number, _ = router.recv_multipart()
+            router.send_multipart([identity, number, b"\x80"])  # an empty map
+
+        thread = threading.Thread(target=answer_junk)
+        thread.start()
+        done = run("snapshot", f"{tmp_path}/junk")
+        thread.join()
+    assert done.exit_code == 1
+    assert f"what answers at ipc://{tmp_path}/junk is no stepscope engine" in done.one_line()
+    assert "refused" not in done.stderr
+    assert "sequence" not in done.stderr
 
 
 def test_a_broken_trace_is_told_by_line_and_column_before_anything_else(

@@ -132,7 +132,7 @@ def audit(
         str | None,
         typer.Argument(
             metavar="ENDPOINT|FILE",
-            help="an engine, or a recording (default: the only local engine)",
+            help="an engine, a recording or a sample (default: the only local engine)",
             show_default=False,
         ),
     ] = None,

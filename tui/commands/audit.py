@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,9 +23,9 @@ def audit(target: str | None, as_json: bool) -> None:
     """Print the trail, oldest first.
 
     Args:
-        target: an endpoint, or a file (it exists, or ends in .mcap); None: the only local engine.
+        target: an engine, or a recording or sample, which go first; None: the only local engine.
     """
-    is_file = target is not None and (target.endswith(_SUFFIXES) or Path(target).is_file())
+    is_file = target is not None and (target.endswith(_SUFFIXES) or _is_recording(target))
     info, entries, missing = _of_file(target or "") if is_file else _of_engine(target)
     if as_json:
         document = [_as_dict(entry, info) for entry in entries]
@@ -40,6 +39,13 @@ def audit(target: str | None, as_json: bool) -> None:
     if not entries:
         say("nobody has changed anything")
     say(*_lines(entries, info))
+
+
+def _is_recording(target: str) -> bool:
+    try:
+        return not find_recording(target).is_dir()
+    except CommandFailed:
+        return False
 
 
 def _of_engine(target: str | None) -> tuple[EngineInfo, list[Audited], str]:
