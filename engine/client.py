@@ -41,6 +41,16 @@ class EngineStarting(EngineUnreachable):
     """Its process is there and does not listen yet."""
 
 
+class NoEngine(EngineUnreachable):
+    """Something answers there, and it is no stepscope engine that this program can talk to."""
+
+    def __init__(self, endpoint: Endpoint, what: str) -> None:
+        super().__init__(
+            f"what answers at {endpoint.control} is no stepscope engine of schema "
+            f"{SCHEMA_VERSION} ({what}); look at the endpoint"
+        )
+
+
 class CommandRefused(Exception):  # noqa: N818
     """The engine answered with an error; nothing was changed."""
 
@@ -149,7 +159,7 @@ class ControlClient:
                 changes, for which it is one second by itself.
 
         Raises:
-            EngineUnreachable: no answer in time.
+            EngineUnreachable: no answer in time, or (`NoEngine`) none of an engine.
             CommandRefused: the engine answered with an error.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
@@ -233,10 +243,8 @@ class ControlClient:
     ) -> _T:
         reply = self.ask(command, timeout_s, again_s)
         if not isinstance(reply, kind):
-            raise CommandRefused(
-                "protocol",
-                f"{self.endpoint.control} answered with {type(reply).__name__}, expected "
-                f"{kind.__name__}: is it a stepscope engine of schema {SCHEMA_VERSION}?",
+            raise NoEngine(
+                self.endpoint, f"it sent {type(reply).__name__} in place of {kind.__name__}"
             )
         return reply
 
@@ -252,6 +260,4 @@ class ControlClient:
                 return None
             return command_id, commands.decode_reply(payload)
         except (ValueError, msgspec.DecodeError) as error:
-            raise CommandRefused(
-                "protocol", f"{self.endpoint.control} sent what is no reply: {error}"
-            ) from error
+            raise NoEngine(self.endpoint, "it sent what is no reply") from error

@@ -61,8 +61,9 @@ def _texts(assignments: list[str]) -> dict[str, str]:
 def _split(assignment: str) -> tuple[str, str]:
     name, equals, text = assignment.partition("=")
     if not equals or not name.strip() or not text.strip():
+        where = "" if equals else f"; an engine is named by --endpoint {assignment}"
         raise WrongUsage(
-            f"expected KEY=VALUE, got {assignment!r}; "
+            f"expected KEY=VALUE, got {assignment!r}{where}; "
             "for example: stepscope set max_num_batched_tokens=512"
         )
     return name.strip().replace("-", "_"), text.strip()
