@@ -45,7 +45,8 @@ def screenshot(
     page: Annotated[
         str | None,
         typer.Option(
-            metavar="SCREEN", help="main, step, request, kv, latency or knobs  [default: main]"
+            metavar="SCREEN",
+            help="main, step, request, kv, latency or knobs, or its key, 1 to 6  [default: main]",
         ),
     ] = None,
     request: Annotated[

@@ -140,17 +140,24 @@ def picture_path(output: str, suffixes: tuple[str, ...]) -> Path:
 def _page(name: str | None, request_id: int | None) -> Page:
     if name is None:
         return "live" if request_id is None else "request"
-    if name not in _PAGE_NAMES:
+    by_key = {str(PAGES.index(page) + 1): page for page in _PAGE_NAMES.values()}
+    page = _PAGE_NAMES.get(name) or by_key.get(name)
+    if page is None:
         known = ", ".join(_PAGE_NAMES)
-        raise WrongUsage(f"--page: expected one of {known}, got {name!r}")
-    return _PAGE_NAMES[name]
+        raise WrongUsage(
+            f"--page: expected one of {known}, or {min(by_key)} to {max(by_key)}, got {name!r}"
+        )
+    return page
 
 
 def picture_size(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,5})\s*[xX×]\s*(\d{1,5})", text.strip())
     if match is None:
         raise WrongUsage(f"--size: expected columns and rows such as 120x40, got {text!r}")
+    from stepscope.tui.layout import MIN_HEIGHT, MIN_WIDTH  # with Textual, once it is needed
+
     num_columns, num_rows = int(match[1]), int(match[2])
-    if not (1 <= num_columns <= _MAX_COLUMNS and 1 <= num_rows <= _MAX_ROWS):
-        raise WrongUsage(f"--size: expected 1x1 to {_MAX_COLUMNS}x{_MAX_ROWS}, got {text!r}")
+    if not (MIN_WIDTH <= num_columns <= _MAX_COLUMNS and MIN_HEIGHT <= num_rows <= _MAX_ROWS):
+        bounds = f"{MIN_WIDTH}x{MIN_HEIGHT} to {_MAX_COLUMNS}x{_MAX_ROWS}"
+        raise WrongUsage(f"--size: expected {bounds}, got {text!r}")
     return num_columns, num_rows
