@@ -79,13 +79,17 @@ def test_the_documentation_lists_every_key() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 40, 80, 120, 200])
-def test_the_footer_fits_and_always_offers_help(width: int) -> None:
-    line = "".join(text for text, _ in footer.draw(EVERYTHING, True, width)[0])
+@pytest.mark.parametrize("is_ascii", [False, True])
+def test_the_footer_fits_and_always_offers_help_and_the_way_out(width: int, is_ascii: bool) -> None:
+    abilities = EVERYTHING.written(is_ascii)
+    line = "".join(text for text, _ in footer.draw(abilities, True, width)[0])
     if width >= 80:
         assert len(line) <= width
         assert "? Help" in line
+        assert "q Quit" in line
         assert "B Budget" in line
-        assert footer.action_at(EVERYTHING, True, width, line.index("Help")) == "help"
+        assert footer.action_at(abilities, True, width, line.index("Help")) == "help"
+        assert footer.action_at(abilities, True, width, line.index("Quit")) == "quit"
 
 
 async def test_readonly_hides_and_disables_all_that_changes_the_engine(

@@ -190,7 +190,8 @@ _ACTIONS: tuple[Action, ...] = (
            "global"),
     Action("suspend", ("ctrl+z",), "Suspend", "back to the shell; 'fg' there goes on", "global"),
     Action("quit", ("q",), "Quit",
-           "leave, as ctrl+c always does (the engine goes on, unless 'demo' started it)", "global"),
+           "leave, as ctrl+c always does (the engine goes on, unless 'demo' started it)", "global",
+           footer=25),
     # start screen
     Action("endpoint", ("e",), "Address",
            "type an engine's address or name (several with blanks), or a recording's path", "start",

@@ -4,7 +4,9 @@ from stepscope.tui.actions import Abilities, footer_entries
 from stepscope.tui.view import Page
 from stepscope.tui.widgets.lines import Line, Run
 
-_ALWAYS = ("help", "palette")
+_ALWAYS = frozenset({"help", "quit"})
+_LAST = _ALWAYS | {"palette"}
+_FIRST = 4  # entries, the most useful ones, that the palette gives way to
 
 
 def draw(abilities: Abilities, live: bool, width: int, page: Page = "live") -> list[Line]:
@@ -32,17 +34,27 @@ def _placed(
         (action_id, ((f" {keys} ", "key"), (f"{_label(action_id, label, live, page)} ", "muted")))
         for action_id, keys, label in footer_entries(abilities, page)
     ]
-    always = [entry for entry in entries if entry[0] in _ALWAYS]
-    room = width - sum(_length(runs) for _, runs in always)
+    others = [entry for entry in entries if entry[0] not in _LAST]
+    shown: list[tuple[str, tuple[Run, Run]]] = []
+    for kept in (_LAST, _ALWAYS):
+        last = [entry for entry in entries if entry[0] in kept]
+        shown = _fitting(others, width - sum(_length(runs) for _, runs in last))
+        if len(shown) >= min(_FIRST, len(others)):
+            break
+    return [*shown, *last]
+
+
+def _fitting(
+    entries: list[tuple[str, tuple[Run, Run]]], room: int
+) -> list[tuple[str, tuple[Run, Run]]]:
+    """The first ones, as many as fit."""
     shown = []
     for action_id, runs in entries:
-        if action_id in _ALWAYS:
-            continue
         room -= _length(runs)
         if room < 0:
             break
         shown.append((action_id, runs))
-    return [*shown, *always]
+    return shown
 
 
 def _label(action_id: str, label: str, live: bool, page: Page) -> str:
