@@ -18,13 +18,14 @@ from stepscope.tui import preferences as preferences_module
 from stepscope.tui.actions import ACTIONS, BY_ID, Abilities, footer_entries, key_table
 from stepscope.tui.app import Dashboard
 from stepscope.tui.cli import main
+from stepscope.tui.commands import top as top_command
 from stepscope.tui.commands.errors import WrongUsage
 from stepscope.tui.config_file import ConfigFileError, changed
 from stepscope.tui.key_names import KeyNameError, parse, shown, written
 from stepscope.tui.keymap import KeyMapError, remapped
 from stepscope.tui.preferences import Preferences
 from stepscope.tui.screens.help import help_lines
-from stepscope.tui.settings import config_path, load_actions, load_settings
+from stepscope.tui.settings import DashboardSettings, config_path, load_actions, load_settings
 
 
 @pytest.fixture(autouse=True)
@@ -321,6 +322,35 @@ async def test_what_is_changed_in_the_dashboard_is_in_the_file_when_it_ends(
         "sort": "state",
         "axis": "time",
     }
+
+
+async def test_readonly_keeps_nothing_in_the_config_file_and_still_saves_pictures(
+    still_source: Callable[..., Any],
+    config_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preferences_module, "_QUIET_S", 0.0)
+    monkeypatch.chdir(tmp_path)
+    source = still_source()
+    options = top_command.dashboard_options(DashboardSettings(readonly=True))
+    app = Dashboard(
+        source,
+        source.history,
+        any_terminal=True,
+        fps=20.0,
+        readonly=options["readonly"],
+        preferences=options["preferences"],
+    )
+    async with app.run_test(size=(160, 40)) as pilot:
+        await pilot.press("T", "S")
+        for _ in range(100):
+            await pilot.pause(0.02)
+            if list(tmp_path.glob("*.svg")):
+                break
+    app.close()
+    assert list(tmp_path.glob("*.svg"))
+    assert not config_file.exists()
 
 
 async def test_without_a_file_to_write_to_it_says_so_and_goes_on(

@@ -57,7 +57,11 @@ class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         bool, Meta(description="show the dashboard's own frames, CPU share and dropped frames")
     ] = False
     readonly: Annotated[
-        bool, Meta(description="hide and disable everything that changes the engine")
+        bool,
+        Meta(
+            description="hide and disable everything that changes the engine, and keep nothing in "
+            "the config file; R, S, E and M still write what they are asked for"
+        ),
     ] = False
     slo_ttft_ms: Annotated[
         float, Meta(gt=0, description="a first token that takes longer is a breach, in ms")
