@@ -147,13 +147,13 @@ class Checks:
 
     def __init__(self, **wrong: str) -> None:
         self.asked: list[Choice] = []
-        self._wrong = wrong
+        self.wrong = wrong
 
     def __call__(self, choice: Choice) -> str | None:
         self.asked.append(choice)
         if "boom" in choice.names:
             raise RuntimeError("boom")
-        return self._wrong.get(choice.kind)
+        return self.wrong.get(choice.kind)
 
 
 def start_app(check: Checks | None = None, **options: Any) -> StartApp:
@@ -297,7 +297,7 @@ async def test_what_cannot_be_opened_is_a_line_and_the_screen_stays() -> None:
         await settled(app, pilot, lambda: "RuntimeError" in screen_text(app))
         assert app.return_value is None
         assert app.is_running
-        await pilot.press("q")
+        await pilot.press("escape", "q")
     assert app.return_value is None
 
 
@@ -410,6 +410,9 @@ def test_from_the_start_screen_into_a_recording_and_back(
     screen.wait_for("endpoint .*_")
     screen.send("nobody-here\r")
     screen.wait_for("no engine at .*nobody-here")
+    screen.wait_for("nobody-here_")
+    screen.send("\x1b")
+    screen.wait_for(r"(?s)\A(?!.*nobody-here_)")
     screen.send("q")
     assert screen.wait_for_exit() == 0
 
@@ -442,6 +445,30 @@ def test_the_first_picture_waits_for_no_engine_no_recording_and_no_socket() -> N
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "error", ["no engine answers", f"no socket at {'long/' * 20}engine-0; none runs here"]
+)
+async def test_an_address_that_leads_nowhere_is_mended_where_it_was_typed(error: str) -> None:
+    check = Checks(engines=error)
+    app = start_app(check)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(app, pilot, lambda: "engine-0" in screen_text(app))
+        await pilot.press("e", *"tcp://h:2", "enter")
+        await settled(app, pilot, lambda: error[-12:] in screen_text(app))
+        text = screen_text(app)
+        assert "tcp://h:2_" in text
+        assert "".join(error.split()) in "".join(text.split())
+        assert "q Quit" in text.splitlines()[-1]
+        await pilot.press("1", "backspace", "backspace", "1")  # not lines of the list
+        assert "tcp://h:1_" in screen_text(app)
+        assert error[-12:] not in screen_text(app)
+        check.wrong.clear()
+        await pilot.press("enter")
+        await settled(app, pilot, lambda: app.return_value is not None)
+    assert app.return_value == Choice("engines", ("tcp://h:1",))
+    assert check.asked == [Choice("engines", (f"tcp://h:{n}",)) for n in (2, 1)]
 
 
 async def test_a_long_error_is_read_whole_whatever_folder_it_is_in() -> None:

@@ -100,6 +100,7 @@ class StartApp(App[Choice], inherit_bindings=False):
         self._wall_clock = wall_clock
         self._checking: Choice | None = None
         self._answers: queue.SimpleQueue[tuple[Choice, str | None]] = queue.SimpleQueue()
+        self._prompt: Prompt | None = None  # while it is open
         self._rows: list[int | None] = []
         self._page = StartScreen(self)
 
@@ -236,9 +237,11 @@ class StartApp(App[Choice], inherit_bindings=False):
         """Open it, once it is known that it can be."""
         self._selected = choice
         if choice.kind == "ask":
-            self.push_screen(
-                Prompt(self.skin, _QUESTION, check=start_list.what_is_wrong), self._typed
+            self._checking = None
+            self._prompt = Prompt(
+                self.skin, _QUESTION, check=start_list.what_is_wrong, submit=self._typed
             )
+            self.push_screen(self._prompt, self._prompt_closed)
         elif self._checking is None:
             self._checking = choice
             self.notices.dismiss()
@@ -261,16 +264,27 @@ class StartApp(App[Choice], inherit_bindings=False):
         """What became of the last choice."""
         while not self._answers.empty():
             choice, error = self._answers.get()
+            if choice is not self._checking:
+                continue  # the operator did not wait for it
             self._checking = None
             if error is None:
                 self.exit(choice)
+            elif self._prompt is not None:
+                self._prompt.refuse(error)
             else:
                 self.notices.say(error, "breach")
                 self.draw()
 
-    def _typed(self, text: str | None) -> None:
-        if text is not None and text.strip():
+    def _typed(self, text: str) -> None:
+        """Into the prompt, which stays open until it is known that it can be opened."""
+        if not text.strip() and self._prompt is not None:
+            self._prompt.dismiss(None)
+        else:
             self.choose(start_list.typed_choice(text))
+
+    def _prompt_closed(self, text: str | None) -> None:
+        self._prompt = self._checking = None
+        self.draw()
 
     def on_key(self, event: events.Key) -> None:
         """What was typed for the prompt before it was there."""
