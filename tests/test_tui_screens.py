@@ -193,6 +193,21 @@ def test_the_step_inspector_has_a_line_for_every_row_with_its_figures(source: An
     assert {target.request_id for target in rows} == {row.request_id for row in record.batch}
 
 
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+def test_every_sign_in_the_time_of_a_step_is_named_below_it(source: Any, width: int) -> None:
+    left = width if width < 100 else width // 2
+    bar, names = (
+        line[1 : left - 1]
+        for line in drawn(source.history, "step", size=(width, 35), cursor=250).splitlines()[1:3]
+    )
+    signs = set(bar.split(" ms ")[1].strip())
+    named = dict(re.findall(r"([sl━]) (sch\w+|lau\w+|mod\w+) ", names))
+    assert "━" in signs
+    assert signs <= set(named)
+    assert [named[sign][:3] for sign in "sl━"] == ["sch", "lau", "mod"]
+    assert re.search(r"dev\w* (—|[\d.]+)", names)  # the last figure is not cut
+
+
 def test_the_step_inspector_tells_padding_from_tokens_of_requests(source: Any) -> None:
     history = source.history
     record = history.record(300)

@@ -135,7 +135,7 @@ def _costs(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -
     info = frame.history.info
     lines: list[Line] = [
         _timing(record, width),
-        inspector.times_line(record, width),
+        _parts_line(record, width),
         (
             (" budget  ", "muted"),
             (f"{spent + padded:>7,} of {fmt.count(budget):<7}", "strong"),
@@ -209,6 +209,33 @@ def _timing(record: StepRecord, width: int) -> Line:
         runs.append((glyph * cells, style))
         left -= cells
     return (*runs, (parts[2][0] * max(0, left), parts[2][1]))
+
+
+def _parts_line(record: StepRecord, width: int) -> Line:
+    """What the parts of the bar above are and took, each behind its sign in the bar."""
+    scheduled, launch = record.schedule_end_ns, record.launch_ns
+    if scheduled is None or launch is None:
+        return inspector.times_line(record, width)
+    device_ms = None if record.device_ns is None else record.device_ns / 1e6
+    parts = (
+        ("s", "schedule", (scheduled - record.schedule_start_ns) / 1e6, "cached"),
+        ("l", "launch", (launch - scheduled) / 1e6, "muted"),
+        ("━", "model", (record.tokens_ns - launch) / 1e6, "decode"),
+        ("", "device", device_ms, "text"),
+    )
+    line: Line = ()
+    for head, gap, short in ((" ms:", "  ", 0), ("", "  ", 0), ("", " ", 3)):
+        runs: list[Run] = [(head, "muted")]
+        for sign, name, ms, style in parts:
+            before = gap if len(runs) > 1 else " "
+            runs.append((f"{before}{sign}", style))
+            word = name[:-short] if short and name in ("schedule", "device") else name
+            runs.append((f"{' ' if sign else ''}{word} ", "muted"))
+            runs.append((fmt.milliseconds(ms), "text"))
+        line = tuple(runs)
+        if length_of(line) <= width:
+            break
+    return line
 
 
 def _kv(record: StepRecord, bar_width: int, width: int) -> Line:
