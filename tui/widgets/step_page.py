@@ -224,12 +224,12 @@ def _parts_line(record: StepRecord, width: int) -> Line:
         ("", "device", device_ms, "text"),
     )
     line: Line = ()
-    for head, gap, short in ((" ms:", "  ", 0), ("", "  ", 0), ("", " ", 3)):
+    for head, gap, most in ((" ms: ", "  ", 8), (" ", "  ", 8), ("", " ", 6), (" ", " ", 3)):
         runs: list[Run] = [(head, "muted")]
         for sign, name, ms, style in parts:
-            before = gap if len(runs) > 1 else " "
+            before = gap if len(runs) > 1 else ""
             runs.append((f"{before}{sign}", style))
-            word = name[:-short] if short and name in ("schedule", "device") else name
+            word = name if len(name) <= most or not sign else name[: min(most, 5)]
             runs.append((f"{' ' if sign else ''}{word} ", "muted"))
             runs.append((fmt.milliseconds(ms), "text"))
         line = tuple(runs)
