@@ -24,7 +24,10 @@ from stepscope.engine.local_engines import starting_pid
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
 from stepscope.tui.settings import config_path, load_settings
 
-_DASHBOARD = ("msgspec", "pyzmq", "mcap", "textual", "tomlkit", "typer", "platformdirs", "psutil")
+_DASHBOARD = (
+    *("msgspec", "pyzmq", "mcap", "zstandard", "textual", "tomlkit", "typer", "platformdirs"),
+    "psutil",
+)
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
 
 
