@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -445,6 +445,36 @@ class HttpServer:
             assert self.process.stdout is not None
             self.process.stdout.close()
             self._stderr.close()
+
+
+@pytest.fixture(scope="session")
+def greedy_oracle() -> Callable[[Path], Callable[[Sequence[int], int], list[int]]]:
+    """What transformers' `generate` adds to a prompt in fp32: by folder, then prompt and length."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    def of(folder: Path) -> Callable[[Sequence[int], int], list[int]]:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+
+        def generate(prompt: Sequence[int], num_output: int) -> list[int]:
+            output = model.generate(
+                torch.tensor([list(prompt)]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                max_new_tokens=num_output,
+                min_new_tokens=num_output,
+                do_sample=False,
+                suppress_tokens=None,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+            tokens: list[int] = output[0, len(prompt) :].tolist()
+            return tokens
+
+        return generate
+
+    return of
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,10 @@ The checkpoints are small, random and saved by the tests; they are loaded the wa
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from stepscope.engine.commands import SamplingParams
 from stepscope.engine.config import EngineConfig, Knobs, Limits, ModelImpl
@@ -32,10 +32,15 @@ NUM_OUTPUT = 12
 PROMPT_LENGTHS = (5, 64, 45, 101)
 
 
+Oracle: TypeAlias = Callable[[Path], Callable[[Sequence[int], int], list[int]]]
+
+
 class Served:
     """A runner, and what the library itself answers to the prompts."""
 
-    def __init__(self, folder: Path, model_impl: ModelImpl, block_size: int = 16) -> None:
+    def __init__(
+        self, folder: Path, model_impl: ModelImpl, oracle: Oracle, block_size: int = 16
+    ) -> None:
         torch.manual_seed(0)
         config = EngineConfig(
             model=str(folder),
@@ -52,31 +57,16 @@ class Served:
         self.block_size = block_size
         rng = random.Random(5)
         self.prompts = [[rng.randrange(256) for _ in range(n)] for n in PROMPT_LENGTHS]
-        oracle = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager"
-        )
-        self.oracle = oracle.eval()
-        self.expected = [self.generate(prompt) for prompt in self.prompts]
-
-    def generate(self, prompt: Sequence[int], num_output: int = NUM_OUTPUT) -> list[int]:
-        output = self.oracle.generate(
-            torch.tensor([list(prompt)]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=num_output,
-            min_new_tokens=num_output,
-            do_sample=False,
-            suppress_tokens=None,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        tokens: list[int] = output[0, len(prompt) :].tolist()
-        return tokens
+        self.generate = oracle(folder)
+        self.expected = [self.generate(prompt, NUM_OUTPUT) for prompt in self.prompts]
 
 
 @pytest.fixture(scope="module", params=SERVED, ids="-".join)
-def served(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]) -> Served:
+def served(
+    request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path], greedy_oracle: Oracle
+) -> Served:
     family, model_impl = request.param
-    return Served(tiny_checkpoint(family), model_impl)
+    return Served(tiny_checkpoint(family), model_impl, greedy_oracle)
 
 
 def new_request(request_id: int, prompt: list[int], num_output: int = NUM_OUTPUT) -> Request:
@@ -180,7 +170,9 @@ def test_a_prefix_hit_gives_the_tokens_of_generate(served: Served) -> None:
     assert engine.num_hit_tokens >= 96 + 48
     assert_same(first.output_token_ids, served.expected[3], "without a hit")
     assert_same(same.output_token_ids, served.expected[3], "the same prompt")
-    assert_same(other.output_token_ids, served.generate(other.prompt_token_ids), "half of it")
+    assert_same(
+        other.output_token_ids, served.generate(other.prompt_token_ids, NUM_OUTPUT), "half of it"
+    )
 
 
 def test_a_prompt_that_hits_blocks_of_its_own_step_gives_the_tokens_of_generate(
@@ -228,8 +220,12 @@ def test_a_budget_changed_in_mid_prompt_changes_no_token(served: Served) -> None
 @pytest.mark.parametrize("block_size", [1, 5, 64])
 @pytest.mark.parametrize(("family", "model_impl"), [("gemma3_text", "transformers"), SERVED[3]])
 def test_the_block_size_changes_no_token(
-    tiny_checkpoint: Callable[..., Path], family: str, model_impl: ModelImpl, block_size: int
+    tiny_checkpoint: Callable[..., Path],
+    greedy_oracle: Oracle,
+    family: str,
+    model_impl: ModelImpl,
+    block_size: int,
 ) -> None:
-    served = Served(tiny_checkpoint(family), model_impl, block_size)
+    served = Served(tiny_checkpoint(family), model_impl, greedy_oracle, block_size)
     for i, tokens in enumerate(run_by_hand(served, 7, together=True)):
         assert_same(tokens, served.expected[i], f"prompt {i}")

@@ -5,14 +5,13 @@ over when it has been launched; which tokens are known when is the same as on a 
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from stepscope.engine import dispatch
 from stepscope.engine.commands import (
@@ -48,7 +47,11 @@ class Served:
 
 
 @pytest.fixture(scope="module", params=["qwen3-lean", "phi3-transformers"])
-def served(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]) -> Served:
+def served(
+    request: pytest.FixtureRequest,
+    tiny_checkpoint: Callable[..., Path],
+    greedy_oracle: Callable[[Path], Callable[[Sequence[int], int], list[int]]],
+) -> Served:
     family, model_impl = request.param.split("-")
     folder = tiny_checkpoint(family)
     config = EngineConfig(
@@ -64,25 +67,8 @@ def served(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path])
     runner = ModelRunner.load(config, lambda what, share: None)
     rng = random.Random(5)
     prompts = [[rng.randrange(256) for _ in range(length)] for length in LENGTHS]
-    oracle = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-
-    def generate(prompt: list[int]) -> list[int]:
-        output = oracle.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=NUM_OUTPUT,
-            min_new_tokens=NUM_OUTPUT,
-            do_sample=False,
-            suppress_tokens=None,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        tokens: list[int] = output[0, len(prompt) :].tolist()
-        return tokens
-
-    return Served(runner, prompts, [generate(prompt) for prompt in prompts])
+    generate = greedy_oracle(folder)
+    return Served(runner, prompts, [generate(prompt, NUM_OUTPUT) for prompt in prompts])
 
 
 class Client:
