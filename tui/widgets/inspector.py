@@ -169,7 +169,7 @@ def prepared_lines(record: StepRecord, overlap: bool | None) -> list[Line]:
         hidden = fmt.milliseconds(record.hidden_ns / 1e6)
         runs += [(f"while {before} ran", "good"), (f", {hidden} ms hidden", "text")]
     elif overlap is None:
-        runs.append(("—", "text"))
+        runs.append(("— (the engine does not tell)", "muted"))
     else:
         runs.append((f"after {before} had ended", "text"))
     if record.num_wasted_tokens:
