@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from stepscope.engine.batch_rows import BatchRows
 from stepscope.engine.request import Request, RequestStatus
 from stepscope.engine.step import InFlight, Runner, ScheduledRow, ScheduledStep, StepResult
 from stepscope.engine.step_books import StepBooks
-from stepscope.engine.wire import BatchRow, Phase, RequestEvent
+from stepscope.engine.wire import Phase, RequestEvent
 
 
 class Unlaunched:
@@ -40,7 +41,7 @@ class PendingStep:
 
     Attributes:
         rows: those of requests that have not ended; `batch` tells the same ones.
-        books: None where nobody is told anything.
+        batch, books: None where nobody is told anything.
         events: of the requests until it was scheduled, itself included.
         schedule_ns: when scheduling began and ended.
         launched_ns: it was launched while the step before it ran, and nothing was left to do at
@@ -53,7 +54,7 @@ class PendingStep:
     handle: InFlight
     schedule_ns: tuple[int, int]
     launched_ns: int | None
-    batch: list[BatchRow]
+    batch: BatchRows | None
     books: StepBooks | None
     events: list[RequestEvent] = field(default_factory=list)
     num_wasted_tokens: int = 0
@@ -76,8 +77,8 @@ class PendingStep:
             else:
                 books.num_prefill_tokens -= row.num_tokens
         self.rows = [rows[i] for i in kept]
-        if self.batch:
-            self.batch = [self.batch[i] for i in kept]
+        if self.batch is not None:
+            self.batch = self.batch.keep(kept)
         before = self._kept
         self._kept = kept if before is None else [before[i] for i in kept]
 

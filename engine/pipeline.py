@@ -15,6 +15,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from stepscope.engine import records
+from stepscope.engine.batch_rows import BatchRows
 from stepscope.engine.pending_step import FailedLaunch, PendingStep, Unlaunched
 from stepscope.engine.request import RequestStatus
 from stepscope.engine.step import InFlight, ScheduledStep, StepResult
@@ -88,7 +89,7 @@ class Pipeline:
         launched_ns = None if before is None else clock()
         # While what they are made of is still in the processor's caches.
         is_told = core.sink is not None
-        batch = records.batch_rows(rows, scheduler) if is_told else []
+        batch = BatchRows.of(rows, scheduler) if is_told else None
         books = StepBooks.open(scheduler) if is_told else None
         core.next_step += 1
         if core.steps_allowed is not None:
@@ -148,7 +149,7 @@ class Pipeline:
     ) -> None:
         """Publish the record of a step that has ended."""
         core, scheduler, ahead, books = self._core, self._scheduler, self._ahead, step.books
-        if books is None:  # nobody was to be told when it began
+        if books is None or step.batch is None:  # nobody was to be told when it began
             return
         if ahead is None or ahead.books is None:
             books.num_running, books.num_waiting = len(scheduler.running), len(scheduler.waiting)

@@ -1,12 +1,14 @@
 """From the engine's state to what is told of it: step records, snapshots, signs of life."""
 
-from operator import itemgetter
 from typing import cast
 
+import msgspec
+
+from stepscope.engine.batch_rows import BatchRows
 from stepscope.engine.config import Knobs
 from stepscope.engine.request import Request
 from stepscope.engine.scheduler import Scheduler
-from stepscope.engine.step import ScheduledRow, StepResult
+from stepscope.engine.step import StepResult
 from stepscope.engine.step_books import StepBooks
 from stepscope.engine.wire import (
     Audited,
@@ -14,62 +16,12 @@ from stepscope.engine.wire import (
     ControlCounts,
     EngineInfo,
     EngineState,
-    Phase,
     RequestEvent,
     RequestView,
-    RowFlag,
     Snapshot,
     StepRecord,
     Transcript,
 )
-
-_LAST_CHUNK = int(RowFlag.LAST_CHUNK)
-_FIRST_TOKEN = int(RowFlag.FIRST_TOKEN)
-_RESUMED = int(RowFlag.RESUMED)
-_DECODE = int(Phase.DECODE)
-_REQUEST = itemgetter(0)  # of a `ScheduledRow`
-
-
-def batch_rows(rows: list[ScheduledRow], scheduler: Scheduler) -> list[BatchRow]:
-    """The batch as observers see it.
-
-    To be called between `schedule` and `update`: after it, finished requests hold no blocks and
-    a first token cannot be told from a later one. The rows are for encoding: plain tuples, which
-    take half the time to make and read as `BatchRow` on the other side of the wire.
-    """
-    if not scheduler.num_prefill_tokens and not scheduler.resumed_now:
-        # Most steps; a decode begins where its request has been computed to.
-        batch = [
-            (r.request_id, _DECODE, r.num_computed_tokens, 1, 0, len(r.block_table), _LAST_CHUNK)
-            for r in map(_REQUEST, rows)
-        ]
-        return cast("list[BatchRow]", batch)
-    # A resumed request may have only its newest token to compute, which is no ordinary decode.
-    ordinary = None if scheduler.resumed_now else Phase.DECODE
-    batch = [
-        (r.request_id, _DECODE, r.num_computed_tokens, 1, 0, len(r.block_table), _LAST_CHUNK)
-        if row[1] is ordinary
-        else _any_row(*row, scheduler)
-        for row, r in zip(rows, map(_REQUEST, rows), strict=True)
-    ]
-    return cast("list[BatchRow]", batch)
-
-
-def _any_row(
-    request: Request, phase: Phase, start: int, num_tokens: int, samples: bool, scheduler: Scheduler
-) -> tuple[int, int, int, int, int, int, int]:
-    request_id = request.request_id
-    flags = 0
-    if samples:
-        flags = _LAST_CHUNK
-        # A first token that is still to come is another step's.
-        if request.num_tokens + request.num_pending_tokens == request.num_prompt_tokens:
-            flags |= _FIRST_TOKEN
-    if request_id in scheduler.resumed_now:
-        flags |= _RESUMED
-    num_cached_tokens = scheduler.admitted_now.get(request_id, 0)
-    num_blocks = len(request.block_table)
-    return request_id, int(phase), start, num_tokens, num_cached_tokens, num_blocks, flags
 
 
 def step_record(
@@ -77,7 +29,7 @@ def step_record(
     step: int,
     schedule_ns: tuple[int, int],
     result: StepResult,
-    batch: list[BatchRow],
+    batch: BatchRows,
     books: StepBooks,
     knobs_version: int,
     events: list[RequestEvent],
@@ -92,7 +44,7 @@ def step_record(
 
     Args:
         schedule_ns: when scheduling began and ended.
-        batch: from `batch_rows`, taken before `update`.
+        batch: taken before `update`.
         events: of this step and of the time since the step before.
         books: settled; `StepBooks.of` makes them of a scheduler after `update`.
         token_ids, texts: of each row, only where they are to be told (`TokenTeller`).
@@ -113,7 +65,7 @@ def step_record(
         num_prefill_tokens=books.num_prefill_tokens,
         num_decode_tokens=books.num_decode_tokens,
         num_padded_tokens=books.num_padded_tokens + result.num_padded_tokens,
-        batch=batch,
+        batch=cast("list[BatchRow]", msgspec.Raw(batch.payload)),  # what the encoder takes as it is
         kv=kv,
         moves=moves,
         num_running=books.num_running,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from stepscope.engine.batch_rows import num_rows
 from stepscope.engine.core import TelemetrySink
 from stepscope.engine.wire import Preempted, StepRecord, Telemetry
 
@@ -118,7 +119,7 @@ class StepMeter:
         borders_ns = (start_ns, schedule_end_ns, launch_ns, tokens_ns, end_ns)
         for i in range(4):
             self._phase_ns[i] += borders_ns[i + 1] - borders_ns[i]
-        self._num_rows += len(record.batch or ())
+        self._num_rows += num_rows(record.batch)
         self._num_prefill_tokens += record.num_prefill_tokens
         self._num_decode_tokens += record.num_decode_tokens
         self._num_budgeted_tokens += record.token_budget or 0

@@ -45,7 +45,7 @@ TORCH_SIDE = (
     "stepscope.engine.execution.token_counts",
     "stepscope.kernels",
 )
-SHIPPED_SUFFIXES = {".py", ".typed", ".tcss", ".mcap", ".md", ".json", ".cpp", ".h"}
+SHIPPED_SUFFIXES = {".py", ".typed", ".tcss", ".mcap", ".md", ".json", ".c", ".cpp", ".h", ".pyi"}
 
 
 def tree() -> set[str]:
@@ -101,12 +101,13 @@ def build_wheel(folder: Path, **environment: str) -> set[str]:
         return {name for name in archive.namelist() if ".dist-info/" not in name}
 
 
-def test_the_wheel_holds_the_tree_and_the_kernels_for_this_python(tmp_path: Path) -> None:
+def test_the_wheel_holds_the_tree_and_what_is_compiled_for_this_python(tmp_path: Path) -> None:
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     kernels = {f"stepscope/kernels/_cpu_{level}{suffix}" for level in LEVELS}
     if platform.machine() != "x86_64":
         kernels = {f"stepscope/kernels/_cpu_baseline{suffix}"}
-    assert build_wheel(tmp_path) == tree() | kernels
+    rows = f"stepscope/engine/_batch_rows{suffix}"
+    assert build_wheel(tmp_path) == tree() | kernels | {rows}
 
 
 def test_without_a_compiler_the_wheel_is_built_all_the_same(tmp_path: Path) -> None:

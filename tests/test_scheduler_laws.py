@@ -14,6 +14,7 @@ from hypothesis import Phase as Stage
 from hypothesis import strategies as st
 
 from stepscope.engine import records, wire
+from stepscope.engine.batch_rows import BatchRows
 from stepscope.engine.commands import SamplingParams
 from stepscope.engine.config import Batching, Knobs, Limits
 from stepscope.engine.kv_cache import KVCacheManager
@@ -184,7 +185,7 @@ class Driver:
         self.check_rows(rows, num_running)
         self.check_batching(rows, num_running)
         self.execute(rows)
-        batch = records.batch_rows(rows, scheduler)
+        batch = BatchRows.of(rows, scheduler)
         token_ids = [self.token_after(row) for row in rows]
         scheduler.update(rows, token_ids)
         record = records.step_record(

@@ -19,6 +19,7 @@ from unittest.mock import patch
 from bench_wire import SleepingRunner, engine, subscribers  # type: ignore[import-not-found]
 
 from stepscope.engine import records, wire
+from stepscope.engine.batch_rows import BatchRows
 from stepscope.engine.config import Limits
 from stepscope.engine.simulated import CostModel, SimulatedRunner
 from stepscope.engine.telemetry import Publisher
@@ -26,6 +27,7 @@ from stepscope.engine.wire import Telemetry
 
 STEPS_A_TURN = 10
 NUM_WARM = 2  # steps of a turn that are not counted
+NO_ROWS = BatchRows(b"\x90")
 
 
 def without_sending(publisher: Publisher, message: Telemetry) -> None:
@@ -42,8 +44,8 @@ def nothing(*_: object, **__: object) -> None:
     return
 
 
-def no_rows(*_: object) -> list[object]:
-    return []
+def no_rows(*_: object) -> BatchRows:
+    return NO_ROWS
 
 
 # What is left of the way, in the order in which it is cut down.
@@ -53,9 +55,9 @@ LEFT: dict[str, dict[str, Callable[..., object]]] = {
     "without the ring": {"publish": only_encoding},
     "without encoding": {"publish": nothing},
     "without the record": {"publish": nothing, "step_record": nothing},
-    "without its rows": {"publish": nothing, "step_record": nothing, "batch_rows": no_rows},
+    "without its rows": {"publish": nothing, "step_record": nothing, "of": no_rows},
 }
-PLACES = {"publish": Publisher, "step_record": records, "batch_rows": records}
+PLACES = {"publish": Publisher, "step_record": records, "of": BatchRows}
 
 
 def measure(num_requests: int, num_subscribers: int, rounds: int, *, is_hot: bool) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from stepscope.engine import records, wire
+from stepscope.engine.batch_rows import BatchRows
 from stepscope.engine.commands import SamplingParams
 from stepscope.engine.config import Knobs, Limits
 from stepscope.engine.kv_cache import KVCacheManager
@@ -60,7 +61,7 @@ class Timed:
         start = clock()
         rows = scheduler.schedule()
         scheduled = clock()
-        batch = records.batch_rows(rows, scheduler)
+        batch = BatchRows.of(rows, scheduler)
         batched = clock()
         token_ids: list[int | None] = [7 if row.samples else None for row in rows]
         result = StepResult(token_ids, launch_ns=start, tokens_ns=batched)
@@ -82,7 +83,7 @@ class Timed:
             publish=(published - encoded) / 1e3,
         )
 
-    def _record(self, result: StepResult, batch: list[wire.BatchRow]) -> wire.StepRecord:
+    def _record(self, result: StepResult, batch: BatchRows) -> wire.StepRecord:
         return records.step_record(
             step=self._step,
             schedule_ns=(0, 1),

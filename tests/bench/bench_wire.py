@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stepscope.engine import dispatch, records, wire
+from stepscope.engine.batch_rows import BatchRows
 from stepscope.engine.commands import SamplingParams, Submit
 from stepscope.engine.config import EngineConfig, Knobs, Limits
 from stepscope.engine.core import EngineCore
@@ -89,7 +90,7 @@ def parts(num_requests: int, num_subscribers: int) -> dict[str, float]:
                 rows = scheduler.schedule()
                 result = StepResult([1] * len(rows), now_ns, now_ns)
                 started = time.perf_counter()
-                batch = records.batch_rows(rows, scheduler)
+                batch = BatchRows.of(rows, scheduler)
                 built = time.perf_counter()
                 scheduler.update(rows, result.token_ids)
                 begun = time.perf_counter()

@@ -1,0 +1,229 @@
+/* The rows of a step as msgpack, straight from the engine's objects.
+ *
+ * What `batch_rows.encode_in_python` does, to the byte. Telemetry tells of every request in every
+ * step, so this is a loop over hundreds of objects between two steps; as Python it takes longer
+ * than everything else that telemetry takes of the engine's thread.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#include <stdint.h>
+
+enum {
+    NUM_FIELDS = 7,                         /* of `wire.BatchRow` */
+    MAX_INT_BYTES = 9,                      /* a tag and 64 bits */
+    MAX_ROW_BYTES = 1 + NUM_FIELDS * MAX_INT_BYTES,
+    MAX_HEADER_BYTES = 5,
+    ROW_HEADER = 0x90 | NUM_FIELDS,         /* an array of so many */
+    DECODE = 1,                             /* `wire.Phase.DECODE` */
+    LAST_CHUNK = 1,                         /* `wire.RowFlag.LAST_CHUNK` */
+};
+
+static uint8_t *put_bytes(uint8_t *at, uint64_t value, int num_bytes) {
+    for (int shift = 8 * (num_bytes - 1); shift >= 0; shift -= 8) {
+        *at++ = (uint8_t)(value >> shift);
+    }
+    return at;
+}
+
+/* The shortest form of an integer, as msgpack wants it. */
+static uint8_t *put_number(uint8_t *at, uint64_t value) {
+    if (value < 0x80) {
+        *at++ = (uint8_t)value;
+        return at;
+    }
+    if (value <= UINT8_MAX) {
+        *at++ = 0xcc;
+        return put_bytes(at, value, 1);
+    }
+    if (value <= UINT16_MAX) {
+        *at++ = 0xcd;
+        return put_bytes(at, value, 2);
+    }
+    if (value <= UINT32_MAX) {
+        *at++ = 0xce;
+        return put_bytes(at, value, 4);
+    }
+    *at++ = 0xcf;
+    return put_bytes(at, value, 8);
+}
+
+static uint8_t *put_array_header(uint8_t *at, uint64_t length) {
+    if (length < 16) {
+        *at++ = (uint8_t)(0x90 | length);
+        return at;
+    }
+    if (length <= UINT16_MAX) {
+        *at++ = 0xdc;
+        return put_bytes(at, length, 2);
+    }
+    *at++ = 0xdd;
+    return put_bytes(at, length, 4);
+}
+
+/* NULL with an error set where it is no int, or none that a row may hold. */
+static uint8_t *put_int(uint8_t *at, PyObject *number) {
+    if (!PyLong_Check(number)) {
+        PyErr_Format(PyExc_TypeError, "a row holds ints, not %s", Py_TYPE(number)->tp_name);
+        return NULL;
+    }
+    unsigned long long value = PyLong_AsUnsignedLongLong(number); /* negative: OverflowError */
+    if (value == (unsigned long long)-1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    return put_number(at, value);
+}
+
+/* Where instances of a class with __slots__ keep an attribute; -1 with an error set. */
+static Py_ssize_t offset_of(PyObject *type, const char *name) {
+    PyObject *descriptor = PyObject_GetAttrString(type, name);
+    if (descriptor == NULL) {
+        return -1;
+    }
+    Py_ssize_t offset = -1;
+    if (Py_IS_TYPE(descriptor, &PyMemberDescr_Type)) {
+        PyMemberDef *member = ((PyMemberDescrObject *)descriptor)->d_member;
+        if (member->type == T_OBJECT_EX) {
+            offset = member->offset;
+        }
+    }
+    Py_DECREF(descriptor);
+    if (offset < 0) {
+        PyErr_Format(PyExc_TypeError, "%s is no slot", name);
+    }
+    return offset;
+}
+
+static PyObject *slot(PyObject *object, Py_ssize_t offset) {
+    PyObject *value = *(PyObject **)((char *)object + offset);
+    if (value == NULL) {
+        PyErr_SetString(PyExc_AttributeError, "a slot of the request is empty");
+    }
+    return value; /* borrowed */
+}
+
+/* A decode: one token, behind those that were computed. */
+static uint8_t *put_decode(
+    uint8_t *at, PyObject *row, PyTypeObject *request_type, Py_ssize_t id_at, Py_ssize_t table_at
+) {
+    PyObject *request = PyTuple_GET_ITEM(row, 0);
+    if (!Py_IS_TYPE(request, request_type)) {
+        PyErr_Format(PyExc_TypeError, "a row is of a request, not %s", Py_TYPE(request)->tp_name);
+        return NULL;
+    }
+    PyObject *request_id = slot(request, id_at);
+    PyObject *block_table = slot(request, table_at);
+    if (request_id == NULL || block_table == NULL) {
+        return NULL;
+    }
+    if (!PyList_Check(block_table)) {
+        PyErr_SetString(PyExc_TypeError, "a block table is a list");
+        return NULL;
+    }
+    *at++ = ROW_HEADER;
+    at = put_int(at, request_id);
+    if (at == NULL) {
+        return NULL;
+    }
+    *at++ = DECODE;
+    at = put_int(at, PyTuple_GET_ITEM(row, 2)); /* start */
+    if (at == NULL) {
+        return NULL;
+    }
+    *at++ = 1; /* num_tokens */
+    *at++ = 0; /* num_cached_tokens */
+    at = put_number(at, (uint64_t)PyList_GET_SIZE(block_table));
+    *at++ = LAST_CHUNK;
+    return at;
+}
+
+/* Any other row, as `describe` puts it. */
+static uint8_t *put_described(uint8_t *at, PyObject *row, PyObject *describe) {
+    PyObject *fields = PyObject_CallOneArg(describe, row);
+    if (fields == NULL) {
+        return NULL;
+    }
+    if (!PyTuple_Check(fields) || PyTuple_GET_SIZE(fields) != NUM_FIELDS) {
+        PyErr_Format(PyExc_TypeError, "a row is told in a tuple of %d", (int)NUM_FIELDS);
+        Py_DECREF(fields);
+        return NULL;
+    }
+    *at++ = ROW_HEADER;
+    for (Py_ssize_t i = 0; i < NUM_FIELDS && at != NULL; i++) {
+        at = put_int(at, PyTuple_GET_ITEM(fields, i));
+    }
+    Py_DECREF(fields);
+    return at;
+}
+
+PyDoc_STRVAR(
+    encode_doc,
+    "encode(rows, ordinary, request_type, describe, /)\n--\n\n"
+    "Msgpack of the rows of a step (`ScheduledRow`s): `wire.BatchRow`s.\n\n"
+    "Rows whose phase is the object `ordinary` are decodes of one token; of the others `describe`\n"
+    "makes the fields. `request_type` is the class of the requests.");
+
+static PyObject *encode(PyObject *module, PyObject *const *args, Py_ssize_t num_args) {
+    if (num_args != 4 || !PyList_Check(args[0]) || !PyType_Check(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "encode(rows: list, ordinary, request_type, describe)");
+        return NULL;
+    }
+    PyObject *rows = args[0], *ordinary = args[1], *request_type = args[2], *describe = args[3];
+    Py_ssize_t id_at = offset_of(request_type, "request_id");
+    Py_ssize_t table_at = id_at < 0 ? -1 : offset_of(request_type, "block_table");
+    if (table_at < 0) {
+        return NULL;
+    }
+    Py_ssize_t num_rows = PyList_GET_SIZE(rows);
+    PyObject *payload =
+        PyBytes_FromStringAndSize(NULL, MAX_HEADER_BYTES + num_rows * MAX_ROW_BYTES);
+    if (payload == NULL) {
+        return NULL;
+    }
+    uint8_t *begin = (uint8_t *)PyBytes_AS_STRING(payload);
+    uint8_t *at = put_array_header(begin, (uint64_t)num_rows);
+    for (Py_ssize_t i = 0; i < num_rows; i++) {
+        if (i >= PyList_GET_SIZE(rows)) { /* `describe` may do what it likes */
+            PyErr_SetString(PyExc_RuntimeError, "the rows changed while they were told");
+            goto failed;
+        }
+        PyObject *row = PyList_GET_ITEM(rows, i);
+        if (!PyTuple_Check(row) || PyTuple_GET_SIZE(row) < 3) {
+            PyErr_SetString(PyExc_TypeError, "a row is a ScheduledRow");
+            goto failed;
+        }
+        if (PyTuple_GET_ITEM(row, 1) == ordinary) {
+            at = put_decode(at, row, (PyTypeObject *)request_type, id_at, table_at);
+        } else {
+            Py_INCREF(row);
+            at = put_described(at, row, describe);
+            Py_DECREF(row);
+        }
+        if (at == NULL) {
+            goto failed;
+        }
+    }
+    _PyBytes_Resize(&payload, (Py_ssize_t)(at - begin)); /* NULL with an error set if it fails */
+    return payload;
+
+failed:
+    Py_DECREF(payload);
+    return NULL;
+}
+
+static PyMethodDef methods[] = {
+    {"encode", (PyCFunction)(void (*)(void))encode, METH_FASTCALL, encode_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "stepscope.engine._batch_rows",
+    .m_doc = "The rows of a step as msgpack; see batch_rows.py.",
+    .m_size = 0,
+    .m_methods = methods,
+};
+
+PyMODINIT_FUNC PyInit__batch_rows(void) { return PyModuleDef_Init(&definition); }

@@ -1,0 +1,13 @@
+from collections.abc import Callable
+
+from stepscope.engine.request import Request
+from stepscope.engine.step import ScheduledRow
+from stepscope.engine.wire import Phase
+
+def encode(
+    rows: list[ScheduledRow],
+    ordinary: Phase | None,
+    request_type: type[Request],
+    describe: Callable[[ScheduledRow], tuple[int, int, int, int, int, int, int]],
+    /,
+) -> bytes: ...

@@ -1,0 +1,147 @@
+"""What telemetry says of the rows of a step: the compiled encoder, and the one in Python."""
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.engine import batch_rows
+from stepscope.engine.batch_rows import BatchRows, RowFields, encode_in_python, num_rows
+from stepscope.engine.commands import SamplingParams
+from stepscope.engine.request import Request
+from stepscope.engine.step import ScheduledRow
+from stepscope.engine.wire import BatchRow, Phase
+
+# Around each border between two forms of an integer in msgpack.
+NUMBERS = st.one_of(
+    st.integers(0, 2**64 - 1),
+    st.sampled_from([0, 127, 128, 255, 256, 2**16 - 1, 2**16, 2**32 - 1, 2**32, 2**64 - 1]),
+)
+ROWS = st.lists(
+    st.tuples(NUMBERS, st.sampled_from(Phase), NUMBERS, st.integers(0, 300)), max_size=40
+)
+needs_compiled = pytest.mark.skipif(batch_rows.compiled is None, reason="there is no compiler")
+
+
+def row(request_id: int, phase: Phase, start: int, num_blocks: int) -> ScheduledRow:
+    request = Request(request_id, [1, 2], SamplingParams(max_tokens=4), 0)
+    request.block_table = list(range(num_blocks))
+    return ScheduledRow(request, phase, start, 1, True)
+
+
+def described(each: ScheduledRow) -> RowFields:
+    return each.request.request_id, int(each.phase), each.start, 9, 8, 7, 3
+
+
+def both(rows: list[ScheduledRow], ordinary: Phase | None) -> tuple[bytes, bytes]:
+    assert batch_rows.compiled is not None
+    return (
+        batch_rows.compiled.encode(rows, ordinary, Request, described),
+        encode_in_python(rows, ordinary, Request, described),
+    )
+
+
+def test_it_is_compiled_wherever_there_is_a_compiler() -> None:
+    assert (batch_rows.compiled is None) == (shutil.which("cc") is None)
+
+
+@needs_compiled
+@given(ROWS, st.sampled_from([Phase.DECODE, None]))
+def test_the_compiled_encoder_writes_what_the_one_in_python_writes_to_the_byte(
+    numbers: list[tuple[int, Phase, int, int]], ordinary: Phase | None
+) -> None:
+    compiled, plain = both([row(*each) for each in numbers], ordinary)
+    assert compiled == plain
+    assert num_rows(msgspec.Raw(compiled)) == len(numbers)
+
+
+@needs_compiled
+@pytest.mark.parametrize("count", [0, 15, 16, 65_535, 65_536])
+def test_every_length_of_a_batch_has_its_header(count: int) -> None:
+    compiled, plain = both([row(1, Phase.DECODE, 2, 3)] * count, Phase.DECODE)
+    assert compiled == plain
+    assert num_rows(msgspec.Raw(compiled)) == count
+    assert num_rows(msgspec.msgpack.decode(compiled, type=list[BatchRow])) == count
+
+
+def not_told(_: ScheduledRow) -> RowFields:
+    raise KeyError("what is asked for is not there")
+
+
+def broken(case: str) -> tuple[Any, ...]:
+    """Arguments that do not fit together."""
+    good = row(1, Phase.DECODE, 2, 3)
+    other = row(1, Phase.PREFILL, 2, 3)
+    negative = row(-1, Phase.DECODE, 2, 3)
+    without_table = row(1, Phase.DECODE, 2, 3)
+    del without_table.request.block_table
+    of_no_request = good._replace(request="somebody")  # type: ignore[arg-type]
+    cases: dict[str, tuple[Any, ...]] = {
+        "no list": ((good,), Phase.DECODE, Request, described),
+        "no row": ([3], Phase.DECODE, Request, described),
+        "no request": ([of_no_request], Phase.DECODE, Request, described),
+        "no slots": ([good], Phase.DECODE, Exception, described),
+        "no type": ([good], Phase.DECODE, 3, described),
+        "negative": ([negative], Phase.DECODE, Request, described),
+        "no table": ([without_table], Phase.DECODE, Request, described),
+        "too few fields": ([other], Phase.DECODE, Request, lambda _: (1, 2)),
+        "no ints": ([other], Phase.DECODE, Request, lambda _: (1, 2, 3, 4, 5, 6, "7")),
+        "raises": ([other], Phase.DECODE, Request, not_told),
+        "too few": ([good], Phase.DECODE, Request),
+    }
+    return cases[case]
+
+
+@needs_compiled
+@pytest.mark.parametrize(
+    ("case", "error"),
+    [
+        ("no list", TypeError),
+        ("no row", TypeError),
+        ("no request", TypeError),
+        ("no slots", AttributeError),
+        ("no type", TypeError),
+        ("negative", OverflowError),
+        ("no table", AttributeError),
+        ("too few fields", TypeError),
+        ("no ints", TypeError),
+        ("raises", KeyError),
+        ("too few", TypeError),
+    ],
+)
+def test_what_does_not_fit_is_an_error_and_no_crash(case: str, error: type[Exception]) -> None:
+    assert batch_rows.compiled is not None
+    encode: Callable[..., bytes] = batch_rows.compiled.encode
+    with pytest.raises(error):
+        encode(*broken(case))
+
+
+@needs_compiled
+def test_rows_that_change_while_they_are_told_are_an_error_and_no_crash() -> None:
+    rows = [row(number, Phase.PREFILL, 2, 3) for number in range(5)]
+
+    def clear(each: ScheduledRow) -> RowFields:
+        rows.clear()
+        return described(each)
+
+    assert batch_rows.compiled is not None
+    with pytest.raises(RuntimeError, match="changed"):
+        batch_rows.compiled.encode(rows, None, Request, clear)
+
+
+@given(ROWS, st.data())
+def test_rows_that_are_kept_are_told_as_before(
+    numbers: list[tuple[int, Phase, int, int]], data: st.DataObject
+) -> None:
+    payload = encode_in_python([row(*each) for each in numbers], Phase.DECODE, Request, described)
+    places = data.draw(
+        st.lists(st.sampled_from(range(len(numbers))), unique=True) if numbers else st.just([])
+    )
+    kept = sorted(places)
+    told = msgspec.msgpack.decode(payload, type=list[BatchRow])
+    left = msgspec.msgpack.decode(BatchRows(payload).keep(kept).payload, type=list[BatchRow])
+    assert left == [told[i] for i in kept]
