@@ -19,6 +19,7 @@ import zmq
 from zmq.utils import z85
 
 from stepscope.engine.access.authorised_keys import Holder, KeyFolder
+from stepscope.engine.access.io_threads import stand_back
 from stepscope.engine.access.keys import Credentials, KeyPair
 from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import Endpoint
@@ -75,6 +76,7 @@ class Gate:
         self._look()
         self._closing = threading.Event()
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        stand_back(self.context)
         self._zap: zmq.Socket[bytes] = self.context.socket(zmq.REP)
         self._zap.linger = 0
         self._zap.bind(ZAP_ADDRESS)

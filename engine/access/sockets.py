@@ -15,6 +15,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from stepscope.engine.access.gate import ZAP_DOMAIN, Gate
+from stepscope.engine.access.io_threads import stand_back
 from stepscope.engine.access.keys import Credentials, find_credentials, read_credentials
 from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import Endpoint
@@ -42,6 +43,7 @@ def server_socket(kind: int, gate: Gate | None) -> "zmq.Socket[bytes]":
         gate: who may come in; None: everybody who can reach it.
     """
     context = zmq.Context.instance() if gate is None else gate.context
+    stand_back(context)
     socket: zmq.Socket[bytes] = context.socket(kind)
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     # Who vanishes without a word is missed by TCP. Not by libzmq's heartbeats: 4.3 aborts the

@@ -1,0 +1,50 @@
+"""The threads that carry telemetry out never interrupt the one that runs the model."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# In a process of its own, where nobody has made a socket before.
+PUBLISH = """
+import os, sys, time
+from pathlib import Path
+from stepscope.engine.access.authorised_keys import KeyFolder
+from stepscope.engine.access.gate import Gate
+from stepscope.engine.telemetry import Publisher
+
+folder = Path(sys.argv[1])
+gate = None
+if "keys" in sys.argv:
+    keys = KeyFolder(folder / "keys")
+    keys.make()
+    gate = Gate(keys)
+publisher = Publisher(f"ipc://{folder}/telemetry", 10, gate=gate)
+tasks = Path("/proc/self/task")
+senders = []
+while not senders:  # a thread takes its policy first and its name then
+    time.sleep(0.01)
+    senders = [int(task.name) for task in tasks.iterdir() if "/IO" in (task / "comm").read_text()]
+for thread in (os.getpid(), *senders):
+    print(thread == os.getpid(), os.sched_getscheduler(thread) == os.SCHED_BATCH)
+publisher.close()
+if gate is not None:
+    gate.close()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems know no such policy")
+@pytest.mark.parametrize("access", ["open", "keys"])
+def test_an_engine_is_not_interrupted_by_those_who_send_its_telemetry(
+    access: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PUBLISH, tmp_path, access],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    of_engine, of_sender = "True False", "False True"
+    assert sorted(done.stdout.splitlines()) == sorted([of_engine, of_sender])
