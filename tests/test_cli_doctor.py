@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.engine import batch_rows
 from stepscope.tui.commands import doctor as doctor_command
 from stepscope.tui.commands.errors import CommandFailed
 
@@ -37,6 +38,7 @@ def test_it_names_versions_the_backend_and_the_folders(
         "cpu",
         "gpu",
         "kernels",
+        "telemetry",
         "attention",
     ):
         assert name in lines
@@ -93,3 +95,18 @@ def test_it_says_when_the_runtime_folder_that_was_asked_for_is_not_used(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(shared))
     doctor_command.doctor()
     assert f"XDG_RUNTIME_DIR={shared} is not yours alone" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("compiled", "word"), [(object(), "ok"), (None, "note")])
+def test_it_says_whether_telemetry_has_its_compiled_encoder(
+    compiled: object,
+    word: str,
+    capsys: pytest.CaptureFixture[str],
+    folders: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch_rows, "compiled", compiled)
+    doctor_command.doctor()
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = (line for line in lines if line.split()[1] == "telemetry")
+    assert line.split()[0] == word

@@ -9,6 +9,7 @@ makes everything dearer, so only what was measured in one run can be compared.
 """
 
 import argparse
+import gc
 import random
 import statistics
 import tempfile
@@ -74,6 +75,8 @@ def measure(num_requests: int, num_subscribers: int, rounds: int, *, is_hot: boo
             for _ in range(20):  # prefill, and subscribers that have connected
                 core.step()
             time.sleep(0.5)
+            gc.collect()
+            gc.freeze()  # as `serve` does
             for _ in range(rounds):
                 rng.shuffle(turns)
                 for turn in turns:
@@ -91,6 +94,7 @@ def measure(num_requests: int, num_subscribers: int, rounds: int, *, is_hot: boo
                         cut.stop()
                     times[turn].append(statistics.median(steps[NUM_WARM:]))
         publisher.close()
+    gc.unfreeze()
     off_us = statistics.median(times[None]) * 1e6
     print(
         f"{num_subscribers} subscribers, {num_requests} requests; a step without: {off_us:.0f} us"

@@ -196,6 +196,8 @@ def switched(
             for _ in range(20):  # prefill, and subscribers that have connected
                 core.step()
             time.sleep(0.5)
+            gc.collect()
+            gc.freeze()  # as `serve` does
             for turn in range(2 * rounds):
                 published = turn % 4 in (0, 3)  # on, off, off, on: a drift falls on both alike
                 core.sink = publisher if published else None
@@ -206,6 +208,7 @@ def switched(
                     steps.append(clock() - start)
                 times[published].append(statistics.median(steps))
         publisher.close()
+    gc.unfreeze()
     gc.collect()
     return times[True], times[False]
 

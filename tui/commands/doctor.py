@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 import platformdirs
 
+from stepscope.engine import batch_rows
 from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import (
     Endpoint,
@@ -155,6 +156,15 @@ def _compute() -> Iterator[Finding]:
         yield Finding("ok", "kernels", f"C++, {levels[-1]} (of {', '.join(library.LEVELS)})")
     except library.LibraryMissingError as error:
         yield Finding("note", "kernels", str(error))
+    if batch_rows.compiled is not None:
+        yield Finding("ok", "telemetry", "compiled encoder of a step's rows")
+    else:
+        yield Finding(
+            "note",
+            "telemetry",
+            "rows of a step are encoded in Python, some 25 us a step dearer at 256 requests: "
+            "there was no C compiler when stepscope was installed",
+        )
     try:
         chosen = attention.choose("auto", device, dtype)
     except ValueError as error:
