@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from stepscope.engine.config import EngineConfig
-from stepscope.engine.execution import input_batch
+from stepscope.engine.execution import input_batch, step_costs
 from stepscope.engine.execution.description import ModelDescription
 from stepscope.engine.execution.devices import (
     DeviceTimer,
@@ -28,12 +28,12 @@ from stepscope.engine.models.model import Model, StepContext
 from stepscope.engine.sampler import Sampler
 from stepscope.engine.step import InFlight, ScheduledStep, StepResult
 from stepscope.engine.tokenizer import Tokenizer
+from stepscope.engine.wire import StepCosts
 from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch, to_device
 
 Progress = Callable[[str, float], None]
 
-# (prompt tokens, requests) of the steps that are run once at load.
-WARM_UP_STEPS = ((64, 1), (1, 1), (1, 8), (200, 2))
+WARM_UP_TOKENS = 64  # of the chunk that is run first
 
 
 class ModelRunner:
@@ -66,6 +66,7 @@ class ModelRunner:
         self.dtype = model.kv_dtype
         self.kv_shape = model.kv_shape
         self.graphs: DecodeGraphs | None = None
+        self.step_costs: StepCosts | None = None
         self._model = model
         self._backend = backend
         self._sampler = Sampler(seed)
@@ -239,13 +240,17 @@ class ModelRunner:
 
         What they leave in the KV cache belongs to no request.
         """
-        for done, (num_tokens, num_requests) in enumerate(WARM_UP_STEPS):
-            progress("warming up", done / len(WARM_UP_STEPS))
-            num_tokens = min(num_tokens, self.max_model_len)
-            self.execute(
-                trial_step([(0, num_tokens)] * num_requests, self.num_blocks, self.block_size)
-            )
+        lengths = min(WARM_UP_TOKENS, self.max_model_len), 1
+        for done, num_tokens in enumerate(lengths):
+            progress("warming up", done / (len(lengths) + 1))
+            self.execute(trial_step([(0, num_tokens)], self.num_blocks, self.block_size))
+        progress("warming up", len(lengths) / (len(lengths) + 1))
+        self.measure()
         progress("ready", 1.0)
+
+    def measure(self) -> None:
+        """Find out `step_costs`."""
+        self.step_costs = step_costs.measure(self)
 
     def _use_threads(self, num_tokens: int) -> int:
         if self._threads is None:

@@ -212,6 +212,7 @@ def _info(
         with_tokens=config.with_tokens,
         config_hash=config.hash(),
         overlap=config.overlaps(launch_blocks=runner.launch_blocks),
+        step_costs=runner.step_costs,
     )
 
 

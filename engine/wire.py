@@ -59,6 +59,15 @@ class KnobSpec(Struct, frozen=True):
     help: str = ""
 
 
+class StepCosts(Struct, frozen=True, kw_only=True):
+    """What steps took when the engine tried some at its start, beside whatever else ran then."""
+
+    num_streams: int  # requests that each got a token of ...
+    decode_ms: float  # ... a step that took so long on average
+    num_prefill_tokens: int  # prompt tokens of ...
+    prefill_ms: float  # ... a step that took so long
+
+
 class EngineInfo(Telemetry, frozen=True, kw_only=True):
     """Who is speaking. Published at start and every few seconds."""
 
@@ -94,6 +103,7 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
     with_tokens: bool = False  # prompts and outputs are in its telemetry
     config_hash: str | None = None
     overlap: bool | None = None  # steps may be prepared while the one before runs (`hidden_ns`)
+    step_costs: StepCosts | None = None  # None: the engine did not try
 
 
 class KnobsChanged(Telemetry, frozen=True, kw_only=True):

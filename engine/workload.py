@@ -199,7 +199,8 @@ def describe(spec: WorkloadSpec) -> str:
         if spec.document_share
         else ""
     )
-    return f"{spec.rate:g} requests/s: chats of {spec.chat_tokens} tokens{documents}"
+    most = "" if spec.max_concurrency is None else f", at most {spec.max_concurrency} under way"
+    return f"{spec.rate:g} requests/s: chats of {spec.chat_tokens} tokens{documents}{most}"
 
 
 def _log_normal(source: random.Random, mean: float, spread: float) -> int:

@@ -85,6 +85,8 @@ def test_a_headless_demo_records_draws_and_sums_up_a_session_without_gaps(
     )
     stdout, stderr = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, stderr
+    assert re.search(r"^workload +[\d.]+ requests/s(, .* this machine carries.*)?$", stdout, re.M)
+    assert re.search(r"^engine +decode of 8 streams [\d.,]+ ms a step, prefill of", stdout, re.M)
     assert re.search(r"^steps +[\d,]+ in [\d.]+ s", stdout, re.MULTILINE)
     assert re.search(r"^tokens +out [\d.,]+/s", stdout, re.MULTILINE)
     assert re.search(r"^TTFT +p50 [\d.,]+ ms  p99 [\d.,]+ ms", stdout, re.MULTILINE)
@@ -122,7 +124,7 @@ def test_a_headless_demo_that_is_interrupted_sums_up_what_was_until_then(
     try:
         process = start(
             *("demo", "--headless", "--seconds", "600", "--record", "out.mcap"),
-            *("--screenshot", "out.svg"),
+            *("--rate", "2.25", "--screenshot", "out.svg"),
         )
     finally:
         signal.signal(signal.SIGINT, before)
@@ -131,6 +133,8 @@ def test_a_headless_demo_that_is_interrupted_sums_up_what_was_until_then(
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, stderr
+    assert "running the demo, 2.25 requests/s, as asked" in stderr
+    assert re.search(r"^workload +2\.25 requests/s, as asked", stdout, re.MULTILINE)
     assert re.search(r"^steps +[\d,]+ in [\d.]+ s", stdout, re.MULTILINE)
     assert re.search(r"^gaps +0$", stdout, re.MULTILINE)
     assert (runtime / "out.svg").read_text("utf-8").startswith("<svg")

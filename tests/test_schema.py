@@ -43,6 +43,7 @@ from stepscope.engine.wire import (
     RequestView,
     RowFlag,
     Snapshot,
+    StepCosts,
     StepRecord,
     Telemetry,
     Transcript,
@@ -98,6 +99,7 @@ INFO = EngineInfo(
     with_tokens=True,
     config_hash="0123abcd",
     overlap=True,
+    step_costs=StepCosts(num_streams=8, decode_ms=2.5, num_prefill_tokens=400, prefill_ms=39.25),
 )
 KV = KVCounts(used=3, cached=2, empty=1019, evicted=1, queried_tokens=700, hit_tokens=64)
 EVENTS: list[wire.RequestEvent] = [

@@ -44,6 +44,7 @@ def run_dashboard(
     log_file: Path | None = None,
     fleet: Fleet | None = None,
     compared: tuple[Origin, Origin, Align] | None = None,
+    news: Callable[[], str | None] | None = None,
 ) -> None:
     """Run the dashboard in this terminal until the operator quits. Blocks.
 
@@ -69,6 +70,7 @@ def run_dashboard(
         fleet: several engines, `source` among them, started and stopped by the caller; they are
             shown side by side to begin with.
         compared: two runs to be compared, and how they are aligned; they are shown to begin with.
+        news: asked in every frame what there is to tell the operator; None is nothing.
 
     Raises:
         SystemExit: the application itself broke, and has printed how. A failing source, recorder
@@ -95,6 +97,8 @@ def run_dashboard(
     )
     if compared is not None:
         app.compare(*compared)
+    if news is not None:
+        app.main.news = news
     if why_ascii is not None:
         key = app.session.abilities.key("glyphs")
         text = f"ASCII characters only: {why_ascii}; {key} draws all the same, --no-ascii always"

@@ -80,6 +80,7 @@ def load_runner(
     )
     if on_gpu:
         prepare(runner, config, progress)
+        runner.measure()
     else:
         runner.warm_up(progress)
     return runner

@@ -14,6 +14,7 @@ commands = typer.Typer(rich_markup_mode=None)
 @commands.command(
     epilog=example(
         "stepscope demo",
+        "stepscope demo --rate 0.5",
         "stepscope demo --headless --record out.mcap --screenshot out.svg",
     )
 )
@@ -22,6 +23,14 @@ def demo(
     model: Annotated[
         str, typer.Option(metavar="TEXT", help="what to serve, as in 'stepscope serve'")
     ] = "demo",
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="requests a second (what this machine carries, 2.5 at most)",
+            show_default=False,
+        ),
+    ] = None,
     headless: Annotated[
         bool, typer.Option("--headless", help="without a terminal; prints a summary at the end")
     ] = False,
@@ -44,7 +53,7 @@ def demo(
     """Watch a real engine at work; it ends with the dashboard."""
     from stepscope.tui.commands import demo as command
 
-    command.demo(model, headless, seconds, record, screenshot, flags, with_tokens)
+    command.demo(model, headless, seconds, record, screenshot, flags, with_tokens, rate)
 
 
 @commands.command(

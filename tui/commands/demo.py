@@ -3,8 +3,9 @@
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,6 +18,8 @@ from stepscope.recordings.history import History
 from stepscope.recordings.latency import Series
 from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.subscriber import Subscriber
+from stepscope.tui.commands.demo_pace import Pace
+from stepscope.tui.commands.demo_rate import Offer, asked_rate, offer
 from stepscope.tui.commands.errors import CommandFailed, Interrupted, WrongUsage, say
 from stepscope.tui.commands.options import DEMO_DEFAULTS, resolve
 from stepscope.tui.commands.progress import Progress
@@ -29,6 +32,8 @@ from stepscope.tui.settings import DashboardSettings
 
 # Chosen on two CPU cores with the demo model: several chats stream all the time, and every few
 # seconds a document is prefilled in chunks beside them. The cache is small enough to fill up.
+# A machine that carries less gets fewer requests (`demo_rate`), and one that becomes busy later has
+# no more of them under way than there are seats: who does not fit comes later.
 KNOBS = Knobs(max_num_batched_tokens=128, max_num_seqs=12)
 KV_MEMORY = "64MB"
 WORKLOAD = WorkloadSpec(
@@ -37,7 +42,7 @@ WORKLOAD = WorkloadSpec(
     chat_tokens=96,
     document_tokens=2048,
     output_tokens=640,
-    max_concurrency=16,
+    max_concurrency=KNOBS.max_num_seqs,
 )
 # A chunk of the budget above beside the decodes keeps to these on two cores, a larger one does not.
 SERVICE_LEVELS = DEMO_DEFAULTS
@@ -54,8 +59,10 @@ def demo(
     screenshot: Path | None,
     flags: Mapping[str, Any],
     with_tokens: bool = False,
+    rate: str | None = None,
 ) -> None:
     """Raises CommandFailed when the engine or the recording fails, or when messages were lost."""
+    asked = asked_rate(rate)
     settings = resolve(DashboardSettings, "dashboard", flags, SERVICE_LEVELS)
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
@@ -73,20 +80,24 @@ def demo(
         with EngineProcess(
             _options(model, with_tokens), lambda line: progress(line, None)
         ) as engine:
-            engine.wait_until_ready()
+            offered = offer(WORKLOAD, engine.wait_until_ready(), asked)
             source = Subscriber(engine.endpoint, new_history(settings))
             recorder = None if record is None else Recorder(source, record)
+            pace = Pace(WORKLOAD, offered, source.history, partial(_set_workload, engine))
             if headless:
                 until_the_engine_ended.enter_context(stop)
             source.start()
             try:
-                _start_workload(engine, source, stop)
+                _wait_until_live(engine, source, stop)
+                pace.start(adapts=asked is None)
                 if headless:
-                    _wait(engine, source, seconds or HEADLESS_SECONDS, progress, stop)
+                    _wait(engine, source, seconds or HEADLESS_SECONDS, progress, pace, stop)
                 else:
                     progress.close()
-                    run_live(source, settings, recorder, keeps_levels=False)
+                    say(*_told(pace.offers))
+                    run_live(source, settings, recorder, keeps_levels=False, news=pace.news)
             finally:
+                pace.stop()
                 source.stop()
                 if recorder is not None:
                     recorder.stop()
@@ -96,6 +107,7 @@ def demo(
     if stop and source.history.num_steps == 0:
         raise Interrupted("interrupted before the engine ran a step")
     if headless:
+        say(*_told(pace.offers))
         _finish(source, settings, screenshot, recorder)
 
 
@@ -143,8 +155,17 @@ def _ending_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _start_workload(engine: EngineProcess, source: Subscriber, stop: StopSignals) -> None:
-    """Once the source receives, so that the session begins with the first request."""
+def _told(offers: Sequence[Offer]) -> Iterator[str]:
+    first, *later = offers
+    yield f"workload   {first}"
+    for each in later:
+        yield f"           later {each}"
+    if first.measured:
+        yield f"engine     {first.measured}"
+
+
+def _wait_until_live(engine: EngineProcess, source: Subscriber, stop: StopSignals) -> None:
+    """The source receives, so that the session begins with the first request."""
     deadline_s = time.monotonic() + _JOIN_S
     while source.status != "live":
         engine.check()
@@ -152,8 +173,11 @@ def _start_workload(engine: EngineProcess, source: Subscriber, stop: StopSignals
             raise CommandFailed(f"no telemetry comes from the engine: {source.error}")
         if stop.wait(0.02):
             return
+
+
+def _set_workload(engine: EngineProcess, workload: WorkloadSpec) -> None:
     with ControlClient(engine.endpoint) as client:
-        client.ask(SetWorkload(workload=WORKLOAD, who="stepscope demo"))
+        client.ask(SetWorkload(workload=workload, who="stepscope demo"))
 
 
 def _wait(
@@ -161,6 +185,7 @@ def _wait(
     source: Subscriber,
     seconds: float,
     progress: Progress,
+    pace: Pace,
     stop: StopSignals,
 ) -> None:
     """Until the seconds have passed, or a signal comes."""
@@ -168,7 +193,8 @@ def _wait(
     while not stop and (elapsed_s := time.monotonic() - start_s) < seconds:
         engine.check()
         num_steps = source.history.num_steps
-        progress("running the demo", elapsed_s / seconds, f"{elapsed_s:.0f} s, {num_steps} steps")
+        what = f"running the demo, {pace.offers[-1]}"
+        progress(what, elapsed_s / seconds, f"{elapsed_s:.0f} s, {num_steps} steps")
         stop.wait(_TICK_S)
 
 

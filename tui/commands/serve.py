@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from stepscope.engine.capacity import in_words
 from stepscope.engine.config import EngineConfig, Knobs
 from stepscope.engine.endpoints import Endpoint, runtime_dir
 from stepscope.engine.http.settings import HttpSettings
@@ -41,6 +42,8 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool) -> None:
         progress.close()
         what = ", ".join(part for part in (info.dtype, info.device, info.attention_backend) if part)
         print(f"{info.name} serves {info.model} ({what}) on {info.control_endpoint}", flush=True)
+        if info.step_costs is not None:
+            print(in_words(info.step_costs), flush=True)
         endpoint = Endpoint.parse(info.control_endpoint)
         has_name = endpoint.path == runtime_dir() / info.name
         where = info.name if has_name else endpoint.here.control

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -153,8 +153,13 @@ def run_live(
     recorder: Recorder | None = None,
     fleet: Fleet | None = None,
     keeps_levels: bool = True,
+    news: Callable[[], str | None] | None = None,
 ) -> None:
-    """The dashboard of a source that has been started, until the operator leaves it."""
+    """The dashboard of a source that has been started, until the operator leaves it.
+
+    Args:
+        news: as in `run_dashboard`.
+    """
     # Textual is imported here so that an endpoint that is wrong is told of at once.
     from stepscope.tui.run import run_dashboard
 
@@ -164,6 +169,7 @@ def run_live(
         control_endpoint=source.endpoint.control,
         recorder=recorder,
         fleet=fleet,
+        news=news,
         **dashboard_options(settings, keeps_levels),
     )
 

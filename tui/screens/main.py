@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Callable
 
 from textual import events
 from textual.app import ComposeResult
@@ -53,6 +54,7 @@ class MainScreen(Screen[None]):
         self.fps = fps or (SSH_FPS if os.environ.get("SSH_CONNECTION") else DEFAULT_FPS)
         self.view = View()
         self.notices = Notices(session.clock)
+        self.news: Callable[[], str | None] = lambda: None  # of whoever runs the dashboard
         self.failures = Failures(self.notices)
         self.frame: Frame | None = None
         self.navigator = Navigator(
@@ -151,6 +153,8 @@ class MainScreen(Screen[None]):
         for news in (session.preferences.news(), session.exports.news()):
             if news is not None:
                 self.notices.say(*news)
+        if (said := self.news()) is not None:
+            self.notices.say(said)
         self._show_notice()
         is_due = now_s - self._all_drawn_s >= _SLOW_S
         is_new = current != self._drawn or self.operator.pending or self.scene.is_busy

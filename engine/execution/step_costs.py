@@ -1,0 +1,70 @@
+"""What steps cost on this machine, found out at the engine's start by running some.
+
+The figures are of this moment: what else the machine does is in them, as it will be in the steps
+of the first requests.
+"""
+
+import statistics
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from stepscope.engine.execution.trial_steps import trial_step
+from stepscope.engine.step import ScheduledStep
+from stepscope.engine.wire import StepCosts
+
+NUM_STREAMS = 8
+CONTEXT_TOKENS = 512  # that each of the streams attends to
+PREFILL_TOKENS = 200  # of each of two prompts
+# Nanoseconds after which each kind of step is run no more.
+DECODE_NS = 80_000_000
+PREFILL_NS = 100_000_000
+LONG_NS = 1_000_000_000  # a model whose first step takes so long is not run a second time
+MOST_RUNS = 40
+
+
+class Trialled(Protocol):
+    """The part of a runner that this needs."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+
+    def execute(self, step: ScheduledStep) -> Any: ...
+
+    def clock(self) -> int: ...
+
+
+def measure(runner: Trialled) -> StepCosts:
+    """Time a few decodes of `NUM_STREAMS` requests and prefills of two prompts.
+
+    What they leave in the KV cache belongs to no request.
+    """
+    context = max(1, min(CONTEXT_TOKENS, runner.max_model_len - 1))
+    prefill = min(PREFILL_TOKENS, runner.max_model_len)
+
+    def timed(lengths: list[tuple[int, int]]) -> Callable[[], int]:
+        step = trial_step(lengths, runner.num_blocks, runner.block_size)
+
+        def run() -> int:
+            start_ns = runner.clock()
+            runner.execute(step)
+            return runner.clock() - start_ns
+
+        return run
+
+    return StepCosts(
+        num_streams=NUM_STREAMS,
+        decode_ms=_typical_ms(timed([(context, 1)] * NUM_STREAMS), DECODE_NS),
+        num_prefill_tokens=2 * prefill,
+        prefill_ms=_typical_ms(timed([(0, prefill)] * 2), PREFILL_NS),
+    )
+
+
+def _typical_ms(run: Callable[[], int], allowed_ns: int) -> float:
+    """The median of the later half, by when the number of threads and the caches have settled."""
+    times_ns = [run()]
+    spent_ns = 0
+    while times_ns[0] < LONG_NS and spent_ns < allowed_ns and len(times_ns) < MOST_RUNS:
+        times_ns.append(run())
+        spent_ns += times_ns[-1]
+    return statistics.median(times_ns[len(times_ns) // 2 :]) / 1e6

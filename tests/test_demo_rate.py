@@ -1,0 +1,266 @@
+"""The demo gives an engine what it carries: on any machine, and when the machine changes."""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from stepscope.engine.capacity import in_words, requests_per_s
+from stepscope.engine.commands import WorkloadSpec
+from stepscope.engine.config import Limits
+from stepscope.engine.execution import step_costs
+from stepscope.engine.simulated import CostModel, SimulatedRunner, simulated_info
+from stepscope.engine.step import ScheduledStep, StepResult
+from stepscope.engine.wire import EngineInfo, StepCosts
+from stepscope.engine.workload import describe
+from stepscope.recordings.rates import Rates
+from stepscope.tui.commands.demo import WORKLOAD
+from stepscope.tui.commands.demo_pace import WINDOW_S, Pace
+from stepscope.tui.commands.demo_rate import (
+    LEAST_RATE,
+    NUM_BUSY,
+    Offer,
+    asked_rate,
+    next_offer,
+    offer,
+)
+from stepscope.tui.commands.errors import WrongUsage
+
+LIMITS = Limits(max_num_batched_tokens=8192, max_num_seqs=256, max_model_len=8192)
+
+FAST = StepCosts(num_streams=8, decode_ms=2.5, num_prefill_tokens=400, prefill_ms=40.0)
+
+
+def times(costs: StepCosts, factor: float) -> StepCosts:
+    """Of a machine that is so many times slower."""
+    return replace(costs, decode_ms=factor * costs.decode_ms, prefill_ms=factor * costs.prefill_ms)
+
+
+def info(costs: StepCosts | None) -> EngineInfo:
+    return replace(simulated_info(LIMITS, 1024, 16, 0), step_costs=costs)
+
+
+# --- what the engine finds out about itself
+
+
+class Trialled(SimulatedRunner):
+    """A runner of known costs, that keeps count."""
+
+    num_blocks, block_size, max_model_len = 64, 16, 4096
+
+    def __init__(self, cost: CostModel) -> None:
+        super().__init__(cost)
+        self.sizes: list[int] = []
+
+    def execute(self, step: ScheduledStep) -> StepResult:
+        self.sizes.append(sum(row.num_tokens for row in step.rows))
+        return super().execute(step)
+
+
+def test_steps_are_timed_as_long_as_they_take() -> None:
+    runner = Trialled(CostModel(floor_ms=2.0, token_us=100.0, context_ns=0.0))
+    costs = step_costs.measure(runner)
+    # Each step also takes a fifth of a millisecond to be scheduled.
+    assert costs.decode_ms == pytest.approx(2.0 + 8 * 0.1 + 0.2)
+    assert costs.prefill_ms == pytest.approx(2.0 + 400 * 0.1 + 0.2)
+    assert (costs.num_streams, costs.num_prefill_tokens) == (8, 400)
+    assert in_words(costs) == "decode of 8 streams 3.0 ms a step, prefill of 400 tokens 42 ms"
+
+
+@given(floor_ms=st.floats(0.1, 3_000.0), token_us=st.floats(1.0, 5_000.0))
+def test_timing_holds_up_the_start_of_no_engine(floor_ms: float, token_us: float) -> None:
+    """A step of each kind is run in any case, to warm up; what comes on top is bounded."""
+    runner = Trialled(CostModel(floor_ms=floor_ms, token_us=token_us))
+    before_ns = runner.clock()
+    step_costs.measure(runner)
+    counts = [runner.sizes.count(8), runner.sizes.count(400)]
+    assert min(counts) >= 1
+    cost = CostModel(floor_ms=floor_ms, token_us=token_us)
+    step_ms = [cost.floor_ms + tokens * cost.token_us / 1000 for tokens in (8, 400)]
+    allowed_ms = [step_costs.DECODE_NS / 1e6, step_costs.PREFILL_NS / 1e6]
+    for count, each_ms, most_ms in zip(counts, step_ms, allowed_ms, strict=True):
+        # One step may begin just before the time is up; one that takes a second never does.
+        assert count == 1 or (count - 2) * each_ms <= most_ms
+        assert count == 1 or each_ms < 1_000.0
+    assert runner.clock() > before_ns
+
+
+def test_a_model_of_short_requests_is_timed_with_shorter_ones() -> None:
+    runner = Trialled(CostModel())
+    runner.max_model_len = 16
+    assert step_costs.measure(runner).num_prefill_tokens == 32
+    assert max(runner.sizes) == 32
+
+
+# --- what that carries
+
+
+@given(factor=st.floats(0.01, 1000.0))
+def test_a_machine_of_half_the_speed_carries_half_as_much(factor: float) -> None:
+    fast, slow = (requests_per_s(WORKLOAD, each, 8192) for each in (FAST, times(FAST, factor)))
+    assert slow == pytest.approx(fast / factor)
+
+
+def test_a_request_costs_its_prompt_and_its_share_of_each_decode() -> None:
+    spec = WorkloadSpec(document_share=0.5, chat_tokens=100, document_tokens=300, output_tokens=80)
+    # 200 tokens at 0.1 ms, then 80 steps of 2.5 ms that eight share.
+    assert requests_per_s(spec, FAST, None) == pytest.approx(1000 / (20.0 + 25.0))
+    # Prompts that the model cannot take are cut, and then cost less.
+    assert requests_per_s(spec, FAST, 160) > requests_per_s(spec, FAST, None)
+
+
+# --- what the demo offers
+
+
+def test_a_fast_machine_gets_the_usual_workload_and_no_excuse() -> None:
+    found = offer(WORKLOAD, info(FAST), None)
+    assert found.workload == WORKLOAD
+    assert str(found) == "2.5 requests/s"
+
+
+@given(factor=st.floats(0.01, 100.0))
+def test_no_machine_gets_more_than_it_carries_or_than_is_usual(factor: float) -> None:
+    costs = times(FAST, factor)
+    found = offer(WORKLOAD, info(costs), None)
+    carried = 0.7 * requests_per_s(WORKLOAD, costs, LIMITS.max_model_len)
+    assert found.workload.rate <= WORKLOAD.rate
+    assert found.workload.rate <= max(carried, LEAST_RATE) * (1 + 1e-9)
+    # ... and not much less, either: it is rounded to two figures.
+    assert found.workload.rate > 0.9 * min(carried, WORKLOAD.rate)
+    assert (found.why == "") == (found.workload.rate == WORKLOAD.rate)
+
+
+def test_a_slow_machine_gets_less_and_is_told_so() -> None:
+    found = offer(WORKLOAD, info(times(FAST, 4)), None)
+    assert str(found) == "0.65 requests/s, what this machine carries"
+    assert found.measured == "decode of 8 streams 10 ms a step, prefill of 400 tokens 160 ms"
+    assert found.workload.max_concurrency == 12
+
+
+def test_on_a_very_slow_machine_something_happens_all_the_same() -> None:
+    found = offer(WORKLOAD, info(times(FAST, 100)), None)
+    assert str(found) == "0.2 requests/s, though this machine carries 0.026"
+
+
+def test_what_is_asked_for_is_what_is_offered() -> None:
+    assert str(offer(WORKLOAD, info(FAST), 1.5)) == "1.5 requests/s, as asked"
+    too_much = offer(WORKLOAD, info(times(FAST, 4)), 6.0)
+    assert str(too_much) == "6 requests/s, as asked; this machine carries about 0.65"
+    assert too_much.workload.rate == 6.0
+
+
+def test_an_engine_that_timed_no_steps_gets_the_usual_workload() -> None:
+    assert offer(WORKLOAD, info(None), None) == Offer(WORKLOAD)
+    assert str(offer(WORKLOAD, info(None), 0.5)) == "0.5 requests/s, as asked"
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "much", "inf", "nan", "10001", ""])
+def test_a_rate_that_is_none_is_refused_with_what_would_be_one(text: str) -> None:
+    with pytest.raises(WrongUsage, match="--rate: expected a number above 0 and of at most 10000"):
+        asked_rate(text)
+
+
+def test_a_rate_may_be_left_out() -> None:
+    assert asked_rate(None) is None
+    assert asked_rate("0.5") == 0.5
+
+
+# --- while it runs
+
+
+def rates(steps_per_s: float | None, idle_share: float | None = 0.0) -> Rates:
+    return Rates(15.0, 100, *(None,) * 11)._replace(steps_per_s=steps_per_s, idle_share=idle_share)
+
+
+class Watched:
+    """An engine that takes workloads, and the history of it as far as `Pace` looks."""
+
+    def __init__(self, steps_per_s: float) -> None:
+        self.state = SimpleNamespace(knobs_version=3, workload=None, state="running")
+        self.steps_per_s = steps_per_s
+        self.taken: list[WorkloadSpec] = []
+        self.now_s = 100.0
+
+    def rates(self, window_s: float) -> Rates:
+        return rates(self.steps_per_s)
+
+    def set_workload(self, spec: WorkloadSpec) -> None:
+        self.taken.append(spec)
+        self.state.workload = describe(spec)
+
+    def pace(self, rate: float) -> Pace:
+        """What `stepscope demo` has just started, without its thread."""
+        offered = Offer(replace(WORKLOAD, rate=rate))
+        pace = Pace(WORKLOAD, offered, self, self.set_workload, lambda: self.now_s)  # type: ignore[arg-type]
+        pace.start(adapts=False)
+        return pace
+
+
+def test_as_many_arrive_as_keep_two_thirds_of_the_seats_busy() -> None:
+    """Little's law: so many at once, each for as many steps as it has tokens."""
+    now = Offer(WORKLOAD)
+    for steps_per_s, rate in ((20.0, 0.25), (40.0, 0.5), (100.0, 1.2)):
+        found = next_offer(now, WORKLOAD, rates(steps_per_s))
+        assert found is not None
+        assert found.workload.rate == pytest.approx(rate)
+        assert rate <= NUM_BUSY * steps_per_s / WORKLOAD.output_tokens < 1.1 * rate
+        assert str(found) == f"{rate:g} requests/s, what this machine carries"
+        assert found.workload.seed != now.workload.seed  # no prompt comes a second time
+
+
+@pytest.mark.parametrize(
+    "seen", [rates(200.0), rates(140.0), rates(None), rates(5.0, None), rates(3.0, 1.0)]
+)
+def test_a_rate_that_is_about_right_or_unknown_stays(seen: Rates) -> None:
+    assert next_offer(Offer(WORKLOAD), WORKLOAD, seen) is None
+
+
+def test_time_without_a_request_is_not_slowness() -> None:
+    assert next_offer(Offer(WORKLOAD), WORKLOAD, rates(20.0, 0.9)) is None
+
+
+def test_a_machine_that_becomes_busy_or_idle_later_gets_less_or_more_and_it_is_said() -> None:
+    watched = Watched(steps_per_s=40.0)
+    pace = watched.pace(2.5)
+    assert pace.news() == "the demo's workload: 2.5 requests/s"
+    assert pace.look()
+    assert len(watched.taken) == 1  # not before there is a window of steps to judge by
+    watched.now_s += WINDOW_S
+    assert pace.look()
+    assert pace.news() == "the demo's workload: 0.5 requests/s, what this machine carries"
+    assert pace.news() is None
+    watched.steps_per_s = 190.0
+    assert pace.look()
+    assert len(watched.taken) == 2  # a rate has its time, too
+    watched.now_s += WINDOW_S
+    assert pace.look()
+    assert pace.news() == "the demo's workload: 2.3 requests/s, what this machine carries"
+    assert [each.rate for each in watched.taken] == [2.5, 0.5, 2.3]
+    assert len({each.seed for each in watched.taken}) == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"knobs_version": 4}, {"workload": None}, {"workload": describe(WorkloadSpec(rate=9.0))}],
+)
+def test_what_somebody_has_changed_is_left_to_them(change: dict[str, object]) -> None:
+    """A queue that grows because seats were taken away is what they want to see."""
+    watched = Watched(steps_per_s=20.0)
+    pace = watched.pace(2.5)
+    watched.now_s += WINDOW_S
+    vars(watched.state).update(change)
+    assert not pace.look()
+    assert len(watched.taken) == 1
+
+
+def test_a_paused_engine_is_not_a_slow_one() -> None:
+    watched = Watched(steps_per_s=20.0)
+    pace = watched.pace(2.5)
+    watched.now_s += WINDOW_S
+    watched.state.state = "paused"
+    assert pace.look()
+    watched.state.state = "running"
+    assert pace.look()
+    assert len(watched.taken) == 2
