@@ -1,11 +1,12 @@
 """Where the time goes that telemetry takes of the engine's thread: one after another left out.
 
-Decode steps of an engine whose model does nothing for 2 ms, or (--hot) nothing at all. Turns of ten
-steps take place in random order, each with another part of the way left out, and are held against
-the turns without telemetry beside them. Processor time of the engine's thread; a busy machine
-makes everything dearer, so only what was measured in one run can be compared.
+Decode steps of an engine without a model; --pause says what its thread does for the 2 ms that a
+model would take, for that decides what is in the caches. Turns of ten steps take place in random
+order, each with another part of the way left out, and are held against the turns without telemetry
+beside them. Processor time of the engine's thread; a busy machine makes everything dearer, so only
+what was measured in one run can be compared.
 
-    python tests/bench/bench_overhead.py --subscribers 5
+    python tests/bench/bench_overhead.py --subscribers 5 --pause spin
 """
 
 import argparse
@@ -17,12 +18,12 @@ import time
 from collections.abc import Callable
 from unittest.mock import patch
 
-from bench_wire import SleepingRunner, engine, subscribers  # type: ignore[import-not-found]
+from bench_wire import engine, subscribers  # type: ignore[import-not-found]
+from pausing_runner import PAUSES, PausingRunner  # type: ignore[import-not-found]
 
 from stepscope.engine import records, wire
 from stepscope.engine.batch_rows import BatchRows
 from stepscope.engine.config import Limits
-from stepscope.engine.simulated import CostModel, SimulatedRunner
 from stepscope.engine.telemetry import Publisher
 from stepscope.engine.wire import Telemetry
 
@@ -61,10 +62,9 @@ LEFT: dict[str, dict[str, Callable[..., object]]] = {
 PLACES = {"publish": Publisher, "step_record": records, "of": BatchRows}
 
 
-def measure(num_requests: int, num_subscribers: int, rounds: int, *, is_hot: bool) -> None:
+def measure(num_requests: int, num_subscribers: int, rounds: int, pause: str) -> None:
     limits = Limits(max_num_batched_tokens=8192, max_num_seqs=num_requests, max_model_len=8192)
-    runner = SimulatedRunner(CostModel()) if is_hot else SleepingRunner(CostModel())
-    core = engine(runner, num_requests * 520, limits, rounds * 6)
+    core = engine(PausingRunner(pause), num_requests * 520, limits, rounds * 6)
     turns: list[str | None] = [None, *LEFT]
     times: dict[str | None, list[float]] = {turn: [] for turn in turns}
     rng = random.Random(1)
@@ -97,7 +97,8 @@ def measure(num_requests: int, num_subscribers: int, rounds: int, *, is_hot: boo
     gc.unfreeze()
     off_us = statistics.median(times[None]) * 1e6
     print(
-        f"{num_subscribers} subscribers, {num_requests} requests; a step without: {off_us:.0f} us"
+        f"{num_subscribers} subscribers, {num_requests} requests, pause: {pause}; "
+        f"a step without: {off_us:.0f} us"
     )
     for name in LEFT:
         extra = statistics.median(a - b for a, b in zip(times[name], times[None], strict=True))
@@ -109,9 +110,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--subscribers", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--hot", action="store_true", help="no pause between two steps")
+    parser.add_argument("--pause", choices=PAUSES, default="spin")
     args = parser.parse_args()
-    measure(args.requests, args.subscribers, args.rounds, is_hot=args.hot)
+    measure(args.requests, args.subscribers, args.rounds, args.pause)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """What telemetry costs, what a recorder takes, and how soon a gap is mended.
 
 - Parts: building, encoding and publishing the record of one decode step, each timed alone.
-- Engine: decode steps of an engine whose model does nothing for 2 ms, telemetry switched every few
-  steps: processor time of the engine's thread, which a busy machine does not change much.
+- Engine: decode steps of an engine without a model, telemetry switched every few steps: processor
+  time of the engine's thread, by what that thread does for 2 ms between two steps.
 - Overhead: the same of the demo model, in wall time, so that both sides see the same machine;
   subscribers in processes of their own read along. Says nothing on a machine that is busy.
 - Recorder: `stepscope record` on one core against an engine that publishes at a given rate.
@@ -13,6 +13,7 @@
 
 import argparse
 import gc
+import itertools
 import os
 import statistics
 import subprocess
@@ -22,6 +23,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from pausing_runner import PAUSES, PausingRunner  # type: ignore[import-not-found]
 
 from stepscope.engine import dispatch, records, wire
 from stepscope.engine.batch_rows import BatchRows
@@ -34,8 +37,8 @@ from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.request import Request
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.serve import Silent
-from stepscope.engine.simulated import CostModel, SimulatedRunner, simulated_info
-from stepscope.engine.step import Runner, ScheduledStep, StepResult
+from stepscope.engine.simulated import simulated_info
+from stepscope.engine.step import Runner, StepResult
 from stepscope.engine.step_books import StepBooks
 from stepscope.engine.telemetry import Publisher
 from stepscope.recordings.subscriber import Subscriber
@@ -124,27 +127,19 @@ def print_parts() -> None:
 # Overhead of the engine
 
 
-class SleepingRunner(SimulatedRunner):
-    """Takes its time, and leaves the processor to others meanwhile."""
-
-    def execute(self, step: ScheduledStep) -> StepResult:
-        time.sleep(0.002)
-        return super().execute(step)
-
-
 def print_engine(num_requests: int, rounds: int) -> None:
     print(
         f"decode steps of {num_requests} requests without a model: the engine's thread, us a step"
     )
-    for num_subscribers in (0, 1, 5):
-        limits = Limits(max_num_batched_tokens=8192, max_num_seqs=num_requests, max_model_len=8192)
-        core = engine(SleepingRunner(CostModel()), num_requests * 520, limits, rounds)
+    limits = Limits(max_num_batched_tokens=8192, max_num_seqs=num_requests, max_model_len=8192)
+    for pause, num_subscribers in itertools.product(PAUSES, (0, 1, 5)):
+        core = engine(PausingRunner(pause), num_requests * 520, limits, rounds)
         on_s, off_s = switched(core, num_subscribers, rounds, time.thread_time)
         off = statistics.median(off_s)
         extra = statistics.median(a - b for a, b in zip(on_s, off_s, strict=True))
         print(
-            f"  {num_subscribers} subscribers: off {off * 1e6:6.0f}, telemetry adds "
-            f"{extra * 1e6:4.0f}, median of {rounds} pairs of {STEPS_A_ROUND} steps"
+            f"  pause {pause:6}, {num_subscribers} subscribers: off {off * 1e6:6.0f}, telemetry "
+            f"adds {extra * 1e6:4.0f}, median of {rounds} pairs of {STEPS_A_ROUND} steps"
         )
 
 

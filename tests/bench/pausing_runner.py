@@ -1,0 +1,50 @@
+"""`PausingRunner`: a model that computes nothing, and what its thread does meanwhile.
+
+What a step's bookkeeping costs depends on what ran before it: its code and data are in the caches,
+or have to come from memory again.
+"""
+
+import time
+from collections.abc import Callable
+
+from stepscope.engine.simulated import CostModel, SimulatedRunner
+from stepscope.engine.step import ScheduledStep, StepResult
+
+PAUSE_S = 0.002
+_WEIGHTS = bytearray(12_000_000)
+
+
+def _spin() -> None:
+    end_s = time.perf_counter() + PAUSE_S
+    while time.perf_counter() < end_s:
+        pass
+
+
+def _sleep() -> None:
+    time.sleep(PAUSE_S)
+
+
+def _read_memory() -> None:
+    end_s = time.perf_counter() + PAUSE_S
+    while time.perf_counter() < end_s:
+        bytes(_WEIGHTS)
+
+
+PAUSES: dict[str, Callable[[], None]] = {
+    "none": lambda: None,  # steps follow one another
+    "spin": _spin,  # as a thread does that waits for a GPU
+    "sleep": _sleep,  # the core may run others, or rest
+    "memory": _read_memory,  # as a model on this core does
+}
+
+
+class PausingRunner(SimulatedRunner):
+    """Takes 2 ms a step, in one of these ways."""
+
+    def __init__(self, pause: str) -> None:
+        super().__init__(CostModel())
+        self._pause = PAUSES[pause]
+
+    def execute(self, step: ScheduledStep) -> StepResult:
+        self._pause()
+        return super().execute(step)
