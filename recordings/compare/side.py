@@ -23,6 +23,7 @@ from stepscope.recordings.compare.counts import WaitCounts
 from stepscope.recordings.compare.past import Past
 from stepscope.recordings.compare.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoints
 from stepscope.recordings.compare.requests import MAX_REQUESTS, RequestRun
+from stepscope.recordings.compare.sliced import SlicedWaits
 from stepscope.recordings.compare.totals import Totals
 from stepscope.recordings.latency import SLO, LatencyKind
 from stepscope.recordings.outcome import Outcome
@@ -65,6 +66,7 @@ class Side:
             "tpot": WaitCounts(),
             "step": WaitCounts(),
         }
+        self.sliced = SlicedWaits()
         self.requests: dict[int, RequestRun] = {}
         self.num_unlisted = 0  # requests beyond those that are kept
         self.knob_values: dict[str, list[KnobValue]] = {}
@@ -139,6 +141,7 @@ class Side:
         flags = self._note_knobs(record.step) | self._flags(outcome, after_gap)
         start_ns, end_ns = self._since(record.schedule_start_ns), self._since(now_ns)
         self.totals.add(record, outcome, end_ns)
+        self.sliced.take(record, outcome, max(start_ns, end_ns))
         self.points.append(
             record.step,
             start_ns,

@@ -1,10 +1,13 @@
 """A comparison as one document for programs."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from stepscope.recordings.compare.columns import Align, stretches
 from stepscope.recordings.compare.comparison import Comparison, Work
+from stepscope.recordings.compare.figures import Figure
+from stepscope.recordings.compare.offer import Load
 from stepscope.recordings.compare.points import Point
 from stepscope.recordings.compare.requests import Pair, RequestRun
 from stepscope.recordings.compare.side import Side
@@ -15,6 +18,7 @@ def document(found: Comparison, sides: tuple[Side, Side], align: Align | None) -
         "a": _work(found.names[0], found.works[0]),
         "b": _work(found.names[1], found.works[1]),
         "different_work": found.different_work,
+        "load": _load(found.load),
         "slo": found.slo._asdict(),
         "resolution_ns": found.resolution_ns,
         "figures": {
@@ -26,6 +30,8 @@ def document(found: Comparison, sides: tuple[Side, Side], align: Align | None) -
                 "verdict": figure.verdict,
                 "num_a": figure.num_a or None,
                 "num_b": figure.num_b or None,
+                "interval": _interval(figure),
+                "covered": figure.covered,
             }
             for figure in found.figures
         },
@@ -60,6 +66,24 @@ def document(found: Comparison, sides: tuple[Side, Side], align: Align | None) -
             for start, a, b in stretches(*sides, align)
         ]
     return found_all
+
+
+def _load(load: Load) -> dict[str, Any]:
+    more = {name: _number(getattr(load, name)) for name in ("more_a", "more_b")}
+    return {**load._asdict(), **more}
+
+
+def _interval(figure: Figure) -> list[float | None] | None:
+    """Of B / A; null is an end that nothing can be said of."""
+    if figure.interval is None:
+        return None
+    low, high = figure.interval
+    return [low or None, _number(high)]
+
+
+def _number(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else None
 
 
 def _work(name: str, work: Work) -> dict[str, Any]:

@@ -4,10 +4,13 @@ from collections.abc import Sequence
 
 from stepscope.recordings.compare.columns import Align, stretches
 from stepscope.recordings.compare.comparison import Comparison
+from stepscope.recordings.compare.effect import CONFIDENCE
 from stepscope.recordings.compare.points import Point
 from stepscope.recordings.compare.side import Side
 from stepscope.tui import format as fmt
 from stepscope.tui.compare import text as words
+
+SURE = f"{CONFIDENCE:.0%} sure"
 
 
 def lines(
@@ -23,9 +26,9 @@ def _summary(found: Comparison) -> list[str]:
         f"{letter}  {name}: {words.work_text(work)}"
         for letter, name, work in zip("AB", names, found.works, strict=True)
     ]
-    why = words.no_winner(found)
+    why = words.load(found)
     if why is not None:
-        lines.append(f"!  {why}")
+        lines.append(f"{' ' if found.different_work is None else '!'}  {why}")
     lines.append("")
     settings = [words.setting_text(each) for each in found.settings]
     told: Sequence[tuple[str, list[str]]] = (
@@ -53,11 +56,12 @@ def _figures(found: Comparison) -> list[str]:
             words.value(figure, figure.a),
             words.value(figure, figure.b),
             words.ratio(figure),
+            words.between(figure),
             words.verdict(figure),
         ]
         for figure in found.figures
     ]
-    return ["", *table(["", "A", "B", "B/A", ""], rows, "<>>><")]
+    return ["", *table(["", "A", "B", "B/A", SURE, ""], rows, "<>>>><")]
 
 
 def table(heading: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> list[str]:

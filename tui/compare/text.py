@@ -1,5 +1,6 @@
 """What a comparison says, in words and figures; for the screen and for the command line."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -59,12 +60,27 @@ def ratio(figure: Figure) -> str:
 
 def times(figure: Figure) -> str:
     """How many times the larger one is the smaller one."""
-    factor = figure.factor
-    if factor is None:
+    return "" if figure.factor is None else factor_text(figure.factor)
+
+
+def factor_text(factor: float) -> str:
+    if factor >= 99.5:
+        return f"{factor:.0f}x"
+    return f"{factor:.2g}x" if factor >= 1.995 else f"{factor:.2f}x"
+
+
+def between(figure: Figure) -> str:
+    """What B / A surely lies between; nothing where that is not known."""
+    if figure.interval is None:
         return ""
-    return f"{factor:.0f}x" if factor >= 99.5 else f"{factor:.2g}x" if factor >= 1.995 else (
-        f"{factor:.2f}x"
-    )  # fmt: skip
+    low, high = figure.interval
+    if low and high < math.inf:
+        return f"{_number(low)}-{_number(high)}x"
+    return f"> {_number(low)}x" if low else f"< {_number(high)}x" if high < math.inf else ""
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
 def verdict(figure: Figure) -> str:
@@ -72,6 +88,8 @@ def verdict(figure: Figure) -> str:
     if figure.verdict == "differs" and figure.a is not None and figure.b is not None:
         more, less = ("higher", "lower") if figure.kind is not None else ("more", "less")
         return f"{more if figure.b > figure.a else less} in B"
+    if figure.like is not None and figure.verdict == "unknown":
+        return "too little in common"
     return VERDICTS[figure.verdict]
 
 
@@ -86,25 +104,31 @@ def change(figure: Figure) -> str:
 # Sentences
 
 
-def no_winner(found: Comparison) -> str | None:
-    """Why neither side is called better; None where a winner may be named.
+def load(found: Comparison) -> str | None:
+    """How what both were asked for differs, and what can be judged nevertheless; None: the same.
 
     Its figures are what was asked for; those of the table with the same units what was served.
     """
-    if found.different_work is None:
+    told = found.load.difference
+    if told is None:
         return None
-    return f"asked for other work, no winner: {found.different_work}"
+    if found.load.is_chance:
+        return f"other work, maybe by chance; what differs more counts: {told}"
+    if any(figure.kind is not None for figure in (*found.better("a"), *found.better("b"))):
+        return f"other work; judged by like waits, and if better with more to do: {told}"
+    return f"other work; judged by like waits alone: {told}"
 
 
 def outcome(found: Comparison, side: Literal["a", "b"]) -> tuple[str, list[str]]:
     """A heading and what belongs below it: in what a side is better, or only lower."""
     letter = side.upper()
-    if found.different_work is None:
+    if found.names_winner(side):
         return f"{letter} better", _phrases(found.better(side)) or [NOTHING]
     lower = [
         figure
         for figure in found.figures
-        if figure.rank is not None
+        if figure.kind is not None
+        and figure.rank is not None
         and figure.verdict == "differs"
         and figure.a is not None
         and figure.b is not None
@@ -123,10 +147,23 @@ def _phrases(figures: Sequence[Figure]) -> list[str]:
             weight = max(min(figure.weight, 10) for figure in of_kind)
             phrases.append((weight, f"{KINDS[kind]} {', '.join(parts)}"))
     for figure in figures:
-        if figure.kind is None:
+        if figure.kind is None and figure.like is None:
             phrases.append((figure.weight, f"{figure.label} {change(figure)}{_times(figure)}"))
     phrases.sort(key=lambda phrase: -phrase[0])
-    return [text for _, text in phrases]
+    return [text for _, text in phrases] + _like_phrases(figures)
+
+
+def _like_phrases(figures: Sequence[Figure]) -> list[str]:
+    """One for each kind of like work; they explain what comes before them."""
+    alike: dict[str, list[Figure]] = {}
+    for figure in figures:
+        if figure.like is not None:
+            alike.setdefault(figure.like, []).append(figure)
+    groups = sorted(alike.items(), key=lambda group: -max(each.weight for each in group[1]))
+    return [
+        f"{like} {', '.join(_part(figure) for figure in _outstanding(found))}"
+        for like, found in groups
+    ]
 
 
 def _outstanding(figures: Sequence[Figure]) -> list[Figure]:
@@ -147,6 +184,9 @@ def _part(figure: Figure) -> str:
 
 def _times(figure: Figure) -> str:
     text = times(figure)
+    least = figure.least_factor
+    if text and least is not None and figure.verdict in ("a", "b"):
+        text += f", at least {factor_text(least)}"
     return f" ({text})" if text else ""
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.figures import KINDS, Figure, Verdict
+from stepscope.recordings.compare.like_work import BESIDE_PREFILL, DECODE_ONLY
 from stepscope.tui.compare import text as words
 from stepscope.tui.widgets.lines import Line, Run, clean
 
@@ -16,6 +17,7 @@ _RANKS: tuple[tuple[int | None, str], ...] = (
     (100, "max"),
     (None, "in SLO"),
 )
+_LIKE = {DECODE_ONLY: "decode", BESIDE_PREFILL: "beside"}
 _BY_NEED = (99, 50, 100, None, 95)  # what is left out first where there is no room: the last
 MARKS: dict[Verdict, tuple[str, str]] = {
     "a": ("A", "caution"),
@@ -32,7 +34,7 @@ _ALIKE: Line = (
 
 def key(found: Comparison) -> Line:
     """What the marks behind the figures say."""
-    if found.different_work is not None:
+    if found.different_work is not None and not found.better("a") + found.better("b"):
         return (("A→B  ", "muted"), ("▼▲", "text"), (" lower, higher in B ", "muted"), *_ALIKE)
     return (
         ("A→B  ", "muted"),
@@ -40,8 +42,12 @@ def key(found: Comparison) -> Line:
     )  # fmt: skip
 
 
-def matrix(found: Comparison, width: int) -> list[Line]:
-    """A line for each kind of latency, a block for each percentile as far as they fit."""
+def matrix(found: Comparison, width: int, *, with_like: bool) -> list[Line]:
+    """A line for each kind of latency, a block for each percentile as far as they fit.
+
+    Args:
+        with_like: below them waits for a token among others that were spent on as much.
+    """
     num = max(1, (width - _LABEL) // _BLOCK)
     kept = set(_BY_NEED[:num])
     ranks = [(rank, name) for rank, name in _RANKS if rank in kept]
@@ -49,9 +55,18 @@ def matrix(found: Comparison, width: int) -> list[Line]:
     for _, name in ranks:
         head += [("│", "frame"), (f"{name:^{_BLOCK - 1}}", "muted")]
     lines: list[Line] = [tuple(head)]
-    for kind, label in KINDS.items():
-        figures = {figure.rank: figure for figure in found.figures if figure.kind == kind}
-        line: list[Run] = [(f" {label.removesuffix(' time'):<{_LABEL - 1}}", "strong")]
+    rows = [
+        (label.removesuffix(" time"), [figure for figure in found.figures if figure.kind == kind])
+        for kind, label in KINDS.items()
+    ]
+    if with_like:
+        rows += [
+            (label, [figure for figure in found.figures if figure.like == like])
+            for like, label in _LIKE.items()
+        ]
+    for label, of_row in rows:
+        figures = {figure.rank: figure for figure in of_row}
+        line: list[Run] = [(f" {label:<{_LABEL - 1}}", "strong")]
         for rank, _ in ranks:
             line += [("│", "frame"), *_block(figures.get(rank))]
         lines.append(tuple(line))
@@ -85,7 +100,8 @@ def others(found: Comparison, width: int, height: int) -> list[Line]:
     """What is no latency, in as many columns as fit."""
     num = max(1, width // 38)
     room = width // num
-    figures = _by_need([figure for figure in found.figures if figure.kind is None])
+    figures = [each for each in found.figures if each.kind is None and each.like not in _LIKE]
+    figures = _by_need(figures)
     figures = figures[: num * height]
     lines: list[Line] = []
     for first in range(0, len(figures), num):

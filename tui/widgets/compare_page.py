@@ -16,6 +16,8 @@ from stepscope.tui.widgets.panels import Cell, Column, Target, bar, beside, tabl
 
 _TABLE_WIDTH = 68  # of requests, where the charts stand beside them
 _BESIDE = 140
+_WITH_LIKE = 18  # lines, for waits of like work too
+_ROOMY = 50  # lines of the page
 _HEAD = 10  # cells before a sentence
 _REQUESTS = (
     Column("request", 13),
@@ -100,8 +102,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     if page.comparison is None:
         return _waiting(frame, page, width, height)
     found = page.comparison
-    charts_min = 9 if height < 30 else 14
-    lines = _verdict(frame, page, found, width, height - charts_min)
+    lines = _verdict(frame, page, found, width, height)
     rest = height - len(lines)
     if width >= _BESIDE:
         left = _requests(page, found, _TABLE_WIDTH, rest)
@@ -117,17 +118,26 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     return lines
 
 
+def _charts_min(height: int) -> int:
+    return 9 if height < 30 else 14
+
+
 # What comes out
 
 
 def _verdict(
-    frame: Frame, page: ComparePage, found: Comparison, width: int, room: int
+    frame: Frame, page: ComparePage, found: Comparison, width: int, height: int
 ) -> list[Line]:
-    """Sentences and figures in at most `room` lines."""
+    """Sentences and figures, on a page of so many lines."""
+    room = height - _charts_min(height)
     inner = width - 2
-    figures = compare_figures.matrix(found, inner)
+    with_like = room >= _WITH_LIKE
+    figures = compare_figures.matrix(found, inner, with_like=with_like)
     room -= 2 + len(figures)
-    num_others = max(0, min(4 if inner >= 114 else 6, room - 8))
+    num_others = 4 if inner >= 114 else 6
+    if with_like and height < _ROOMY:
+        num_others -= 2
+    num_others = max(0, min(num_others, room - 8))
     sentences = _sentences(found, inner, room - num_others)
     others = compare_figures.others(found, inner, num_others) if num_others else []
     title: Line = (("which is better", "title"),)
@@ -145,14 +155,15 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
     """The most telling first; what does not fit in its lines ends in dots."""
     settings = [words.setting_text(each) for each in found.settings]
     lines: list[Line] = []
-    why = words.no_winner(found)
+    why = words.load(found)
     if why is not None and all(work.num_steps for work in found.works):
-        lines += _block("! work", "caution", [why], width, 2 if room >= 5 else 1)
+        is_other = found.different_work is not None
+        head, style = ("! work", "caution") if is_other else ("work", "mark")
+        lines += _block(head, style, [why], width, 2 if room >= 5 else 1)
     (head_b, in_b), (head_a, in_a) = words.outcome(found, "b"), words.outcome(found, "a")
-    has_winner = why is None
     blocks: list[tuple[str, str, list[str]]] = [
-        (head_b, "good" if has_winner else "text", in_b),
-        (head_a, "caution" if has_winner else "text", in_a),
+        (head_b, "good" if found.names_winner("b") else "text", in_b),
+        (head_a, "caution" if found.names_winner("a") else "text", in_a),
         ("set", "mark", [*words.reach(found), *(settings or [words.SAME_SETTINGS])]),
     ]
     for number, (head, style, phrases) in enumerate(blocks):

@@ -1,0 +1,144 @@
+"""The latencies of two runs as figures, and who is better in them.
+
+Two runs of the same requests are compared wait by wait. Requests that come at random are no two
+times the same: there a difference counts if it stands out of how much each run varies in itself,
+and if it is larger than that of the load.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from stepscope.recordings.compare.chance import shares_differ
+from stepscope.recordings.compare.counts import Spread
+from stepscope.recordings.compare.effect import (
+    NUM_STRETCHES,
+    percentile_effect,
+    shares_above_differ,
+)
+from stepscope.recordings.compare.figures import (
+    KINDS,
+    RANKS,
+    Figure,
+    Verdict,
+    judged,
+    without_winner,
+)
+from stepscope.recordings.compare.offer import ALIKE as ALIKE_LOAD
+from stepscope.recordings.compare.offer import Load
+from stepscope.recordings.compare.side import Side
+from stepscope.recordings.compare.slices import Slice
+from stepscope.recordings.latency import LatencyKind
+
+
+class _Sampled(NamedTuple):
+    """One kind of latency of both sides."""
+
+    a: Spread
+    b: Spread
+    slices_a: list[Slice]
+    slices_b: list[Slice]
+
+
+def latency_figures(a: Side, b: Side, load: Load) -> Iterator[Figure]:
+    """Percentiles of each kind of latency, and the share within the service level.
+
+    Args:
+        load: who was given less to do has the shorter waits and is no better for it.
+    """
+    for kind, label in KINDS.items():
+        sampled = _Sampled(
+            Spread(a.waits[kind]), Spread(b.waits[kind]), _slices(a, kind), _slices(b, kind)
+        )
+        for rank, name in RANKS.items():
+            yield _percentile(kind, f"{label} {name}", rank, sampled, load)
+        bound_ns = a.waits[kind].bound_ns
+        if bound_ns is not None:
+            yield _within(kind, f"{label} within {bound_ns / 1e6:g} ms", bound_ns, sampled, load)
+
+
+def _slices(side: Side, kind: LatencyKind) -> list[Slice]:
+    sliced = side.sliced
+    slices = {"ttft": sliced.ttft, "itl": sliced.itl, "tpot": sliced.tpot, "step": sliced.step}
+    return slices[kind].grouped(NUM_STRETCHES, lambda stratum: 0)
+
+
+def _percentile(kind: LatencyKind, label: str, rank: int, sampled: _Sampled, load: Load) -> Figure:
+    left, right = sampled.a, sampled.b
+    value_a, value_b = left.at(rank), right.at(rank)
+    # The longest of all says nothing of a run that would have been longer.
+    effect = percentile_effect(sampled.slices_a, sampled.slices_b, rank) if rank < 100 else None
+    if load.is_same:
+        is_sure = _percentiles_differ(left, right, rank)
+    else:
+        is_sure = effect is not None and effect.is_sure
+    interval = None if effect is None or effect.is_sure != is_sure else (effect.low, effect.high)
+    verdict = judged(value_a, value_b, "lower", is_sure)
+    factor = value_a / value_b if value_a and value_b else math.inf
+    return Figure(
+        f"{kind}_{RANKS[rank]}_ms",
+        label,
+        "ms",
+        None if value_a is None else value_a / 1e6,
+        None if value_b is None else value_b / 1e6,
+        "lower",
+        _under(load, verdict, max(factor, 1 / factor)),
+        left.num_samples,
+        right.num_samples,
+        kind,
+        rank,
+        interval,
+    )
+
+
+def _within(
+    kind: LatencyKind, label: str, bound_ns: float, sampled: _Sampled, load: Load
+) -> Figure:
+    left, right = sampled.a, sampled.b
+    within_a, within_b = left.within_slo, right.within_slo
+    is_sure, factor = False, 1.0
+    if within_a is not None and within_b is not None:
+        if load.is_same:
+            is_sure = shares_differ(within_a, left.num_groups, within_b, right.num_groups)
+        else:
+            is_sure = shares_above_differ(sampled.slices_a, sampled.slices_b, bound_ns)
+        late = sorted((1 - within_a, 1 - within_b))
+        factor = late[1] / late[0] if late[0] else math.inf
+    verdict = judged(within_a, within_b, "higher", is_sure, is_share=True)
+    return Figure(
+        f"{kind}_within_slo",
+        label,
+        "share",
+        within_a,
+        within_b,
+        "higher",
+        _under(load, verdict, factor),
+        left.num_samples,
+        right.num_samples,
+        kind,
+    )
+
+
+def _under(load: Load, verdict: Verdict, factor: float) -> Verdict:
+    """What remains of a verdict when the load is looked at.
+
+    Args:
+        factor: by how much both differ, >= 1.
+    """
+    if verdict not in ("a", "b") or load.is_same:
+        return verdict
+    # By how much the better one had less to do, at most.
+    excess = load.more_b if verdict == "a" else load.more_a
+    if load.other_work is None:
+        return verdict if factor > excess else without_winner(verdict)
+    return verdict if excess <= 1 + ALIKE_LOAD else without_winner(verdict)
+
+
+def _percentiles_differ(a: Spread, b: Spread, rank: int) -> bool:
+    """Whether as many waits would lie beyond a point between both percentiles by chance."""
+    value_a, value_b = a.at(rank), b.at(rank)
+    if value_a is None or value_b is None or value_a == value_b:
+        return False
+    between = math.sqrt(max(1, value_a) * max(1, value_b))
+    share_a, share_b = a.share_above(between), b.share_above(between)
+    return shares_differ(share_a, a.num_groups, share_b, b.num_groups)

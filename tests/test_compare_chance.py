@@ -1,0 +1,187 @@
+"""Of requests that come at random: no winner is named by chance, and real ones are found."""
+
+import math
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.engine.config import Knobs
+from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.wire import EngineInfo
+from stepscope.recordings.compare.comparison import Comparison, compare
+from stepscope.recordings.compare.effect import (
+    NUM_STRETCHES,
+    Effect,
+    percentile_effect,
+    shares_above_differ,
+)
+from stepscope.recordings.compare.side import Side
+from stepscope.recordings.compare.slices import MAX_SLICES, Slice, WaitSlices, num_waits, start_of
+from stepscope.recordings.latency import SLO
+from stepscope.recordings.session import SessionState
+from stepscope.tui.compare.document import document
+from stepscope.tui.compare.text import between, load, outcome, verdict
+
+NUM_PAIRS = 120
+
+
+def run_of(draw: random.Random, factor: float = 1.0, seconds: int = 30) -> list[Slice]:
+    """Waits that are alike when they are near in time, and now and then a prompt beside them."""
+    slices = WaitSlices()
+    level, until_s = 0.0, 0.0
+    for tick in range(seconds * 50):
+        time_s = tick / 50
+        level = 0.98 * level + draw.gauss(0, 0.04)  # fades within a second
+        if draw.random() < 0.01:
+            until_s = time_s + draw.uniform(0.1, 0.6)
+        wait_ms = (60.0 if time_s < until_s else 12.0) * math.exp(level) * factor
+        slices.add(tick * 20_000_000, round(wait_ms * 1e6), draw.randint(1, 8))
+    return slices.grouped(NUM_STRETCHES, lambda stratum: stratum)
+
+
+def effects(factor: float, rank: int) -> Iterator[Effect]:
+    for seed in range(NUM_PAIRS):
+        draw = random.Random(seed)
+        effect = percentile_effect(run_of(draw), run_of(draw, factor), rank)
+        assert effect is not None
+        yield effect
+
+
+def test_two_runs_of_one_kind_are_told_apart_in_1_of_20_at_most() -> None:
+    for rank in (50, 95):
+        wrong = sum(effect.is_sure for effect in effects(1.0, rank))
+        assert wrong <= 0.05 * NUM_PAIRS, rank
+
+
+def test_a_real_difference_is_found_and_its_size_lies_in_the_interval() -> None:
+    found = list(effects(1.6, 50))
+    assert sum(effect.is_sure for effect in found) >= 0.9 * NUM_PAIRS
+    assert sum(effect.low <= 1.6 <= effect.high for effect in found) >= 0.95 * NUM_PAIRS
+    for effect in found:
+        # The interval and the verdict never contradict each other, nor the estimate.
+        assert effect.is_sure is not (effect.low <= 1 <= effect.high)
+        assert effect.low <= effect.b_ns / effect.a_ns <= effect.high
+
+
+def test_too_short_a_run_is_never_sure() -> None:
+    short, other = WaitSlices(), WaitSlices()
+    for tick in range(4):
+        short.add(tick * 100_000_000, 10_000_000)
+        other.add(tick * 100_000_000, 90_000_000)
+    sides = [each.grouped(NUM_STRETCHES, lambda stratum: stratum) for each in (short, other)]
+    effect = percentile_effect(*sides, 50)
+    assert effect is not None
+    assert (effect.is_sure, effect.low, effect.high) == (False, 0.0, math.inf)
+    assert not shares_above_differ(*sides, 50e6)
+    assert percentile_effect(sides[0], [], 50) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 10**11), st.integers(0, 10**11), st.integers(1, 9)),
+        min_size=1,
+        max_size=80,
+    ),
+    st.integers(1, 20),
+)
+def test_any_number_of_waits_takes_bounded_memory_and_none_is_lost(
+    samples: list[tuple[int, int, int]], num_groups: int
+) -> None:
+    slices, now_ns = WaitSlices(), 0
+    for gap_ns, wait_ns, weight in samples:
+        now_ns += gap_ns
+        slices.add(now_ns, wait_ns, weight)
+    assert now_ns // slices.width_ns < MAX_SLICES
+    groups = slices.grouped(num_groups, lambda stratum: stratum)
+    assert len(groups) <= num_groups
+    assert num_waits(groups) == sum(weight for _, _, weight in samples)
+    kept = sorted(at for group in groups for bins in group.values() for at in bins)
+    longest = max(wait_ns for _, wait_ns, _ in samples)
+    assert start_of(kept[-1]) <= longest < start_of(kept[-1] + 1)
+    assert start_of(kept[-1] + 1) - start_of(kept[-1]) <= 1 + longest / 60
+
+
+# Of an engine
+
+
+WORKLOAD = SimulatedWorkload(rate=6.0, document_share=0.15, document_tokens=2600, output_tokens=100)
+
+
+def side_of(seed: int, budget: int, rate: float, speed: float = 1.0) -> Side:
+    """Half a minute of requests that come at random, to one engine."""
+    messages = simulate(
+        seed=seed,
+        num_steps=1800,
+        knobs=Knobs(max_num_batched_tokens=budget, max_num_seqs=64),
+        workload=msgspec.structs.replace(WORKLOAD, rate=rate),
+        cost=CostModel(floor_ms=12.0 / speed, token_us=60.0 / speed, context_ns=4.0 / speed),
+        num_blocks=4096,
+    )
+    side = Side("part", SLO(), SessionState())
+    for _, message in messages:
+        if isinstance(message, EngineInfo):
+            message = msgspec.structs.replace(message, engine_id="one")
+        side.take(message)
+    return side
+
+
+def won(found: Comparison) -> dict[str, Any]:
+    return {each.key: each.verdict for each in found.figures if each.verdict in ("a", "b")}
+
+
+@pytest.fixture(scope="module")
+def before() -> Side:
+    return side_of(1, 2048, 6.0)
+
+
+def test_a_smaller_budget_is_found_out_though_no_two_minutes_bring_the_same(before: Side) -> None:
+    after = side_of(2, 512, 6.0)
+    found = compare(before, after)
+    assert found.is_one_session
+    assert not found.load.is_same
+    assert found.different_work is None
+    figure = found.figure("like_itl_prefill_p99_ms")
+    assert figure.verdict == "b"
+    assert figure.interval is not None
+    assert figure.ratio is not None
+    assert figure.interval[0] <= figure.ratio <= figure.interval[1] < 1
+    assert figure.covered is not None
+    assert figure.covered > 0.5
+    assert "ITL beside a prefill p99" in outcome(found, "b")[1][-1]
+    assert ", at least " in outcome(found, "b")[1][-1]
+    assert between(figure).endswith("x")
+    told = document(found, (before, after), None)
+    assert told["figures"][figure.key]["interval"] == list(figure.interval)
+    assert told["load"]["is_same"] is False
+
+
+def test_more_to_do_makes_nobody_worse_and_does_not_hide_who_is_better(before: Side) -> None:
+    busier = compare(before, side_of(2, 2048, 10.0))
+    assert busier.different_work is not None
+    assert "requests/s" in busier.different_work
+    assert won(busier) == {}
+    for figure in busier.figures:
+        if figure.like is not None and figure.verdict != "unknown":
+            assert figure.verdict in ("alike", "unclear"), figure
+    # The same of an engine that is three times as fast: it has more to do and is quicker.
+    faster = compare(before, side_of(2, 2048, 10.0, speed=3.0))
+    assert faster.different_work is not None
+    assert {won(faster).get(key) for key in ("itl_p50_ms", "ttft_p50_ms", "like_step_p50_ms")} == {
+        "b"
+    }
+    assert "better with more to do" in (load(faster) or "")
+    assert set(won(faster).values()) == {"b"}
+    # And the other way round: that one with less to do is quicker says nothing by itself.
+    slower = compare(side_of(2, 2048, 10.0), side_of(4, 2048, 6.0, speed=1.1))
+    assert set(won(slower)) <= {each.key for each in slower.figures if each.like is not None}
+    assert won(slower)["like_step_p50_ms"] == "b"
+    # Where nothing was like anything on the other side, nothing is said.
+    apart = compare(side_of(2, 2048, 10.0), side_of(1, 2048, 6.0, speed=3.0))
+    assert won(apart) == {}
+    assert verdict(apart.figure("like_step_p50_ms")) == "too little in common"
