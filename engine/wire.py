@@ -63,7 +63,7 @@ class StepCosts(Struct, frozen=True, kw_only=True):
     """What steps took when the engine tried some at its start, beside whatever else ran then."""
 
     num_streams: int  # requests that each got a token of ...
-    decode_ms: float  # ... a step that took so long on average
+    decode_ms: float  # ... a step that took so long, as a median
     num_prefill_tokens: int  # prompt tokens of ...
     prefill_ms: float  # ... a step that took so long
 

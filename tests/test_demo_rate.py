@@ -17,7 +17,7 @@ from stepscope.engine.wire import EngineInfo, StepCosts
 from stepscope.engine.workload import describe
 from stepscope.recordings.rates import Rates
 from stepscope.tui.commands.demo import WORKLOAD
-from stepscope.tui.commands.demo_pace import WINDOW_S, Pace
+from stepscope.tui.commands.demo_pace import FIRST_STAY_S, LONGEST_STAY_S, Pace
 from stepscope.tui.commands.demo_rate import (
     LEAST_RATE,
     NUM_BUSY,
@@ -226,19 +226,30 @@ def test_a_machine_that_becomes_busy_or_idle_later_gets_less_or_more_and_it_is_s
     pace = watched.pace(2.5)
     assert pace.news() == "the demo's workload: 2.5 requests/s"
     assert pace.look()
-    assert len(watched.taken) == 1  # not before there is a window of steps to judge by
-    watched.now_s += WINDOW_S
+    assert len(watched.taken) == 1  # not before there are steps to judge by
+    watched.now_s += FIRST_STAY_S
     assert pace.look()
     assert pace.news() == "the demo's workload: 0.5 requests/s, what this machine carries"
     assert pace.news() is None
     watched.steps_per_s = 190.0
+    watched.now_s += FIRST_STAY_S
     assert pace.look()
-    assert len(watched.taken) == 2  # a rate has its time, too
-    watched.now_s += WINDOW_S
+    assert len(watched.taken) == 2  # what comes and goes is not followed each time
+    watched.now_s += FIRST_STAY_S
     assert pace.look()
     assert pace.news() == "the demo's workload: 2.3 requests/s, what this machine carries"
     assert [each.rate for each in watched.taken] == [2.5, 0.5, 2.3]
     assert len({each.seed for each in watched.taken}) == 3
+
+
+def test_a_machine_that_never_settles_is_followed_once_a_minute() -> None:
+    watched = Watched(steps_per_s=40.0)
+    pace = watched.pace(2.5)
+    for second in range(1800):
+        watched.now_s += 1.0
+        watched.steps_per_s = 40.0 if pace.offers[-1].workload.rate > 1 else 190.0
+        assert pace.look(), second
+    assert 1800 / LONGEST_STAY_S - 2 <= len(watched.taken) <= 1800 / LONGEST_STAY_S + 3
 
 
 @pytest.mark.parametrize(
@@ -249,7 +260,7 @@ def test_what_somebody_has_changed_is_left_to_them(change: dict[str, object]) ->
     """A queue that grows because seats were taken away is what they want to see."""
     watched = Watched(steps_per_s=20.0)
     pace = watched.pace(2.5)
-    watched.now_s += WINDOW_S
+    watched.now_s += FIRST_STAY_S
     vars(watched.state).update(change)
     assert not pace.look()
     assert len(watched.taken) == 1
@@ -258,7 +269,7 @@ def test_what_somebody_has_changed_is_left_to_them(change: dict[str, object]) ->
 def test_a_paused_engine_is_not_a_slow_one() -> None:
     watched = Watched(steps_per_s=20.0)
     pace = watched.pace(2.5)
-    watched.now_s += WINDOW_S
+    watched.now_s += FIRST_STAY_S
     watched.state.state = "paused"
     assert pace.look()
     watched.state.state = "running"

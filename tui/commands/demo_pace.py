@@ -15,7 +15,10 @@ from stepscope.recordings.history import History
 from stepscope.tui.commands.demo_rate import Offer, next_offer
 
 LOOK_S = 5.0
-WINDOW_S = 15.0  # of steps that are looked at; so long a rate stays at least
+# So long a rate stays, and so far back steps are looked at: first so that a bad moment at the start
+# is made good soon, then twice as long each time, for what goes on and off is no change.
+FIRST_STAY_S = 15.0
+LONGEST_STAY_S = 60.0
 
 
 class Pace:
@@ -42,6 +45,7 @@ class Pace:
         self._set_workload = set_workload
         self._clock = clock
         self._since_s = 0.0  # the last one has run
+        self._stay_s = FIRST_STAY_S
         self._knobs_version = 0
         self._num_told = 0
         self._stopped = threading.Event()
@@ -81,13 +85,14 @@ class Pace:
         known = {describe(each.workload) for each in self.offers}
         if state.knobs_version != self._knobs_version or state.workload not in known:
             return False
-        if state.state != "running" or self._clock() - self._since_s < WINDOW_S:
+        if state.state != "running" or self._clock() - self._since_s < self._stay_s:
             return True
-        found = next_offer(offered, self._usual, self._history.rates(window_s=WINDOW_S))
+        found = next_offer(offered, self._usual, self._history.rates(window_s=self._stay_s))
         if found is not None:
             self._set_workload(found.workload)
             self.offers.append(found)
             self._since_s = self._clock()
+            self._stay_s = min(2 * self._stay_s, LONGEST_STAY_S)
         return True
 
     def _run(self) -> None:
