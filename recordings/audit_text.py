@@ -47,5 +47,13 @@ def change_text(entry: Audited) -> str:
 
 def _changes(old: Mapping[str, KnobValue], new: Mapping[str, KnobValue]) -> str:
     return ", ".join(
-        f"{name} {value_text(old.get(name))}→{value_text(value)}" for name, value in new.items()
+        f"{name} {_without_common_end(value_text(old.get(name)), value_text(value))}"
+        f"→{value_text(value)}"
+        for name, value in new.items()
     )
+
+
+def _without_common_end(old: str, new: str) -> str:
+    """Of two mixes that differ in their rates, the first one's rate: the line is short."""
+    head, colon, details = old.partition(": ")
+    return head if colon and new.endswith(colon + details) else old

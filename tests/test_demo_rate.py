@@ -13,8 +13,9 @@ from stepscope.engine.config import Limits
 from stepscope.engine.execution import step_costs
 from stepscope.engine.simulated import CostModel, SimulatedRunner, simulated_info
 from stepscope.engine.step import ScheduledStep, StepResult
-from stepscope.engine.wire import EngineInfo, StepCosts
+from stepscope.engine.wire import Audited, EngineInfo, StepCosts
 from stepscope.engine.workload import describe
+from stepscope.recordings.audit_text import change_text
 from stepscope.recordings.rates import Rates
 from stepscope.tui.commands.demo import WORKLOAD
 from stepscope.tui.commands.demo_pace import FIRST_STAY_S, LONGEST_STAY_S, Pace
@@ -240,6 +241,23 @@ def test_a_machine_that_becomes_busy_or_idle_later_gets_less_or_more_and_it_is_s
     assert pace.news() == "the demo's workload: 2.3 requests/s, what this machine carries"
     assert [each.rate for each in watched.taken] == [2.5, 0.5, 2.3]
     assert len({each.seed for each in watched.taken}) == 3
+
+
+def test_the_trail_says_from_which_rate_to_which_before_it_names_the_mix() -> None:
+    slower = replace(WORKLOAD, rate=0.5)
+    for new, said in (
+        (describe(slower), "2.5 requests/s→0.5 requests/s: chats of 96 tokens, 30% documents"),
+        ("none", "2.5 requests/s: chats of 96 tokens, 30% documents of 2048, at most 12 under way"),
+    ):
+        entry = Audited(
+            number=2,
+            command="SetWorkload",
+            who="stepscope demo",
+            time_ns=1,
+            old={"workload": describe(WORKLOAD)},
+            new={"workload": new},
+        )
+        assert change_text(entry).startswith(f"set the workload: workload {said}")
 
 
 def test_a_machine_that_never_settles_is_followed_once_a_minute() -> None:

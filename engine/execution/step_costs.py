@@ -19,7 +19,7 @@ PREFILL_TOKENS = 200  # of each of two prompts
 DECODE_NS = 80_000_000
 PREFILL_NS = 100_000_000
 LONG_NS = 1_000_000_000  # a model whose first step takes so long is not run a second time
-MOST_RUNS = 40
+MOST_RUNS = 16
 
 
 class Trialled(Protocol):
