@@ -85,18 +85,25 @@ class ModelRunner:
         self.allocate(num_blocks)
 
     @classmethod
-    def load(cls, config: EngineConfig, progress: Progress) -> "ModelRunner":
+    def load(
+        cls,
+        config: EngineConfig,
+        progress: Progress,
+        check_length: Callable[[int], None] = lambda max_model_len: None,
+    ) -> "ModelRunner":
         """Find, read and warm up the model that `config` names.
 
         Args:
             progress: told what is being done and its share (0..1).
+            check_length: told the longest request of the model before its weights are read; it
+                raises what is wrong with that.
 
         Raises:
             ConfigError: anything that is wrong with the model, the device or the memory.
         """
         from stepscope.engine.execution.loading import load_runner
 
-        return load_runner(cls, config, progress)
+        return load_runner(cls, config, progress, check_length)
 
     def allocate(self, num_blocks: int) -> None:
         """Give the KV cache `num_blocks` blocks; what it held is gone, and so are graphs.

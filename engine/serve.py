@@ -27,6 +27,7 @@ from stepscope.engine.inbox import Call, Refusal
 from stepscope.engine.intake import Intake
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.scheduler import Scheduler
+from stepscope.engine.start_check import check_settings, limits_of
 from stepscope.engine.telemetry import Publisher
 from stepscope.engine.token_teller import TokenTeller
 from stepscope.engine.wire import EngineInfo
@@ -38,7 +39,6 @@ log = logging.getLogger("stepscope.engine")
 
 _CLOCKS_MOVED_NS = 50_000_000
 
-MIN_TOKEN_CAPACITY = 8192
 SIGNAL = "a signal"  # as the audit trail calls who ends the engine by one
 
 
@@ -100,6 +100,7 @@ def open_engine(
         ConfigError: anything that keeps the engine from starting, in one line.
     """
     check_name(config.name)
+    check_settings(config, knobs)
     name = config.name or (free_name() if not config.endpoint else "")
     endpoint = Endpoint.parse(config.endpoint or name)
     replay_bytes = replay_memory_bytes(config.replay_memory)
@@ -111,13 +112,11 @@ def open_engine(
         # Only here: it imports torch, which reads the environment.
         from stepscope.engine.runner import ModelRunner
 
-        runner = ModelRunner.load(config, progress)
-        limits = Limits(
-            max_num_batched_tokens=config.token_capacity
-            or max(MIN_TOKEN_CAPACITY, runner.max_model_len, knobs.max_num_batched_tokens),
-            max_num_seqs=config.seq_capacity,
-            max_model_len=runner.max_model_len,
-        )
+        def check_length(max_model_len: int) -> None:
+            knobs.check(limits_of(config, knobs, max_model_len))
+
+        runner = ModelRunner.load(config, progress, check_length)
+        limits = limits_of(config, knobs, runner.max_model_len)
         knobs.check(limits)
         # Model and libraries are here to stay: looking through them again and again is what makes
         # a garbage collection last milliseconds.

@@ -1,5 +1,6 @@
-"""What `stepscope serve` says once its engine answers."""
+"""What `stepscope serve` says once its engine answers, and what it refuses before."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,12 @@ import msgspec
 import pytest
 
 from stepscope.engine import serve as engine_serve
-from stepscope.engine.config import Limits
+from stepscope.engine.config import ConfigError, EngineConfig, Knobs, Limits
 from stepscope.engine.endpoints import Endpoint
 from stepscope.engine.simulated import simulated_info
 from stepscope.tui.commands import serve as serve_command
 from stepscope.tui.commands.connect import choose
+from stepscope.tui.commands.errors import WRONG_USAGE, expected
 
 
 @pytest.mark.parametrize("endpoint", ["e1", "/run/x1", "/run/e1", "tcp://127.0.0.1:5791"])
@@ -38,3 +40,47 @@ def test_the_address_to_watch_is_that_of_the_engine_whatever_it_is_called(
     said = capsys.readouterr().out.partition("stepscope top ")[2].split()[0]
     assert choose(said, "{}").control == control
     assert (said == "e1") == (endpoint == "e1")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"kv_memory": "12QB"}, "kv_memory is auto, a size (512MB, 1.5GiB) or a share (20%), not"),
+        ({"kv_memory": "150%"}, "kv_memory is above 0% and up to 100%, not 150%"),
+        ({"replay_memory": "20%"}, "replay_memory is a size (256MB), not '20%'"),
+        ({"device": "tpu"}, "device is auto, cpu, cuda or cuda:N, not 'tpu'"),
+        ({"max_num_seqs": "999"}, "max_num_seqs=999 is above seq_capacity=256: raise"),
+        ({"token_capacity": "16"}, "max_num_batched_tokens=2048 is above token_capacity=16: raise"),
+        (
+            {"enable_chunked_prefill": False, "max_model_len": "4096"},
+            "max_num_batched_tokens must be at least max_model_len=4096, not 2048",
+        ),
+    ],
+)
+def test_what_no_engine_takes_is_refused_before_anything_is_loaded(
+    flags: dict[str, Any], said: str, runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
+    monkeypatch.setattr(serve_command, "prepare_process", lambda: None)
+    monkeypatch.setitem(sys.modules, "stepscope.engine.runner", None)  # with torch
+    with pytest.raises(ConfigError) as failed:
+        serve_command.serve(flags, exit_with_stdin=False)
+    exit_code, message = expected(failed.value) or (0, "")
+    assert exit_code == WRONG_USAGE
+    assert said in message
+
+
+def test_a_budget_too_small_for_the_model_is_refused_before_its_weights_are_read(
+    runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stepscope.engine.models import loader
+
+    def load(*arguments: Any) -> None:
+        pytest.fail("the weights are read")
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
+    monkeypatch.setattr(loader, "load_model", load)
+    config, knobs = EngineConfig(device="cpu"), Knobs(enable_chunked_prefill=False)
+    opened = engine_serve.open_engine(config, knobs, progress=lambda what, share: None)
+    with pytest.raises(ConfigError, match="at least max_model_len=8192, not 2048"), opened:
+        pass

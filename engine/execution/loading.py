@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 
 def load_runner(
-    runner_class: type["ModelRunner"], config: EngineConfig, progress: Callable[[str, float], None]
+    runner_class: type["ModelRunner"],
+    config: EngineConfig,
+    progress: Callable[[str, float], None],
+    check_length: Callable[[int], None],
 ) -> "ModelRunner":
     """`ModelRunner.load`."""
     device = find_device(config.device)
@@ -48,6 +51,7 @@ def load_runner(
     name = config.model if config.model == "demo" else _name(config.model, folder)
     model_config = loader.load_config(folder, name)
     max_model_len = longest_request(model_config, name, config.max_model_len)
+    check_length(max_model_len)
     tokenizer = checkpoint.load_tokenizer(folder)
     with memory_for(f"the weights of {name}", "take a smaller model, or free memory there"):
         model = loader.load_model(

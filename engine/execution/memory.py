@@ -1,6 +1,7 @@
 """How many KV blocks there are: the one place that turns memory into blocks."""
 
 import re
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +34,11 @@ class KVShape(msgspec.Struct, frozen=True, kw_only=True):
         return (
             2 * self.num_layers * self.num_kv_heads * self.head_dim * block_size * self.dtype_bytes
         )
+
+
+def check_kv_memory(setting: str) -> None:
+    """Raises WrongValue when it is neither a size nor a share, or zero; looks at no machine."""
+    kv_memory_bytes(setting, sys.maxsize, cap_share=False)
 
 
 def kv_memory_bytes(
