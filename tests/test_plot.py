@@ -1,5 +1,6 @@
 """Figures of recordings: what the columns of pixels hold, and the file that comes of them."""
 
+import csv
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from stepscope.engine.config import Knobs
 from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.engine.wire import EngineStatus, Mark, StepRecord
 from stepscope.recordings.distribution import Distribution
+from stepscope.recordings.export.export import export
 from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
@@ -24,6 +26,7 @@ from stepscope.recordings.plot.events import placed
 from stepscope.recordings.plot.figure import figure
 from stepscope.recordings.plot.series import MAX_EVENTS, Event, PlotSeries, read_series
 from stepscope.recordings.reader import Recording
+from stepscope.recordings.writer import RecordingWriter
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage
 from stepscope.tui.commands.plot import plot_file
 from stepscope.tui.commands.screenshot import screenshot_file
@@ -127,6 +130,42 @@ def test_percentiles_of_a_figure_are_those_of_the_dashboard(
     # The operator's pause is nobody's latency, and is shown as what it is.
     assert series.itl.samples.largest < PAUSE_NS
     assert [round((end - start) / 1e9) for start, end in series.pauses] == [3]
+
+
+def test_a_wait_that_began_before_the_file_is_in_no_latency_of_figure_or_table(
+    tmp_path: Path,
+) -> None:
+    """Recorded from the middle of a session on, as the dashboard shows what is recorded."""
+    before, after = History(BOUNDS), [*enumerate(messages())]
+    cut = next(n for n, m in after if isinstance(m, StepRecord) and m.step == 200)
+    for sequence, message in after[:cut]:
+        before.append(sequence, message)
+    snapshot = before.snapshot()
+    assert snapshot is not None
+    path = tmp_path / "later.mcap"
+    writer = RecordingWriter(path)
+    writer.start(snapshot)
+    shown = History(BOUNDS, known_since_ns=snapshot.time_ns)
+    shown.reset(snapshot)
+    for sequence, message in after[cut:]:
+        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+        shown.append(sequence, message)
+    writer.close()
+    series, report = read(path, 40), shown.latency(window_s=None)
+    for measured, expected in ((series.itl, report.itl), (series.ttft, report.ttft)):
+        assert measured.samples.count == expected.num_samples > 0
+        assert measured.samples.largest / 1e6 == expected.max_ms
+    assert max(each.max_ttft_ns or 0 for each in series.columns) == series.ttft.samples.largest
+    with Recording(path) as recording:
+        export(recording, tmp_path / "t", "csv", StepRange(), "requests", lambda share: None)
+    with open(tmp_path / "t", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    came_before = [row for row in rows if int(row["arrival_ns"]) < snapshot.time_ns]
+    assert any(row["first_token_ns"] for row in came_before)
+    assert not any(row["ttft_ms"] for row in came_before)
+    in_table = [float(row["ttft_ms"]) for row in rows if row["ttft_ms"]]
+    assert len(in_table) == report.ttft.num_samples
+    assert max(in_table) == report.ttft.max_ms
 
 
 @pytest.mark.parametrize("num_columns", [1, 7, 40, 1400])

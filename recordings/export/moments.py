@@ -10,6 +10,7 @@ from stepscope.engine.wire import Snapshot, StepRecord, Telemetry
 from stepscope.recordings.loaded_chunk import KEYFRAME
 from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.outcome import Outcome
+from stepscope.recordings.pauses import leave_out_begun
 from stepscope.recordings.reader import Position, Recording
 from stepscope.recordings.session import SessionState
 
@@ -27,8 +28,10 @@ class Moment(NamedTuple):
     """A message, and what is known right after it.
 
     Attributes:
-        outcome: what a step brought; None for all other messages.
+        outcome: what a step brought, without the waits that began before the file; None for all
+            other messages.
         offset_ns: to be added to a time of the engine for the wall time.
+        since_ns: engine time at which the file begins.
         after_gap: messages before it were lost.
     """
 
@@ -37,6 +40,7 @@ class Moment(NamedTuple):
     state: SessionState
     outcome: Outcome | None
     offset_ns: int
+    since_ns: int
     after_gap: bool
 
 
@@ -51,6 +55,7 @@ def moments(recording: Recording, steps: StepRange, progress: Progress) -> Itera
     snapshot, position = recording.keyframe_before(before or Position(0, 0))
     state = SessionState.from_snapshot(snapshot)
     offset_ns = recording.info.wall_ns - recording.info.monotonic_ns
+    since_ns = recording.known_since_ns
     begun = snapshot.step >= first - 1
     sequence = snapshot.sequence
     for frame, place in recording.frames(position, sequence):
@@ -72,7 +77,9 @@ def moments(recording: Recording, steps: StepRange, progress: Progress) -> Itera
             continue
         outcome = state.apply(message)
         if begun:
-            yield Moment(message, frame.sequence, state, outcome, offset_ns, after_gap)
+            if outcome is not None and isinstance(message, StepRecord):
+                leave_out_begun(outcome, state, message.tokens_ns, since_ns)
+            yield Moment(message, frame.sequence, state, outcome, offset_ns, since_ns, after_gap)
         elif place == before:
             begun = True
 

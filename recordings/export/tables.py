@@ -156,25 +156,28 @@ def _requests(moments: Iterable[Moment]) -> Iterator[tuple[Any, ...]]:
         for event in getattr(moment.message, "events", ()):
             view = moment.state.requests.get(event.request_id)
             if view is not None and _ends(event) and view.status == "finished":
-                yield _request(view, moment.offset_ns)
+                yield _request(view, moment)
     if moment is not None:
         for view in moment.state.requests.values():
             if view.status != "finished":
-                yield _request(view, moment.offset_ns)
+                yield _request(view, moment)
 
 
 def _ends(event: object) -> bool:
     return type(event).__name__ in ("Finished", "Aborted")
 
 
-def _request(view: RequestView, offset_ns: int) -> tuple[Any, ...]:
+def _request(view: RequestView, moment: Moment) -> tuple[Any, ...]:
+    """A wait that began before the file is no latency: nobody can tell what was in it."""
+    offset_ns, since_ns = moment.offset_ns, moment.since_ns
     first_ns, last_ns = view.first_token_ns, view.last_token_ns
     is_known = not view.is_partial
     ttft_ms = tpot_ms = None
-    if first_ns is not None and is_known:
+    if first_ns is not None and is_known and view.arrival_ns >= since_ns:
         ttft_ms = (first_ns - view.arrival_ns) / 1e6
-    if first_ns is not None and last_ns is not None and view.num_output_tokens > 1:
-        tpot_ms = (last_ns - first_ns) / (view.num_output_tokens - 1) / 1e6
+    num_gaps = view.num_output_tokens - 1
+    if first_ns is not None and last_ns is not None and num_gaps > 0 and first_ns >= since_ns:
+        tpot_ms = (last_ns - first_ns) / num_gaps / 1e6
     return (
         view.request_id,
         view.client_id if is_known else None,
