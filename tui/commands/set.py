@@ -2,11 +2,14 @@
 
 from stepscope.engine.client import CommandRefused, ControlClient
 from stepscope.engine.commands import Ack
+from stepscope.engine.config import Knobs
+from stepscope.engine.endpoints import find_local
 from stepscope.engine.wire import KnobSpec, KnobValue
 from stepscope.tui.commands.connect import choose, connect, who
 from stepscope.tui.commands.errors import WrongUsage, say
 
 _TRIES = 5
+_EXAMPLE = "for example: stepscope set max_num_batched_tokens=512"
 
 
 def set_knobs(
@@ -51,21 +54,33 @@ def _apply(
 
 def _texts(assignments: list[str]) -> dict[str, str]:
     texts: dict[str, str] = {}
-    for name, text in map(_split, assignments):
+    for place, assignment in enumerate(assignments):
+        if "=" not in assignment:
+            hint = _hint(assignment, assignments[:place] + assignments[place + 1 :])
+            raise WrongUsage(f"expected KEY=VALUE, got {assignment!r}{hint}; {_EXAMPLE}")
+        name, text = _split(assignment)
         if name in texts:
             raise WrongUsage(f"{name} is given twice: {texts[name]!r} and {text!r}")
         texts[name] = text
     return texts
 
 
+def _hint(word: str, others: list[str]) -> str:
+    """What a word was probably meant to be that is no KEY=VALUE; nothing where nobody can tell."""
+    name = word.replace("-", "_")
+    if name in Knobs.__struct_fields__:
+        value = next((each for each in others if "=" not in each), "VALUE")
+        return f"; write {name}={value}"
+    is_address = "/" in word or any(each.name == word for each in find_local())
+    if is_address or any("=" in each for each in others):
+        return f"; an engine is named by --endpoint {word}"
+    return ""
+
+
 def _split(assignment: str) -> tuple[str, str]:
     name, equals, text = assignment.partition("=")
     if not equals or not name.strip() or not text.strip():
-        where = "" if equals else f"; an engine is named by --endpoint {assignment}"
-        raise WrongUsage(
-            f"expected KEY=VALUE, got {assignment!r}{where}; "
-            "for example: stepscope set max_num_batched_tokens=512"
-        )
+        raise WrongUsage(f"expected KEY=VALUE, got {assignment!r}; {_EXAMPLE}")
     return name.strip().replace("-", "_"), text.strip()
 
 
