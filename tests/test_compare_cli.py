@@ -34,7 +34,8 @@ def session(tmp_path_factory: pytest.TempPathFactory, recorded_to: Callable[...,
         num_blocks=512,
     )
     last = messages[-1][0]
-    told = [Mark(step=300, time_ns=0, text="after lunch", who="me"),
+    told = [Mark(step=0, time_ns=0, text="breakfast", who="me"),
+            Mark(step=300, time_ns=0, text="after lunch", who="me"),
             Mark(step=380, time_ns=0, text="at the end", who="me")]  # fmt: skip
     load = Audited(number=9, command="SetWorkload", who="me", time_ns=0, effective_step=360)
     refused = Audited(number=10, command="SetWorkload", who="me", time_ns=0, code="not_allowed")
@@ -168,6 +169,14 @@ def test_what_cannot_be_compared_is_said_in_a_line(
     with pytest.raises((WrongUsage, CommandFailed), match=message.replace("?", r"\?")) as failed:
         printed(capsys, a, b, mark=mark[0] if mark else None)
     assert "\n" not in str(failed.value)
+
+
+def test_a_mark_that_leaves_one_part_empty_is_named_with_the_steps_there_are(
+    session: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = r"'breakfast' is at step 0, and the file holds steps 0 to \d+: one of the two parts is"
+    with pytest.raises(WrongUsage, match=said):
+        printed(capsys, str(session), None, mark="breakfast")
 
 
 def test_options_that_cannot_be_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

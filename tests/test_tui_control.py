@@ -15,7 +15,9 @@ from textual import events
 from stepscope.engine.client import ControlClient
 from stepscope.engine.commands import Pause, Resume, SamplingParams, Submit, WorkloadSpec
 from stepscope.engine.wire import KnobSpec
+from stepscope.recordings.landmarks import landmarks
 from stepscope.recordings.reader import Recording
+from stepscope.recordings.source import add_mark
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui import engine_link
 from stepscope.tui.app import Dashboard
@@ -301,8 +303,11 @@ async def test_recording_is_switched_on_and_off(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     app = dashboard(source)
-    async with app.run_test(size=(120, 40)):
+    await until(lambda: source.history.last_step is not None, "no step came")
+    add_mark(source, "before it", "me")
+    async with app.run_test(size=(160, 40)):
         await press(app, "R")
+        assert "recording (1 mark from before not in it) to /" in screen_text(app)
         await until(lambda: "● REC" in screen_text(app), "the recording is not shown")
         first = source.history.last_step or 0
         await until(lambda: (source.history.last_step or 0) > first + 20, "no steps came")
@@ -313,6 +318,7 @@ async def test_recording_is_switched_on_and_off(
     await until(lambda: bool(list(tmp_path.glob("*.mcap"))), "the file is not finished")
     with Recording(next(tmp_path.glob("*.mcap"))) as recording:
         assert recording.last_step - recording.first_step >= 20
+        assert not [each for each in landmarks(recording) if each.kind == "mark"]
 
 
 async def test_leaving_ends_a_recording_in_good_order(

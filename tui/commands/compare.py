@@ -215,6 +215,11 @@ def split_at(recording: Recording, mark: str) -> Split:
             f"--mark: there is no mark or knob change {mark!r}; there are: {known} "
             "(marks from before the recording began are not in it)"
         )
+    if first is not None and last is not None and not first < chosen.step <= last:
+        raise WrongUsage(
+            f"--mark: {chosen.text!r} is at step {chosen.step:,}, and the file holds steps "
+            f"{first:,} to {last:,}: one of the two parts is empty"
+        )
     return Split(chosen, found)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from textual.binding import Binding, BindingsMap
 
+from stepscope.tui import format as fmt
 from stepscope.tui.action_table import Action
 from stepscope.tui.screens import compare_handlers as comparing
 from stepscope.tui.screens import look_handlers as looks
@@ -157,7 +158,9 @@ def _record(screen: "MainScreen") -> None:
     except RecordingError as error:
         screen.notices.say(f"cannot record: {error}", "breach")
     else:
-        screen.notices.say(f"recording to {path}", "good")
+        num_marks = len(screen.session.history.marks)
+        before = f" ({fmt.plural(num_marks, 'mark')} from before not in it)" if num_marks else ""
+        screen.notices.say(f"recording{before} to {path}", "good")
 
 
 def _screenshot(screen: "MainScreen") -> None:
