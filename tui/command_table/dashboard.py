@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stepscope.tui.command_table.shared import example, with_key
+from stepscope.tui.command_table.shared import AsJson, RecordingFile, example, with_key
 from stepscope.tui.commands.options import with_options
 
 commands = typer.Typer(rich_markup_mode=None)
@@ -109,9 +109,7 @@ def config(
 )
 @with_options("dashboard")
 def replay(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="a recording, or the name of a shipped sample")
-    ],
+    file: RecordingFile,
     speed: Annotated[
         float | None, typer.Option(metavar="NUMBER", help="2 is twice as fast  [default: 1]")
     ] = None,
@@ -161,9 +159,7 @@ def compare(
     as_table: Annotated[
         bool, typer.Option("--table", help="print, even where there is a terminal to draw on")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="everything as one JSON document")
-    ] = False,
+    as_json: AsJson = False,
     limit: Annotated[
         int, typer.Option(metavar="INT", help="so many requests in the table, 0 for all")
     ] = 20,

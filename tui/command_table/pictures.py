@@ -4,13 +4,10 @@ from typing import Annotated
 
 import typer
 
-from stepscope.tui.command_table.shared import example
+from stepscope.tui.command_table.shared import FirstStep, LastStep, RecordingFile, example
 
 commands = typer.Typer(rich_markup_mode=None)
 
-_File = Annotated[
-    str, typer.Argument(metavar="FILE", help="a recording, or the name of a shipped sample")
-]
 _SloITL = Annotated[
     str | None,
     typer.Option(
@@ -31,7 +28,7 @@ _SloTTFT = Annotated[
     )
 )
 def screenshot(
-    file: _File,
+    file: RecordingFile,
     *,
     output: Annotated[
         str,
@@ -92,7 +89,7 @@ def screenshot(
     )
 )
 def plot(
-    file: _File,
+    file: RecordingFile,
     *,
     output: Annotated[
         str,
@@ -100,12 +97,8 @@ def plot(
             "--output", "-o", metavar="FILE", help="the figure to write: .svg, .png or .pdf"
         ),
     ],
-    first: Annotated[
-        int | None, typer.Option("--from", metavar="STEP", help="the first step of it")
-    ] = None,
-    last: Annotated[
-        int | None, typer.Option("--until", metavar="STEP", help="the last step of it")
-    ] = None,
+    first: FirstStep = None,
+    last: LastStep = None,
     slo_itl: _SloITL = None,
     slo_ttft: _SloTTFT = None,
     size: Annotated[str, typer.Option(metavar="WIDTHxHEIGHT", help="in inches")] = "9x9",

@@ -4,7 +4,15 @@ from typing import Annotated
 
 import typer
 
-from stepscope.tui.command_table.shared import Endpoint, example, with_key
+from stepscope.tui.command_table.shared import (
+    AsJson,
+    Endpoint,
+    FirstStep,
+    LastStep,
+    RecordingFile,
+    example,
+    with_key,
+)
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -79,9 +87,7 @@ def repair(
 
 @commands.command(epilog=example("stepscope verify session.mcap", "stepscope verify f.mcap --json"))
 def verify(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="a recording, or the name of a shipped sample")
-    ],
+    file: RecordingFile,
     as_json: Annotated[bool, typer.Option("--json", help="as one JSON document")] = False,
 ) -> int:
     """Check a recording from its bytes to its KV accounting.
@@ -102,9 +108,7 @@ def verify(
     )
 )
 def explain(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="a recording, or the name of a shipped sample")
-    ],
+    file: RecordingFile,
     slo_itl: Annotated[
         str | None,
         typer.Option(
@@ -124,9 +128,7 @@ def explain(
     limit: Annotated[
         int, typer.Option(metavar="INT", help="so many of the longest waits, 0 for all")
     ] = 20,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="everything as one JSON document")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say why tokens of a recording were late, cause by cause."""
     from stepscope.tui.commands import explain as command
@@ -141,9 +143,7 @@ def explain(
     )
 )
 def export(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="a recording, or the name of a shipped sample")
-    ],
+    file: RecordingFile,
     target: Annotated[
         str,
         typer.Option(
@@ -156,12 +156,8 @@ def export(
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FILE", help="the file to write")
     ],
-    first: Annotated[
-        int | None, typer.Option("--from", metavar="STEP", help="the first step of it")
-    ] = None,
-    last: Annotated[
-        int | None, typer.Option("--until", metavar="STEP", help="the last step of it")
-    ] = None,
+    first: FirstStep = None,
+    last: LastStep = None,
     table: Annotated[
         str,
         typer.Option(metavar="TABLE", help="for csv and parquet: steps, rows or requests"),

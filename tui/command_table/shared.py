@@ -14,6 +14,16 @@ Endpoint = Annotated[
     ),
 ]
 
+RecordingFile = Annotated[
+    str, typer.Argument(metavar="FILE", help="a recording, or the name of a shipped sample")
+]
+FirstStep = Annotated[
+    int | None, typer.Option("--from", metavar="STEP", help="the first step of it")
+]
+LastStep = Annotated[
+    int | None, typer.Option("--until", metavar="STEP", help="the last step of it")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="everything as one JSON document")]
 
 _KEY_OPTIONS = {
     "key": typer.Option(
