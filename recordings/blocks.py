@@ -1,16 +1,26 @@
 """`BlockMap`: owner and references of every KV block, as an observer knows them."""
 
 from array import array
-from itertools import chain, groupby, repeat
-from typing import NamedTuple
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Annotated, NamedTuple
 
 import zstandard
+from msgspec import Meta
 
 from stepscope.engine.wire import EMPTY, BlockMove, BlockRun
 from stepscope.recordings.payloads import compressed
 
 MAX_BLOCKS = 1 << 24
 _LIMIT = 1 << 62
+
+
+class SoundMove(BlockMove, array_like=True, frozen=True, gc=False):
+    """A move that was looked at while it was decoded: its numbers can be."""
+
+    block_id: Annotated[int, Meta(ge=0)]
+    owner: Annotated[int, Meta(gt=-_LIMIT, lt=_LIMIT)]
+    ref_count: Annotated[int, Meta(gt=-_LIMIT, lt=_LIMIT)]
 
 
 class PackedBlocks(NamedTuple):
@@ -52,9 +62,16 @@ class BlockMap:
             counts = [max(0, count) for count in counts]
         if sum(counts) > MAX_BLOCKS:
             return None
-        owner = chain.from_iterable(map(repeat, [run.owner for run in runs], counts))
-        refs = chain.from_iterable(map(repeat, [run.ref_count for run in runs], counts))
-        return cls(array("q", list(owner)), array("q", list(refs)))
+        owner: list[int] = []
+        refs: list[int] = []
+        for run, count in zip(runs, counts, strict=True):
+            if count == 1:  # as most are
+                owner.append(run.owner)
+                refs.append(run.ref_count)
+            else:
+                owner += [run.owner] * count
+                refs += [run.ref_count] * count
+        return cls(array("q", owner), array("q", refs))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BlockMap) and self.owner == other.owner and self.refs == other.refs
@@ -74,9 +91,17 @@ class BlockMap:
     def pack(self) -> PackedBlocks:
         return PackedBlocks(compressed(self.owner.tobytes()), compressed(self.refs.tobytes()))
 
-    def apply(self, moves: list[BlockMove]) -> None:
+    def apply(self, moves: Sequence[BlockMove]) -> None:
         """Blocks that the map does not have, and owners that cannot be, are passed over."""
         owner, refs = self.owner, self.refs
+        if moves and type(moves[0]) is SoundMove:
+            try:
+                for move in moves:
+                    block_id = move.block_id
+                    owner[block_id], refs[block_id] = move.owner, move.ref_count
+                return
+            except IndexError:  # one that the map does not have
+                pass
         num_blocks = len(owner)
         for move in moves:
             block_id, holder, ref_count = move.block_id, move.owner, move.ref_count

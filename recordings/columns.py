@@ -5,12 +5,14 @@ One array a field, one entry a step, in order of steps; -1 stands for unknown in
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from stepscope.engine.wire import StepRecord
 from stepscope.recordings.block_sums import BlockSums
 from stepscope.recordings.latency_samples import bounded
 from stepscope.recordings.outcome import Outcome
+from stepscope.recordings.taken_step import NAMES, TakenStep, told_of
 
 _UNKNOWN = -1
 
@@ -71,6 +73,8 @@ class StepSummary(NamedTuple):
 
 
 NUM_COLUMNS = len(StepSummary._fields) - 3  # the flags are looked up
+
+_PLACES = tuple(StepSummary._fields.index(name) for name in NAMES)
 
 
 class Span(NamedTuple):
@@ -168,6 +172,12 @@ class StepColumns:
         for column, value in zip(self._columns, row, strict=True):
             column.append(value)
 
+    def extend(self, steps: Sequence[TakenStep]) -> None:
+        """Add steps, as `append` does with each of them; at a third of the price."""
+        told = told_of(steps)  # whole before any is changed: the columns must not get uneven
+        for place, values in zip(_PLACES, told, strict=True):
+            self._columns[place].extend(values)
+
     def forget_before(self, step: int) -> None:
         num_old = bisect_left(self.steps, step)
         for column in self._columns:
@@ -195,7 +205,7 @@ class StepColumns:
 
     def summary(self, index: int) -> StepSummary:
         values = [column[index] for column in self._columns]
-        return StepSummary(*(None if value == _UNKNOWN else value for value in values))  # type: ignore[arg-type]
+        return StepSummary(*[None if value == _UNKNOWN else value for value in values])  # type: ignore[arg-type]
 
     def total(self, name: str, first: int, last: int) -> int | None:
         """Sum over a range of places, None when it is unknown for one of them."""

@@ -3,15 +3,15 @@
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from stepscope.recordings.filling import DAMAGE, Filler
+from stepscope.recordings.filling import DAMAGE, TURN_MESSAGES, Filler
 from stepscope.recordings.history import History
 from stepscope.recordings.reader import Position, Recording
 from stepscope.recordings.seek import forwarded, state_at, window_start
 
 _SOON_STEPS = 1_500  # on the screen: so many are read before those of all windows
 
-# Asked after each message, with how many there were: whether to go on.
-Turn: TypeAlias = Callable[[int], bool]
+# Asked after every few messages: whether to go on.
+Turn: TypeAlias = Callable[[], bool]
 
 
 def excerpt(
@@ -92,7 +92,7 @@ def _new(like: History) -> History:
 
 
 def _done(filled: Iterator[None], turn: Turn) -> bool:
-    return all(turn(number) for number, _ in enumerate(filled))
+    return all(turn() for _ in filled)
 
 
 def _one_by_one(
@@ -108,6 +108,6 @@ def _one_by_one(
         if after > end:
             break
         history.append(frame.sequence, frame.payload)
-        if not turn(number):
+        if number % TURN_MESSAGES == 0 and not turn():
             return None
     return history

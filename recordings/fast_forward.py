@@ -8,8 +8,6 @@ worked out when something happens to its request, when it ends, and when the sta
 
 from collections.abc import Iterable
 
-import msgspec
-
 from stepscope.engine import wire
 from stepscope.engine.wire import (
     BatchRow,
@@ -22,24 +20,11 @@ from stepscope.engine.wire import (
 )
 from stepscope.recordings.lanes import LaneBoard
 from stepscope.recordings.outcome import Outcome
+from stepscope.recordings.packed_record import PackedRecord, decode_packed
 from stepscope.recordings.session import SessionState
 
 _DECODE = int(Phase.DECODE)
 _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
-
-
-class PackedRecord(StepRecord, frozen=True, kw_only=True, tag="StepRecord"):
-    """A packed step as it lies in a file: block size, then rows and counts of rows."""
-
-    batch: list[int | BatchRow]  # type: ignore[assignment]
-
-    def spelled_out(self, rows: list[BatchRow]) -> StepRecord:
-        """The record that was packed, given its batch."""
-        told = {name: getattr(self, name) for name in StepRecord.__struct_fields__}
-        return StepRecord(**(told | {"batch": rows}))
-
-
-decode_packed = msgspec.msgpack.Decoder(PackedRecord).decode
 
 
 class _Going:
@@ -83,12 +68,16 @@ class FastForward:
             msgspec.DecodeError: it is none.
         """
         message = wire.decode(payload)
-        self.settle()
+        if not tells_no_request(message):
+            self.settle()
         self.state.apply(message)
         self.note(message)
 
     def note(self, message: Telemetry) -> None:
-        """A message that is not packed and was applied by somebody else; all was settled before."""
+        """A message that is not packed and was applied by somebody else.
+
+        All was settled before, except for one that `tells_no_request`.
+        """
         if isinstance(message, StepRecord):
             rows = message.batch or []
             self._count += 1
@@ -117,18 +106,27 @@ class FastForward:
         Raises:
             ValueError: it does not fit the steps before it.
         """
-        block_size, *items = record.batch
+        before, items = self._before, record.batch
+        if (
+            len(items) == 2
+            and items[1] == len(before)
+            and items[0] == self._block_size
+            and not record.events
+            and not self._touched
+        ):
+            return self._go_on(record)
+        block_size = items[0] if items else None
         if not isinstance(block_size, int):
             raise ValueError("a packed step without a block size")
         if block_size != self._block_size:
             self.settle()
             self._block_size = block_size
-        before, count = self._before, self._count + 1
+        count = self._count + 1
         spelled: list[tuple[int, BatchRow]] = []  # place in the batch, and row
         batch: list[_Going] = []
         dropped: list[_Going] = []
         place = 0
-        for item in items:
+        for item in items[1:]:
             if isinstance(item, BatchRow):
                 spelled.append((len(batch), item))
                 batch.append(_Going(item, count))
@@ -144,28 +142,42 @@ class FastForward:
         touched = self._touched
         if record.events:
             touched.update([event.request_id for event in record.events])
+        by_id = self._by_id
         for request_id in touched:
-            going = self._by_id.get(request_id)
+            going = by_id.get(request_id)
             if going is not None and going not in dropped:
                 at = batch.index(going)
                 spelled.append((at, self._row(going, count)))
                 batch[at] = _Going(spelled[-1][1], count)
                 dropped.append(going)
-        self._settle(dropped)
+        if dropped:
+            self._settle(dropped)
         if touched:
             spelled.sort(key=_place)
-        outcome = self.state.take_step(record, [row for _, row in spelled])
+        rows = [row for _, row in spelled]
+        outcome = self.state.take_step(record, rows)
         _add_going(outcome, batch, spelled, record.tokens_ns - self._tokens_ns)
-        if dropped or spelled:
-            for each in dropped:
-                self._by_id.pop(each.row.request_id, None)
-            self._by_id |= {row.request_id: batch[at] for at, row in spelled}
+        for each in dropped:
+            by_id.pop(each.row.request_id, None)
+        for at, row in spelled:
+            by_id[row.request_id] = batch[at]
         if self.lanes is not None:
-            self._draw(self.lanes, record, dropped, [row for _, row in spelled])
+            self._draw(self.lanes, record, dropped, rows)
         self._fresh = [batch[at] for at, _ in spelled]
-        self._touched = {row.request_id for _, row in spelled if not row.flags & _LAST_CHUNK}
+        self._touched = {row.request_id for row in rows if not row.flags & _LAST_CHUNK}
         self._count, self._tokens_ns, self._before = count, record.tokens_ns, batch
         self.num_rows = len(batch)
+        return outcome
+
+    def _go_on(self, record: PackedRecord) -> Outcome:
+        """A step in which all of the one before got their next token, and nothing else was."""
+        outcome = self.state.take_step(record, None)
+        _add_going(outcome, self._before, [], record.tokens_ns - self._tokens_ns)
+        if self.lanes is not None:
+            self._draw(self.lanes, record, [], [])
+        self._fresh = []
+        self._count += 1
+        self._tokens_ns = record.tokens_ns
         return outcome
 
     def settle(self) -> None:
@@ -240,6 +252,11 @@ class FastForward:
             for each in stopped:
                 each.in_lane = False
             lanes.stop([each.row.request_id for each in stopped], step)
+
+
+def tells_no_request(message: Telemetry) -> bool:
+    """Whether a message changes nothing of what is known of requests, as most signs of life."""
+    return isinstance(message, EngineStatus) and not message.events
 
 
 def _add_going(

@@ -5,6 +5,7 @@ starts anew, or whose clock is set back, begins a new history. The one before is
 `previous` until `reset`, or until the engine starts anew once more.
 """
 
+from collections.abc import Sequence
 from typing import Self
 
 import msgspec
@@ -13,9 +14,10 @@ from stepscope.engine import wire
 from stepscope.engine.wire import EngineInfo, EngineStatus, Mark, Snapshot, StepRecord, Telemetry
 from stepscope.recordings.clocks import back_by, set_back
 from stepscope.recordings.events import SessionEvent
-from stepscope.recordings.fast_forward import FastForward, PackedRecord
+from stepscope.recordings.fast_forward import FastForward
 from stepscope.recordings.history_view import HistoryView
 from stepscope.recordings.latency import SLO
+from stepscope.recordings.packed_record import PackedStep
 from stepscope.recordings.session import SessionState
 from stepscope.recordings.timeline import Timeline
 
@@ -73,39 +75,35 @@ class History(HistoryView):
                 self._take(sequence, message, payload)
             self.version += 1
 
-    def take_ahead(
-        self, sequence: int, record: PackedRecord, payload: bytes, forward: FastForward
-    ) -> bool:
-        """Take the next step as it lies in a file, without looking at every row.
+    def take_run(self, run: Sequence[PackedStep], forward: FastForward) -> int:
+        """Take the next steps as they lie in a file, without looking at every row.
 
-        False, and nothing has changed, where it has to be looked at: something is missing before
-        it, or it comes late or out of order. What is read of this history is right again after
-        `forward.settle()`.
+        Gives how many were taken. The one after them has to be looked at: something is missing
+        before it, or it comes late or out of order. What is read of this history is right again
+        after `forward.settle()`.
 
         Args:
             forward: what `forward()` gave.
 
         Raises:
-            msgspec.DecodeError: a number in it cannot be; nothing has changed.
-            ValueError: it does not fit the steps before it; this history is of no use any more.
+            msgspec.DecodeError: a number in one of them cannot be; nothing has changed.
+            ValueError: one does not fit the steps before it; this history is of no use any more.
         """
-        _check(sequence, record)
         with self._lock:
-            timeline = self._timeline
-            columns = timeline.columns
-            if timeline.last_sequence != sequence - 1:
-                return False
-            if columns.steps and (
-                record.step <= columns.steps[-1] or back_by(columns.tokens_ns[-1], record)
-            ):
-                return False
-            timeline.take_ahead(sequence, record, payload, forward)
-            self.version += 1
-            return True
+            num_taken = self._num_in_order(run)
+            if num_taken:
+                self._timeline.take_run(run[:num_taken], forward)
+                self.version += num_taken
+            return num_taken
 
     def forward(self) -> FastForward:
-        """For `take_ahead`, from the newest state on."""
+        """For `take_run`, from the newest state on."""
         return FastForward(self._timeline.state)
+
+    @property
+    def keeps_state(self) -> bool:
+        """The state before the next message will be kept: it has to be right by then."""
+        return self._timeline.ring.is_full
 
     def is_state(self, state: SessionState) -> bool:
         """Whether this is the state that messages change: it is another one for another engine."""
@@ -194,6 +192,23 @@ class History(HistoryView):
             self.version += 1
 
     # Inside
+
+    def _num_in_order(self, run: Sequence[PackedStep]) -> int:
+        """How many steps go on one after another from what was taken."""
+        columns = self._timeline.columns
+        before = self._timeline.last_sequence
+        step, time_ns = (columns.steps[-1], columns.tokens_ns[-1]) if columns.steps else (-1, 0)
+        for number, (sequence, record, _) in enumerate(run):
+            _check(sequence, record)
+            if (
+                before is None
+                or sequence != before + 1
+                or record.step <= step
+                or back_by(time_ns, record)
+            ):
+                return number
+            before, step, time_ns = sequence, record.step, record.tokens_ns
+        return len(run)
 
     def _new_timeline(self, state: SessionState, last_sequence: int | None) -> Timeline:
         return Timeline(self.slo, self.max_steps, self.max_bytes, state, last_sequence)

@@ -27,6 +27,7 @@ from stepscope.recordings.lane_track import Track
 from stepscope.recordings.session import SessionState
 
 _PAGE_STEPS = 256
+_ENDS = (Finished, Aborted)
 _DECODE_PHASE = int(Phase.DECODE)
 _RECOMPUTE_PHASE = int(Phase.RECOMPUTE)
 
@@ -270,7 +271,7 @@ class LaneBoard:
         if isinstance(event, Preempted):
             track.put(step, Cell.PREEMPTED)
             track.filler = _WAITING
-        elif isinstance(event, Finished | Aborted):
+        elif isinstance(event, _ENDS):
             track.put(step, Cell.ABORTED if isinstance(event, Aborted) else Cell.FINISHED)
             del self._open[event.request_id]
 

@@ -10,10 +10,12 @@ Time in which the operator had paused the engine is in none of them: who feeds s
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.latency_samples import Samples
 from stepscope.recordings.outcome import Outcome
+from stepscope.recordings.taken_step import TakenStep
 
 TREND_BUCKETS = 60
 
@@ -113,6 +115,27 @@ class Latencies:
             self.ttft.add(tokens_ns, ttft_ns)
         for _, tpot_ns in outcome.tpot_ns:
             self.tpot.add(tokens_ns, tpot_ns)
+
+    def extend(self, steps: Sequence[TakenStep]) -> None:
+        """Samples of some steps, as `add` takes those of each."""
+        times_ns = [each.record.tokens_ns for each in steps]
+        self.step.extend(
+            times_ns,
+            [each.record.tokens_ns - each.record.schedule_start_ns for each in steps],
+            [1] * len(steps),
+        )
+        gaps = [
+            (now_ns, gap_ns, weight)
+            for now_ns, each in zip(times_ns, steps, strict=True)
+            for gap_ns, weight in each.outcome.gaps_ns.items()
+        ]
+        if gaps:
+            self.itl.extend(*zip(*gaps, strict=True))
+        for now_ns, each in zip(times_ns, steps, strict=True):
+            for _, ttft_ns in each.outcome.ttft_ns:
+                self.ttft.add(now_ns, ttft_ns)
+            for _, tpot_ns in each.outcome.tpot_ns:
+                self.tpot.add(now_ns, tpot_ns)
 
     def of(self, kind: LatencyKind) -> Samples:
         return {"ttft": self.ttft, "itl": self.itl, "tpot": self.tpot, "step": self.step}[kind]

@@ -7,7 +7,7 @@ and not a sort of all of them, and is exact all the same.
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 BLOCK_SAMPLES = 1024
@@ -105,6 +105,26 @@ class Samples:
             self._blocks[end // BLOCK_SAMPLES - 1] = Block(
                 self._values[-BLOCK_SAMPLES:], self._weights[-BLOCK_SAMPLES:]
             )
+
+    def extend(
+        self, times_ns: Sequence[int], values_ns: Sequence[int], weights: Sequence[int]
+    ) -> None:
+        """Append some at once, as `add` does one after another."""
+        times = self._times
+        begin = self._num_forgotten + len(times)
+        since_ns = times[-1] if times else min(times_ns, default=0)
+        times.extend(list(accumulate(times_ns, max, initial=since_ns))[1:])
+        try:
+            values = array("q", values_ns)
+        except OverflowError:
+            values = array("q", map(bounded, values_ns))
+        self._values.extend(values)
+        self._weights.extend(weights)
+        end = self._num_forgotten + len(times)
+        first = max(begin // BLOCK_SAMPLES, self._first_block)
+        for number in range(first, end // BLOCK_SAMPLES):
+            place = number * BLOCK_SAMPLES - self._num_forgotten
+            self._blocks[number] = self._sorted(place, place + BLOCK_SAMPLES)
 
     def forget_before(self, time_ns: int) -> None:
         num_old = bisect_left(self._times, time_ns)

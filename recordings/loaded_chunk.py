@@ -8,7 +8,13 @@ import msgspec
 
 from stepscope.engine import wire
 from stepscope.engine.wire import Snapshot, StepRecord
-from stepscope.recordings.mcap_chunk import RawMessage, channels, message_at, message_places
+from stepscope.recordings.mcap_chunk import (
+    RawMessage,
+    bodies_at,
+    channels,
+    message_at,
+    message_places,
+)
 from stepscope.recordings.mcap_index import PACKED_STEP, TOPICS
 from stepscope.recordings.packed_steps import StepUnpacker
 
@@ -67,6 +73,10 @@ class Frames(Sequence[Frame]):
         _, sequence, log_ns, payload = message_at(self._records, self._begins[place])
         return Frame(self.topics[place], sequence, log_ns, payload)
 
+    def bodies(self, first: int, last: int) -> list[tuple[int, bytes]]:
+        """Sequence and payload of those from one place to before another."""
+        return bodies_at(self._records, self._begins[first:last])
+
 
 class LoadedChunk:
     """A sequence of frames. Reading on from the frame that was read last costs least.
@@ -79,24 +89,19 @@ class LoadedChunk:
     def __init__(self, records: bytes) -> None:
         topics = dict(enumerate(TOPICS, start=1)) | channels(records)
         names = {number: topic.encode() for number, topic in topics.items() if topic in TOPICS}
-        self._packed: set[int] = set()
-        self.step_places: list[int] = []
-        self._records = records
         begins, channel_ids = message_places(records)
-        known, known_topics = array("I"), list[bytes]()
-        for begin, channel_id in zip(begins, channel_ids, strict=True):
-            topic = names.get(channel_id)
-            if topic is None:
-                continue  # of a later version
-            if topic in (_PACKED, STEP):
-                place = len(known)
-                self.step_places.append(place)
-                if topic == _PACKED:
-                    self._packed.add(place)
-                    topic = STEP
-            known.append(begin)
-            known_topics.append(topic)
-        self.frames = Frames(records, known, known_topics)
+        if not names.keys() >= set(channel_ids):  # of a later version
+            known = [place for place, each in enumerate(channel_ids) if each in names]
+            begins = array("I", [begins[place] for place in known])
+            channel_ids = array("H", [channel_ids[place] for place in known])
+        packed_ids = {number for number, topic in names.items() if topic == _PACKED}
+        names |= dict.fromkeys(packed_ids, STEP)
+        step_ids = {number for number, topic in names.items() if topic == STEP}
+        places = list(enumerate(channel_ids))
+        self._packed = {place for place, each in places if each in packed_ids}
+        self.step_places = [place for place, each in places if each in step_ids]
+        self.frames = Frames(records, begins, [names[each] for each in channel_ids])
+        self._records = records
         self._unpacker = StepUnpacker()
         self._unpacked = 0  # the unpacker knows the steps before this frame
 
@@ -115,6 +120,13 @@ class LoadedChunk:
 
     def is_packed(self, place: int) -> bool:
         return place in self._packed
+
+    def end_of_run(self, place: int, last: int) -> int:
+        """Where the packed steps end that begin at a place, before `last` or there."""
+        packed = self._packed
+        while place < last and place in packed:
+            place += 1
+        return place
 
     def frame(self, place: int) -> Frame | None:
         """The frame as it was received; None when it cannot be had, which a sound file has not."""

@@ -3,7 +3,7 @@
 import struct
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO, NamedTuple
 
 import zstandard
@@ -18,6 +18,7 @@ _PIECE_BYTES = 1024  # compressed: how near to the damage one gets
 
 _MESSAGE = struct.Struct("<HIQQ")  # channel id, sequence, log time, publish time
 _MESSAGE_HEAD = struct.Struct("<BQH")  # opcode, length, channel id
+_NUMBERED = struct.Struct("<BQHI")  # the same, and the sequence
 _MESSAGE_OPCODE = int(Opcode.MESSAGE)
 _CHANNEL = struct.Struct("<HHI")  # id, schema id, length of the topic
 
@@ -161,6 +162,16 @@ def message_at(records: bytes, begin: int) -> RawMessage:
     """The message that begins there."""
     _, length = RECORD.unpack_from(records, begin)
     return _message(records, begin, length)
+
+
+def bodies_at(records: bytes, begins: Iterable[int]) -> list[tuple[int, bytes]]:
+    """Sequence and payload of the messages that begin there."""
+    head, skipped = _NUMBERED.unpack_from, RECORD.size + _MESSAGE.size
+    found = []
+    for begin in begins:
+        _, length, _, sequence = head(records, begin)
+        found.append((sequence, records[begin + skipped : begin + RECORD.size + length]))
+    return found
 
 
 def _message(records: bytes, begin: int, length: int) -> RawMessage:

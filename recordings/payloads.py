@@ -70,16 +70,17 @@ class OpenPayloads:
     def append(self, payload: bytes) -> None:
         self._payloads.append(payload)
 
-    def append_packed(self, payload: bytes, before: list[BatchRow] | None) -> None:
-        """Add a packed step.
+    def extend_packed(self, payloads: list[bytes], before: list[BatchRow] | None) -> None:
+        """Add packed steps.
 
         Args:
-            before: the batch of the step before it, if that is not among the messages.
+            before: the batch of the step before the first, if that is not among the messages.
         """
         if before is not None:
             self._before = before
-        self._packed.add(len(self._payloads))
-        self._payloads.append(payload)
+        begin = len(self._payloads)
+        self._packed.update(range(begin, begin + len(payloads)))
+        self._payloads += payloads
 
     def all(self, step_places: Collection[int]) -> list[bytes]:
         """As they came from the engine.

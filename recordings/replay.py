@@ -7,6 +7,7 @@ steps only, which is there at once, then one that reaches as far back as the win
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -25,7 +26,6 @@ _TICK_S = 0.02
 _BREATH_S = 0.08
 _FIRST_BREATH_S = 0.5
 # Reaching back lets whoever draws have the interpreter every millisecond or two.
-_FRAMES_AT_ONCE = 40
 _YIELD_S = 0.001
 
 
@@ -39,6 +39,10 @@ class ReplaySource:
         history: to fill, a new one by default.
         speed: seconds of the recording in a second, clamped to 0.1..64.
         playing: whether it plays from the start, or stands at the first step.
+
+    Attributes:
+        on_found: called on its thread as soon as what was sought is shown; it must not wait, and
+            not raise.
     """
 
     is_live = False
@@ -56,6 +60,7 @@ class ReplaySource:
         self.history = history if history is not None else History()
         self.history.known_since_ns = recording.known_since_ns
         self.tap = FrameTap()
+        self.on_found: Callable[[], None] | None = None
         self._wake = threading.Condition()
         self._speed = _clamped(speed)
         self._playing = playing
@@ -161,8 +166,11 @@ class ReplaySource:
                 if self._stopping:
                     return
                 wanted, skips = self._wanted, self._skips
+                has_sought = self._is_seeking
                 self._is_seeking = wanted is not None or skips != 0
                 self._wanted, self._skips = None, 0
+                if has_sought and not self._is_seeking and self.on_found is not None:
+                    self.on_found()
                 is_short = self._is_short and not self._is_seeking
                 if is_short and self._wake.wait(self._breath_s):
                     continue
@@ -262,7 +270,7 @@ class ReplaySource:
                 self._is_short = True  # maybe: it is looked at when nothing else is to be done
                 return
         begin = recording.find_step(step - num_steps) or Position(0, 0)
-        fresh = excerpt(recording, history, begin, target, lambda _: not self._is_interrupted())
+        fresh = excerpt(recording, history, begin, target, lambda: not self._is_interrupted())
         if fresh is None:
             return  # what is shown stays as it was
         self._show(fresh, is_short=begin > Position(0, 0))
@@ -292,10 +300,9 @@ class ReplaySource:
         else:
             self._show(fresh, is_short=is_short)
 
-    def _gives_way(self, number: int) -> bool:
-        """Between two messages that are reached back for; whether to go on."""
-        if number % _FRAMES_AT_ONCE == 0:
-            time.sleep(_YIELD_S)
+    def _gives_way(self) -> bool:
+        """While one reaches back; whether to go on."""
+        time.sleep(_YIELD_S)
         return not self._is_wanted_elsewhere()
 
     def _is_wanted_elsewhere(self) -> bool:

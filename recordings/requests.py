@@ -25,6 +25,7 @@ from stepscope.recordings.outcome import Outcome
 
 KEEP_FINISHED_STEPS = 256  # a finished request stays in view for so many steps
 
+_OF_KNOWN = (Admitted, FirstToken, Finished, Preempted, Aborted)
 _DECODE = int(Phase.DECODE)
 _RECOMPUTE = int(Phase.RECOMPUTE)
 _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
@@ -132,7 +133,7 @@ class RequestTable:
             if known is None or known.is_partial:
                 self.views[event.request_id] = _arrived(event, known)
             return
-        if not isinstance(event, Admitted | FirstToken | Finished | Preempted | Aborted):
+        if not isinstance(event, _OF_KNOWN):
             return  # a rejected request never was one
         known = self.views.get(event.request_id)
         if known is not None and known.status == "finished":

@@ -111,38 +111,49 @@ class StepRing:
     @property
     def is_full(self) -> bool:
         """The next message begins a segment: the state before it is needed."""
-        newest = self.segments[-1]
-        return len(newest.steps) >= SEGMENT_STEPS or len(newest.payloads) >= SEGMENT_MESSAGES
+        return not self.room
 
-    def append(
-        self,
-        payload: bytes,
-        step: int | None,
-        before: SessionState,
-        rows: Callable[[], list[BatchRow]] | None = None,
-    ) -> bool:
+    @property
+    def room(self) -> int:
+        """Steps that the newest segment still takes."""
+        newest = self.segments[-1]
+        return min(SEGMENT_STEPS - len(newest.steps), SEGMENT_MESSAGES - len(newest.payloads))
+
+    def append(self, payload: bytes, step: int | None, before: SessionState) -> bool:
         """Keep a message; True when an old segment was given up for it.
 
         Args:
             step: of a step record, None for any other message.
             before: the state before this message.
-            rows: gives the batch of the step before, for a step that is packed.
         """
-        segment = self._begin(before) if self.is_full else self.segments[-1]
-        payloads = segment.payloads
-        assert isinstance(payloads, OpenPayloads)  # the newest one has not ended
+        segment, payloads = self._open(before)
         if step is not None:
             segment.steps.append(step)
             segment.step_places.append(len(payloads))
             self.num_steps += 1
-        if rows is None:
-            payloads.append(payload)
-        else:
-            payloads.append_packed(payload, rows() if len(segment.steps) == 1 else None)
-        num_bytes = len(payload) + _PAYLOAD_OVERHEAD
-        segment.num_bytes += num_bytes
-        self.num_bytes += num_bytes
-        return self._evict()
+        payloads.append(payload)
+        return self._count(segment, len(payload) + _PAYLOAD_OVERHEAD)
+
+    def extend_packed(
+        self,
+        payloads: list[bytes],
+        steps: list[int],
+        before: SessionState,
+        rows: Callable[[], list[BatchRow]],
+    ) -> bool:
+        """Keep packed steps, for which there is room in one segment; like `append`.
+
+        Args:
+            before: the state before the first of them.
+            rows: gives the batch of the step before that.
+        """
+        segment, opened = self._open(before)
+        begin, is_first = len(opened), not segment.steps
+        segment.steps.extend(steps)
+        segment.step_places.extend(range(begin, begin + len(steps)))
+        self.num_steps += len(steps)
+        opened.extend_packed(payloads, rows() if is_first else None)
+        return self._count(segment, sum(map(len, payloads)) + _PAYLOAD_OVERHEAD * len(payloads))
 
     def locate(self, step: int) -> tuple[Segment, int] | None:
         """Segment and place of the last record whose step is not after `step`."""
@@ -208,6 +219,17 @@ class StepRing:
     def state_after(self, segment: Segment, place: int) -> SessionState:
         """The state after the message at `place` of a segment."""
         return replayed(segment.keyframe.restore(), self.payloads(segment, 0, place + 1))
+
+    def _open(self, before: SessionState) -> tuple[Segment, OpenPayloads]:
+        """The segment that the next message goes to."""
+        segment = self._begin(before) if self.is_full else self.segments[-1]
+        assert isinstance(segment.payloads, OpenPayloads)  # the newest one has not ended
+        return segment, segment.payloads
+
+    def _count(self, segment: Segment, num_bytes: int) -> bool:
+        segment.num_bytes += num_bytes
+        self.num_bytes += num_bytes
+        return self._evict()
 
     def _begin(self, state: SessionState) -> Segment:
         number = self.end_number if self.segments else 0

@@ -48,15 +48,18 @@ def forwarded(recording: Recording, end: Position) -> tuple[FastForward, int]:
     sequence = snapshot.sequence
     for number in range(start.chunk, min(end.chunk + 1, recording.num_chunks)):
         chunk = recording.chunk(number)
-        first = start.message if number == start.chunk else 0
+        place = start.message if number == start.chunk else 0
         last = min(end.message, len(chunk)) if number == end.chunk else len(chunk)
-        for place in range(first, last):
-            frame = chunk.frames[place]
-            if chunk.is_packed(place):
-                forward.take_packed(frame.payload)
-            else:
+        while place < last:
+            run_end = chunk.end_of_run(place, last)
+            for lower, payload in chunk.frames.bodies(place, run_end):
+                forward.take_packed(payload)
+                sequence = whole_sequence(lower, sequence)
+            if run_end < last:
+                frame = chunk.frames[run_end]
                 forward.take(frame.payload)
-            sequence = whole_sequence(frame.sequence, sequence)
+                sequence = whole_sequence(frame.sequence, sequence)
+            place = run_end + 1
     return forward, sequence
 
 

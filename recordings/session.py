@@ -33,6 +33,8 @@ from stepscope.recordings.requests import RequestTable
 
 MAX_AUDIT = 20
 
+_ENDS = (Finished, FirstToken)
+
 
 @dataclass(slots=True)
 class SessionState:
@@ -190,11 +192,11 @@ class SessionState:
         ends: list[RequestEvent] = []
         for event in record.events:
             # These come of the tokens that the rows below compute.
-            if isinstance(event, Finished | FirstToken):
+            if isinstance(event, _ENDS):
                 ends.append(event)
             else:
                 table.take_event(event, record.step, record.schedule_start_ns, outcome)
-        if rows is not None:
+        if rows:
             table.take_rows(rows, record.tokens_ns, outcome)
         for event in ends:
             table.take_event(event, record.step, record.tokens_ns, outcome)
@@ -204,7 +206,7 @@ class SessionState:
         self.waiting_reasons = record.waiting_reasons
         self.kv = record.kv
         self.num_dropped = record.num_dropped
-        self.table.forget_finished(record.step)
+        table.forget_finished(record.step)
         return outcome
 
     def _apply_moves(self, message: StepRecord | EngineStatus, *, is_start: bool) -> None:

@@ -6,6 +6,7 @@ oldest of all of them together when the ring gives up a segment.
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 
 from stepscope.engine.wire import (
     Audited,
@@ -22,13 +23,15 @@ from stepscope.recordings.clocks import WallClock
 from stepscope.recordings.columns import Span, StepColumns, StepSummary
 from stepscope.recordings.event_notes import EventNotes
 from stepscope.recordings.events import EventLog, Gap, SessionEvent
-from stepscope.recordings.fast_forward import FastForward, PackedRecord
+from stepscope.recordings.fast_forward import FastForward
 from stepscope.recordings.lanes import LaneBoard
 from stepscope.recordings.latency import SLO, Latencies
 from stepscope.recordings.outcome import Outcome
+from stepscope.recordings.packed_record import PackedStep
 from stepscope.recordings.pauses import Pauses, leave_out_begun, leave_out_pauses
-from stepscope.recordings.ring import StepRing
+from stepscope.recordings.ring import SEGMENT_STEPS, StepRing
 from stepscope.recordings.session import SessionState
+from stepscope.recordings.taken_step import TakenStep
 
 
 class Timeline:
@@ -110,27 +113,38 @@ class Timeline:
         if isinstance(message, EngineInfo | Snapshot) and state.info is not None:
             self.wall_clock.take(state.info)
 
-    def take_ahead(
-        self, sequence: int, record: PackedRecord, payload: bytes, forward: FastForward
-    ) -> None:
-        """The next step, as it lies in a file: `forward` has brought `state` up to here.
+    def take_run(self, run: Sequence[PackedStep], forward: FastForward) -> None:
+        """The next steps, as they lie in a file: `forward` has brought `state` up to here.
 
         Raises:
-            ValueError: it does not fit the steps before it; this timeline is of no use any more.
+            ValueError: one does not fit those before it; this timeline is of no use any more.
         """
-        self.last_sequence = sequence
         is_first = not self.columns.steps
-        if self.ring.is_full or is_first:
-            forward.settle()
-        if self.ring.append(payload, record.step, self.state, forward.rows):
-            self._forget_old()
-        if is_first:
-            self.lanes = LaneBoard(self.state, record.step)
-        if forward.lanes is not self.lanes:
-            forward.draw(self.lanes)
-        outcome = forward.advance(record)
-        self._note_pause(record)
-        self._add_step(sequence, record, outcome, forward.num_rows)
+        begin = 0
+        while begin < len(run):
+            if self.ring.is_full or is_first:
+                forward.settle()
+            if is_first:
+                self.lanes = LaneBoard(self.state, run[0].record.step)
+                is_first = False
+            if forward.lanes is not self.lanes:
+                forward.draw(self.lanes)
+            part = run[begin : begin + (self.ring.room or SEGMENT_STEPS)]
+            begin += len(part)
+            payloads, steps = [each.payload for each in part], [each.record.step for each in part]
+            has_forgotten = self.ring.extend_packed(payloads, steps, self.state, forward.rows)
+            taken = []
+            for sequence, record, _ in part:
+                outcome = forward.advance(record)
+                if self.pauses.has_any:
+                    self._note_pause(record)
+                self._note_step(record, outcome)
+                taken.append(TakenStep(sequence, record, outcome, forward.num_rows))
+            self.columns.extend(taken)
+            self.latencies.extend(taken)
+            self.last_sequence = taken[-1].sequence
+            if has_forgotten:
+                self._forget_old()
 
     def pass_over(self, sequence: int, message: Telemetry) -> None:
         """The next message, of which nothing is kept but that it came."""
@@ -251,19 +265,24 @@ class Timeline:
     def _add_step(
         self, sequence: int, record: StepRecord, outcome: Outcome, num_rows: int | None
     ) -> None:
+        self._note_step(record, outcome)
+        self.columns.append(sequence, record, outcome, num_rows)
+        self.latencies.add(record.tokens_ns, record.tokens_ns - record.schedule_start_ns, outcome)
+
+    def _note_step(self, record: StepRecord, outcome: Outcome) -> None:
+        """What a step brought, all but figures; what is no latency is taken out of `outcome`."""
         step, now_ns = record.step, record.tokens_ns
-        self._end_gaps(step)
+        if self.gaps:
+            self._end_gaps(step)
         if self.known_since_ns:
             leave_out_begun(outcome, self.state, now_ns, self.known_since_ns)
-        leave_out_pauses(outcome, self.pauses, self.state, now_ns)
-        self.columns.append(sequence, record, outcome, num_rows)
-        self.latencies.add(now_ns, now_ns - record.schedule_start_ns, outcome)
+        if self.pauses.has_any:
+            leave_out_pauses(outcome, self.pauses, self.state, now_ns)
         if record.events:
             self._notes.requests(record, self.state, step)
-        worst_ns = outcome.max_gap_ns
-        if worst_ns is not None and worst_ns > self.slo.itl_ms * 1e6:
+        if outcome.gaps_ns and (worst_ns := max(outcome.gaps_ns)) > self.slo.itl_ms * 1e6:
             self._stall_steps.append(step)
-            request_id = outcome.max_gap_request_id
+            request_id = outcome.gap_request_ids[worst_ns]
             self._notes.breach(self.slo, step, now_ns, "ITL", worst_ns, request_id)
         for request_id, ttft_ns in outcome.ttft_ns:
             if ttft_ns > self.slo.ttft_ms * 1e6:

@@ -9,9 +9,7 @@ import msgspec
 import pytest
 
 from stepscope.engine import wire
-from stepscope.engine.config import Knobs
-from stepscope.engine.simulated import SimulatedWorkload, simulate
-from stepscope.engine.wire import Arrived, BatchRow, Snapshot, StepRecord, Telemetry
+from stepscope.engine.wire import Arrived, BatchRow, StepRecord
 from stepscope.recordings.excerpt import excerpt, windows
 from stepscope.recordings.explained import explain_recording
 from stepscope.recordings.fast_forward import FastForward
@@ -23,37 +21,14 @@ from stepscope.recordings.reader import Position, Recording
 from stepscope.recordings.replay import ReplaySource
 from stepscope.recordings.seek import WINDOW_STEPS, state_at, window_start
 from stepscope.recordings.session import SessionState
-from stepscope.recordings.writer import RecordingWriter
+from tests.seek_sessions import assert_the_same, busy, one_by_one, record
 
 NUM_STEPS = 3_000
 
 
-def busy(seed: int, num_steps: int) -> list[Telemetry]:
-    """A session with everything: chunks, prefix hits, preemptions, changed knobs."""
-    told = simulate(
-        seed=seed,
-        num_steps=num_steps,
-        num_blocks=200,
-        max_model_len=2048,
-        knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
-        changes={num_steps // 2: {"max_num_batched_tokens": 128}},
-        workload=SimulatedWorkload(
-            rate=14.0, document_share=0.1, document_tokens=1500, output_tokens=90
-        ),
-    )
-    return [message for _, message in told]
-
-
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("seek") / "long.mcap"
-    writer = RecordingWriter(path)
-    writer.start()
-    for sequence, message in enumerate(busy(2, NUM_STEPS)):
-        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
-    writer.close()
-    assert writer.error is None
-    return path
+    return record(tmp_path_factory.mktemp("seek") / "long.mcap", enumerate(busy(2, NUM_STEPS)))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -137,44 +112,6 @@ def test_the_state_at_a_position_is_that_of_all_messages_before_it(recorded: Pat
         assert first.info == recording.info
 
 
-def one_by_one(recording: Recording, begin: Position, end: Position) -> History:
-    history = History()
-    state, sequence = state_at(recording, begin)
-    history.begin(state.copy(), sequence)
-    for frame, after in recording.frames(begin, sequence):
-        if after > end:
-            break
-        history.append(frame.sequence, frame.payload)
-    return history
-
-
-def assert_the_same(history: History, expected: History) -> None:
-    """All that a screen may show of them."""
-    first, last = expected.first_step, expected.last_step
-    assert first is not None
-    assert last is not None
-    assert (history.first_step, history.last_step) == (first, last)
-    assert (history.state, history.last_sequence) == (expected.state, expected.last_sequence)
-    assert history.record(last) == expected.record(last)  # before any is unpacked
-    assert history.summaries(first, last) == expected.summaries(first, last)
-    assert history.lanes(first - 3, last + 3) == expected.lanes(first - 3, last + 3)
-    assert history.latency(None, None) == expected.latency(None, None)
-    for kind in ("itl", "ttft", "tpot", "step"):
-        samples = [each.windows.samples(kind, None, None) for each in (history, expected)]
-        assert list(samples[0]) == list(samples[1]), kind
-    assert history.rates(None, None) == expected.rates(None, None)
-    assert history.events(limit=10**6) == expected.events(limit=10**6)
-    for name in ("knob_changes", "marks", "gaps", "num_lost", "needs_snapshot", "info"):
-        assert getattr(history, name) == getattr(expected, name), name
-    assert history.last_stall() == expected.last_stall()
-    for step in {*range(first, last + 1, 61), first, last}:
-        assert history.state_at(step) == expected.state_at(step)
-        assert history.record(step) == expected.record(step)
-    followers = [each.follow() for each in (history, expected)]
-    assert followers[0].state == followers[1].state
-    assert [*followers[0].read(10**6)] == [*followers[1].read(10**6)]
-
-
 @pytest.mark.parametrize("num_steps", [1, 150, 700])
 def test_a_stretch_is_the_same_as_if_every_message_had_been_looked_at(
     recorded: Path, num_steps: int
@@ -186,7 +123,7 @@ def test_a_stretch_is_the_same_as_if_every_message_had_been_looked_at(
             begin, end = recording.find_step(step - num_steps), recording.find_step(step)
             assert begin is not None
             assert end is not None
-            found = excerpt(recording, History(), begin, end, lambda _: True)
+            found = excerpt(recording, History(), begin, end, lambda: True)
             assert found is not None
             expected = one_by_one(recording, begin, end)
             assert found.num_steps == num_steps
@@ -210,7 +147,7 @@ def test_the_windows_are_the_same_as_if_every_message_had_been_looked_at(recorde
         for step, shown in ((NUM_STEPS - 1, 118), (NUM_STEPS - 700, 2_000), (900, 118)):
             end = recording.find_step(step)
             assert end is not None
-            found = windows(recording, History(), step, shown, end, lambda _: True)
+            found = windows(recording, History(), step, shown, end, lambda: True)
             assert found is not None
             expected = History()
             snapshot, begin = window_start(recording, step, shown)
@@ -221,7 +158,7 @@ def test_the_windows_are_the_same_as_if_every_message_had_been_looked_at(recorde
                 expected.append(frame.sequence, frame.payload)
             assert_the_same(found, expected)
             # What is there already is not read once more.
-            assert windows(recording, found, step, shown, end, lambda _: True) is None
+            assert windows(recording, found, step, shown, end, lambda: True) is None
 
 
 def test_waits_that_began_before_the_file_are_in_no_figure_as_they_are_in_no_explanation(
@@ -237,14 +174,8 @@ def test_waits_that_began_before_the_file_are_in_no_figure_as_they_are_in_no_exp
     live = [view for view in snapshot.requests if view.status != "finished"]
     assert any(view.first_token_ns is None for view in live)
     assert any(view.first_token_ns is not None for view in live)
-    path = tmp_path / "joined.mcap"
-    writer = RecordingWriter(path)
-    writer.start()
-    writer.on_frame(wire.TOPICS[Snapshot], joined - 1, wire.encode(snapshot))
-    for sequence, message in enumerate(messages[joined:], start=joined):
-        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
-    writer.close()
-    with Recording(path) as recording:
+    told = enumerate([snapshot, *messages[joined:]], start=joined - 1)
+    with Recording(record(tmp_path / "joined.mcap", told)) as recording:
         explained = explain_recording(recording)
         source = ReplaySource(recording, playing=False)
         source.start()
@@ -278,6 +209,9 @@ class Broken(list[Frame]):
         super().__init__(frames)
         self.topics = topics
 
+    def bodies(self, first: int, last: int) -> list[tuple[int, bytes]]:
+        return [(frame.sequence, frame.payload) for frame in self[first:last]]
+
 
 def test_a_step_that_does_not_fit_the_one_before_it_is_passed_over(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
@@ -295,7 +229,7 @@ def test_a_step_that_does_not_fit_the_one_before_it_is_passed_over(
         frames = list(chunk.frames)
         frames[bad] = frames[bad]._replace(payload=msgspec.msgpack.encode(message))
         monkeypatch.setattr(chunk, "frames", Broken(frames, chunk.frames.topics))
-        found = excerpt(recording, History(), begin, end, lambda _: True)
+        found = excerpt(recording, History(), begin, end, lambda: True)
         assert found is not None
         assert recording.truncated
         assert found.last_step == whole.last_step

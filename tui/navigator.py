@@ -30,6 +30,7 @@ class Replay(Protocol):
     """What a replay can do that a live source cannot."""
 
     recording: Extent
+    on_found: Callable[[], None] | None  # called on its thread once what was sought is shown
 
     @property
     def speed(self) -> float: ...

@@ -138,7 +138,7 @@ def by_every_message(recording: Recording, begin: Position, end: Position) -> No
         history.append(frame.sequence, frame.payload)
 
 
-def _go_on(_: int) -> bool:
+def _go_on() -> bool:
     return True
 
 

@@ -50,3 +50,14 @@ def write(screen: Screen[None], lines: Sequence[Placed]) -> None:
     """To the terminal, as one picture."""
     if lines:
         screen.app._display(screen, ChangedLines(lines))
+
+
+def is_stale(screen: Screen[None]) -> bool:
+    """Whether Textual is about to write all of a screen, as after something in front of it."""
+    return screen._repaint_required or screen in screen._dirty_widgets
+
+
+def write_all(screen: Screen[None]) -> None:
+    """What Textual would come to later, at once."""
+    screen._repaint_required = True
+    screen._on_timer_update()

@@ -20,7 +20,7 @@ from stepscope.tui.notices import Notices
 from stepscope.tui.operator import Operator
 from stepscope.tui.screens import mouse, status
 from stepscope.tui.screens.canvas import Canvas
-from stepscope.tui.screens.changed_lines import may_write, write
+from stepscope.tui.screens.changed_lines import is_stale, may_write, write, write_all
 from stepscope.tui.screens.failures import Failures
 from stepscope.tui.screens.scene import Scene
 from stepscope.tui.screens.seeking import Seeking
@@ -67,6 +67,7 @@ class MainScreen(Screen[None]):
         self.scene = Scene(session, self.view, self.canvas)
         self._timer: Timer | None = None
         self._seeking = Seeking(self, self._replay, session.clock)
+        self._is_put_off = False  # all of it is to be written with the next picture
         self._drawn: object = None
         self.is_shown = True  # not that of another engine
         self._all_drawn_s = 0.0
@@ -194,10 +195,19 @@ class MainScreen(Screen[None]):
         if not may_write(self):
             self.canvas.refresh_changed()
             return
+        lines = self.canvas.changed(self._compositor.visible_widgets)
+        if self._is_put_off or is_stale(self):
+            self._is_put_off = False
+            write_all(self)  # these lines among them
+            return
         with self.meter.writing():
-            write(self, self.canvas.changed(self._compositor.visible_widgets))
+            write(self, lines)
 
     def _compositor_refresh(self) -> None:
+        if self._seeking.is_about_to_end and may_write(self):
+            self._is_put_off = True  # the picture that is sought is written instead
+            self._dirty_widgets.clear()
+            return
         with self.meter.writing():
             super()._compositor_refresh()
 

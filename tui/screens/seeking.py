@@ -1,16 +1,14 @@
 """`Seeking`: while a replay seeks, the picture waits for what it finds."""
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-
-from textual.timer import Timer
 
 from stepscope.tui.navigator import Replay
 
 if TYPE_CHECKING:
     from stepscope.tui.screens.main import MainScreen
 
-_FOUND_S = 0.005  # between two looks whether it has found its step
 _PATIENCE_S = 0.1  # the picture stands still for what is about to be found
 
 
@@ -28,25 +26,30 @@ class Seeking:
         self._screen = screen
         self._replay = replay
         self._clock = clock
-        self._timer: Timer | None = None
-        self._since_s = 0.0
+        self._since_s: float | None = None  # None: nothing is sought
 
     def has_begun(self) -> bool:
         """Whether the replay seeks; if so, the screen is drawn when it has found its step."""
-        if self._replay is None or not self._replay.is_seeking:
-            return False
-        if self._timer is None:
-            self._since_s = self._clock()
-            self._timer = self._screen.set_interval(_FOUND_S, self._look)
-        return True
+        if self._since_s is None and self._replay is not None and self._seeks():
+            self._replay.on_found = self._found
+            if self._seeks():  # still: it may have found it before it was asked to tell
+                self._since_s = self._clock()
+        return self._since_s is not None and self._seeks()
 
     @property
     def is_about_to_end(self) -> bool:
         """A picture of where the replay was would only hold up the one that is wanted."""
-        return self._timer is not None and self._clock() - self._since_s < _PATIENCE_S
+        return self._since_s is not None and self._clock() - self._since_s < _PATIENCE_S
+
+    def _found(self) -> None:
+        """On the thread of the replay."""
+        with contextlib.suppress(RuntimeError):  # the dashboard has just ended
+            self._screen.call_later(self._look)
 
     def _look(self) -> None:
-        if self._timer is not None and not (self._replay and self._replay.is_seeking):
-            self._timer.stop()
-            self._timer = None
+        if self._since_s is not None and not self._seeks():
+            self._since_s = None
             self._screen.draw()
+
+    def _seeks(self) -> bool:
+        return self._replay is not None and self._replay.is_seeking

@@ -1,8 +1,9 @@
 """The KV map: every block by state, in the order of block ids."""
 
+import re
 from array import array
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, product, starmap
 
 from stepscope.engine.wire import CACHED, EMPTY
 from stepscope.recordings.session import request_name
@@ -21,6 +22,7 @@ from stepscope.tui.widgets.lines import Line, Run, clean, framed
 _NAMES = ("free", "cached", "used", "shared")
 _OWNERS_WIDTH = 26
 _MAX_SAMPLED = 16_384  # blocks looked at one by one
+_FEW = 3  # blocks
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
@@ -103,29 +105,38 @@ def block_states(owner: "array[int]", refs: "array[int]") -> bytes:
 
 def merged(states: bytes, num_cells: int) -> bytes:
     """The most frequent state of each group, the more precious one of two equals."""
-    size, most = len(states), _most
-    ends = [size * cell // max(1, num_cells) for cell in range(num_cells + 1)]
-    return bytes([most(states[begin:end]) for begin, end in pairwise(ends)])
+    most = _of_few if len(states) <= _FEW * num_cells else _of_many
+    return bytes([most(states[group]) for group in _groups(len(states), num_cells)])
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=4)
+def _groups(num_states: int, num_cells: int) -> list[slice]:
+    ends = [num_states * cell // max(1, num_cells) for cell in range(num_cells + 1)]
+    return list(starmap(slice, pairwise(ends)))
+
+
 def _most(states: bytes) -> int:
     return max(range(KV_SHARED, -1, -1), key=states.count)
 
 
+_of_many = lru_cache(maxsize=8192)(_most)
+# A table is asked in a third of the time; there are not many groups of a few.
+_of_few = {
+    bytes(states): _most(bytes(states))
+    for size in range(_FEW + 1)
+    for states in product(range(KV_SHARED + 1), repeat=size)
+}.__getitem__
+
+
 _TO_GLYPHS = dict(enumerate(KV_GLYPHS))
+_STYLE_OF = dict(zip(KV_GLYPHS, KV_STYLES, strict=True))
+_SAME = re.compile(r"((.)\2*)")
 
 
 def state_runs(cells: bytes) -> Line:
     """Cells of states as a line."""
-    runs: list[Run] = []
     text = cells.decode("latin-1").translate(_TO_GLYPHS)
-    begin = 0
-    for x in range(1, len(cells) + 1):
-        if x == len(cells) or cells[x] != cells[begin]:
-            runs.append((text[begin:x], KV_STYLES[cells[begin]]))
-            begin = x
-    return tuple(runs)
+    return tuple([(run, _STYLE_OF[glyph]) for run, glyph in _SAME.findall(text)])
 
 
 def _owners(frame: Frame, rows: int) -> list[Line]:
