@@ -113,7 +113,7 @@ def load(found: Comparison) -> str | None:
     if told is None:
         return None
     if found.load.is_chance:
-        return f"other work, maybe by chance; what differs more counts: {told}"
+        return f"other work, maybe by chance; only larger differences count: {told}"
     if any(figure.kind is not None for figure in (*found.better("a"), *found.better("b"))):
         return f"other work; judged by like waits, and if better with more to do: {told}"
     return f"other work; judged by like waits alone: {told}"

@@ -17,7 +17,7 @@ _RANKS: tuple[tuple[int | None, str], ...] = (
     (100, "max"),
     (None, "in SLO"),
 )
-_LIKE = {DECODE_ONLY: "decode", BESIDE_PREFILL: "beside"}
+_LIKE = {DECODE_ONLY: "├decode", BESIDE_PREFILL: "└beside"}
 _BY_NEED = (99, 50, 100, None, 95)  # what is left out first where there is no room: the last
 MARKS: dict[Verdict, tuple[str, str]] = {
     "a": ("A", "caution"),
@@ -46,7 +46,7 @@ def matrix(found: Comparison, width: int, *, with_like: bool) -> list[Line]:
     """A line for each kind of latency, a block for each percentile as far as they fit.
 
     Args:
-        with_like: below them waits for a token among others that were spent on as much.
+        with_like: below ITL its parts, without and beside a prefill, where as many decode.
     """
     num = max(1, (width - _LABEL) // _BLOCK)
     kept = set(_BY_NEED[:num])
@@ -55,18 +55,18 @@ def matrix(found: Comparison, width: int, *, with_like: bool) -> list[Line]:
     for _, name in ranks:
         head += [("│", "frame"), (f"{name:^{_BLOCK - 1}}", "muted")]
     lines: list[Line] = [tuple(head)]
-    rows = [
-        (label.removesuffix(" time"), [figure for figure in found.figures if figure.kind == kind])
-        for kind, label in KINDS.items()
-    ]
-    if with_like:
-        rows += [
-            (label, [figure for figure in found.figures if figure.like == like])
-            for like, label in _LIKE.items()
-        ]
+    rows: list[tuple[str, list[Figure]]] = []
+    for kind, label in KINDS.items():
+        of_kind = [figure for figure in found.figures if figure.kind == kind]
+        rows.append((" " + label.removesuffix(" time"), of_kind))
+        if kind == "itl" and with_like:
+            rows += [
+                (label, [figure for figure in found.figures if figure.like == like])
+                for like, label in _LIKE.items()
+            ]
     for label, of_row in rows:
         figures = {figure.rank: figure for figure in of_row}
-        line: list[Run] = [(f" {label:<{_LABEL - 1}}", "strong")]
+        line: list[Run] = [(f"{label:<{_LABEL}}", "strong")]
         for rank, _ in ranks:
             line += [("│", "frame"), *_block(figures.get(rank))]
         lines.append(tuple(line))
