@@ -90,7 +90,7 @@ async def test_the_samples_tell_their_story_at_a_glance() -> None:
         assert "A better ITL p95 8.0→62.8 ms (7.8x, at least 2.7x), within 50 ms 98." in shown
         assert "max_num_batched_tokens 8192 | 256; enable_chunked_prefill off | on" in shown
         assert "80 late, 63.3 s of waiting: shared a step with a prefill 99.9%" in shown
-        assert "too few  TTFT p50, p95, p99, max (of 19)" in shown
+        assert "chance?  TTFT p50, p95, p99, max (of 19)" in shown
         # Seven freezes of A stand out of the waits, none of B does.
         lines = shown.splitlines()
         top = next(line for line in lines if "837 ms │" in line)

@@ -77,9 +77,11 @@ PAGE_VIEWS: Mapping[Page, PageView] = {
         compare_page.draw,
         compare_page.targets,
         "Two runs, A and B. A figure stands as A→B, then who is better and how many times; = is "
-        "alike, ? too few samples to say: the difference may be chance. Samples of one step count "
-        "as one, and percentiles are compared by how many waits lie beyond a point between both. "
-        "Where both were not given the same to do, nobody is better: ▼ is lower in B, ▲ higher. "
+        "alike, ? a difference that may be chance. 'At least' is the end of an interval that "
+        "holds the true factor 99 times of 100, as far as the run varies in itself. Under ITL "
+        "stand waits without and beside a prefill, in steps that decode as many: these have a "
+        "winner where both were not given the same to do; others only where who had more to do "
+        "was better. Else ▼ is lower in B, ▲ higher. "
         "Below, A grows up and B down from one axis: prefill tokens against each side's own "
         "budget, what happened next to the axis, and the longest wait for a token in a column.",
     ),

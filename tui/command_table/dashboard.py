@@ -178,7 +178,7 @@ def compare(
     """Say which of two runs is better, in what, and why.
 
     On a terminal it opens the dashboard, elsewhere it prints. A ratio is B against A. A difference
-    that may be chance is called 'too few to say'.
+    counts where it is hardly chance, and where it is none of the load.
     """
     from stepscope.tui.commands import compare as command
 

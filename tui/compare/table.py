@@ -35,7 +35,7 @@ def _summary(found: Comparison) -> list[str]:
         words.outcome(found, "b"),
         words.outcome(found, "a"),
         ("requests", words.paired(found)),
-        ("too few", words.unclear(found)),
+        ("chance?", words.unclear(found)),
         ("set", settings or [words.SAME_SETTINGS]),
     )
     for heading, phrases in told:

@@ -17,7 +17,7 @@ VERDICTS: dict[Verdict, str] = {
     "a": "A better",
     "b": "B better",
     "alike": "alike",
-    "unclear": "too few to say",
+    "unclear": "may be chance",
     "differs": "",
     "unknown": "not told",
 }
@@ -191,7 +191,10 @@ def _times(figure: Figure) -> str:
 
 
 def unclear(found: Comparison) -> list[str]:
-    """The latencies of which there are too few, a phrase for each kind."""
+    """What differs and may be chance, a phrase for each kind of latency.
+
+    So many waits count for themselves only where both runs had the same requests.
+    """
     phrases = []
     for kind, label in KINDS.items():
         figures = [f for f in found.figures if f.kind == kind and f.verdict == "unclear"]
@@ -199,7 +202,7 @@ def unclear(found: Comparison) -> list[str]:
             ranks = ", ".join(RANKS[f.rank] if f.rank else "within SLO" for f in figures)
             a, b = figures[0].num_a, figures[0].num_b
             number = f"{a:,}" if a == b else f"{a:,} and {b:,}"
-            phrases.append(f"{label} {ranks} (of {number})")
+            phrases.append(f"{label} {ranks}" + (f" (of {number})" if found.load.is_same else ""))
     others = [f.label for f in found.figures if f.kind is None and f.verdict == "unclear"]
     return phrases + others
 

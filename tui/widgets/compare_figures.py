@@ -28,7 +28,7 @@ MARKS: dict[Verdict, tuple[str, str]] = {
     "unknown": (" ", "muted"),
 }
 _ALIKE: Line = (
-    ("=", "muted"), (" alike ", "muted"), ("?", "muted"), (" too few to say", "muted"),
+    ("=", "muted"), (" alike ", "muted"), ("?", "muted"), (" may be chance", "muted"),
 )  # fmt: skip
 
 

@@ -177,7 +177,7 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
         lines += _block("requests", "text", same, width, 1)
     unclear = words.unclear(found)
     if unclear and len(lines) < room:
-        lines += _block("too few", "muted", unclear, width, 1)
+        lines += _block("chance?", "muted", unclear, width, 1)
     return lines
 
 
