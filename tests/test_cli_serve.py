@@ -12,6 +12,7 @@ from stepscope.engine import serve as engine_serve
 from stepscope.engine.config import ConfigError, EngineConfig, Knobs, Limits
 from stepscope.engine.endpoints import Endpoint
 from stepscope.engine.simulated import simulated_info
+from stepscope.engine.wire import StepCosts
 from stepscope.tui.commands import serve as serve_command
 from stepscope.tui.commands.connect import choose
 from stepscope.tui.commands.errors import WRONG_USAGE, expected
@@ -29,7 +30,8 @@ def test_the_address_to_watch_is_that_of_the_engine_whatever_it_is_called(
     info = simulated_info(
         Limits(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64), 8, 16, seed=1
     )
-    info = msgspec.structs.replace(info, name="e1", control_endpoint=control)
+    costs = StepCosts(num_streams=8, decode_ms=2.5, num_prefill_tokens=400, prefill_ms=1234.0)
+    info = msgspec.structs.replace(info, name="e1", control_endpoint=control, step_costs=costs)
 
     def started(*arguments: Any, ready: Callable[..., None], **options: Any) -> None:
         ready(info)
@@ -37,7 +39,9 @@ def test_the_address_to_watch_is_that_of_the_engine_whatever_it_is_called(
     monkeypatch.setattr(engine_serve, "serve", started)
     monkeypatch.setattr(serve_command, "prepare_process", lambda: None)
     serve_command.serve({}, exit_with_stdin=False)
-    said = capsys.readouterr().out.partition("stepscope top ")[2].split()[0]
+    out = capsys.readouterr().out
+    assert "decode of 8 streams 2.5 ms a step, prefill of 400 tokens 1,234 ms" in out.splitlines()
+    said = out.partition("stepscope top ")[2].split()[0]
     assert choose(said, "{}").control == control
     assert (said == "e1") == (endpoint == "e1")
 
