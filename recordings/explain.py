@@ -7,20 +7,13 @@ accounts for is a piece of its own, `unknown`. So the pieces of a wait sum to th
 Requests that decode in every step cost next to nothing: only a wait above the bound is looked at.
 """
 
-from collections.abc import Iterable
-
 from stepscope.engine.wire import (
-    Aborted,
-    Admitted,
     Arrived,
     BatchRow,
     EngineInfo,
     EngineStatus,
     Finished,
     Phase,
-    Preempted,
-    RequestEvent,
-    RequestView,
     RowFlag,
     Snapshot,
     StepRecord,
@@ -29,8 +22,9 @@ from stepscope.engine.wire import (
 from stepscope.recordings.causes import Piece, merged
 from stepscope.recordings.pauses import Pauses
 from stepscope.recordings.session import SessionState
-from stepscope.recordings.waited import QueueTime, Waited
-from stepscope.recordings.waits import Wait, idle_or_paused, left_out, own, prefills_of, wait_of
+from stepscope.recordings.waited import Waited
+from stepscope.recordings.waiters import Waiters
+from stepscope.recordings.waits import Wait, idle_or_paused, left_out, own, prefills_of
 
 _DECODE = int(Phase.DECODE)
 _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
@@ -60,10 +54,9 @@ class Explainer:
         self.late = self._waited.late
         self.itl_counts = self._waited.itl_counts  # wait -> tokens, without the operator's pauses
         self.ttft_counts = self._waited.ttft_counts
-        self.life: list[Piece] = []
         self.num_steps = 0
-        self.has_ended = False  # the request that is followed alone
         self._only = only
+        self._waiters = Waiters(only)
         self._with_begun = with_begun
         self._engine_id: str | None
         self._step: int | None  # the last one
@@ -74,16 +67,14 @@ class Explainer:
             self._step, self._end_ns = state.step, state.time_ns
             self._pauses = Pauses(state)
             self._known_since(state.time_ns)
-            self._adopt(state.requests.values())
+            self._waiters.adopt(state.requests.values())
             self._needs_snapshot = False
 
     def _begin(self) -> None:
         self._engine_id = None
         self._step = None
         self._end_ns = None
-        self._requests: dict[int, Wait] = {}
-        self._running: dict[int, Wait] = {}
-        self._queue = QueueTime()
+        self._waiters.forget()
         self._pauses = Pauses()
         self._since_ns = 0  # what was before is not known
         self._is_lost = False
@@ -104,7 +95,7 @@ class Explainer:
             time_ns = max(message.time_ns, self._end_ns or 0)
             between = self._between(message.step + 1, time_ns)
             for event in message.events:
-                self._take_event(event, time_ns, between, message.step + 1)
+                self._waiters.take(event, time_ns, between, message.step + 1)
         elif isinstance(message, Snapshot):
             self._meet(message.info)
             if self._needs_snapshot:
@@ -112,15 +103,25 @@ class Explainer:
                     self._known_since(message.time_ns)
                     self._pauses = Pauses(message)
                     self._step, self._end_ns = message.step, message.time_ns
-                self._adopt(message.requests)
+                self._waiters.adopt(message.requests)
                 self._needs_snapshot = False
         elif isinstance(message, EngineInfo):
             self._meet(message)
 
     def waiting_since(self, request_id: int) -> int | None:
         """When the wait began that a request is in, None for one that is not there."""
-        request = self._requests.get(request_id)
+        request = self._waiters.requests.get(request_id)
         return None if request is None else request.start_ns
+
+    @property
+    def life(self) -> list[Piece]:
+        """Of the one request that is followed, from its arrival on."""
+        return self._waiters.life
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether that one has."""
+        return self._waiters.has_ended
 
     def _known_since(self, time_ns: int) -> None:
         if not self._with_begun:
@@ -134,21 +135,19 @@ class Explainer:
         start_ns = max(record.schedule_start_ns, before_ns or 0)
         end_ns = max(record.tokens_ns, start_ns)
         between = self._between(record.step, start_ns)
+        waiters = self._waiters
         for event in record.events:
             if isinstance(event, Arrived):  # maybe while the step ran
-                self._arrive(event, end_ns)
+                waiters.arrive(event, end_ns)
             elif not isinstance(event, Finished):
-                self._take_event(event, start_ns, between, record.step)
+                waiters.take(event, start_ns, between, record.step)
         prefills = prefills_of(record)
         if record.batch is not None:
             self._take_rows(record, between, prefills, start_ns, end_ns)
-        if len(self._requests) == len(self._running):
-            self._queue.restart(record, start_ns, end_ns)
-        elif self._queue.add(between, record, start_ns, end_ns):
-            self._prune()
+        waiters.end_step(between, record, start_ns, end_ns)
         for event in record.events:
             if isinstance(event, Finished):
-                self._end(event.request_id)
+                waiters.end(event.request_id)
         self._step, self._end_ns = record.step, end_ns
 
     def _between(self, step: int, start_ns: int) -> list[Piece]:
@@ -168,7 +167,8 @@ class Explainer:
         start_ns: int,
         end_ns: int,
     ) -> None:
-        step, requests, only = record.step, self._requests, self._only
+        step, only, waiters = record.step, self._only, self._waiters
+        requests, running = waiters.requests, waiters.running
         since_ns = self._since_ns
         is_plain = only is None and all(span.cause == "idle" for span in between)
         seated = {}
@@ -181,9 +181,9 @@ class Explainer:
             request = requests.get(request_id)
             if request is None:
                 request = requests[request_id] = Wait("", "running", None, row.start, 0)
-                self._running[request_id] = request
+                running[request_id] = request
             if request.status != "running":
-                self._admit(request_id, between, start_ns, step)
+                waiters.admit(request_id, between, start_ns, step)
             is_decode = row.phase == _DECODE
             if is_decode and is_plain and not request.pieces and request.start_ns is not None:
                 num_output = row.start + row.num_tokens + 1 - request.num_prompt
@@ -206,9 +206,9 @@ class Explainer:
             request.add(own(row, record, prefills, start_ns), end_ns)
             if is_decode or row.flags & _LAST_CHUNK:
                 self._close(request_id, request, row, step, end_ns)
-        if len(seated) < len(self._running):
+        if len(seated) < len(running):
             piece = left_out(record, prefills, start_ns)
-            for request_id, request in self._running.items():
+            for request_id, request in running.items():
                 if request_id not in seated:
                     request.fill(between, start_ns, step)
                     request.add(piece, end_ns)
@@ -227,85 +227,14 @@ class Explainer:
                 pieces = merged(request.pieces)
                 self._waited.add_late(request_id, request, step, end_ns, pieces)
         if self._only is not None:
-            self.life += request.pieces
+            self._waiters.life += request.pieces
         request.pieces = []
         request.num_output = num_output
         request.start_ns = request.covered_ns = end_ns
 
-    # Requests
-
-    def _take_event(
-        self, event: RequestEvent, time_ns: int, between: list[Piece], step: int
-    ) -> None:
-        request_id = event.request_id
-        if self._only is not None and request_id != self._only:
-            return
-        request = self._requests.get(request_id)
-        if isinstance(event, Arrived):
-            self._arrive(event, time_ns)
-        elif isinstance(event, Finished | Aborted):
-            self._end(request_id)
-        elif request is None:
-            return
-        elif isinstance(event, Admitted):
-            if request.status != "running":
-                self._admit(request_id, between, time_ns, step)
-        elif isinstance(event, Preempted):
-            request.fill(between, time_ns, step)
-            request.status = "out"
-            self._running.pop(request_id, None)
-
-    def _arrive(self, event: Arrived, latest_ns: int) -> None:
-        request_id = event.request_id
-        if self._only in (None, request_id) and request_id not in self._requests:
-            since_ns = min(event.time_ns, latest_ns)
-            self._requests[request_id] = Wait(
-                event.client_id, "waiting", since_ns, event.num_prompt_tokens, 0
-            )
-
-    def _admit(self, request_id: int, between: list[Piece], start_ns: int, step: int) -> None:
-        """The wait in the queue is over at `start_ns`."""
-        request = self._requests[request_id]
-        if self._only is None and request.status != "out":
-            spans = self._queue.cover(request)
-        else:  # a life is told step by step, and its time in the queue has another name
-            spans = self._queue.since(request.covered_ns)
-        request.fill([*spans, *between], start_ns, step)
-        request.status = "running"
-        self._running[request_id] = request
-
-    def _end(self, request_id: int) -> None:
-        request = self._requests.pop(request_id, None)
-        self._running.pop(request_id, None)
-        if request is not None and self._only is not None:
-            self.life += request.pieces
-            self.has_ended = True
+    # Rest
 
     def _meet(self, info: EngineInfo) -> None:
         if self._engine_id is not None and info.engine_id != self._engine_id:
             self._begin()
         self._engine_id = info.engine_id
-
-    def _adopt(self, views: Iterable[RequestView]) -> None:
-        """Take over what is known of all requests; waits that are the same ones go on."""
-        before, self._requests, self._running = self._requests, {}, {}
-        for view in views:
-            request_id = view.request_id
-            if view.status == "finished" or self._only not in (None, request_id):
-                continue
-            known = before.get(request_id)
-            if known is None or known.num_output != view.num_output_tokens:
-                known = wait_of(view)
-            known.status = "out" if view.status == "preempted" else "waiting"
-            if view.status == "running":
-                known.status = "running"
-                self._running[request_id] = known
-            self._requests[request_id] = known
-
-    def _prune(self) -> None:
-        """Forget what nobody waited through any more."""
-        oldest_ns = min(
-            (r.covered_ns for r in self._requests.values() if r.status != "running"),
-            default=self._end_ns or 0,
-        )
-        self._queue.forget_before(oldest_ns)
