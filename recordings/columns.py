@@ -246,7 +246,8 @@ class StepColumns:
         columns = self._columns
 
         def worst(column: int) -> int:
-            return max(columns[column][begin:end])
+            values = columns[column]
+            return values[begin] if begin + 1 == end else max(values[begin:end])
 
         return Span(
             columns[_SCHEDULE_START_NS][begin],

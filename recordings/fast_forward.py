@@ -106,13 +106,13 @@ class FastForward:
         Raises:
             ValueError: it does not fit the steps before it.
         """
-        before, items = self._before, record.batch
+        before, items, by_id = self._before, record.batch, self._by_id
         if (
             len(items) == 2
             and items[1] == len(before)
             and items[0] == self._block_size
-            and not record.events
             and not self._touched
+            and not (record.events and any(each.request_id in by_id for each in record.events))
         ):
             return self._go_on(record)
         block_size = items[0] if items else None
@@ -142,7 +142,6 @@ class FastForward:
         touched = self._touched
         if record.events:
             touched.update([event.request_id for event in record.events])
-        by_id = self._by_id
         for request_id in touched:
             going = by_id.get(request_id)
             if going is not None and going not in dropped:
@@ -170,11 +169,14 @@ class FastForward:
         return outcome
 
     def _go_on(self, record: PackedRecord) -> Outcome:
-        """A step in which all of the one before got their next token, and nothing else was."""
+        """A step in which all of the one before got their next token, and nothing else."""
         outcome = self.state.take_step(record, None)
         _add_going(outcome, self._before, [], record.tokens_ns - self._tokens_ns)
         if self.lanes is not None:
-            self._draw(self.lanes, record, [], [])
+            if self._fresh:
+                self._draw(self.lanes, record, [], [])
+            else:
+                self.lanes.extend_step(record, ())
         self._fresh = []
         self._count += 1
         self._tokens_ns = record.tokens_ns

@@ -199,7 +199,11 @@ class History(HistoryView):
         before = self._timeline.last_sequence
         step, time_ns = (columns.steps[-1], columns.tokens_ns[-1]) if columns.steps else (-1, 0)
         for number, (sequence, record, _) in enumerate(run):
-            _check(sequence, record)
+            if not (
+                0 <= sequence < _MAX_NUMBER > record.step >= 0
+                and 0 <= record.schedule_start_ns < _MAX_NUMBER > record.tokens_ns >= 0
+            ):
+                _check(sequence, record)  # which raises
             if (
                 before is None
                 or sequence != before + 1

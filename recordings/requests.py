@@ -4,7 +4,6 @@ It owns the views. Only those of running requests are changed in place; all othe
 that copies of a table share them.
 """
 
-import copy
 from collections import deque
 from collections.abc import Iterable
 
@@ -39,7 +38,7 @@ class RequestTable:
     def __init__(self, views: Iterable[RequestView] = ()) -> None:
         # Of each request the longest wait between two tokens; None: nobody wants to know.
         self.longest_gaps: dict[int, int] | None = None
-        self.views = {view.request_id: copy.copy(view) for view in views}
+        self.views = {view.request_id: _copied(view) for view in views}
         self._finished = deque(_in_order_of_finish(self.views.values()))
 
     def __eq__(self, other: object) -> bool:
@@ -51,7 +50,7 @@ class RequestTable:
         other = RequestTable()
         views = other.views = self.views.copy()
         for request_id in [each for each, view in views.items() if view.status == "running"]:
-            views[request_id] = views[request_id].__copy__()  # type: ignore[attr-defined]
+            views[request_id] = _copied(views[request_id])
         other._finished = self._finished.copy()
         return other
 
@@ -119,7 +118,7 @@ class RequestTable:
         else:
             if view.status == "finished":
                 self._finished.remove(row.request_id)
-            view = copy.copy(view)
+            view = _copied(view)
             view.finish_reason = view.finish_step = view.finish_ns = None
         view.status = "running"
         self.views[row.request_id] = view
@@ -140,7 +139,7 @@ class RequestTable:
             return
         if isinstance(event, FirstToken) and known is not None and known.first_token_ns is not None:
             return  # its row has told already
-        view = copy.copy(known) if known is not None else _partial(event.request_id)
+        view = _copied(known) if known is not None else _partial(event.request_id)
         self.views[event.request_id] = view
         if isinstance(event, Admitted):
             view.status = "running"
@@ -200,13 +199,19 @@ class RequestTable:
                 continue
             if view.status != "finished":
                 # It ended while nobody was listening: when and why is not known.
-                view = copy.copy(view)
+                view = _copied(view)
                 view.status = "finished"
                 view.finish_step = step
                 view.num_blocks = 0
             ended.append(view)
         self.views.update((view.request_id, view) for view in ended)
         self._finished = deque(_in_order_of_finish(self.views.values()))
+
+
+def _copied(view: RequestView) -> RequestView:
+    """`copy.copy` in half the time."""
+    copied: RequestView = view.__copy__()  # type: ignore[attr-defined]
+    return copied
 
 
 def _in_order_of_finish(views: Iterable[RequestView]) -> list[int]:
@@ -231,7 +236,7 @@ def _partial(request_id: int) -> RequestView:
 
 
 def _arrived(event: Arrived, known: RequestView | None) -> RequestView:
-    view = copy.copy(known) if known is not None else _partial(event.request_id)
+    view = _copied(known) if known is not None else _partial(event.request_id)
     view.client_id = event.client_id
     view.arrival_ns = event.time_ns
     view.num_prompt_tokens = event.num_prompt_tokens
