@@ -203,7 +203,13 @@ def unclear(found: Comparison) -> list[str]:
             a, b = figures[0].num_a, figures[0].num_b
             number = f"{a:,}" if a == b else f"{a:,} and {b:,}"
             phrases.append(f"{label} {ranks}" + (f" (of {number})" if found.load.is_same else ""))
-    others = [f.label for f in found.figures if f.kind is None and f.verdict == "unclear"]
+    ranks_of: dict[str, list[str]] = {}
+    for figure in found.figures:
+        if figure.kind is None and figure.verdict == "unclear":
+            told = ranks_of.setdefault(figure.like or figure.label, [])
+            if figure.rank is not None:
+                told.append(RANKS[figure.rank])
+    others = [f"{label} {', '.join(told)}".rstrip() for label, told in ranks_of.items()]
     return phrases + others
 
 
