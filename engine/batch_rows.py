@@ -5,6 +5,7 @@ the engine's thread is most of what telemetry costs. So it is done in C where th
 (`_batch_rows.c`), and in Python elsewhere, with the same bytes.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
@@ -16,15 +17,16 @@ from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.step import ScheduledRow
 from stepscope.engine.wire import BatchRow, Phase, RowFlag
 
-try:
-    from stepscope.engine import _batch_rows as compiled
-except ImportError:  # there was no compiler when it was installed
-    compiled = None  # type: ignore[assignment]
-
 RowFields: TypeAlias = tuple[int, int, int, int, int, int, int]  # of `wire.BatchRow`
 Encode: TypeAlias = Callable[
     [list[ScheduledRow], Phase | None, type[Request], Callable[[ScheduledRow], RowFields]], bytes
 ]
+
+compiled: Encode | None = None
+with contextlib.suppress(ImportError):  # there was no compiler when it was installed
+    from stepscope.engine import _batch_rows
+
+    compiled = _batch_rows.encode
 
 _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
 _FIRST_TOKEN = int(RowFlag.FIRST_TOKEN)
@@ -110,4 +112,4 @@ def _describe(scheduler: Scheduler, row: ScheduledRow) -> RowFields:
     return request_id, int(phase), start, num_tokens, num_cached_tokens, num_blocks, flags
 
 
-_encode: Encode = encode_in_python if compiled is None else compiled.encode
+_encode: Encode = encode_in_python if compiled is None else compiled

@@ -42,7 +42,7 @@ def described(each: ScheduledRow) -> RowFields:
 def both(rows: list[ScheduledRow], ordinary: Phase | None) -> tuple[bytes, bytes]:
     assert batch_rows.compiled is not None
     return (
-        batch_rows.compiled.encode(rows, ordinary, Request, described),
+        batch_rows.compiled(rows, ordinary, Request, described),
         encode_in_python(rows, ordinary, Request, described),
     )
 
@@ -119,7 +119,7 @@ def broken(case: str) -> tuple[Any, ...]:
 )
 def test_what_does_not_fit_is_an_error_and_no_crash(case: str, error: type[Exception]) -> None:
     assert batch_rows.compiled is not None
-    encode: Callable[..., bytes] = batch_rows.compiled.encode
+    encode: Callable[..., bytes] = batch_rows.compiled
     with pytest.raises(error):
         encode(*broken(case))
 
@@ -134,7 +134,7 @@ def test_rows_that_change_while_they_are_told_are_an_error_and_no_crash() -> Non
 
     assert batch_rows.compiled is not None
     with pytest.raises(RuntimeError, match="changed"):
-        batch_rows.compiled.encode(rows, None, Request, clear)
+        batch_rows.compiled(rows, None, Request, clear)
 
 
 @given(ROWS, st.data())
