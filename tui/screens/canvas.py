@@ -212,6 +212,22 @@ class Canvas:
                 lines += [Placed(place.x, y, strip) for y, strip in widget.take_changed(place)]
         return lines
 
+    def touch(self, shown: Mapping[Widget, tuple[Region, Region]]) -> bool:
+        """Have all lines count as changed, if they are all that there is on the screen.
+
+        False, and nothing has changed, where something else may be seen beside them, or they do
+        not stand yet where they belong.
+        """
+        places = {self.widgets[name]: place for name, place in self.places.items() if place.area}
+        if sum(place.area for place in places.values()) != self.size.area:
+            return False
+        found = {widget: where[0] for widget, where in shown.items() if widget in places}
+        if found != places:
+            return False
+        for widget, place in places.items():
+            widget.touch(place.height)
+        return True
+
     def refresh_changed(self) -> None:
         """Have Textual draw what has changed."""
         for widget in self.widgets.values():

@@ -6,13 +6,16 @@ that their strips can be written as they are: at ten frames a second that is a q
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.control import Control
 from textual._compositor import CompositorUpdate
 from textual.screen import Screen
 from textual.strip import Strip
+
+if TYPE_CHECKING:
+    from stepscope.tui.screens.canvas import Canvas
 
 
 class Placed(NamedTuple):
@@ -46,18 +49,21 @@ def may_write(screen: Screen[None]) -> bool:
     return app.screen is screen and not app.is_inline and not app._batch_count
 
 
-def write(screen: Screen[None], lines: Sequence[Placed]) -> None:
-    """To the terminal, as one picture."""
+def write_changed(screen: Screen[None], canvas: "Canvas", everything: bool) -> None:
+    """To the terminal, as one picture: what has changed, or all of it.
+
+    All of it is written also where Textual is about to, as after something was in front.
+    """
+    shown = screen._compositor.visible_widgets
+    if everything or screen._repaint_required or screen in screen._dirty_widgets:
+        if not canvas.touch(shown):
+            canvas.changed(shown)  # they are among all that Textual writes
+            screen._repaint_required = True
+            screen._on_timer_update()
+            return
+        screen._repaint_required = False
+        screen._dirty_widgets.clear()
+        screen._compositor._dirty_regions.clear()
+    lines = canvas.changed(shown)
     if lines:
         screen.app._display(screen, ChangedLines(lines))
-
-
-def is_stale(screen: Screen[None]) -> bool:
-    """Whether Textual is about to write all of a screen, as after something in front of it."""
-    return screen._repaint_required or screen in screen._dirty_widgets
-
-
-def write_all(screen: Screen[None]) -> None:
-    """What Textual would come to later, at once."""
-    screen._repaint_required = True
-    screen._on_timer_update()

@@ -20,7 +20,7 @@ from stepscope.tui.notices import Notices
 from stepscope.tui.operator import Operator
 from stepscope.tui.screens import mouse, status
 from stepscope.tui.screens.canvas import Canvas
-from stepscope.tui.screens.changed_lines import is_stale, may_write, write, write_all
+from stepscope.tui.screens.changed_lines import may_write, write_changed
 from stepscope.tui.screens.failures import Failures
 from stepscope.tui.screens.scene import Scene
 from stepscope.tui.screens.seeking import Seeking
@@ -184,24 +184,20 @@ class MainScreen(Screen[None]):
 
     def draw_next(self) -> None:
         """A frame, now; where a replay seeks, of what it finds."""
-        if self._seeking.has_begun():
+        if not self._seeking.has_begun():
+            self.draw()
+        elif not self._seeking.is_about_to_end:
             self._show_notice()
             self._write()
-        else:
-            self.draw()
 
     def _write(self) -> None:
         """What has changed."""
         if not may_write(self):
             self.canvas.refresh_changed()
             return
-        lines = self.canvas.changed(self._compositor.visible_widgets)
-        if self._is_put_off or is_stale(self):
-            self._is_put_off = False
-            write_all(self)  # these lines among them
-            return
+        everything, self._is_put_off = self._is_put_off, False
         with self.meter.writing():
-            write(self, lines)
+            write_changed(self, self.canvas, everything)
 
     def _compositor_refresh(self) -> None:
         if self._seeking.is_about_to_end and may_write(self):

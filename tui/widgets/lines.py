@@ -84,6 +84,10 @@ class Lines(Widget):
             self._changed.clear()
             self.refresh(*_bands(rows, self.outer_size.width))
 
+    def touch(self, height: int) -> None:
+        """Have so many lines count as changed."""
+        self._changed.update(range(height))
+
     def take_changed(self, region: Region) -> list[tuple[int, Strip]]:
         """Rows of the screen that have changed, for who writes them there.
 
