@@ -15,6 +15,7 @@ import stepscope.recordings.samples
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.replay import ReplaySource
 from stepscope.tui.app import Dashboard
+from stepscope.tui.screens.canvas import Canvas
 from stepscope.tui.widgets import scrub_bar
 
 SAMPLE = Path(stepscope.recordings.samples.__file__).parent / "freeze.mcap"
@@ -136,11 +137,16 @@ class Written:
 _PIECES = re.compile("(\\x1b\\[[0-9;]*[A-Za-z])|([^\\x1b]+)")
 
 
-@pytest.mark.parametrize("waits_s", [0.0, 0.05, 0.3])
+@pytest.mark.parametrize(
+    ("waits_s", "covers"), [(0.0, True), (0.05, True), (0.3, True), (0.05, False)]
+)
 async def test_nothing_of_the_prompt_is_left_when_the_step_is_shown(
-    source: ReplaySource, monkeypatch: pytest.MonkeyPatch, waits_s: float
+    source: ReplaySource, monkeypatch: pytest.MonkeyPatch, waits_s: float, covers: bool
 ) -> None:
-    """Also where the picture of before has to be shown once more, for a seek that takes long."""
+    """Also where the picture of before has to be shown once more, for a seek that takes long, and
+    where the views are not all that there is on the screen."""
+    touch = Canvas.touch
+    monkeypatch.setattr(Canvas, "touch", lambda *given: covers and touch(*given))
     app = dashboard(source)
     written = Written(app, 120, 40)
     monkeypatch.setattr(app, "_display", written.display)
