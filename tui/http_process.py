@@ -29,6 +29,7 @@ _GOOD_RUN_S = 30.0  # after so long a child counts as well again
 _STOP_S = 8.0
 _PROBE_S = 2.0
 _LEAVING_S = 3.0  # of the HTTP server of an engine that was killed
+_UNAWARE_S = 1.0  # ... which takes that long to know that it is gone, and answers as if it were not
 _POLL_S = 0.1
 
 
@@ -125,12 +126,15 @@ class HttpProcess:
 
 def _listener_of(address: Address, bind: str) -> tuple[socket.socket, str]:
     """As `open_listener`, with patience for the server of an engine that was killed just now."""
-    deadline_s = time.monotonic() + _LEAVING_S
+    began_s = time.monotonic()
     while True:
         try:
             return open_listener(bind)
         except ConfigError:
-            if time.monotonic() > deadline_s or not _waits_for_an_engine(address):
+            waited_s = time.monotonic() - began_s
+            if waited_s > _LEAVING_S:
+                raise
+            if not _waits_for_an_engine(address) and waited_s > _UNAWARE_S:
                 raise
         time.sleep(_POLL_S)
 
