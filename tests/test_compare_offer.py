@@ -23,9 +23,12 @@ def asked(
     took_s: float = 1.0,
     num_out: int | None = None,
     num_queued: int = 0,
+    cached: float | None = None,
+    kv: wire.KVCounts | None = None,
 ) -> Side:
     """A side that was given requests at these times, and that took so long for each."""
     state = SessionState()
+    state.kv = kv
     for number in range(num_queued):
         state.requests[-1 - number] = wire.RequestView(
             request_id=-1 - number, client_id="", status="waiting", arrival_ns=0,
@@ -39,6 +42,7 @@ def asked(
         if arrival + took_s <= seconds:
             run.end_ns, run.has_all = round((arrival + took_s) * 1e9), True
             run.num_output_tokens = max_tokens if num_out is None else num_out
+        run.num_cached_tokens = None if cached is None else round(cached * num_prompt)
         side.requests[number] = run
     return side
 
@@ -88,3 +92,33 @@ def test_the_load_is_what_was_asked_for_not_what_was_done() -> None:
     assert told(asked([]), asked([]), is_one_session=True) is None
     going = asked([]), asked([], num_queued=20)
     assert "requests at a time 0.0→20.0" in (told(*going, is_one_session=True) or "")
+
+
+def test_what_a_cache_held_before_a_run_is_work_it_was_spared_and_what_it_found_its_own() -> None:
+    """The same requests sent twice: the second time nothing of their prompts is computed."""
+    empty = wire.KVCounts(used=0, cached=0, empty=99, evicted=0)
+    filled = wire.KVCounts(used=0, cached=70, empty=29, evicted=0)
+    times = evenly(60, 50.0)
+    first = asked(times, cached=0.05, kv=empty)
+    again = asked(times, cached=0.98, kv=filled)
+    told = load_of(first, again, is_one_session=False)
+    assert told.other_work == "5%→98% of the prompts came from the prefix cache"
+    assert not told.is_same
+    assert not told.has_like_prompts
+    assert told.more_a > 10
+    assert told.more_b == 1.0  # who computed more may still be the better one
+    # Of other requests at the same rate it is other work as well, and it stands beside the rates.
+    others = load_of(first, asked(evenly(120, 50.0), cached=0.98, kv=filled), is_one_session=False)
+    assert "requests/s" in (others.other_work or "")
+    assert "prefix cache" in (others.other_work or "")
+    # Hits that a run made of its own prompts, in a cache that was empty, are what is compared.
+    own = asked(times, cached=0.6, kv=empty)
+    assert load_of(first, own, is_one_session=False).is_same
+    # So are those that the setting brought.
+    first.knob_values["enable_prefix_caching"] = [False]
+    again.knob_values["enable_prefix_caching"] = [True]
+    assert load_of(first, again, is_one_session=False).is_same
+    # As much from the cache on both sides is the same work; what nobody tells is no difference.
+    warm = asked(times, cached=0.97, kv=filled)
+    assert load_of(asked(times, cached=0.98, kv=filled), warm, is_one_session=False).is_same
+    assert load_of(asked(times), warm, is_one_session=False).is_same

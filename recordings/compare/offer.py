@@ -5,7 +5,8 @@ two engines, or of two settings, is better. The load is compared by what nobody'
 requests, their prompts and the output they were after. Two runs of the same requests in the same
 time, or kept equally busy by clients that wait for their answers, had the same load. Of requests
 that come at random no two runs have the same, so there it counts whether both may have come at one
-rate; and who had less of nothing and was quicker is quicker under any load.
+rate; and who had less of nothing and was quicker is quicker under any load. What a prefix cache
+held before a run began is work that the run was spared; what it found of its own is its own merit.
 """
 
 import math
@@ -18,6 +19,7 @@ from stepscope.recordings.compare.side import Side
 
 ALIKE = 0.1  # a smaller difference in the load is none
 CHANCE = 0.5  # a smaller one may be chance, where requests that come at random would make it
+_CACHING = "enable_prefix_caching"
 _SURE = 1.96  # standard deviations
 
 
@@ -34,6 +36,9 @@ class Offer(NamedTuple):
     Attributes:
         prompt, output: tokens of the requests that came; `output` is None where nobody tells.
         all_prompt, all_output: the same with the requests that were there when it began.
+        computed: of the prompts that came, what no prefix cache spared; None where nobody tells.
+        cached_share: of the prompts of all whose admission is known, what a prefix cache spared.
+        had_cache: its prefix cache may have held something when it began.
         span_s: from the first arrival to the last.
         num_in_flight: requests that were there at a time, on average (Little's law).
         is_whole: all requests are known.
@@ -43,6 +48,9 @@ class Offer(NamedTuple):
     requests: Sum
     prompt: Sum
     output: Sum | None
+    computed: Sum | None
+    cached_share: float
+    had_cache: bool
     num_all: int
     all_prompt: Sum
     all_output: Sum | None
@@ -60,7 +68,7 @@ class Load(NamedTuple):
         difference: in a few words, as far as it is no small one.
         is_chance: it may be, of requests that come at random.
         more_a, more_b: how many times as much of anything one was given as the other, at most.
-        has_like_prompts: the prompts that came were of about the same length.
+        has_like_prompts: as much was computed of a prompt, about.
     """
 
     is_same: bool
@@ -102,6 +110,9 @@ def offer_of(side: Side) -> Offer:
         requests=Sum(len(came), len(came)),
         prompt=_sum(run.num_prompt_tokens for run in came),
         output=_output(came),
+        computed=_computed(came),
+        cached_share=_cached_share(runs),
+        had_cache=side.had_cache,
         num_all=len(runs),
         all_prompt=_sum(run.num_prompt_tokens for run in runs),
         all_output=_output(runs),
@@ -134,6 +145,25 @@ def _output(runs: list[RequestRun]) -> Sum | None:
     return Sum(found.total * scale, found.squares * scale)
 
 
+def _computed(runs: list[RequestRun]) -> Sum | None:
+    """Prompt tokens that had to be computed; those who still wait for admission are as the rest."""
+    known = [
+        float(run.num_prompt_tokens - run.num_cached_tokens)
+        for run in runs
+        if run.num_cached_tokens is not None
+    ]
+    if len(known) * 2 < len(runs) or not known:
+        return None
+    found, scale = _sum(known), len(runs) / len(known)
+    return Sum(found.total * scale, found.squares * scale)
+
+
+def _cached_share(runs: list[RequestRun]) -> float:
+    known = [(run.num_cached_tokens, run.num_prompt_tokens) for run in runs]
+    told = [(spared, prompt) for spared, prompt in known if spared is not None]
+    return sum(spared for spared, _ in told) / max(1, sum(prompt for _, prompt in told))
+
+
 def load_of(a: Side, b: Side, *, is_one_session: bool) -> Load:
     """How the load of both compares.
 
@@ -142,15 +172,22 @@ def load_of(a: Side, b: Side, *, is_one_session: bool) -> Load:
         is_one_session: both are parts of one session: what came in them is never the same.
     """
     left, right = offer_of(a), offer_of(b)
+    if a.knob_values.get(_CACHING) != b.knob_values.get(_CACHING):  # then hits are what it brought
+        left, right = left._replace(had_cache=False), right._replace(had_cache=False)
     alike = _has_like_prompts(left, right)
     more_a, more_b = _more(left, right), _more(right, left)
     if not is_one_session and _same_requests(left, right):
-        pace = _other_pace(left, right)
-        if pace is None:
-            return Load(True, None, is_chance=False, more_a=1.0, more_b=1.0, has_like_prompts=True)
-        return Load(False, pace, is_chance=False, more_a=more_a, more_b=more_b,
-                    has_like_prompts=True)  # fmt: skip
+        found = [_other_pace(left, right), _spared(left, right)]
+        differs = [part for part in found if part is not None]
+        if not differs:
+            return Load(True, None, is_chance=False, more_a=1.0, more_b=1.0, has_like_prompts=alike)
+        return Load(False, ", ".join(differs), is_chance=False, more_a=more_a, more_b=more_b,
+                    has_like_prompts=alike)  # fmt: skip
     parts, is_other = _rates(left, right)
+    spared = _spared(left, right)
+    if spared is not None and left.computed is not None and right.computed is not None:
+        parts.append(spared)
+        is_other = is_other or _is_other_rate(left, left.computed, right, right.computed)
     if not left.requests.total and not right.requests.total and _is_other(
         left.num_in_flight, right.num_in_flight
     ):  # fmt: skip
@@ -180,6 +217,18 @@ def _rates(left: Offer, right: Offer) -> tuple[list[str], bool]:
     return parts, is_other
 
 
+def _spared(a: Offer, b: Offer) -> str | None:
+    """What a cache that was filled before spared one of both, where that is no small part."""
+    if a.computed is None or b.computed is None or not a.prompt.total or not b.prompt.total:
+        return None
+    if not _is_other(a.computed.total / a.prompt.total, b.computed.total / b.prompt.total):
+        return None
+    if not (a if a.cached_share > b.cached_share else b).had_cache:
+        return None
+    shares = f"{a.cached_share:.0%}→{b.cached_share:.0%}"
+    return f"{shares} of the prompts came from the prefix cache"
+
+
 def _more(one: Offer, other: Offer) -> float:
     """How many times as much of anything one was given, at most; 1 where nothing was more."""
     found = 1.0
@@ -190,6 +239,9 @@ def _more(one: Offer, other: Offer) -> float:
         rate = mine.total / _time(one)
         others_rate = others.total / _time(other)
         found = max(found, rate / others_rate if others_rate else math.inf)
+    if _spared(one, other) and one.computed is not None and other.computed is not None:
+        computed = one.computed.total / _time(one), other.computed.total / _time(other)
+        found = max(found, computed[0] / max(1e-9, computed[1]))
     if one.requests.total and other.requests.total:
         prompts = one.prompt.total / one.requests.total, other.prompt.total / other.requests.total
         found = max(found, prompts[0] / max(1e-9, prompts[1]))
@@ -205,15 +257,16 @@ def _has_other_queue(a: Offer, b: Offer) -> bool:
 
 
 def _has_like_prompts(a: Offer, b: Offer) -> bool:
-    """Whether the prompts that came had about the same length, as far as chance allows."""
+    """Whether about as much was computed of a prompt that came, as far as chance allows."""
     means, errors = [], []
     for offer in (a, b):
         number = offer.requests.total
         if not number:
             return False
-        mean = offer.prompt.total / number
+        prompt = offer.prompt if offer.computed is None else offer.computed
+        mean = prompt.total / number
         means.append(mean)
-        errors.append(max(0.0, offer.prompt.squares / number - mean * mean) / number)
+        errors.append(max(0.0, prompt.squares / number - mean * mean) / number)
     apart = abs(means[0] - means[1])
     return apart <= ALIKE * max(means) or apart <= _SURE * sum(errors) ** 0.5
 

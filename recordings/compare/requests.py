@@ -12,6 +12,7 @@ class RequestRun:
     """What became of one request, by the engine's clock; None is not known (yet).
 
     Attributes:
+        num_cached_tokens: of its prompt, skipped at its first admission by a prefix hit.
         max_tokens: 0 is not known.
         was_there, was_queued: it was, before the first step of the run.
         has_all: it ended by itself, and has all the output it was after.
@@ -28,6 +29,7 @@ class RequestRun:
     end_ns: int | None = None
     num_output_tokens: int = 0
     num_preemptions: int = 0
+    num_cached_tokens: int | None = None
     max_tokens: int = 0
     was_there: bool = False
     was_queued: bool = False

@@ -7,6 +7,7 @@ import threading
 from typing import Literal, TypeAlias
 
 from stepscope.engine.wire import (
+    Admitted,
     Arrived,
     EngineInfo,
     EngineStatus,
@@ -48,6 +49,7 @@ class Side:
         lock: held while a message is taken; who reads columns or tables holds it too.
         version: grows with every message.
         origin_ns: engine time at which the run began; None before the first step.
+        had_cache: whether the prefix cache may have held something before the first message.
         knob_values: of each knob all values it had, in order.
         cause_ns: what the late waits of a kind were made of; `num_late` have it as their largest.
     """
@@ -68,6 +70,7 @@ class Side:
         }
         self.sliced = SlicedWaits()
         self.requests: dict[int, RequestRun] = {}
+        self.had_cache = state.kv is None or state.kv.cached + state.kv.used > 0
         self.num_unlisted = 0  # requests beyond those that are kept
         self.knob_values: dict[str, list[KnobValue]] = {}
         self.cause_ns: dict[tuple[Kind, Cause], int] = {}
@@ -217,6 +220,8 @@ class Side:
             run = self.requests.get(event.request_id)
             if run is None:
                 continue
+            if isinstance(event, Admitted) and view.num_preemptions == 0:
+                run.num_cached_tokens = event.num_cached_tokens
             run.num_preemptions = view.num_preemptions
             if view.status == "finished":
                 run.end_ns = time_ns
@@ -230,6 +235,7 @@ class Side:
         if len(self.requests) >= MAX_REQUESTS:
             self.num_unlisted += 1
             return
+        is_admitted = was_there and (view.status == "running" or view.num_preemptions > 0)
         self.requests[view.request_id] = RequestRun(
             view.request_id,
             view.client_id,
@@ -237,6 +243,7 @@ class Side:
             view.arrival_ns,
             num_output_tokens=view.num_output_tokens,
             num_preemptions=view.num_preemptions,
+            num_cached_tokens=view.num_cached_tokens if is_admitted else None,
             max_tokens=view.max_tokens,
             was_there=was_there,
             was_queued=was_there and view.status in ("waiting", "preempted"),
