@@ -37,6 +37,10 @@ class EngineUnreachable(Exception):  # noqa: N818 - reads as what happened
     """Nobody answered at the endpoint within the time given."""
 
 
+class NoAnswer(EngineUnreachable):
+    """A change was sent, and nothing has come back in time: it may still be done."""
+
+
 class EngineStarting(EngineUnreachable):
     """Its process is there and does not listen yet."""
 
@@ -159,7 +163,8 @@ class ControlClient:
                 changes, for which it is one second by itself.
 
         Raises:
-            EngineUnreachable: no answer in time, or (`NoEngine`) none of an engine.
+            EngineUnreachable: no answer in time (`NoAnswer`: to a change, which was sent), or
+                (`NoEngine`) none of an engine.
             CommandRefused: the engine answered with an error.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
@@ -198,7 +203,8 @@ class ControlClient:
             return reply
         self._given_up |= wanted
         self._raise_if_starting()
-        raise EngineUnreachable(
+        kind = NoAnswer if isinstance(command, Change) else EngineUnreachable
+        raise kind(
             f"no engine answers at {self.endpoint.control} (waited {timeout_s:g} s); "
             "is it running? 'stepscope' alone lists those of this machine"
         )

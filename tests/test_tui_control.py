@@ -250,6 +250,41 @@ async def test_an_engine_that_does_not_answer_is_a_line_and_not_a_wait(
     app.close()
 
 
+async def test_a_change_that_is_answered_too_late_is_told_and_can_be_taken_back(
+    source: Subscriber, live_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine is held up for longer than the dashboard waits, and goes on."""
+    app = dashboard(source)
+    history, operator = source.history, app.main.operator
+    async with app.run_test(size=(120, 40)):
+        await press(app, "B", *"512", "enter")
+        await until(lambda: "→512 applied at step" in screen_text(app), "no first answer")
+        gone_on = threading.Event()
+        take = live_engine.core._take
+
+        def held_up(item: Any) -> None:
+            assert gone_on.wait(20)
+            take(item)
+
+        monkeypatch.setattr(live_engine.core, "_take", held_up)
+        ask = ControlClient.ask
+        monkeypatch.setattr(
+            ControlClient, "ask", lambda self, command, *_: ask(self, command, timeout_s=0.3)
+        )
+        await press(app, "B", *"256", "enter")
+        said = "512→256: no answer yet; it may still take effect"
+        await until(lambda: said in screen_text(app), "it is called a failure")
+        monkeypatch.undo()
+        gone_on.set()
+        await until(lambda: "512→256 applied at step" in screen_text(app), "nothing is told")
+        assert "no answer yet" not in screen_text(app)
+        assert operator.pending == ""
+        await press(app, "U")
+        await until(lambda: len(history.knob_changes) == 3, "no undo came back")
+        assert history.knob_changes[-1].new == {"max_num_batched_tokens": 512}
+    app.close()
+
+
 async def test_what_is_asked_is_shown_until_it_is_answered(
     still_source: Callable[..., Any],
 ) -> None:

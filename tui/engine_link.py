@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stepscope.engine.client import CommandRefused, ControlClient, EngineUnreachable
+from stepscope.engine.client import CommandRefused, ControlClient, EngineUnreachable, NoAnswer
 from stepscope.engine.commands import AnyReply, Command
 from stepscope.tui.log_file import see_log
 
@@ -24,6 +24,7 @@ class Answer:
     command: Command
     reply: AnyReply | None = None
     error: str | None = None
+    may_follow: bool = False  # it was sent and not answered: it may be done later
 
 
 class EngineLink:
@@ -83,12 +84,14 @@ class EngineLink:
                 what, command = job
                 reply: AnyReply | None = None
                 error: str | None = None
+                may_follow = False
                 try:
                     if client is None:
                         client = self._connect()
                     reply = client.ask(command)
                 except (EngineUnreachable, CommandRefused) as refusal:
                     error = str(refusal)
+                    may_follow = isinstance(refusal, NoAnswer)
                     if isinstance(refusal, EngineUnreachable) and client is not None:
                         # What it never took must not reach an engine that starts later.
                         client.close()
@@ -96,7 +99,7 @@ class EngineLink:
                 except Exception as failure:
                     log.exception("asking the engine failed")
                     error = f"internal error, {see_log(failure)}"
-                self._answers.append(Answer(what, command, reply, error))
+                self._answers.append(Answer(what, command, reply, error, may_follow))
         finally:
             if client is not None:
                 client.close()

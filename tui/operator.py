@@ -1,10 +1,17 @@
-"""`Operator`: what the operator does to the engine, and what the engine answers."""
+"""`Operator`: what the operator does to the engine, and what the engine answers.
+
+What was sent and not answered in time may be done later, by an engine that was held up. The audit
+trail in the telemetry then says what became of it.
+"""
+
+from typing import NamedTuple
 
 import msgspec
 
 from stepscope.engine.commands import (
     Ack,
     Change,
+    Command,
     Pause,
     Resume,
     SetKnobs,
@@ -12,7 +19,7 @@ from stepscope.engine.commands import (
     StepOnce,
     WorkloadSpec,
 )
-from stepscope.engine.wire import KnobsChanged, KnobSpec, KnobValue
+from stepscope.engine.wire import Audited, KnobsChanged, KnobSpec, KnobValue
 from stepscope.recordings.history import History
 from stepscope.tui.commands.connect import who
 from stepscope.tui.engine_link import Answer, EngineLink
@@ -20,6 +27,14 @@ from stepscope.tui.notices import Notices
 from stepscope.tui.widgets.knob_panel import value_text
 
 BUDGET = "max_num_batched_tokens"
+
+
+class _Unanswered(NamedTuple):
+    """A change that was sent to an engine which has not said anything to it yet."""
+
+    engine_id: str
+    what: str
+    command: Change
 
 
 class Operator:
@@ -35,6 +50,7 @@ class Operator:
         self._notices = notices
         self.who = who()
         self._own: set[tuple[str, int]] = set()  # engines, and versions that we made of their knobs
+        self._unanswered: list[_Unanswered] = []
 
     @property
     def pending(self) -> str:
@@ -110,19 +126,57 @@ class Operator:
     def take_answers(self) -> None:
         """Say what the engine has answered since the last call."""
         for answer in [] if self._link is None else self._link.answers():
-            if answer.error is not None:
+            info = self._history.state.info
+            if answer.may_follow and info is not None and isinstance(answer.command, Change):
+                self._unanswered.append(_Unanswered(info.engine_id, answer.what, answer.command))
+                self._notices.say(
+                    f"{answer.what}: no answer yet; it may still take effect", "caution"
+                )
+            elif answer.error is not None:
                 self._notices.say(f"{answer.what}: {answer.error}", "breach")
             else:
-                self._remember(answer)
+                if isinstance(answer.reply, Ack):
+                    self._remember(answer.command, answer.reply.version)
                 self._notices.say(_told(answer), "good")
+        self._take_late_ones()
 
-    def _remember(self, answer: Answer) -> None:
-        """Keep which changes are ours: a name may be that of several dashboards."""
-        info, command, reply = self._history.info, answer.command, answer.reply
-        if info is None or not isinstance(command, SetKnobs) or not isinstance(reply, Ack):
+    def _take_late_ones(self) -> None:
+        """What has become of changes that were not answered in time."""
+        if not self._unanswered:
             return
-        if reply.version is not None and reply.version != command.expected_version:
-            self._own.add((info.engine_id, reply.version))
+        state = self._history.state
+        for each in list(self._unanswered):
+            if state.info is None or state.info.engine_id != each.engine_id:
+                self._unanswered.remove(each)  # no other engine takes it
+                continue
+            entry = next((e for e in state.audit if self._tells_of(e, each.command)), None)
+            if entry is None:
+                continue
+            self._unanswered.remove(each)
+            if entry.code:
+                self._notices.say(f"{each.what} refused: {entry.detail}", "breach")
+            else:
+                self._remember(each.command, entry.version)
+                self._notices.say(_done(each.what, each.command, entry.effective_step or 0), "good")
+
+    def _tells_of(self, entry: Audited, command: Change) -> bool:
+        """Whether an entry is about a change that was asked for here."""
+        if (entry.who, entry.command) != (self.who, type(command).__name__):
+            return False
+        if entry.number <= (command.seen or 0):
+            return False
+        if entry.code or not isinstance(command, SetKnobs):
+            return True
+        is_next = entry.version == (command.expected_version or 0) + 1
+        return is_next and entry.new == command.changes
+
+    def _remember(self, command: Command, version: int | None) -> None:
+        """Keep which changes are ours: a name may be that of several dashboards."""
+        info = self._history.state.info
+        if info is None or version is None or not isinstance(command, SetKnobs):
+            return
+        if version != command.expected_version:
+            self._own.add((info.engine_id, version))
 
 
 def _change_text(change: KnobsChanged) -> str:
@@ -137,7 +191,11 @@ def _told(answer: Answer) -> str:
     reply = answer.reply
     if isinstance(reply, Ack):
         detail = f" ({reply.detail})" if reply.detail else ""
-        if isinstance(answer.command, SetKnobs):
-            return f"{answer.what} applied at step {reply.effective_step:,}{detail}"
-        return f"{answer.what}: done before step {reply.effective_step:,}{detail}"
+        return _done(answer.what, answer.command, reply.effective_step) + detail
     return f"{answer.what}: {type(reply).__name__}"
+
+
+def _done(what: str, command: Command, step: int) -> str:
+    if isinstance(command, SetKnobs):
+        return f"{what} applied at step {step:,}"
+    return f"{what}: done before step {step:,}"
