@@ -18,6 +18,7 @@ from stepscope.recordings.compare.requests import RequestRun
 from stepscope.recordings.compare.side import Side
 
 ALIKE = 0.1  # a smaller difference in the load is none
+ALIKE_SHARE = 0.02  # of the prompts; less that one cache spared and another did not is nothing
 CHANCE = 0.5  # a smaller one may be chance, where requests that come at random would make it
 _CACHING = "enable_prefix_caching"
 _SURE = 1.96  # standard deviations
@@ -221,7 +222,8 @@ def _spared(a: Offer, b: Offer) -> str | None:
     """What a cache that was filled before spared one of both, where that is no small part."""
     if a.computed is None or b.computed is None or not a.prompt.total or not b.prompt.total:
         return None
-    if not _is_other(a.computed.total / a.prompt.total, b.computed.total / b.prompt.total):
+    computed = a.computed.total / a.prompt.total, b.computed.total / b.prompt.total
+    if not _is_other(*computed) or abs(computed[0] - computed[1]) <= ALIKE_SHARE:
         return None
     if not (a if a.cached_share > b.cached_share else b).had_cache:
         return None
@@ -258,17 +260,21 @@ def _has_other_queue(a: Offer, b: Offer) -> bool:
 
 def _has_like_prompts(a: Offer, b: Offer) -> bool:
     """Whether about as much was computed of a prompt that came, as far as chance allows."""
-    means, errors = [], []
+    tells = a.computed is not None and b.computed is not None
+    means, errors, lengths = [], [], []
     for offer in (a, b):
         number = offer.requests.total
         if not number:
             return False
-        prompt = offer.prompt if offer.computed is None else offer.computed
+        prompt = offer.computed if tells and offer.computed is not None else offer.prompt
+        lengths.append(offer.prompt.total / number)
         mean = prompt.total / number
         means.append(mean)
         errors.append(max(0.0, prompt.squares / number - mean * mean) / number)
     apart = abs(means[0] - means[1])
-    return apart <= ALIKE * max(means) or apart <= _SURE * sum(errors) ** 0.5
+    if apart <= ALIKE * max(means) or apart <= ALIKE_SHARE * max(lengths):
+        return True
+    return apart <= _SURE * sum(errors) ** 0.5
 
 
 def _same_requests(a: Offer, b: Offer) -> bool:
