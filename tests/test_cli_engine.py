@@ -263,3 +263,27 @@ def test_ctrl_c_ends_load_aborts_what_is_under_way_and_still_prints_the_summary(
     assert "interrupted; 20 requests under way were given up" in stderr
     assert "Traceback" not in stderr
     assert live_engine.core.scheduler.requests == {}
+
+
+def test_load_resets_the_prefix_cache_first_so_that_the_same_requests_are_the_same_work(
+    live_engine: Any, stepscope: Callable[..., Any]
+) -> None:
+    endpoint = live_engine.endpoint.control
+    same = ["--num-requests", "6", "--rate", "1000", "--seed", "3", "--output-tokens", "4"]
+
+    def hits() -> int:
+        frames = live_engine.publisher.replay(0, 4000).frames
+        messages = [wire.decode(frame.payload) for frame in frames]
+        steps = [each for each in messages if isinstance(each, wire.StepRecord)]
+        return sum(step.kv.hit_tokens for step in steps if step.kv is not None)
+
+    first = stepscope("load", endpoint, *same)
+    assert first.exit_code == 0, first.stderr
+    own = hits()
+    again = stepscope("load", endpoint, *same, "--reset-prefix-cache")
+    assert again.stdout.splitlines()[0].startswith("the prefix cache is reset: ")
+    assert hits() - own <= own  # else all of it would have been found
+    warm = hits()
+    assert stepscope("load", endpoint, *same).exit_code == 0
+    assert hits() - warm > own
+    assert "reset the prefix cache" in stepscope("audit", endpoint).stdout

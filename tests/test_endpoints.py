@@ -6,6 +6,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -186,3 +187,20 @@ def test_a_command_says_who_runs_here_and_how_each_can_be_named() -> None:
                 connect(Endpoint.parse("nobody"))
             assert str(error.value).endswith(f"; running here: e5; {tcp.control} (called e3)")
             assert receive(tcp, History()).name == "e3"
+
+
+def test_what_waits_for_an_engine_that_starts_says_so_and_ends_when_that_is_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoint = Endpoint.parse(f"{tmp_path}/x1")
+    lock = EndpointLock(endpoint, name="e1")
+    lock.__enter__()
+    with pytest.raises(EngineStarting):
+        connect(endpoint)
+    gone = threading.Timer(0.5, lock.__exit__, (None, None, None))
+    gone.start()
+    with pytest.raises(EngineUnreachable, match="no engine at"):
+        connect(endpoint, waits=True)
+    gone.join()
+    said = capsys.readouterr().err
+    assert said == f"e1 (pid {os.getpid()}) is still starting; waiting for it, Ctrl-C ends that\n"

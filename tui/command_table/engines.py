@@ -53,6 +53,7 @@ def http(
     epilog=example(
         "stepscope load --rate 2 --document-share 0.2 --seconds 60",
         "stepscope load engine-0 --trace trace.csv --time-scale 0.1 --limit 200",
+        "stepscope load --num-requests 200 --reset-prefix-cache",
     )
 )
 @with_key
@@ -76,13 +77,21 @@ def load(
         float | None,
         typer.Option(help="send for so long, then wait for the rest", metavar="NUMBER"),
     ] = None,
+    reset_prefix_cache: Annotated[
+        bool,
+        typer.Option(
+            "--reset-prefix-cache",
+            help="first have the engine forget the prompts it computed, so that the same requests "
+            "are the same work again",
+        ),
+    ] = False,
     *,
     flags: dict[str, Any],
 ) -> None:
     """Send work to an engine: a synthetic mix, or a real trace."""
     from stepscope.tui.commands import load as command
 
-    command.load(endpoint, trace, time_scale, limit, seconds, flags)
+    command.load(endpoint, trace, time_scale, limit, seconds, flags, reset_prefix_cache)
 
 
 @commands.command("set", epilog=example("stepscope set max_num_batched_tokens=512 order=arrival"))

@@ -3,6 +3,7 @@
 import getpass
 import os
 import socket
+import time
 from typing import TYPE_CHECKING
 
 from stepscope.engine.client import ControlClient, EngineStarting, EngineUnreachable
@@ -10,12 +11,14 @@ from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import Endpoint, find_local
 from stepscope.engine.local_engines import called
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage
+from stepscope.tui.commands.progress import Progress
 
 if TYPE_CHECKING:
     from stepscope.recordings.history import History
     from stepscope.recordings.subscriber import Subscriber
 
 _HELLO_S = 2.0  # an engine that lives says who it is at once, whatever it is computing
+_LOOK_S = 0.2  # how often one that is starting is looked for
 _ANSWER_S = 60.0  # other answers come between two steps, and a step may be long
 
 
@@ -55,12 +58,28 @@ def called_text(endpoint: Endpoint) -> str:
     return address if name == endpoint.name else f"{address} (called {name})"
 
 
-def connect(endpoint: Endpoint) -> ControlClient:
+def connect(endpoint: Endpoint, waits: bool = False) -> ControlClient:
     """A client of an engine that has answered.
 
+    Args:
+        waits: for one that is still starting, and says so.
+
     Raises:
+        EngineStarting: it is still starting.
         EngineUnreachable: nobody answers within two seconds; says who else would, on this machine.
     """
+    if not waits:
+        return _connect(endpoint)
+    with Progress() as progress:
+        while True:
+            try:
+                return _connect(endpoint)
+            except EngineStarting as error:
+                progress(f"{error}; waiting for it, Ctrl-C ends that", None)
+            time.sleep(_LOOK_S)
+
+
+def _connect(endpoint: Endpoint) -> ControlClient:
     client = ControlClient(endpoint, timeout_s=_HELLO_S)
     try:
         client.info()

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.engine.client import EngineUnreachable
-from stepscope.engine.commands import WorkloadSpec
+from stepscope.engine.commands import Ack, ResetPrefixCache, WorkloadSpec
 from stepscope.engine.corpus import Corpus
 from stepscope.engine.load import LoadGenerator, LoadReport, percentile
 from stepscope.engine.traces import TraceRow, read_trace
 from stepscope.engine.wire import EngineInfo
 from stepscope.engine.workload import Arrival, PromptWriter, describe, fit, from_trace, synthetic
-from stepscope.tui.commands.connect import choose, connect
+from stepscope.tui.commands.connect import choose, connect, who
 from stepscope.tui.commands.errors import CommandFailed, Interrupted, WrongUsage, say
 from stepscope.tui.commands.options import resolve
 from stepscope.tui.commands.progress import Progress
@@ -29,13 +29,17 @@ def load(
     limit: int | None,
     seconds: float | None,
     flags: Mapping[str, Any],
+    reset_prefix_cache: bool = False,
 ) -> None:
     """Raises CommandFailed when requests went wrong, Interrupted when the run was cut short."""
     spec = resolve(WorkloadSpec, "load", flags)
     _check_usage(trace, time_scale, limit, seconds, flags)
     rows = read_trace(trace, limit) if trace is not None else None
-    with connect(choose(endpoint, "stepscope load {}")) as client:
+    with connect(choose(endpoint, "stepscope load {}"), waits=True) as client:
         info = client.info()
+        if reset_prefix_cache:
+            done = client.ask(ResetPrefixCache(who=who()))
+            say(f"the prefix cache is reset: {done.detail if isinstance(done, Ack) else done}")
         arrivals, num_arrivals = _arrivals(spec, rows, info, time_scale or 1.0)
         _announce(spec, rows, info)
         interrupted = StopSignals(signal.SIGINT)

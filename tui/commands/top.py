@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from stepscope.engine.client import EngineStarting
 from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import Endpoint, find_local
 from stepscope.recordings import samples
@@ -37,7 +38,7 @@ def top(endpoints: Sequence[str], flags: Mapping[str, Any]) -> None:
     """One engine, or several side by side.
 
     Raises:
-        EngineUnreachable: nobody listens at the endpoint.
+        EngineUnreachable: nobody listens at the endpoint, nor will soon.
         CommandFailed: ... at any of several.
     """
     settings = resolve(DashboardSettings, "dashboard", flags)
@@ -69,18 +70,22 @@ def engines_to_show(named: Sequence[str]) -> list[Endpoint]:
 def check_any(endpoints: Sequence[Endpoint]) -> None:
     """That there is anything to see; of several engines some may be down.
 
+    A single one that is still starting is waited for.
+
     Raises:
         EngineUnreachable: the only one does not answer.
         CommandFailed: none of several does.
     """
     if len(endpoints) == 1:
-        connect(endpoints[0]).close()
+        connect(endpoints[0], waits=True).close()
         return
     answers: SimpleQueue[str | None] = SimpleQueue()
 
     def ask(endpoint: Endpoint) -> None:
         try:
             connect(endpoint).close()
+        except EngineStarting:
+            answers.put(None)  # which its row says, until it has started
         except Exception as error:  # noqa: BLE001 - whatever it is: somebody waits for the answer
             known = expected(error)
             answers.put(f"{endpoint.name}: {repr(error) if known is None else known[1]}")
