@@ -9,6 +9,7 @@ from stepscope.engine.wire import (
     Finished,
     KnobsChanged,
     KnobValue,
+    Mark,
     Preempted,
     Rejected,
     RequestEvent,
@@ -129,6 +130,11 @@ def request_event(
         who = event.client_id or name
         return SessionEvent(step, time_ns, "reject", f"rejected {who}: {event.reason}")
     return None
+
+
+def mark_event(mark: Mark) -> SessionEvent:
+    """The line for a person's note."""
+    return SessionEvent(mark.step, mark.time_ns, "mark", f"{mark.text} ({mark.who})")
 
 
 def audit_event(entry: Audited, step: int) -> SessionEvent | None:

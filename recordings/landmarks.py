@@ -1,12 +1,13 @@
 """Marks, and changes of knobs and workload, of a recording, found without decoding its steps."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
 from stepscope.engine import wire
-from stepscope.engine.wire import Audited, KnobsChanged, KnobValue, Mark
+from stepscope.engine.wire import Audited, KnobsChanged, KnobValue, Mark, Telemetry
 
 if TYPE_CHECKING:
     from stepscope.recordings.reader import Recording  # with mcap, for those who have one
@@ -25,15 +26,19 @@ class Landmark(NamedTuple):
 def landmarks(recording: "Recording") -> Iterator[Landmark]:
     """In order of the file."""
     for number in range(recording.num_chunks):
-        for frame in recording.chunk_frames(number):
-            if frame.topic not in _TOPICS:
-                continue
-            try:
-                message = wire.decode(frame.payload)
-            except msgspec.DecodeError:
-                continue  # 'stepscope verify' tells of it
+        for message in messages_in(recording, number):
             if (found := landmark_of(message)) is not None:
                 yield found
+
+
+def messages_in(recording: "Recording", number: int) -> Iterator[Telemetry]:
+    """The messages of a chunk that may be one."""
+    frames = recording.chunk(number).frames
+    for place, topic in enumerate(frames.topics):
+        if topic in _TOPICS:
+            # 'stepscope verify' tells of what cannot be read.
+            with contextlib.suppress(msgspec.DecodeError):
+                yield wire.decode(frames[place].payload)
 
 
 def landmark_of(message: object) -> Landmark | None:

@@ -175,6 +175,17 @@ class Recording:
         frames = self._chunks.load(number).frames
         return Position(number, bisect_left(frames, log_ns, key=lambda frame: frame.log_ns))
 
+    def step_before(self, position: Position) -> int | None:
+        """The last step before a position; None before the first one."""
+        for number in range(min(position.chunk, len(self._chunks) - 1), -1, -1):
+            chunk = self._chunks.load(number)
+            places = chunk.step_places
+            if number == position.chunk:
+                places = places[: bisect_left(places, position.message)]
+            if places:
+                return _step_at(chunk, places[-1])
+        return None
+
     def is_end(self, position: Position) -> bool:
         """Whether no message follows."""
         last = len(self._chunks) - 1

@@ -13,11 +13,12 @@ from typing import Literal
 import msgspec
 
 from stepscope.recordings.excerpt import excerpt, screenful, windows
+from stepscope.recordings.file_events import FileEvents
 from stepscope.recordings.history import History
 from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.playhead import Playhead
 from stepscope.recordings.reader import Position, Recording
-from stepscope.recordings.seek import MAX_WINDOW_STEPS, WINDOW_STEPS
+from stepscope.recordings.seek import MAX_WINDOW_STEPS, WINDOW_STEPS, step_in
 from stepscope.recordings.source import FrameTap
 
 MIN_SPEED, MAX_SPEED = 0.1, 64.0
@@ -41,6 +42,7 @@ class ReplaySource:
         playing: whether it plays from the start, or stands at the first step.
 
     Attributes:
+        file_events: marks and knob changes of the whole file, also of what is not played yet.
         on_found: called on its thread as soon as what was sought is shown; it must not wait, and
             not raise.
     """
@@ -60,6 +62,7 @@ class ReplaySource:
         self.history = history if history is not None else History()
         self.history.known_since_ns = recording.known_since_ns
         self.tap = FrameTap()
+        self.file_events = FileEvents(recording.path)
         self.on_found: Callable[[], None] | None = None
         self._wake = threading.Condition()
         self._speed = _clamped(speed)
@@ -98,20 +101,37 @@ class ReplaySource:
         return self._speed
 
     @property
+    def extent(self) -> tuple[int, int] | None:
+        """First and last step of the file; None when there is none in it."""
+        first, last = self.recording.first_step, self.recording.last_step
+        return None if first is None or last is None else (first, last)
+
+    @property
+    def extent_ns(self) -> tuple[int, int]:
+        """Wall time of its first and last message."""
+        return self.recording.start_ns, self.recording.end_ns
+
+    @property
     def is_seeking(self) -> bool:
         """The step that was asked for is not shown yet."""
         return self._is_seeking or self._wanted is not None or self._skips != 0
 
     def start(self) -> None:
         self._thread.start()
+        self.file_events.start()
 
     def stop(self) -> None:
         with self._wake:
             self._stopping = True
             self._wake.notify_all()
+        self.file_events.stop()
         if self._thread.ident is not None:
             self._thread.join()
         self.recording.close()
+
+    def step_in(self, step: int, ns: int) -> int | None:
+        """The step so long after `step`, or before it; None where that is not in the file."""
+        return step_in(self.recording, step, ns)
 
     def play(self, speed: float | None = None) -> None:
         """Go on playing, at another speed if one is given."""

@@ -63,6 +63,21 @@ def forwarded(recording: Recording, end: Position) -> tuple[FastForward, int]:
     return forward, sequence
 
 
+def step_in(recording: Recording, step: int, ns: int) -> int | None:
+    """The last step that was recorded until so long after `step`, or before it.
+
+    None where that is before the first one or after the last one of the file.
+    """
+    position = recording.find_step(step)
+    frame = None if position is None else recording.frame_before(position)
+    if frame is None:
+        return None
+    time_ns = frame.log_ns + ns
+    if not recording.start_ns <= time_ns <= recording.end_ns:
+        return None
+    return recording.step_before(recording.find_time(time_ns + 1))
+
+
 def window_start(recording: Recording, step: int, num_shown: int) -> tuple[Snapshot, Position]:
     """The keyframe to begin from, so that the windows on the screen are full at `step`.
 

@@ -22,7 +22,7 @@ from stepscope.engine.wire import (
 from stepscope.recordings.clocks import WallClock
 from stepscope.recordings.columns import Span, StepColumns, StepSummary
 from stepscope.recordings.event_notes import EventNotes
-from stepscope.recordings.events import EventLog, Gap, SessionEvent
+from stepscope.recordings.events import EventLog, Gap, mark_event
 from stepscope.recordings.fast_forward import FastForward
 from stepscope.recordings.lanes import LaneBoard
 from stepscope.recordings.latency import SLO, Latencies
@@ -211,7 +211,7 @@ class Timeline:
         self.marks.append(mark)
         self.marks.sort(key=lambda each: each.step)
         self._mark_steps.add(mark.step)
-        self.log.add(SessionEvent(mark.step, mark.time_ns, "mark", f"{mark.text} ({mark.who})"))
+        self.log.add(mark_event(mark))
 
     def summary(self, step: int) -> StepSummary | None:
         index = self.columns.index(step)

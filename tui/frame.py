@@ -4,7 +4,7 @@ The views are pure functions of a frame, so that a test can make one and read th
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stepscope.engine.wire import StepRecord
@@ -91,6 +91,7 @@ class FrameBuilder:
         recorded: first and last step of the file that is replayed.
         clock: seconds, for pacing only.
         keys: first key of each action, as people write it, where it is not the usual one.
+        in_file: marks and knob changes of all of the file, as far as they are known.
     """
 
     def __init__(
@@ -99,8 +100,10 @@ class FrameBuilder:
         recorded: tuple[int, int] | None = None,
         clock: Callable[[], float] = time.monotonic,
         keys: Mapping[str, str] | None = None,
+        in_file: Callable[[], Sequence[SessionEvent]] = tuple,
     ) -> None:
         self._history = history
+        self._in_file = in_file
         self._recorded = recorded
         self._clock = clock
         self._keys = keys or {}
@@ -227,10 +230,11 @@ class FrameBuilder:
         return found
 
     def _scrub_marks(self) -> list[SessionEvent]:
-        when: object = round(self._clock()), len(self._history.marks)
+        in_file = self._in_file()
+        when: object = round(self._clock()), len(self._history.marks), len(in_file)
         if self._landmarks is None or self._landmarks[0] != when:
             kinds = frozenset({"preempt", "knobs", "mark", "gap"})
-            self._landmarks = (when, self._history.events(None, 500, kinds))
+            self._landmarks = (when, [*in_file, *self._history.events(None, 500, kinds)])
         return self._landmarks[1]
 
 

@@ -4,32 +4,37 @@ In a replay the newest step in memory is where the replay stands; going on from 
 file, and what is not in memory is sought in it.
 """
 
-import re
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, cast
 
 from stepscope.engine.wire import Phase
+from stepscope.recordings.events import SessionEvent, mark_event
 from stepscope.recordings.history import History
 from stepscope.recordings.source import Source, SourceStatus
 from stepscope.tui.frame import NOTABLE, Frame
+from stepscope.tui.goto import FileTimes, Wanted, wanted
 from stepscope.tui.notices import Notices
 from stepscope.tui.view import View
 
+_KNOWN_AHEAD = frozenset({"mark", "knobs"})  # in a file that is not played yet
 _MAX_SEARCH = 5_000  # steps decoded in search of one of a request
 
 
-class Extent(Protocol):
-    """What a replay knows of its file."""
+class FileEvents(Protocol):
+    """Marks and knob changes of a file, also of what is not played yet."""
 
-    first_step: int | None
-    last_step: int | None
+    found: Sequence[SessionEvent]
+
+    @property
+    def is_done(self) -> bool: ...
+
+    def next(self, step: int, direction: int, kinds: Collection[str]) -> SessionEvent | None: ...
 
 
-class Replay(Protocol):
+class Replay(FileTimes, Protocol):
     """What a replay can do that a live source cannot."""
 
-    recording: Extent
+    file_events: FileEvents
     on_found: Callable[[], None] | None  # called on its thread once what was sought is shown
 
     @property
@@ -61,10 +66,7 @@ def replay_of(source: Source) -> Replay | None:
 def recorded_extent(source: Source) -> tuple[int, int] | None:
     """First and last step of the file that is replayed; None for a live source."""
     replay = replay_of(source)
-    recording = None if replay is None else replay.recording
-    if recording is None or recording.first_step is None or recording.last_step is None:
-        return None
-    return recording.first_step, recording.last_step
+    return None if replay is None else replay.extent
 
 
 class Navigator:
@@ -105,18 +107,21 @@ class Navigator:
         elif view.live and replay.status == "playing":
             replay.pause()
         else:
-            if replay.status == "ended" and replay.recording.first_step is not None:
-                replay.seek(replay.recording.first_step)
+            if replay.status == "ended" and replay.extent is not None:
+                replay.seek(replay.extent[0])
             view.follow()
             replay.play()
 
     def live(self) -> None:
+        """To the newest step, and on with what comes; of a replay to the end of the file."""
+        if self._replay is not None and self._replay.extent is not None:
+            self.go(self._replay.extent[1])
         self.view.follow()
 
     def oldest(self) -> None:
         replay = self._replay
-        if replay is not None and replay.recording.first_step is not None:
-            self.go(replay.recording.first_step)
+        if replay is not None and replay.extent is not None:
+            self.go(replay.extent[0])
         elif self._history.first_step is not None:
             self.go(self._history.first_step)
 
@@ -176,24 +181,52 @@ class Navigator:
         at = self._at()
         if at is None:
             return
-        found = self._history.next_event(at, direction, frozenset(kinds))
+        kinds = frozenset(kinds)
+        found = self._history.next_event(at, direction, kinds)
+        if found is None and self._replay is not None:
+            found = self._replay.file_events.next(at, direction, kinds)
         if found is None:
             where = "after" if direction > 0 else "before"
-            self._notices.say(f"no {_kind(kinds)} {where} step {at:,} in memory", "caution")
+            text = f"no {_kind(kinds)} {where} step {at:,} in memory{self._nor_in_file(kinds)}"
+            self._notices.say(text, "caution")
             return
         self.go(found.step)
         self._notices.say(found.text)
 
+    def _nor_in_file(self, kinds: Collection[str]) -> str:
+        """What is known of what is not in memory, which a replay can go to."""
+        replay = self._replay
+        extent = None if replay is None else replay.extent
+        if replay is None or extent is None:
+            return ""
+        first, last = self._history.first_step, self._history.last_step
+        if (first, last) == extent:
+            return "; all of the file is in memory"
+        if not replay.file_events.is_done:
+            return "; the rest of the file is still looked through"
+        if set(kinds) & _KNOWN_AHEAD:
+            return ", and no mark or knob change in the rest of the file"
+        return f" (of {first or 0:,} to {last or 0:,}); the rest of the file has to be played"
+
     def mark(self) -> None:
-        marks = self._history.marks
+        """To the mark before this step, or from before the first one to the last."""
         at = self._at()
+        found = {mark_event(mark) for mark in self._history.marks}
+        if self._replay is not None:
+            found |= {each for each in self._replay.file_events.found if each.kind == "mark"}
+        marks = sorted((each.step, each.text) for each in found)
         if not marks or at is None:
-            self._notices.say(f"no mark yet; {self._key('mark')} sets one", "caution")
+            is_done = self._replay is None or self._replay.file_events.is_done
+            text = f"no mark yet; {self._key('mark')} sets one"
+            if not is_done:
+                text = "no mark yet; the rest of the file is still looked through"
+            self._notices.say(text, "caution")
             return
-        before = [mark for mark in marks if mark.step < at] if not self.view.live else marks
-        mark = (before or marks)[-1]
-        self.go(mark.step)
-        self._notices.say(f"mark: {mark.text}")
+        is_newest = self.view.live and self._replay is None
+        before = [mark for mark in marks if mark[0] < at] if not is_newest else marks
+        step, text = (before or marks)[-1]
+        self.go(step)
+        self._notices.say(f"mark: {text}")
 
     def of_request(self, direction: int) -> None:
         """To the next step in which the selected request has a row."""
@@ -216,56 +249,23 @@ class Navigator:
     # Words
 
     def goto(self, text: str) -> None:
-        """To a step, a time of day, or so many seconds back; `target` says what is understood."""
+        """To a step, a time of day, or so many seconds back."""
         if text.strip():
-            self.go(self.target(text))
+            step, note = self._wanted(text)
+            self.go(step)
+            if note is not None:
+                self._notices.say(note, "caution")
 
     def check_target(self, text: str) -> str | None:
         try:
             if text.strip():
-                self.target(text)
+                self._wanted(text)
         except ValueError as error:
             return str(error)
         return None
 
-    def target(self, text: str) -> int:
-        """The step that `text` means.
-
-        Raises:
-            ValueError: it means none; the message says what would.
-        """
-        text = text.strip().replace(",", "")
-        if text.isdigit():
-            return int(text)
-        at = self._at()
-        summary = None if at is None else self._history.summary(at)
-        if summary is None:
-            raise ValueError("there is no step yet")
-        back = re.fullmatch(r"([+-])(\d+(?:\.\d+)?)(ms|s|m|min)?", text)
-        if back:
-            seconds = float(back[2]) * {"ms": 0.001, "s": 1, None: 1, "m": 60, "min": 60}[back[3]]
-            time_ns = summary.tokens_ns + round(seconds * 1e9) * (1 if back[1] == "+" else -1)
-        elif re.fullmatch(r"\d{1,2}:\d{2}(:\d{2})?", text):
-            time_ns = self._time_of_day(text, summary.tokens_ns)
-        else:
-            raise ValueError("not a step, a time or a stretch of time")
-        step = self._history.step_at(time_ns)
-        if step is None:
-            raise ValueError("there is no step yet")
-        return step
-
-    def _time_of_day(self, text: str, near_ns: int) -> int:
-        wall_ns = self._history.wall_ns(near_ns)
-        if wall_ns is None:
-            raise ValueError("the engine has not told the time of day")
-        parts = [int(part) for part in text.split(":")] + [0]
-        day = time.localtime(wall_ns / 1e9)
-        wanted_s = time.mktime(
-            (day.tm_year, day.tm_mon, day.tm_mday, parts[0], parts[1], parts[2], 0, 0, -1)
-        )
-        if wanted_s * 1e9 > wall_ns + 12 * 3600 * 10**9:
-            wanted_s -= 24 * 3600  # yesterday, seen from after midnight
-        return near_ns - (wall_ns - round(wanted_s * 1e9))
+    def _wanted(self, text: str) -> Wanted:
+        return wanted(text, self._at(), self._history, self._replay)
 
     # Replay
 

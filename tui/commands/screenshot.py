@@ -17,6 +17,7 @@ from stepscope.tui.settings import DashboardSettings
 from stepscope.tui.view import PAGES, ZOOMS, Page
 
 _MAX_COLUMNS, _MAX_ROWS = 1000, 500
+_FILE_EVENTS_S = 5.0  # for what the file has in store; very long ones show what was found by then
 PICTURE_SUFFIXES = (".svg", ".png", ".txt")
 # What is of several engines, or of two runs, is no picture of one recording.
 _PAGE_NAMES: Mapping[str, Page] = {
@@ -63,6 +64,7 @@ def screenshot_file(
         try:
             source.seek(step)
             source.wait(60)
+            source.file_events.wait(_FILE_EVENTS_S)
             _draw(source, path, step, chosen, (num_columns, num_rows), zoom, request_id, settings)
         finally:
             source.stop()

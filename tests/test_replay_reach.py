@@ -1,0 +1,123 @@
+"""Keys of a replay reach the whole file, not only what has been played."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stepscope.engine.config import Knobs
+from stepscope.engine.simulated import simulate
+from stepscope.engine.wire import Mark, StepRecord
+from stepscope.recordings.reader import Recording
+from stepscope.recordings.replay import ReplaySource
+from stepscope.tui import format as fmt
+from stepscope.tui.app import Dashboard
+from stepscope.tui.widgets import scrub_bar
+from tests.seek_sessions import record
+
+MARKED, CHANGED = 700, (300, 900)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    messages = []
+    simulated = simulate(
+        seed=5,
+        num_steps=1200,
+        knobs=Knobs(max_num_batched_tokens=512),
+        changes={
+            CHANGED[0]: {"max_num_batched_tokens": 128},
+            CHANGED[1]: {"max_num_batched_tokens": 256},
+        },
+    )
+    for sequence, message in simulated:
+        messages.append((sequence, message))
+        if isinstance(message, StepRecord) and message.step == MARKED:
+            mark = Mark(step=MARKED, time_ns=message.tokens_ns, text="here it froze", who="me")
+            messages.append((sequence, mark))
+    return record(tmp_path_factory.mktemp("reach") / "session.mcap", messages)
+
+
+@pytest.fixture
+def source(file: Path) -> Iterator[ReplaySource]:
+    replay = ReplaySource(Recording(file), playing=False)
+    replay.start()
+    assert replay.wait()
+    assert replay.file_events.wait()
+    yield replay
+    replay.stop()
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.02)
+
+
+def shown(app: Dashboard) -> str:
+    return "\n".join(strip.text for strip in app.main._compositor.render_strips())
+
+
+async def test_marks_and_changes_ahead_are_on_the_bar_and_keys_go_to_them(
+    source: ReplaySource,
+) -> None:
+    app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
+    last = source.recording.last_step
+    async with app.run_test(size=(120, 40)) as pilot:
+
+        async def at(key: str, step: int) -> None:
+            await pilot.press(key)
+            await until(lambda: app.main.new_frame().cursor == step, f"{key}: not at {step}")
+
+        frame = app.main.new_frame()
+        assert (frame.cursor, frame.history.num_steps) == (0, 1)
+        bar = "".join(text for text, _ in scrub_bar.draw(frame, 120, 1, 0)[0])
+        assert bar.count("◆") == 2
+        assert bar.count("▼") == 1
+        while (found := source.history.next_event(app.main.new_frame().cursor, 1)) is not None:
+            assert found.step < CHANGED[0]  # what is in memory comes first
+            app.main.navigator.go(found.step)
+        await at("right_square_bracket", CHANGED[0])
+        app.main.navigator.go(last)
+        await until(lambda: app.main.new_frame().cursor == last, "not at the end")
+        await at("apostrophe", MARKED)
+        assert "here it froze" in shown(app)
+        await at("apostrophe", MARKED)  # there is none before it: the last one, which it is
+        await at("L", last)
+        await at("home", 0)
+        await pilot.press("left_curly_bracket")
+        await until(lambda: "no preemption before step 0 in memory" in shown(app), "silence")
+
+
+async def test_a_time_is_looked_for_in_the_whole_file(source: ReplaySource) -> None:
+    app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
+    async with app.run_test(size=(120, 40)):
+        navigator = app.main.navigator
+
+        app.main.new_frame()
+        begin_ns = source.history.wall_ns(source.history.summary(0).tokens_ns)
+        step = source.step_in(0, 3_000_000_000)
+        assert step is not None
+        navigator.goto("+3s")
+        await until(lambda: app.main.new_frame().cursor == step, "not three seconds on")
+        summary = source.history.summary(step)
+        after = source.history.wall_ns(summary.tokens_ns) - begin_ns
+        assert after <= 3_000_000_000
+        navigator.goto("-3s")
+        await until(lambda: app.main.new_frame().cursor == 0, "not back")
+        wall_ns = (begin_ns // 10**9 + 5) * 10**9
+        navigator.goto(fmt.clock(wall_ns))
+        wanted = source.step_in(0, wall_ns - begin_ns)
+        await until(lambda: app.main.new_frame().cursor == wanted, "not at that time")
+        start, end = (fmt.clock(each) for each in source.extent_ns)
+        outside = fmt.clock(source.extent_ns[1] + 60 * 10**9)
+        said = navigator.check_target(outside)
+        assert said == f"not in the file, which is of {start} to {end}"
+        navigator.goto("999999")
+        last = source.recording.last_step
+        await until(lambda: app.main.new_frame().cursor == last, "not at the end")
+        app.main.draw()
+        assert f"the last step of the file is {last:,}" in shown(app)
