@@ -49,8 +49,14 @@ class Effect(NamedTuple):
     covered: float
 
 
-def percentile_effect(a: Sequence[Slice], b: Sequence[Slice], rank: int) -> Effect | None:
+def percentile_effect(
+    a: Sequence[Slice], b: Sequence[Slice], rank: int, *, is_paired: bool = False
+) -> Effect | None:
     """Waits of each stretch of both runs; None where no stratum has waits on both sides.
+
+    Args:
+        is_paired: the same came in the same stretch of both, so that what it makes of the waits
+            falls out of their difference.
 
     Strata count as much as both sides have in common of them (overlap weights: Li, Morgan and
     Zaslavsky, JASA 2018), on either side the same.
@@ -72,9 +78,10 @@ def percentile_effect(a: Sequence[Slice], b: Sequence[Slice], rank: int) -> Effe
         if not has_enough:
             return False
         apart = math.sqrt(b_ns / (a_ns * factor))
-        return _differ(left.above(bin_of(round(a_ns * apart))),
-                       right.above(bin_of(round(b_ns / apart))))  # fmt: skip
+        return test(left.above(bin_of(round(a_ns * apart))),
+                    right.above(bin_of(round(b_ns / apart))))  # fmt: skip
 
+    test = _differ_in_pairs if is_paired else _differ
     ratio = b_ns / a_ns
     is_sure = low_bin != high_bin and differ(1.0)
     low = _edge(differ, ratio, 1.0 if not is_sure else None, -1)
@@ -86,8 +93,10 @@ def percentile_effect(a: Sequence[Slice], b: Sequence[Slice], rank: int) -> Effe
     return Effect(a_ns, b_ns, low, high, is_sure, covered)
 
 
-def shares_above_differ(a: Sequence[Slice], b: Sequence[Slice], bound_ns: float) -> bool:
-    """Whether other shares of the waits are longer than a bound."""
+def shares_above_differ(
+    a: Sequence[Slice], b: Sequence[Slice], bound_ns: float, *, is_paired: bool = False
+) -> bool:
+    """Whether other shares of the waits are longer than a bound; `is_paired` as above."""
     shares = _common(a, b)
     if not shares:
         return False
@@ -95,13 +104,15 @@ def shares_above_differ(a: Sequence[Slice], b: Sequence[Slice], bound_ns: float)
     if min(left.num_stretches, right.num_stretches) < MIN_SLICES:
         return False
     at = bin_of(round(bound_ns))
-    return _differ(left.above(at), right.above(at))
+    test = _differ_in_pairs if is_paired else _differ
+    return test(left.above(at), right.above(at))
 
 
 class _Estimate(NamedTuple):
     share: float
     variance: float
     freedom: int
+    apart: list[float]  # what each stretch adds to the error of the share
 
 
 class _Run:
@@ -145,11 +156,8 @@ class _Run:
             )
             for stretch, ordered in zip(longer, self._stretches, strict=True)
         ]
-        num = len(apart)
-        variance = sum(x * x for x in apart)
-        variance += 2 * max(0.0, sum(x * y for x, y in pairwise(apart)))
         share = sum(self._weights[key] * number for key, number in sums.items())
-        return _Estimate(share, variance * num / max(1, num - 1), max(1, self.num_stretches - 1))
+        return _Estimate(share, _variance(apart), max(1, self.num_stretches - 1), apart)
 
 
 class _Ordered:
@@ -197,8 +205,31 @@ def _differ(a: _Estimate, b: _Estimate) -> bool:
     if variance == 0:
         return True
     freedom = variance**2 / (a.variance**2 / a.freedom + b.variance**2 / b.freedom)
-    point = next((t for below, t in _T_POINTS.items() if freedom < below), 2.67)
-    return abs(a.share - b.share) / math.sqrt(variance) > point
+    return abs(a.share - b.share) / math.sqrt(variance) > _t_point(freedom)
+
+
+def _differ_in_pairs(a: _Estimate, b: _Estimate) -> bool:
+    """Student's test of the differences, stretch by stretch; Welch's where they do not pair."""
+    if len(a.apart) != len(b.apart):
+        return _differ(a, b)
+    if a.share == b.share:
+        return False
+    variance = _variance([x - y for x, y in zip(a.apart, b.apart, strict=True)])
+    if variance == 0:
+        return True
+    return abs(a.share - b.share) / math.sqrt(variance) > _t_point(min(a.freedom, b.freedom))
+
+
+def _variance(apart: Sequence[float]) -> float:
+    """Of the sum of what stretches add, with what neighbours have in common."""
+    num = len(apart)
+    variance = sum(x * x for x in apart)
+    variance += 2 * max(0.0, sum(x * y for x, y in pairwise(apart)))
+    return variance * num / max(1, num - 1)
+
+
+def _t_point(freedom: float) -> float:
+    return next((t for below, t in _T_POINTS.items() if freedom < below), 2.67)
 
 
 def _middle(at: int) -> float:

@@ -1,15 +1,13 @@
 """The latencies of two runs as figures, and who is better in them.
 
-Two runs of the same requests are compared wait by wait. Requests that come at random are no two
-times the same: there a difference counts if it stands out of how much each run varies in itself,
-and if it is larger than that of the load.
+A difference counts if it stands out of how much each run varies in itself. Requests that come at
+random are no two times the same: there it must be larger than the difference of the load, too.
 """
 
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from stepscope.recordings.compare.chance import shares_differ
 from stepscope.recordings.compare.counts import Spread
 from stepscope.recordings.compare.effect import (
     NUM_STRETCHES,
@@ -67,13 +65,14 @@ def _percentile(kind: LatencyKind, label: str, rank: int, sampled: _Sampled, loa
     left, right = sampled.a, sampled.b
     value_a, value_b = left.at(rank), right.at(rank)
     # The longest of all says nothing of a run that would have been longer.
-    effect = percentile_effect(sampled.slices_a, sampled.slices_b, rank) if rank < 100 else None
-    if load.is_same:
-        is_sure = _percentiles_differ(left, right, rank)
+    effect = None
+    if rank < 100:
+        effect = percentile_effect(sampled.slices_a, sampled.slices_b, rank, is_paired=load.is_same)
+    interval = None if effect is None else (effect.low, effect.high)
+    if rank < 100:
+        verdict = judged(value_a, value_b, "lower", effect is not None and effect.is_sure)
     else:
-        is_sure = effect is not None and effect.is_sure
-    interval = None if effect is None or effect.is_sure != is_sure else (effect.low, effect.high)
-    verdict = judged(value_a, value_b, "lower", is_sure)
+        verdict = without_winner(judged(value_a, value_b, "lower", True))
     factor = value_a / value_b if value_a and value_b else math.inf
     return Figure(
         f"{kind}_{RANKS[rank]}_ms",
@@ -98,10 +97,9 @@ def _within(
     within_a, within_b = left.within_slo, right.within_slo
     is_sure, factor = False, 1.0
     if within_a is not None and within_b is not None:
-        if load.is_same:
-            is_sure = shares_differ(within_a, left.num_groups, within_b, right.num_groups)
-        else:
-            is_sure = shares_above_differ(sampled.slices_a, sampled.slices_b, bound_ns)
+        is_sure = shares_above_differ(
+            sampled.slices_a, sampled.slices_b, bound_ns, is_paired=load.is_same
+        )
         late = sorted((1 - within_a, 1 - within_b))
         factor = late[1] / late[0] if late[0] else math.inf
     verdict = judged(within_a, within_b, "higher", is_sure, is_share=True)
@@ -132,13 +130,3 @@ def _under(load: Load, verdict: Verdict, factor: float) -> Verdict:
     if load.other_work is None:
         return verdict if factor > excess else without_winner(verdict)
     return verdict if excess <= 1 + ALIKE_LOAD else without_winner(verdict)
-
-
-def _percentiles_differ(a: Spread, b: Spread, rank: int) -> bool:
-    """Whether as many waits would lie beyond a point between both percentiles by chance."""
-    value_a, value_b = a.at(rank), b.at(rank)
-    if value_a is None or value_b is None or value_a == value_b:
-        return False
-    between = math.sqrt(max(1, value_a) * max(1, value_b))
-    share_a, share_b = a.share_above(between), b.share_above(between)
-    return shares_differ(share_a, a.num_groups, share_b, b.num_groups)
