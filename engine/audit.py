@@ -1,7 +1,7 @@
 """`AuditTrail`: who changed the engine, or tried to. Belongs to the engine's thread.
 
 Each entry is published as it is made, so that it is in every recording; the last ones are kept here
-for who asks later.
+for who asks later. Only aborts of one client wait for a second, to be one entry.
 """
 
 from collections import deque
@@ -9,7 +9,11 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
 
+import msgspec
+
+from stepscope.engine.audit_fold import are_alike, folded, latest
 from stepscope.engine.commands import (
+    Abort,
     AuditPage,
     Change,
     Drain,
@@ -24,6 +28,7 @@ from stepscope.engine.wire import Audited, KnobValue
 
 MAX_ENTRIES = 10_000
 IN_SNAPSHOT = 20  # entries that a late joiner is told of
+FOLD_NS = 1_000_000_000  # so long aborts of one client go into one entry
 
 _Kind: TypeAlias = Literal["knobs", "loop", "workload"]
 # Changes of one kind undo each other; the others do not.
@@ -68,12 +73,14 @@ class AuditTrail:
         self._clock = clock
         self._entries: deque[Audited] = deque(maxlen=MAX_ENTRIES)
         self.newest = 0  # number of the newest entry
+        self._aborts: Audited | None = None  # those that are not told yet
+        self._aborts_due_ns = 0
 
     def done(self, command: Change, asker: Asker, effective_step: int, effect: Effect) -> None:
         """A change was made."""
         self._add(
             Audited(
-                number=self.newest + 1,
+                number=0,  # until it is told
                 command=type(command).__name__,
                 who=asker.who,
                 key=asker.key,
@@ -95,7 +102,7 @@ class AuditTrail:
         """
         self._add(
             Audited(
-                number=self.newest + 1,
+                number=0,  # until it is told
                 command=command,
                 who=asker.who,
                 key=asker.key,
@@ -126,6 +133,7 @@ class AuditTrail:
         return None
 
     def page(self, after: int, limit: int) -> AuditPage:
+        self.tell()
         oldest = self._entries[0].number if self._entries else 0
         skipped = min(len(self._entries), max(0, after + 1 - oldest))
         gone = ""
@@ -142,10 +150,32 @@ class AuditTrail:
         )
 
     def last(self) -> list[Audited]:
-        """For a snapshot."""
-        return list(self._entries)[-IN_SNAPSHOT:]
+        """For a snapshot; `tell` comes before it."""
+        return latest(reversed(self._entries), IN_SNAPSHOT)
+
+    def tell_if_due(self) -> None:
+        """To be called once a second or so."""
+        if self._aborts is not None and self._clock() >= self._aborts_due_ns:
+            self.tell()
+
+    def tell(self) -> None:
+        """Publish the aborts that wait for others of their kind."""
+        if self._aborts is not None:
+            entry, self._aborts = self._aborts, None
+            self._enter(entry)
 
     def _add(self, entry: Audited) -> None:
-        self.newest = entry.number
+        if entry.command != Abort.__name__:
+            self.tell()
+            self._enter(entry)
+        elif self._aborts is not None and are_alike(self._aborts, entry):
+            self._aborts = folded(self._aborts, entry)
+        else:
+            self.tell()
+            self._aborts, self._aborts_due_ns = entry, entry.time_ns + FOLD_NS
+
+    def _enter(self, entry: Audited) -> None:
+        self.newest += 1
+        entry = msgspec.structs.replace(entry, number=self.newest)
         self._entries.append(entry)
         self._publish(entry)

@@ -119,6 +119,7 @@ class EngineCore:
         for request_id in list(self.scheduler.requests):
             self.abort(request_id, "the engine was shut down")
         self.snapshots.serve(at_once=True)
+        self.audit.tell()
         self._signs.publish_status("stopped")
 
     def step(self) -> bool:
@@ -257,6 +258,7 @@ class EngineCore:
         later message repeats.
         """
         self.settle()
+        self.audit.tell()
         self._signs.publish_status(self.state)
         return records.snapshot(
             sequence=self.sink.next_sequence - 1 if self.sink is not None else 0,
@@ -276,6 +278,7 @@ class EngineCore:
 
     def publish_signs_of_life(self, *, idle: bool) -> None:
         """Say who we are and how we stand, if it is time; what happened, too, if `idle`."""
+        self.audit.tell_if_due()
         self._signs.publish(idle=idle)
 
     def drain_events(self) -> list[RequestEvent]:

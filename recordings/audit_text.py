@@ -39,6 +39,10 @@ def change_text(entry: Audited) -> str:
     if entry.code:
         what = entry.command or "commands"
         return f"{what} refused: {entry.detail}"
+    if entry.command == "Abort" and entry.count > 1:
+        names = list(entry.old or {})
+        which = f" ({names[0]} to {names[-1]})" if names else ""
+        return f"aborted {entry.count:,} requests{which}"
     what = _DONE.get(entry.command, entry.command)
     changes = _changes(entry.old or {}, entry.new or {})
     detail = f" ({entry.detail})" if entry.detail else ""

@@ -9,6 +9,7 @@ import copy
 from array import array
 from dataclasses import dataclass, field
 
+from stepscope.engine.audit_fold import latest
 from stepscope.engine.wire import (
     Audited,
     BatchRow,
@@ -154,7 +155,7 @@ class SessionState:
             self.knobs_version = message.version
             self.time_ns = max(self.time_ns, message.time_ns)
         elif isinstance(message, Audited):
-            self.audit = [*self.audit, message][-MAX_AUDIT:]
+            self.audit = latest(reversed([*self.audit, message]), MAX_AUDIT)
         elif isinstance(message, Snapshot):
             self._resync(message)
         return None

@@ -346,6 +346,56 @@ def test_who_asks_for_entries_that_are_gone_is_told_where_they_are(
     assert page.detail == ""
 
 
+def test_aborted_requests_never_push_changes_out_of_sight(
+    live_engine: Any, client: ControlClient, stepscope: Callable[..., Any]
+) -> None:
+    """A load that ends aborts all that it has asked for, one command for each."""
+    subscriber = Subscriber(live_engine.endpoint)
+    subscriber.start()
+    wait_for(lambda: subscriber.status == "live", "telemetry")
+    client.set_knobs({"max_num_seqs": 5}, who="anna")
+    num_requests = 60
+    for _ in range(num_requests):
+        client.send(Submit(prompt_token_ids=[1] * 40, sampling=SamplingParams(max_tokens=900)))
+    client.ask(Pause(who="anna"))
+    for number in range(num_requests // 2):  # at once
+        client.send(Abort(request_id=number, who="load"))
+    client.info()
+    assert [entry.command for entry in trail(client)][:3] == ["SetKnobs", "Pause", "Abort"]
+    for number in range(num_requests // 2, num_requests):  # one by one
+        client.ask(Abort(request_id=number, who="load"))
+        trail(client)  # whoever asks is told of all there is
+    entries = trail(client)
+    assert [entry.number for entry in entries] == list(range(1, len(entries) + 1))
+    assert len(entries) > 30
+    aborts = [entry for entry in entries if entry.command == "Abort"]
+    assert sum(entry.count for entry in aborts) == num_requests
+    told = client.snapshot().audit
+    assert told is not None
+    assert [(entry.command, entry.count) for entry in told] == [
+        ("SetKnobs", 1),
+        ("Pause", 1),
+        ("Abort", num_requests),
+    ]
+    wait_for(lambda: subscriber.history.state.audit == told, "telemetry of the last one")
+    subscriber.stop()
+    shown = stepscope("audit", live_engine.endpoint.control).stdout.splitlines()
+    assert len(shown) == 3
+    assert "load                  aborted 60 requests (r0 to r59)" in shown[2]
+
+
+def test_aborted_requests_are_told_soon_though_nothing_follows(
+    live_engine: Any, client: ControlClient
+) -> None:
+    subscriber = Subscriber(live_engine.endpoint)
+    subscriber.start()
+    wait_for(lambda: subscriber.status == "live", "telemetry")
+    client.send(Submit(prompt_token_ids=[1] * 40, sampling=SamplingParams(max_tokens=900)))
+    client.ask(Abort(request_id=0, who="anna"))
+    wait_for(lambda: len(subscriber.history.state.audit) == 1, "telemetry of it")
+    subscriber.stop()
+
+
 def test_the_audit_is_told_in_pages(client: ControlClient) -> None:
     for number in range(1, 8):
         client.set_knobs({"max_num_seqs": number}, who="me")

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from stepscope.engine import wire
+from stepscope.engine.audit_fold import side_by_side
 from stepscope.engine.commands import AuditPage, GetAudit
 from stepscope.engine.wire import Audited, EngineInfo, Snapshot
 from stepscope.recordings.audit_text import change_text, who_text
@@ -90,7 +91,7 @@ def _of_file(target: str) -> tuple[EngineInfo, list[Audited], str]:
 
 
 def _lines(entries: list[Audited], info: EngineInfo) -> Iterator[str]:
-    for entry in entries:
+    for entry in side_by_side(entries):
         step = "refused" if entry.code else f"step {entry.effective_step or 0:,}"
         yield (
             f"{entry.number:>5}  {fmt.clock(_wall_ns(entry, info))}  {step:>14}  "
