@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from stepscope.recordings.compare.comparison import compare, request_by_request
 from stepscope.recordings.compare.counts import Spread, WaitCounts
 from stepscope.recordings.compare.feed import Stretch
 from stepscope.recordings.compare.points import KNOB, LATE, MARKED, PREEMPTED, StepPoints
-from stepscope.recordings.compare.requests import RequestRun, matched
+from stepscope.recordings.compare.requests import RequestRun, matched, were_sent_twice
 from stepscope.recordings.compare.side import Side
 from stepscope.recordings.compare.totals import TokensOverTime
 from stepscope.recordings.history import History
@@ -555,3 +556,20 @@ def _snapshot(messages: Messages) -> wire.Snapshot:
     snapshot = history.snapshot()
     assert snapshot is not None
     return snapshot
+
+
+def test_one_engine_that_is_sent_the_same_twice_is_compared_as_two_runs() -> None:
+    def sent(first_id: int, prompts: range) -> dict[int, RequestRun]:
+        return {
+            first_id + n: RequestRun(first_id + n, f"load-{n}", 100 + n, arrival_ns=n)
+            for n in prompts
+        }
+
+    once = sent(0, range(40))
+    assert were_sent_twice(once, sent(40, range(40)))
+    assert were_sent_twice(once, sent(40, range(37)))  # cut off before its end
+    assert not were_sent_twice(once, once)  # the requests themselves, in two parts of a session
+    assert not were_sent_twice(once, sent(40, range(30, 70)))  # others came
+    longer = {key: replace(run, num_prompt_tokens=7) for key, run in sent(40, range(40)).items()}
+    assert not were_sent_twice(once, longer)
+    assert not were_sent_twice({}, {})

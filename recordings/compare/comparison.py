@@ -12,7 +12,7 @@ from stepscope.recordings.compare.figures import ALIKE, Figure, total_figures
 from stepscope.recordings.compare.latencies import latency_figures
 from stepscope.recordings.compare.like_work import like_work_figures
 from stepscope.recordings.compare.offer import Load, load_of
-from stepscope.recordings.compare.requests import Matched, lived_in_both, matched
+from stepscope.recordings.compare.requests import Matched, lived_in_both, matched, were_sent_twice
 from stepscope.recordings.compare.settings import Setting, differing_settings
 from stepscope.recordings.compare.side import Kind, Side
 from stepscope.recordings.latency import SLO
@@ -60,7 +60,8 @@ class Comparison(NamedTuple):
         paired: first tokens and longest waits, request by request; none for parts of one session
             and none where the work differs.
         load: how what they were given to do compares.
-        is_one_session: both sides are parts of one, so that they may be of any length.
+        is_one_session: both sides are parts of one, so that they may be of any length; one engine
+            that was sent the same twice makes two.
         resolution_ns: latencies are exact to this.
     """
 
@@ -100,9 +101,10 @@ def compare(a: Side, b: Side) -> Comparison:
     """Both sides as they stand. To be called by the thread that feeds them."""
     for side in (a, b):
         side.settle()
-    is_one_session = (
+    is_one_engine = (
         a.info is not None and b.info is not None and a.info.engine_id == b.info.engine_id
     )
+    is_one_session = is_one_engine and not were_sent_twice(a.requests, b.requests)
     load = load_of(a, b, is_one_session=is_one_session)
     is_same_offer = load.difference is None
     figures = [

@@ -103,6 +103,16 @@ def matched(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> Matched
     return Matched(pairs, by, len(runs_a) - len(pairs), len(runs_b) - len(pairs))
 
 
+def were_sent_twice(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> bool:
+    """Whether clients sent the same requests in both, by their names and the lengths of prompts."""
+    names_a, names_b = _named(_in_order(a.values())), _named(_in_order(b.values()))
+    pairs = [Pair(run, names_b[key]) for key, run in names_a.items() if key in names_b]
+    again = [
+        pair for pair in pairs if pair.a.request_id != pair.b.request_id and pair.has_same_prompt
+    ]
+    return bool(again) and len(again) * 10 >= min(len(a), len(b)) * 9
+
+
 def lived_in_both(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> Matched:
     """Of two parts of one session: others that came before and after have nothing in common."""
     pairs = [Pair(run, b[request_id]) for request_id, run in a.items() if request_id in b]
