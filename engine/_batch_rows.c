@@ -1,9 +1,9 @@
 /* The rows of a step as msgpack, straight from the engine's objects.
  *
  * What `batch_rows.encode_in_python` does, to the byte, for what the engine makes; anything else is
- * refused rather than guessed at. Telemetry tells of every request in every
- * step, so this is a loop over hundreds of objects between two steps; as Python it takes longer
- * than everything else that telemetry takes of the engine's thread.
+ * refused rather than guessed at. Telemetry tells of every request in every step, so this is a loop
+ * over hundreds of objects between two steps; as Python it takes longer than everything else that
+ * telemetry takes of the engine's thread.
  */
 
 #define PY_SSIZE_T_CLEAN
