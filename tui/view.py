@@ -25,7 +25,8 @@ class View:
     `cursor` is the step looked at, None while following the newest. `right` is the step at the
     right edge, which stays where it is while the operator scrubs inside the screen. `first_lane`
     is None while the lanes choose by themselves what is worth showing. `page` is the screen that is
-    shown, `trail` where Escape leads back to, `row` the line of it that is selected.
+    shown, `trail` where Escape leads back to, `row` the line of it that is selected: the newest
+    where nobody has chosen an `entry`.
     """
 
     cursor: int | None = None
@@ -40,6 +41,7 @@ class View:
     page: Page = "live"
     trail: tuple[Page, ...] = ()
     row: int = 0
+    entry: object = None  # what was chosen on a list that grows: its row is where that is
     kv_by_owner: bool = False
     latency: LatencyKind = "itl"
     own_load: bool = False  # the header says what the dashboard itself costs
@@ -104,12 +106,12 @@ class View:
     def show(self, page: Page) -> None:
         if page != self.page:
             self.trail = (*self.trail[-len(PAGES) :], self.page) if page != "live" else ()
-            self.page, self.row = page, 0
+            self.page, self.row, self.entry = page, 0, None
 
     def leave(self) -> None:
         """Back to the screen before."""
         self.page = self.trail[-1] if self.trail else "live"
-        self.trail, self.row = self.trail[:-1], 0
+        self.trail, self.row, self.entry = self.trail[:-1], 0, None
 
     def next_order(self) -> None:
         """What `o` changes on the screen that is shown."""

@@ -45,6 +45,7 @@ def select(screen: "MainScreen", direction: int) -> None:
         return
     rows = targets(screen.frame) if screen.frame is not None else []
     view.row = max(0, min(view.row + direction, len(rows) - 1))
+    view.entry = rows[view.row] if rows else None
     if view.page == "fleet" and rows:
         screen.session.desk.selected = rows[view.row].engine
     if view.page == "step" and rows:

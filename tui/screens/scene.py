@@ -9,8 +9,10 @@ from stepscope.tui.navigator import recorded_extent, replay_of
 from stepscope.tui.pages import targets
 from stepscope.tui.screens.canvas import Canvas
 from stepscope.tui.session import Session
-from stepscope.tui.view import View
+from stepscope.tui.view import Page, View
 from stepscope.tui.widgets import compare_page, fleet_page
+
+_GROWING: frozenset[Page] = frozenset({"latency", "knobs", "request"})  # lists, at their top
 
 
 class Scene:
@@ -69,7 +71,7 @@ class Scene:
 
 
 def _keep_row(view: View, frame: Frame) -> None:
-    """The row of a request stays with it from step to step."""
+    """The row of a request stays with it from step to step, that of an entry with the entry."""
     rows = targets(frame)
     if frame.fleet is not None:
         view.row = frame.fleet.selected or 0
@@ -78,4 +80,10 @@ def _keep_row(view: View, frame: Frame) -> None:
     if view.page == "step" and view.selected is not None:
         mine = (n for n, target in enumerate(rows) if target.request_id == view.selected)
         view.row = next(mine, view.row)
+    if view.page in _GROWING and view.entry is not None:
+        at: dict[object, int] = {target: row for row, target in enumerate(rows)}
+        if view.row >= len(rows) or rows[view.row] != view.entry:
+            view.row = at.get(view.entry, 0)
+        if view.entry not in at:
+            view.entry = None  # it has left the list: the newest, until another is chosen
     view.row = max(0, min(view.row, len(rows) - 1))
