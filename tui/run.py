@@ -14,6 +14,7 @@ from stepscope.tui.app import Dashboard
 from stepscope.tui.compare.origin import Origin
 from stepscope.tui.guards import calm_collector, shown_thread_errors
 from stepscope.tui.late_modules import loaded_soon
+from stepscope.tui.leaving import left_on_signals
 from stepscope.tui.log_file import logged_to_file
 from stepscope.tui.preferences import Preferences
 from stepscope.tui.terminal import only_ascii, said_environment
@@ -73,8 +74,8 @@ def run_dashboard(
         news: asked in every frame what there is to tell the operator; None is nothing.
 
     Raises:
-        SystemExit: the application itself broke, and has printed how. A failing source, recorder
-            or engine is a visible line instead.
+        SystemExit: the application itself broke, and has printed how, or a signal ended it. A
+            failing source, recorder or engine is a visible line instead.
     """
     why_ascii = only_ascii(said_environment()) if ascii is None else None
     app = Dashboard(
@@ -105,6 +106,7 @@ def run_dashboard(
         app.main.notices.say(text, "caution")
     try:
         with (
+            left_on_signals(app, app.close),
             logged_to_file(app.session.log_file),
             shown_thread_errors(app),
             calm_collector(),
@@ -114,6 +116,5 @@ def run_dashboard(
         if app.return_code:
             raise SystemExit(app.return_code)
     finally:
-        app.close()
         if on_exit is not None:
             on_exit()

@@ -29,6 +29,7 @@ def can_start() -> bool:
 def start() -> None:
     """Until the operator quits. Whatever a session ends with becomes a line on the start screen."""
     # Here, not above: 'stepscope -h' needs no Textual.
+    from stepscope.tui.leaving import left_on_signals
     from stepscope.tui.log_file import log_path, logged_to_file
     from stepscope.tui.screens.start import StartApp
 
@@ -51,11 +52,8 @@ def start() -> None:
             theme=theme,
             ascii_only=is_ascii,
         )
-        try:
-            with logged_to_file(log_path()):
-                selected = app.run()
-        finally:
-            app.close()
+        with left_on_signals(app, app.close), logged_to_file(log_path()):
+            selected = app.run()
         if app.return_code:
             raise SystemExit(app.return_code)
         if selected is None:

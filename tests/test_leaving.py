@@ -1,0 +1,75 @@
+"""A signal ends a screen: the terminal is as it was, what was recorded can be read."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.engine.client import ControlClient
+from stepscope.engine.commands import SamplingParams, Submit
+from stepscope.recordings.mcap_index import PART_SUFFIX
+from stepscope.recordings.reader import Recording
+
+_CLI = (sys.executable, "-m", "stepscope.tui.cli")
+_ALTERNATE_SCREEN, _ALL_MOTION = 1049 << 5, 1003 << 5  # as pyte keeps private modes
+
+
+def _is_drawn_on(terminal: Any) -> bool:
+    return bool({_ALTERNATE_SCREEN, _ALL_MOTION} & terminal.screen.mode)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("arguments", "shown"), [((), "freeze"), (("replay", "freeze"), "step")], ids=["start", "file"]
+)
+def test_a_signal_leaves_the_screen_and_gives_the_terminal_back(
+    terminal: Callable[..., Any],
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    shown: str,
+    number: signal.Signals,
+) -> None:
+    screen = terminal(*_CLI, *arguments, XDG_CONFIG_HOME=str(tmp_path), cwd=str(tmp_path))
+    screen.wait_for(shown)
+    assert _is_drawn_on(screen)
+    os.kill(screen.process.pid, number)
+    assert screen.wait_for_exit() == 128 + number
+    deadline_s = time.monotonic() + 10.0
+    while _is_drawn_on(screen):
+        assert time.monotonic() < deadline_s, "the terminal was not given back"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("is_terminal_gone", [False, True], ids=["ended", "terminal gone"])
+def test_a_recording_is_finished_when_a_signal_ends_the_dashboard(
+    live_engine: Any, terminal: Callable[..., Any], tmp_path: Path, is_terminal_gone: bool
+) -> None:
+    screen = terminal(
+        *(*_CLI, "top", live_engine.endpoint.control, "--no-keep"),
+        XDG_CONFIG_HOME=str(tmp_path),
+        cwd=str(tmp_path),
+    )
+    screen.wait_for("LIVE")
+    screen.send("R")
+    screen.wait_for("REC")
+    with ControlClient(live_engine.endpoint) as client:
+        sampling = SamplingParams(max_tokens=900, ignore_eos=True)
+        client.send(Submit(prompt_token_ids=[1] * 20, sampling=sampling))
+        screen.wait_for(r"step \d+")
+    if is_terminal_gone:
+        os.close(screen.process.fd)  # the kernel sends SIGHUP, and no write succeeds any more
+        screen.process.fd = os.open(os.devnull, os.O_RDONLY)
+        expected = 128 + signal.SIGHUP
+    else:
+        os.kill(screen.process.pid, signal.SIGTERM)
+        expected = 128 + signal.SIGTERM
+    assert screen.wait_for_exit() == expected
+    assert not list(tmp_path.glob(f"*{PART_SUFFIX}"))
+    with Recording(next(tmp_path.glob("*.mcap"))) as recording:
+        assert recording.message is None
+        assert recording.last_step is not None
