@@ -285,6 +285,35 @@ async def test_a_change_that_is_answered_too_late_is_told_and_can_be_taken_back(
     app.close()
 
 
+async def test_a_dashboard_that_comes_later_shows_who_changed_the_knobs_before(
+    source: Subscriber,
+) -> None:
+    with ControlClient(source.endpoint) as client:
+        for budget in (512, 256):
+            client.set_knobs({"max_num_batched_tokens": budget}, who="anna")
+    late = Subscriber(source.endpoint)
+    late.start()
+    await until(lambda: late.history.last_step is not None, "no steps come")
+    assert late.history.knob_changes == []
+    app = dashboard(late)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "U")
+        said = "this dashboard has changed no knob; the last one is anna: max_num_batched_tokens"
+        await until(lambda: said in screen_text(app), "nothing is said")
+        await press(app, "6")
+        await until(lambda: "audit (2)" in screen_text(app), "the changes are not shown")
+        lines = screen_text(app).splitlines()
+        assert any("anna" in line and "max_num_batched_tokens 512→256" in line for line in lines)
+        assert any("256         2048" in line and "by anna, from" in line for line in lines)
+        assert "earlier: stepscope audit" not in screen_text(app)
+        with ControlClient(source.endpoint) as client:
+            for number in range(30):
+                client.set_knobs({"max_num_seqs": 10 + number}, who="anna")
+        await until(lambda: "earlier: stepscope audit" in screen_text(app), "no end is told")
+    app.close()
+    late.stop()
+
+
 async def test_what_is_asked_is_shown_until_it_is_answered(
     still_source: Callable[..., Any],
 ) -> None:

@@ -21,6 +21,7 @@ from stepscope.engine.commands import (
 )
 from stepscope.engine.wire import Audited, KnobsChanged, KnobSpec, KnobValue
 from stepscope.recordings.history import History
+from stepscope.recordings.knob_trail import known_changes
 from stepscope.tui.commands.connect import who
 from stepscope.tui.engine_link import Answer, EngineLink
 from stepscope.tui.notices import Notices
@@ -74,7 +75,7 @@ class Operator:
     def undo(self) -> None:
         """Take this operator's own last change of a knob back, if it still holds."""
         self.take_answers()  # they say which changes are our own
-        changes = self._history.knob_changes
+        changes = known_changes(self._history.knob_changes, self._history.state.audit)
         own = [change for change in changes if self._is_own(change)]
         if not own:
             said = f"; the last one is {_change_text(changes[-1])}" if changes else ""

@@ -1,6 +1,7 @@
 """The knobs as they are at the cursor, and who changed one last."""
 
 from stepscope.engine.wire import KnobSpec, KnobValue
+from stepscope.recordings.knob_trail import known_changes
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.widgets.lines import Line, Run, clean, framed, spot
@@ -50,7 +51,7 @@ def draw(frame: Frame, width: int, height: int, pending: str, editable: bool) ->
     if not body:
         body = [((" the engine does not tell its knobs", "muted"),)]
     footer: list[Run] = [(" pending: ", "muted"), (clean(pending or "none", 30), "text")]
-    changes = frame.history.knob_changes
+    changes = known_changes(frame.history.knob_changes, frame.state.audit)
     at = frame.cursor if frame.cursor is not None else -1
     earlier = [change for change in changes if change.effective_step <= at]
     if earlier:

@@ -1,12 +1,13 @@
 """Knobs: what they are, what they may be, who changed them, and what the latencies did after it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from stepscope.engine.commands import SetKnobs
 from stepscope.engine.wire import Audited, KnobsChanged, KnobSpec
 from stepscope.recordings.audit_text import change_text, who_text
 from stepscope.recordings.history import History
+from stepscope.recordings.knob_trail import known_changes
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.widgets.knob_panel import bounds_text, value_text
@@ -79,7 +80,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         len(names),
     )
     if not trail:
-        text = " nobody has changed anything since the oldest step in memory"
+        text = " nobody has changed anything"
         if not names:
             text = " nor whether any has been changed"
         log = [((text, "muted"),)]
@@ -88,10 +89,9 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         (f"  ms before→after, {EFFECT_S:g} s each, newest first", "muted"),
         (_refused(frame), "breach"),
     )
-    return [
-        *lines,
-        *framed(log, width, rest, heading, ((f"{frame.key('inspect')} goes there", "muted"),)),
-    ]
+    earlier = "earlier: stepscope audit │ " if _is_longer(frame) else ""
+    hint = ((f"{earlier}{frame.key('inspect')} goes there", "muted"),)
+    return [*lines, *framed(log, width, rest, heading, hint)]
 
 
 def _names(frame: Frame) -> list[str]:
@@ -131,7 +131,7 @@ def _knob(frame: Frame, name: str, spec: KnobSpec | None) -> list[Cell]:
 
 
 def _last(frame: Frame, name: str) -> str:
-    """Who changed it last; blank where nobody has since the oldest step in memory."""
+    """Who changed it last; blank where nobody is known to have."""
     for change in _changes(frame):
         if name in change.new:
             when = fmt.clock(frame.history.wall_ns(change.time_ns))
@@ -156,6 +156,12 @@ def _trail(frame: Frame) -> list[_Entry]:
         entry for entry in frame.state.audit if entry.code or entry.command != SetKnobs.__name__
     ]
     return sorted([*_changes(frame), *others], key=lambda entry: -entry.time_ns)
+
+
+def _is_longer(frame: Frame) -> bool:
+    """Whether the engine's trail begins before the one that is known here."""
+    audit = frame.state.audit
+    return bool(audit) and audit[0].number > 1
 
 
 def _step(frame: Frame, entry: _Entry) -> int | None:
@@ -197,7 +203,7 @@ def _refused(frame: Frame) -> str:
 def _changes(frame: Frame) -> list[KnobsChanged]:
     """Up to the cursor, the newest first."""
     cursor = frame.cursor
-    changes = frame.history.knob_changes
+    changes = known_changes(frame.history.knob_changes, frame.state.audit)
     if cursor is not None and not frame.view.live:
         changes = [change for change in changes if change.effective_step <= cursor]
     return changes[::-1]
@@ -218,7 +224,9 @@ def _change(frame: Frame, change: KnobsChanged) -> list[Cell]:
         (_what(change), "mark"),
     ]
     slo = frame.history.slo
-    effect = effect_of(frame.history, change, frame.state.time_ns)
+    effect: Sequence[tuple[float | None, float | None]] = [(None, None)] * 4
+    if change in frame.history.knob_changes:
+        effect = effect_of(frame.history, change, frame.state.time_ns)
     bounds = (slo.itl_ms, slo.itl_ms, slo.ttft_ms, slo.ttft_ms)
     for (before, after), bound in zip(effect, bounds, strict=True):
         late = after is not None and after > bound

@@ -1,0 +1,32 @@
+"""Changes of knobs that are known of: those in memory, and older ones out of the audit trail."""
+
+from collections.abc import Sequence
+
+from stepscope.engine.commands import SetKnobs
+from stepscope.engine.wire import Audited, KnobsChanged
+from stepscope.recordings.audit_text import who_text
+
+
+def known_changes(
+    in_memory: Sequence[KnobsChanged], audit: Sequence[Audited]
+) -> list[KnobsChanged]:
+    """Both, in order of versions. Whoever joins late has the older ones from the audit alone."""
+    versions = {change.version for change in in_memory}
+    told = [
+        KnobsChanged(
+            version=entry.version,
+            effective_step=entry.effective_step,
+            who=who_text(entry),
+            old=entry.old or {},
+            new=entry.new,
+            time_ns=entry.time_ns,
+        )
+        for entry in audit
+        if entry.command == SetKnobs.__name__
+        and not entry.code
+        and entry.new
+        and entry.effective_step is not None
+        and entry.version is not None
+        and entry.version not in versions
+    ]
+    return sorted([*told, *in_memory], key=lambda change: change.version)
