@@ -172,7 +172,7 @@ UNKNOWN = {
     "launch_ns": ("step", r"launch —  model —"),
     "device_ns": ("step", r"device —"),
     "token_budget": ("step", r"of —"),
-    "max_num_seqs": ("step", r"seats +2 of —"),
+    "max_num_seqs": ("step", r"seats +12 of —"),
     "batch": ("step", r"does not tell who was in the step"),
     "kv": ("kv", r"prefix hit rate +—"),
     "hidden_ns": ("step", r"prepared —"),

@@ -63,6 +63,23 @@ def paused(step: int) -> View:
 # Budget chart
 
 
+def test_a_seat_is_a_request_that_runs_and_a_decode_is_none(source: Any) -> None:
+    history = source.history
+    for step in range(50, 400):
+        summary = history.summary(step)
+        if 0 < summary.num_decode_tokens < summary.num_running:
+            break
+    frame = frame_of(source, paused(step))
+    seats = f"{summary.num_running}/32"
+    chart = "\n".join(text(budget_chart.draw(frame, 120, 12, 20)))
+    assert f"decodes {summary.num_decode_tokens}" in chart
+    assert "seats" not in chart
+    assert f"RUN {seats}" in text(key_figures.draw(frame, 120, 1, 14))[0]
+    assert any(f"seats {seats}" in line for line in text(inspector.draw(frame, 60, 12, 14)))
+    page = text(step_page.draw(frame, 120, 30))
+    assert any(re.search(rf"seats +{summary.num_running} of 32 ", line) for line in page)
+
+
 def test_prefill_stands_under_the_budget_line_and_decodes_below(source: Any) -> None:
     frame = frame_of(source)
     rows = chart_rows(frame)
@@ -587,5 +604,7 @@ def test_panels_side_by_side_cut_no_figure_on_a_terminal_of_100_columns(
     assert re.search(r"worst of \d+ s", latency[1])
     assert re.search(r"mixed (steps )?\d+% *│", "\n".join(latency))
     page = text(step_page.draw(frame, width, 30))
+    assert any(re.search(r"than that step: *│", line) for line in page)
+    assert any(re.search(r"took ([\d,.]+ ms (less|more)|as long)", line) for line in page)
     assert any(re.search(r"device (—|[\d.]+) *│", line) for line in page)
     assert any(re.search(r"took .*[+-][\d,]+ *│$", line) for line in page)

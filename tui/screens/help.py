@@ -21,7 +21,8 @@ _MAX_WIDTH = 190
 _READING = (
     "The budget chart has two scales: the rows above show prefill tokens of each step against "
     "the token budget (the dotted line); the row below says which steps decoded, its label how "
-    "many of the max_num_seqs seats did at the cursor. Below it each request has a lane; a column "
+    "many requests did at the cursor (RUN: how many have one of the max_num_seqs seats, with those "
+    "that prefill). Below it each request has a lane; a column "
     "is the same step in both. A column that merges several steps shows the worst of them: "
     "preempted, then ended, then prefill, then decode. Latencies are exact samples of the last "
     "minute, from the engine's own clock; the operator's pauses are not counted."

@@ -1,15 +1,17 @@
-"""The budget chart: prefill tokens of each step against the token budget, decode seats below.
+"""The budget chart: prefill tokens of each step against the token budget, decodes below.
 
 Two scales: fifty decodes among 8,192 tokens would be less than a cell, so the rows above the last
 two show prefill *tokens* up to the budget line, and one row says which steps decoded, with the
-*seats* taken at the cursor as its label. The budget line is drawn in idle dots where no prefill
-covers it. Padding, which a static batch spends on no request, stands dashed on top of the prefill.
+number of *decodes* at the cursor as its label. The budget line is drawn in idle dots where no
+prefill covers it. Padding, which a static batch spends on no request, stands dashed on top of the
+prefill.
 """
 
 import re
 from collections.abc import Sequence
 from functools import lru_cache
 
+from stepscope.recordings.columns import StepSummary
 from stepscope.tui import format as fmt
 from stepscope.tui.chart_columns import ChartColumn
 from stepscope.tui.frame import Frame
@@ -28,7 +30,7 @@ _AXIS_RUNS = re.compile(
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     """The panel, `width` x `height` with its frame; the columns begin after `gutter` cells."""
-    num_rows = height - 4  # frame, seats, axis
+    num_rows = height - 4  # frame, decodes, axis
     columns = frame.columns
     scale = max((c.token_budget or 0 for c in columns if c is not None), default=0)
     top_label = f"budget {_fitting(scale, gutter - 9)}" if scale else ""
@@ -49,17 +51,22 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     for row, cells in enumerate(zip(*bars, strict=True) if bars else ()):
         label = _label(row, num_rows, scale) if row else top_label
         body.append((*_gutter(label, gutter), *_runs("".join(cells), frame, _RUNS)))
-    seats = "".join([" " if c is None or not c.num_decode_rows else "━" for c in columns])
-    summary = frame.summary
-    label = "seats"
-    if summary is not None:
-        label = f"seats {summary.num_decode_tokens}/{fmt.short(summary.max_num_seqs)}"
-        if len(label) > gutter - 2:
-            label = label.removeprefix("seats ")
-    body.append((*_gutter(label, gutter), *_runs(seats, frame, _RUNS)))
+    decodes = "".join([" " if c is None or not c.num_decode_rows else "━" for c in columns])
+    body.append(
+        (*_gutter(_decodes(frame.summary, gutter - 2), gutter), *_runs(decodes, frame, _RUNS))
+    )
     label = "step" if frame.view.axis == "step" else "time"
     body.append((*_gutter(label, gutter, "┤"), *_runs(_axis(frame), frame, _AXIS_RUNS)))
     return framed(body, width, height, _title(frame), _LEGEND)
+
+
+def _decodes(summary: StepSummary | None, room: int) -> str:
+    """How many decoded at the cursor, which is fewer than have a seat where one prefills."""
+    if summary is None:
+        return "decodes"
+    number = fmt.count(summary.num_decode_tokens)
+    names = (f"decodes {number}", f"dec {number}", number)
+    return next((name for name in names if len(name) <= room), number)
 
 
 _LEGEND: Line = (

@@ -130,7 +130,7 @@ def _costs(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -
     spent = record.num_prefill_tokens + record.num_decode_tokens
     padded = record.num_padded_tokens or 0
     budget = record.token_budget
-    seats = len(record.batch) if record.batch is not None else None
+    seats = record.num_running
     bar_width = max(4, min(24, width - 44))
     info = frame.history.info
     lines: list[Line] = [
@@ -152,12 +152,8 @@ def _costs(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -
         ),
         (
             (" seats   ", "muted"),
-            (f"{fmt.count(seats):>7} of {fmt.count(record.max_num_seqs):<7}", "strong"),
-            *bar(
-                seats / record.max_num_seqs if seats is not None and record.max_num_seqs else None,
-                bar_width,
-                "decode",
-            ),
+            (f"{seats:>7,} of {fmt.count(record.max_num_seqs):<7}", "strong"),
+            *bar(seats / record.max_num_seqs if record.max_num_seqs else None, bar_width, "decode"),
         ),
         _kv(record, bar_width, width),
         *inspector.waiting_lines(record),
@@ -277,7 +273,7 @@ def _changes(frame: Frame, record: StepRecord, summary: StepSummary, width: int)
         (
             (" after step ", "muted"),
             (f"{before.step:,}", "text"),
-            (f", {fmt.milliseconds(idle_ms)} ms later", "muted"),
+            (f", {fmt.milliseconds(idle_ms)} ms later; than that step:", "muted"),
         )
     )
     deltas = (
@@ -295,9 +291,16 @@ def _changes(frame: Frame, record: StepRecord, summary: StepSummary, width: int)
             delta.append(("—", "text"))
         else:
             style = "text" if now == then else "strong"
-            moved = f"{now - then:+,.1f} ms" if name == "took" else f"{now - then:+,}"
+            moved = _longer(now - then) if name == "took" else f"{now - then:+,}"
             delta.append((moved, style))
         line += delta
         moving += delta if name == "took" or now != then else []
     # Where there is no room for all of it, what has not changed is left out.
     return [*lines, tuple(line if length_of(line) <= width else moving)]
+
+
+def _longer(ms: float) -> str:
+    """A difference of two durations, which no duration is."""
+    if abs(ms) < 0.05:
+        return "as long"
+    return f"{abs(ms):,.1f} ms {'less' if ms < 0 else 'more'}"
