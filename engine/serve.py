@@ -203,7 +203,7 @@ def _info(
         max_num_seqs=limits.max_num_seqs,
         chars_per_token=runner.tokenizer.chars_per_token,
         knobs=knob_specs(limits),
-        telemetry_endpoint=endpoint.telemetry,
+        telemetry_endpoint=endpoint.telemetry if config.telemetry else "",
         control_endpoint=endpoint.control,
         http_endpoint=http_endpoint,
         monotonic_ns=time.monotonic_ns(),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stepscope.engine.client import ControlClient
@@ -42,6 +43,19 @@ def test_record_writes_every_step_for_its_seconds(
         assert recording.last_step is not None
         assert recording.last_step > recording.first_step
         assert not recording.truncated
+
+
+def test_an_engine_that_publishes_nothing_is_told_of_at_the_start(
+    live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
+) -> None:
+    core, address = live_engine.core, live_engine.endpoint.control
+    core.info = msgspec.structs.replace(core.info, control_endpoint=address)
+    path = str(tmp_path / "a.mcap")
+    done = stepscope("record", address, "-o", path, "--seconds", "0.5")
+    said = "publishes nothing (--no-telemetry): no step of it will be in the recording"
+    assert said in done.stderr
+    explained = stepscope("explain", path).stdout
+    assert explained.endswith("it holds no step: whether a token was late is not known\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -249,3 +250,15 @@ def test_a_scrape_of_a_real_server_counts_its_requests(
     other = frozenset({("path", "other"), ("status", "404")})
     assert found["stepscope_http_responses_total", other] == 1
     assert httpx.post(f"{server.url}/reset_prefix_cache").status_code == 200
+
+
+def test_of_an_engine_that_publishes_nothing_nothing_is_said_to_be_zero(
+    session: list[tuple[int, Telemetry]],
+) -> None:
+    metrics = reduced(session)
+    assert metrics.info is not None
+    metrics.info = msgspec.structs.replace(metrics.info, control_endpoint="ipc:///run/alpha")
+    names = {name for name, _ in samples(Exposition(metrics, "sim").write(0).decode())}
+    assert {"vllm:cache_config_info", "stepscope_engine_up"} <= names
+    unknown = ("vllm:prefix", "vllm:num", "vllm:prompt", "vllm:time", "stepscope_steps", "_kv_")
+    assert not [name for name in names if any(part in name for part in unknown)]

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from stepscope.engine.http.histogram import Histogram
 from stepscope.engine.http.metrics import EngineMetrics
+from stepscope.engine.silence import publishes
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _LABELS = ("model_name", "engine")
@@ -190,6 +191,14 @@ class Exposition(Collector):
         info = metrics.info
         model = self._served_model_name or (info.model if info is not None else "")
         labels = [model, _ENGINE]
+        if info is None or publishes(info):
+            yield from self._told(labels)
+        yield from self._config()
+        yield from self._own()
+
+    def _told(self, labels: list[str]) -> Iterator[Metric]:
+        """What only telemetry tells: without it a 0 would say that nothing ran."""
+        metrics = self._metrics
         for name, text, value in _GAUGES:
             if (number := value(metrics)) is not None:
                 gauge = GaugeMetricFamily(name, text, labels=_LABELS)
@@ -206,8 +215,6 @@ class Exposition(Collector):
         yield self._finished(labels)
         yield self._waiting(labels)
         yield self._scheduled(labels)
-        yield from self._config()
-        yield from self._own()
 
     def _finished(self, labels: list[str]) -> Metric:
         family = CounterMetricFamily(

@@ -120,6 +120,8 @@ def _shares(found: Explanation) -> list[str]:
 def _table(found: Explanation, limit: int) -> list[str]:
     """One row for all who waited side by side, the longest wait first."""
     late = found.late
+    if not found.num_steps:
+        return ["", "it holds no step: whether a token was late is not known"]
     if not late:
         return ["", f"no token{_of(found)} was late"]
     alike: dict[tuple[int, int, int, str], list[Late]] = {}

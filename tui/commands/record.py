@@ -2,9 +2,11 @@
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
+from stepscope.engine.silence import publishes
 from stepscope.recordings.journal import Journal
 from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.rotation import MIN_ROTATE_BYTES, MIN_ROTATE_S, FileSeries, Limits
@@ -43,7 +45,10 @@ def record(
     if limits is None and output.exists():
         raise CommandFailed(f"{output} is there already; remove it or choose another name")
     chosen = choose(endpoint, "stepscope record {} -o FILE")
-    connect(chosen).close()
+    with connect(chosen) as client:
+        if not publishes(client.info()):
+            note = "publishes nothing (--no-telemetry): no step of it will be in the recording"
+            print(f"stepscope: note: {chosen.name} {note}", file=sys.stderr)
     source = Subscriber(chosen, Journal())
     recorder = Recorder(source, output if limits is None else FileSeries(output, limits, kept))
     stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
