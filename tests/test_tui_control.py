@@ -61,6 +61,10 @@ def screen_text(app: Dashboard) -> str:
     return "\n".join(strip.text for strip in app.main._compositor.render_strips())
 
 
+def overlay_text(app: Dashboard) -> str:
+    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+
+
 async def press(app: Dashboard, *keys: str) -> None:
     """Like `Pilot.press`, which waits for an idle process: here an engine runs in it."""
     for key in keys:
@@ -147,9 +151,25 @@ async def test_a_change_that_somebody_was_quicker_with_is_refused(source: Subscr
         await press(app, "B")
         with ControlClient(source.endpoint) as other:
             other.set_knobs({"max_num_seqs": 8}, who="other")
+        await until(lambda: source.history.state.knobs_version == 1, "it is not seen")
         await press(app, *"512", "enter")
-        await until(lambda: "somebody changed" in screen_text(app), "no refusal is shown")
+        said = "not changed: other set max_num_seqs to 8 meanwhile; B again"
+        await until(lambda: said in screen_text(app), "no refusal is shown")
         assert source.history.state.knobs["max_num_batched_tokens"] == 2048
+    app.close()
+
+
+async def test_the_open_stepper_says_that_somebody_changed_the_budget(source: Subscriber) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "B", "shift+left")
+        with ControlClient(source.endpoint) as other:
+            other.set_knobs({"max_num_batched_tokens": 1024}, who="anna")
+        said = "it is 1024 by now: Esc, then again"
+        await until(lambda: said in overlay_text(app), "the stepper does not say it")
+        await press(app, "enter")
+        said = "not changed: anna set max_num_batched_tokens to 1024 meanwhile; B again"
+        await until(lambda: said in screen_text(app), "no refusal is shown")
     app.close()
 
 
@@ -417,7 +437,7 @@ async def test_leaving_ends_a_recording_in_good_order(
 )
 def test_the_stepper_stays_within_the_bounds(keys: list[str], value: int | None) -> None:
     spec = KnobSpec("max_num_batched_tokens", "int", 2048, low=1, high=8192)
-    stepper = Stepper(Skin("none"), spec, 1000)
+    stepper = Stepper(Skin("none"), spec, 1000, lambda: 1000)
     for key in keys:
         stepper.pressed(key, key if len(key) == 1 else None)
     line = "".join(text for text, _ in stepper.lines(120, 1)[0])

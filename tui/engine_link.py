@@ -24,7 +24,9 @@ class Answer:
     command: Command
     reply: AnyReply | None = None
     error: str | None = None
+    code: str = ""  # of the engine's refusal
     may_follow: bool = False  # it was sent and not answered: it may be done later
+    action: str = ""  # of the table, that has asked for it
 
 
 class EngineLink:
@@ -39,15 +41,19 @@ class EngineLink:
 
     def __init__(self, connect: Callable[[], ControlClient]) -> None:
         self._connect = connect
-        self._commands: queue.SimpleQueue[tuple[str, Command] | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[tuple[str, Command, str] | None] = queue.SimpleQueue()
         self._answers: deque[Answer] = deque()
         self._asked: deque[str] = deque()
         self._thread: threading.Thread | None = None
 
-    def ask(self, what: str, command: Command) -> None:
-        """Send `command` when those before it are answered."""
+    def ask(self, what: str, command: Command, action: str = "") -> None:
+        """Send `command` when those before it are answered.
+
+        Args:
+            action: of the table, that has asked for it.
+        """
         self._asked.append(what)
-        self._commands.put((what, command))
+        self._commands.put((what, command, action))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="engine link", daemon=True)
             self._thread.start()
@@ -81,9 +87,10 @@ class EngineLink:
                     continue
                 if job is None:
                     return
-                what, command = job
+                what, command, action = job
                 reply: AnyReply | None = None
                 error: str | None = None
+                code = ""
                 may_follow = False
                 try:
                     if client is None:
@@ -92,6 +99,7 @@ class EngineLink:
                 except (EngineUnreachable, CommandRefused) as refusal:
                     error = str(refusal)
                     may_follow = isinstance(refusal, NoAnswer)
+                    code = refusal.code if isinstance(refusal, CommandRefused) else ""
                     if isinstance(refusal, EngineUnreachable) and client is not None:
                         # What it never took must not reach an engine that starts later.
                         client.close()
@@ -99,7 +107,8 @@ class EngineLink:
                 except Exception as failure:
                     log.exception("asking the engine failed")
                     error = f"internal error, {see_log(failure)}"
-                self._answers.append(Answer(what, command, reply, error, may_follow))
+                answer = Answer(what, command, reply, error, code, may_follow, action)
+                self._answers.append(answer)
         finally:
             if client is not None:
                 client.close()

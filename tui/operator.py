@@ -4,6 +4,7 @@ What was sent and not answered in time may be done later, by an engine that was 
 trail in the telemetry then says what became of it.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -43,9 +44,17 @@ class Operator:
 
     Args:
         link: None where there is no engine to ask.
+        key: of an action.
     """
 
-    def __init__(self, history: History, link: EngineLink | None, notices: Notices) -> None:
+    def __init__(
+        self,
+        history: History,
+        link: EngineLink | None,
+        notices: Notices,
+        key: Callable[[str], str],
+    ) -> None:
+        self._key = key
         self._history = history
         self._link = link
         self._notices = notices
@@ -70,6 +79,7 @@ class Operator:
         self._ask(
             f"{name} {value_text(before)}→{value_text(value)}",
             SetKnobs(changes={name: value}, expected_version=expected_version),
+            "budget" if name == BUDGET else "knobs",
         )
 
     def undo(self) -> None:
@@ -94,6 +104,7 @@ class Operator:
         self._ask(
             f"undo: {what}",
             SetKnobs(changes=back, expected_version=changes[-1].version),
+            "undo",
         )
 
     def _is_own(self, change: KnobsChanged) -> bool:
@@ -114,7 +125,7 @@ class Operator:
         what = "stop the workload" if spec is None else f"workload of {spec.rate:g} requests/s"
         self._ask(what, SetWorkload(workload=spec))
 
-    def _ask(self, what: str, command: Change) -> None:
+    def _ask(self, what: str, command: Change, action: str = "") -> None:
         """Ask as this operator, who has seen what is on the screen: else it is a conflict."""
         if self._link is None:
             self._notices.say("there is no engine to ask: this is a recording", "caution")
@@ -122,7 +133,7 @@ class Operator:
         self._notices.dismiss()
         audit = self._history.state.audit
         seen = audit[-1].number if audit else 0
-        self._link.ask(what, msgspec.structs.replace(command, who=self.who, seen=seen))
+        self._link.ask(what, msgspec.structs.replace(command, who=self.who, seen=seen), action)
 
     def take_answers(self) -> None:
         """Say what the engine has answered since the last call."""
@@ -134,12 +145,31 @@ class Operator:
                     f"{answer.what}: no answer yet; it may still take effect", "caution"
                 )
             elif answer.error is not None:
-                self._notices.say(f"{answer.what}: {answer.error}", "breach")
+                said = self._conflict(answer) or f"{answer.what}: {answer.error}"
+                self._notices.say(said, "breach")
             else:
                 if isinstance(answer.reply, Ack):
                     self._remember(answer.command, answer.reply.version)
                 self._notices.say(_told(answer), "good")
         self._take_late_ones()
+
+    def _conflict(self, answer: Answer) -> str | None:
+        """Who was quicker, in short, where it is about knobs and known already."""
+        command = answer.command
+        if answer.code != "conflict" or not isinstance(command, SetKnobs):
+            return None
+        later = [
+            change
+            for change in known_changes(self._history.knob_changes, self._history.state.audit)
+            if change.version > (command.expected_version or 0)
+        ]
+        if not later:
+            return None
+        same = [change for change in later if change.new.keys() & command.changes.keys()]
+        last = (same or later)[-1]
+        what = ", ".join(f"{name} to {value_text(value)}" for name, value in last.new.items())
+        again = f"; {self._key(answer.action)} again" if answer.action else ""
+        return f"not changed: {last.who} set {what} meanwhile{again}"
 
     def _take_late_ones(self) -> None:
         """What has become of changes that were not answered in time."""

@@ -116,7 +116,10 @@ def budget(screen: "MainScreen") -> None:
             screen.operator.set_knob(BUDGET, chosen, state.knobs_version)
             screen.draw()
 
-    screen.app.push_screen(Stepper(screen.skin, spec, value), apply)
+    def by_now() -> object:
+        return screen.session.history.state.knobs.get(BUDGET)
+
+    screen.app.push_screen(Stepper(screen.skin, spec, value, by_now), apply)
 
 
 def knobs(screen: "MainScreen") -> None:

@@ -1,5 +1,7 @@
 """The budget stepper: one number, changed by arrows or typed, above the footer."""
 
+from collections.abc import Callable
+
 from textual.geometry import Region
 
 from stepscope.engine.wire import KnobSpec
@@ -9,6 +11,7 @@ from stepscope.tui.widgets.lines import Line, fitted, length_of
 
 _STEPS = {"left": -0.05, "right": 0.05, "shift+left": -0.25, "shift+right": 0.25}
 _BAR_WIDTH = 24
+_LOOK_S = 0.5  # how often it is seen whether somebody else has changed it
 _HINTS = (
     "  ←/→ 5 %  ⇧←/→ 25 %  digits  Enter applies  Esc drops",
     "  ←/→ 5 %  digits  Enter applies  Esc drops",
@@ -18,10 +21,18 @@ _HINTS = (
 
 
 class Stepper(Overlay[int]):
-    """Chooses a value for an int knob within its bounds; Enter gives it, Escape nothing."""
+    """Chooses a value for an int knob within its bounds; Enter gives it, Escape nothing.
 
-    def __init__(self, skin: Skin, spec: KnobSpec, value: int) -> None:
+    Args:
+        value: to begin with.
+        by_now: the value that the engine has meanwhile.
+    """
+
+    def __init__(
+        self, skin: Skin, spec: KnobSpec, value: int, by_now: Callable[[], object]
+    ) -> None:
         super().__init__(skin)
+        self._by_now = by_now
         self._spec = spec
         self._before = value
         self._value = value
@@ -45,7 +56,7 @@ class Stepper(Overlay[int]):
             ("█" * full + "·" * (bar_width - full), "edit"),
             (f" {self._low}..{self._high}", "edit"),
         )
-        wrong = self._wrong()
+        wrong = self._wrong() or self._overtaken()
         if wrong:
             line = (*line, (f"  {wrong}", "breach"))
         else:
@@ -72,6 +83,14 @@ class Stepper(Overlay[int]):
     def _type(self, text: str) -> None:
         self._typed = text
         self._value = int(text) if text else self._before
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self.set_interval(_LOOK_S, self.redraw)
+
+    def _overtaken(self) -> str | None:
+        by_now = self._by_now()
+        return None if by_now == self._before else f"it is {by_now} by now: Esc, then again"
 
     def _wrong(self) -> str | None:
         if self._low <= self._value <= self._high:
