@@ -19,6 +19,7 @@ from stepscope.recordings.compare.side import Side
 
 ALIKE = 0.1  # a smaller difference in the load is none
 ALIKE_SHARE = 0.02  # of the prompts; less that one cache spared and another did not is nothing
+OTHER_HITS = 0.2  # the same, where the requests are others: they hit otherwise
 CHANCE = 0.5  # a smaller one may be chance, where requests that come at random would make it
 _CACHING = "enable_prefix_caching"
 _SURE = 1.96  # standard deviations
@@ -38,7 +39,6 @@ class Offer(NamedTuple):
         prompt, output: tokens of the requests that came; `output` is None where nobody tells.
         all_prompt, all_output: the same with the requests that were there when it began.
         computed: of the prompts that came, what no prefix cache spared; None where nobody tells.
-        cached_share: of the prompts of all whose admission is known, what a prefix cache spared.
         had_cache: its prefix cache may have held something when it began.
         span_s: from the first arrival to the last.
         num_in_flight: requests that were there at a time, on average (Little's law).
@@ -50,7 +50,6 @@ class Offer(NamedTuple):
     prompt: Sum
     output: Sum | None
     computed: Sum | None
-    cached_share: float
     had_cache: bool
     num_all: int
     all_prompt: Sum
@@ -59,6 +58,13 @@ class Offer(NamedTuple):
     span_s: float
     num_in_flight: float
     is_whole: bool
+
+    @property
+    def cached_share(self) -> float | None:
+        """Of the prompts that came, what a prefix cache spared."""
+        if self.computed is None or not self.prompt.total:
+            return None
+        return max(0.0, 1 - self.computed.total / self.prompt.total)
 
 
 class Load(NamedTuple):
@@ -112,7 +118,6 @@ def offer_of(side: Side) -> Offer:
         prompt=_sum(run.num_prompt_tokens for run in came),
         output=_output(came),
         computed=_computed(came),
-        cached_share=_cached_share(runs),
         had_cache=side.had_cache,
         num_all=len(runs),
         all_prompt=_sum(run.num_prompt_tokens for run in runs),
@@ -159,12 +164,6 @@ def _computed(runs: list[RequestRun]) -> Sum | None:
     return Sum(found.total * scale, found.squares * scale)
 
 
-def _cached_share(runs: list[RequestRun]) -> float:
-    known = [(run.num_cached_tokens, run.num_prompt_tokens) for run in runs]
-    told = [(spared, prompt) for spared, prompt in known if spared is not None]
-    return sum(spared for spared, _ in told) / max(1, sum(prompt for _, prompt in told))
-
-
 def load_of(a: Side, b: Side, *, is_one_session: bool) -> Load:
     """How the load of both compares.
 
@@ -178,14 +177,14 @@ def load_of(a: Side, b: Side, *, is_one_session: bool) -> Load:
     alike = _has_like_prompts(left, right)
     more_a, more_b = _more(left, right), _more(right, left)
     if not is_one_session and _same_requests(left, right):
-        found = [_other_pace(left, right), _spared(left, right)]
+        found = [_other_pace(left, right), _spared(left, right, ALIKE_SHARE)]
         differs = [part for part in found if part is not None]
         if not differs:
             return Load(True, None, is_chance=False, more_a=1.0, more_b=1.0, has_like_prompts=alike)
         return Load(False, ", ".join(differs), is_chance=False, more_a=more_a, more_b=more_b,
                     has_like_prompts=alike)  # fmt: skip
     parts, is_other = _rates(left, right)
-    spared = _spared(left, right)
+    spared = _spared(left, right, OTHER_HITS)
     if spared is not None and left.computed is not None and right.computed is not None:
         parts.append(spared)
         is_other = is_other or _is_other_rate(left, left.computed, right, right.computed)
@@ -218,17 +217,18 @@ def _rates(left: Offer, right: Offer) -> tuple[list[str], bool]:
     return parts, is_other
 
 
-def _spared(a: Offer, b: Offer) -> str | None:
-    """What a cache that was filled before spared one of both, where that is no small part."""
-    if a.computed is None or b.computed is None or not a.prompt.total or not b.prompt.total:
+def _spared(a: Offer, b: Offer, least: float) -> str | None:
+    """What a cache that was filled before spared one of both, where that is no small part.
+
+    Args:
+        least: a smaller share of the prompts is none; other requests hit otherwise.
+    """
+    spared_a, spared_b = a.cached_share, b.cached_share
+    if spared_a is None or spared_b is None or abs(spared_a - spared_b) <= least:
         return None
-    computed = a.computed.total / a.prompt.total, b.computed.total / b.prompt.total
-    if not _is_other(*computed) or abs(computed[0] - computed[1]) <= ALIKE_SHARE:
+    if not _is_other(1 - spared_a, 1 - spared_b) or not (a if spared_a > spared_b else b).had_cache:
         return None
-    if not (a if a.cached_share > b.cached_share else b).had_cache:
-        return None
-    shares = f"{a.cached_share:.0%}→{b.cached_share:.0%}"
-    return f"{shares} of the prompts came from the prefix cache"
+    return f"{spared_a:.0%}→{spared_b:.0%} of the prompts came from the prefix cache"
 
 
 def _more(one: Offer, other: Offer) -> float:
@@ -241,7 +241,7 @@ def _more(one: Offer, other: Offer) -> float:
         rate = mine.total / _time(one)
         others_rate = others.total / _time(other)
         found = max(found, rate / others_rate if others_rate else math.inf)
-    if _spared(one, other) and one.computed is not None and other.computed is not None:
+    if _spared(one, other, ALIKE_SHARE) and one.computed is not None and other.computed is not None:
         computed = one.computed.total / _time(one), other.computed.total / _time(other)
         found = max(found, computed[0] / max(1e-9, computed[1]))
     if one.requests.total and other.requests.total:
@@ -274,7 +274,7 @@ def _has_like_prompts(a: Offer, b: Offer) -> bool:
     apart = abs(means[0] - means[1])
     if apart <= ALIKE * max(means) or apart <= ALIKE_SHARE * max(lengths):
         return True
-    return apart <= _SURE * sum(errors) ** 0.5
+    return apart <= _SURE * math.sqrt(sum(errors))
 
 
 def _same_requests(a: Offer, b: Offer) -> bool:
