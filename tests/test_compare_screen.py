@@ -12,6 +12,7 @@ from textual.pilot import Pilot
 from stepscope.recordings import samples
 from stepscope.recordings.compare.feed import Stretch
 from stepscope.recordings.compare.figures import Figure
+from stepscope.recordings.compare.offer import Load
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.reader import Recording
@@ -20,7 +21,8 @@ from stepscope.recordings.source import add_mark
 from stepscope.tui.app import Dashboard
 from stepscope.tui.compare.choices import file_origin, session_origin
 from stepscope.tui.compare.picture import ComparePage
-from stepscope.tui.compare.text import change
+from stepscope.tui.compare.sides import sizes
+from stepscope.tui.compare.text import change, outcome, unclear, verdict
 from stepscope.tui.frame import Frame, FrameBuilder
 from stepscope.tui.theme import Skin
 from stepscope.tui.view import View
@@ -89,8 +91,12 @@ async def test_the_samples_tell_their_story_at_a_glance() -> None:
         assert "B better ITL p99 766→90.1 ms (8.5x, at least 4x)" in shown
         assert "A better ITL p95 8.0→62.8 ms (7.8x, at least 2.9x), within 50 ms 98." in shown
         assert "max_num_batched_tokens 8192 | 256; enable_chunked_prefill off | on" in shown
-        assert "80 late, 63.3 s of waiting: shared a step with a prefill 99.9%" in shown
-        assert "chance?  TTFT p50, p95, p99 (of 19)" in shown
+        assert (
+            "80 late, 63.3 s: shared a step with a prefill 99.9% │ TTFT: 7 late, 5.5 s: " in shown
+        )
+        assert "685 late, 44.6 s: shared a step with a prefill 98.9% │ TTFT: 7 late" in shown
+        assert "not sure TTFT p50, p95, p99 (of 19)" in shown
+        assert "A 19 requests in 00:07.9, B 19 requests in 00:07.8" in shown
         # Seven freezes of A stand out of the waits, none of B does.
         lines = shown.splitlines()
         top = next(line for line in lines if "837 ms │" in line)
@@ -185,6 +191,31 @@ async def test_a_request_is_shown_in_both_runs_and_opened_on_either_side() -> No
         assert home.view.page == "compare"
         await pilot.press("escape")
         assert home.view.page == "live"
+
+
+async def test_a_large_difference_that_is_not_sure_is_told_and_what_it_rests_on() -> None:
+    async with samples_compared((80, 24)) as (app, _):
+        assert "requests 19 00:07.9 | 19 00:07.8" in screen_text(app)
+        found = page_of(app).comparison
+        assert found is not None
+    large = Figure(
+        "ttft_p50_ms", "TTFT p50", "ms", 22.6, 484.0, "lower", "unclear", 39, 78, "ttft", 50
+    )
+    small = large._replace(key="ttft_p95_ms", label="TTFT p95", b=25.0, rank=95)
+    found = found._replace(figures=[large, small])
+    assert outcome(found, "a") == (
+        "A better",
+        ["in nothing for sure; perhaps TTFT p50 22.6→484 ms (21x): too few to be sure"],
+    )
+    assert outcome(found, "b") == ("B better", ["in nothing for sure"])
+    assert unclear(found) == ["TTFT p50 22.6→484 ms (21x), p95 (of 39 and 78, too few to be sure)"]
+    assert [verdict(each) for each in found.figures] == ["too few to be sure", "may be chance"]
+    # Under another load more requests would not tell, either.
+    load = Load(False, "twice the work", is_chance=False, more_a=1.0, more_b=2.0,
+                has_like_prompts=True)  # fmt: skip
+    assert unclear(found._replace(load=load)) == ["TTFT p50, p95"]
+    assert outcome(found._replace(load=load), "a") == ("A lower", ["in no latency"])
+    assert sizes(found, 30) == "A 19, B 19 requests"
 
 
 @pytest.mark.parametrize("theme", ["dark", "light"])

@@ -77,7 +77,7 @@ PAGE_VIEWS: Mapping[Page, PageView] = {
         compare_page.draw,
         compare_page.targets,
         "Two runs, A and B. A figure stands as A→B, then who is better and how many times; = is "
-        "alike, ? a difference that may be chance. 'At least' is the end of an interval that "
+        "alike, ? a difference that is not sure. 'At least' is the end of an interval that "
         "holds the true factor 99 times of 100, as far as the run varies in itself. Under ITL "
         "stand waits without and beside a prefill, in steps that decode as many: these have a "
         "winner where both were not given the same to do; others only where who had more to do "

@@ -8,6 +8,7 @@ from stepscope.recordings.compare.effect import CONFIDENCE
 from stepscope.recordings.compare.points import Point
 from stepscope.recordings.compare.side import Side
 from stepscope.tui import format as fmt
+from stepscope.tui.compare import sides as sides_text
 from stepscope.tui.compare import text as words
 
 SURE = f"{CONFIDENCE:.0%} sure"
@@ -23,7 +24,7 @@ def lines(
 def _summary(found: Comparison) -> list[str]:
     names = found.names
     lines = [
-        f"{letter}  {name}: {words.work_text(work)}"
+        f"{letter}  {name}: {sides_text.work_text(work)}"
         for letter, name, work in zip("AB", names, found.works, strict=True)
     ]
     why = words.load(found)
@@ -35,16 +36,16 @@ def _summary(found: Comparison) -> list[str]:
         words.outcome(found, "b"),
         words.outcome(found, "a"),
         ("requests", words.paired(found)),
-        ("chance?", words.unclear(found)),
+        ("not sure", words.unclear(found)),
         ("set", settings or [words.SAME_SETTINGS]),
     )
     for heading, phrases in told:
         for number, phrase in enumerate(phrases):
             lines.append(f"{heading if not number else '':<9} {phrase}".rstrip())
     for kind in ("ITL", "TTFT"):
-        bound = words.bound_of(found, kind)
+        bound = sides_text.bound_of(found, kind)
         for letter, side in (("A", "a"), ("B", "b")):
-            why = words.causes_of(found, kind, "a" if side == "a" else "b")
+            why = sides_text.causes_of(found, kind, "a" if side == "a" else "b")
             lines.append(f"{kind + f' >{bound:g} ms':<14} {letter}: {why}")
     return lines
 

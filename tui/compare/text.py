@@ -5,13 +5,12 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from stepscope.engine.wire import KnobValue
-from stepscope.recordings.compare.comparison import CauseShare, Comparison, Work
+from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.division import reaches
 from stepscope.recordings.compare.figures import KINDS, RANKS, Figure, Verdict
 from stepscope.recordings.compare.settings import Setting
 from stepscope.recordings.latency import LatencyKind
 from stepscope.tui import format as fmt
-from stepscope.tui.cause_names import CAUSE_NAMES
 
 VERDICTS: dict[Verdict, str] = {
     "a": "A better",
@@ -21,8 +20,10 @@ VERDICTS: dict[Verdict, str] = {
     "differs": "",
     "unknown": "not told",
 }
-NOTHING = "in nothing that is certain"
-NONE_LOWER = "no latency"
+TOO_FEW = "too few to be sure"
+NOTHING = "in nothing for sure"
+NONE_LOWER = "in no latency"
+_LARGE = 1.5  # so large a difference is not called chance, but not sure
 SAME_SETTINGS = "the same, as far as they tell"
 # In which order a reader wants to know; the time of a step is what made the waits.
 _TOLD: tuple[LatencyKind, ...] = ("itl", "ttft", "tpot")
@@ -90,7 +91,12 @@ def verdict(figure: Figure) -> str:
         return f"{more if figure.b > figure.a else less} in B"
     if figure.like is not None and figure.verdict == "unknown":
         return "too little in common"
-    return VERDICTS[figure.verdict]
+    return TOO_FEW if is_large(figure) else VERDICTS[figure.verdict]
+
+
+def is_large(figure: Figure) -> bool:
+    """Whether what is not sure differs so much that more of the same might well show it."""
+    return figure.verdict == "unclear" and (figure.factor or 0.0) >= _LARGE
 
 
 def change(figure: Figure) -> str:
@@ -123,7 +129,7 @@ def outcome(found: Comparison, side: Literal["a", "b"]) -> tuple[str, list[str]]
     """A heading and what belongs below it: in what a side is better, or only lower."""
     letter = side.upper()
     if found.names_winner(side):
-        return f"{letter} better", _phrases(found.better(side)) or [NOTHING]
+        return f"{letter} better", _phrases(found.better(side)) or [_nothing(found, side)]
     lower = [
         figure
         for figure in found.figures
@@ -135,6 +141,20 @@ def outcome(found: Comparison, side: Literal["a", "b"]) -> tuple[str, list[str]]
         and (figure.a < figure.b) == (side == "a")
     ]
     return f"{letter} lower", _phrases(lower) or [NONE_LOWER]
+
+
+def _nothing(found: Comparison, side: Literal["a", "b"]) -> str:
+    """What a side is better in where that is not sure of anything: what it may well be."""
+    perhaps = [
+        figure
+        for figure in found.figures
+        if is_large(figure)
+        and figure.a is not None
+        and figure.b is not None
+        and (figure.a < figure.b) == ((figure.better == "lower") == (side == "a"))
+    ]
+    told = _phrases(perhaps)
+    return f"{NOTHING}; perhaps {', '.join(told)}: {TOO_FEW}" if told else NOTHING
 
 
 def _phrases(figures: Sequence[Figure]) -> list[str]:
@@ -195,14 +215,17 @@ def unclear(found: Comparison) -> list[str]:
 
     So many waits count for themselves only where both runs had the same requests.
     """
+    judges = found.different_work is None  # else more of the same would not tell, either
     phrases = []
     for kind, label in KINDS.items():
         figures = [f for f in found.figures if f.kind == kind and f.verdict == "unclear"]
         if figures:
-            ranks = ", ".join(RANKS[f.rank] if f.rank else "within SLO" for f in figures)
+            ranks = ", ".join(_unsure(f, judges) for f in figures)
             a, b = figures[0].num_a, figures[0].num_b
             number = f"{a:,}" if a == b else f"{a:,} and {b:,}"
-            phrases.append(f"{label} {ranks}" + (f" (of {number})" if found.load.is_same else ""))
+            notes = [f"of {number}"] if found.load.is_same else []
+            notes += [TOO_FEW] if judges and any(is_large(f) for f in figures) else []
+            phrases.append(f"{label} {ranks}" + (f" ({', '.join(notes)})" if notes else ""))
     ranks_of: dict[str, list[str]] = {}
     for figure in found.figures:
         if figure.kind is None and figure.verdict == "unclear":
@@ -211,6 +234,14 @@ def unclear(found: Comparison) -> list[str]:
                 told.append(RANKS[figure.rank])
     others = [f"{label} {', '.join(told)}".rstrip() for label, told in ranks_of.items()]
     return phrases + others
+
+
+def _unsure(figure: Figure, has_values: bool) -> str:
+    if figure.rank is None:
+        return "within SLO"
+    if not has_values or not is_large(figure):
+        return RANKS[figure.rank]
+    return _part(figure)
 
 
 def paired(found: Comparison) -> list[str]:
@@ -244,37 +275,3 @@ def reach(found: Comparison) -> list[str]:
 
 def setting_text(setting: Setting) -> str:
     return f"{setting.name} {values_text(setting.a)} | {values_text(setting.b)}"
-
-
-def work_text(work: Work) -> str:
-    return (
-        f"{work.num_steps:,} steps in {fmt.duration(work.seconds)}, "
-        f"{fmt.plural(work.num_requests, 'request')}, "
-        f"{work.num_in_tokens:,} tokens in, {work.num_out_tokens:,} out"
-    )
-
-
-def cause_text(share: CauseShare, side: Literal["a", "b"], total_ns: int) -> str:
-    """What part of the late waits of a side had this cause."""
-    spent_ns = share.a_ns if side == "a" else share.b_ns
-    return f"{CAUSE_NAMES[share.cause]} {percent(spent_ns / total_ns)}"
-
-
-def causes_of(found: Comparison, kind: str, side: Literal["a", "b"], limit: int = 3) -> str:
-    """In one line: how many waits of a kind were late on a side, and why."""
-    shares = [share for share in found.causes if share.kind == kind]
-    total_ns = sum(share.a_ns if side == "a" else share.b_ns for share in shares)
-    number = sum(share.num_a if side == "a" else share.num_b for share in shares)
-    if not number or not total_ns:
-        return "none"
-    mine = sorted(shares, key=lambda share: -(share.a_ns if side == "a" else share.b_ns))
-    parts = [
-        cause_text(share, side, total_ns)
-        for share in mine[:limit]
-        if (share.a_ns if side == "a" else share.b_ns) >= total_ns / 100
-    ]
-    return f"{number:,} late, {total_ns / 1e9:,.1f} s of waiting: {', '.join(parts)}"
-
-
-def bound_of(found: Comparison, kind: str) -> float:
-    return found.slo.itl_ms if kind == "ITL" else found.slo.ttft_ms

@@ -28,7 +28,7 @@ MARKS: dict[Verdict, tuple[str, str]] = {
     "unknown": (" ", "muted"),
 }
 _ALIKE: Line = (
-    ("=", "muted"), (" alike ", "muted"), ("?", "muted"), (" may be chance", "muted"),
+    ("=", "muted"), (" alike ", "muted"), ("?", "muted"), (" not sure", "muted"),
 )  # fmt: skip
 
 
@@ -81,7 +81,8 @@ def _block(figure: Figure | None) -> Line:
     is_said = figure.verdict in ("a", "b")
     shown = words.change(figure)
     width = 13
-    has_factor = figure.rank is not None and figure.verdict in ("a", "b", "differs")
+    is_told = figure.verdict in ("a", "b", "differs") or words.is_large(figure)
+    has_factor = figure.rank is not None and is_told
     factor = words.times(figure) if has_factor else ""
     return (
         (f"{shown:>{width}} ", "strong" if is_said else "text"),

@@ -2,16 +2,16 @@
 
 import textwrap
 from collections.abc import Sequence
-from typing import Literal
 
 from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.division import reaches
 from stepscope.tui import format as fmt
+from stepscope.tui.compare import sides
 from stepscope.tui.compare import text as words
 from stepscope.tui.compare.picture import ComparePage
 from stepscope.tui.frame import Frame
 from stepscope.tui.widgets import compare_charts, compare_figures
-from stepscope.tui.widgets.lines import Line, Run, clean, fitted, framed, spread
+from stepscope.tui.widgets.lines import Line, Run, clean, fitted, framed, length_of, spread
 from stepscope.tui.widgets.panels import Cell, Column, Target, bar, beside, table
 
 _TABLE_WIDTH = 68  # of requests, where the charts stand beside them
@@ -142,6 +142,11 @@ def _verdict(
     others = compare_figures.others(found, inner, num_others) if num_others else []
     title: Line = (("which is better", "title"),)
     key = compare_figures.key(found)
+    size = sides.sizes(found, width - 8 - len("which is better") - length_of(key))
+    if size:
+        title = (*title, (f"  {size}", "muted"))
+    elif size := sides.sizes(found, width - 6 - length_of(key)):
+        title = ((size, "title"),)
     body = [*sentences, *figures, *others]
     idle = [letter for letter, work in zip("AB", found.works, strict=True) if not work.num_steps]
     notes = [f"{letter} has no step yet" for letter in idle] + page.notes
@@ -170,14 +175,15 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
         left = room - len(lines) - (len(blocks) - number - 1)
         lines += _block(head, style, phrases, width, max(1, min(2, left)))
     if room - len(lines) >= 2:
-        lines += _block("late A", "text", [_late(found, "a")], width, 1)
-        lines += _block("late B", "text", [_late(found, "b")], width, 1)
+        for letter, side in zip("AB", sides.SIDES, strict=True):
+            late = sides.late(found, side, width - _HEAD - 1)
+            lines += _block(f"late {letter}", "text", [late], width, 1)
     same = words.paired(found)
     if same and len(lines) < room:
         lines += _block("requests", "text", same, width, 1)
     unclear = words.unclear(found)
     if unclear and len(lines) < room:
-        lines += _block("chance?", "muted", unclear, width, 1)
+        lines += _block("not sure", "muted", unclear, width, 1)
     return lines
 
 
@@ -188,12 +194,6 @@ def _block(head: str, style: str, phrases: Sequence[str], width: int, most: int)
         ((f" {head if not number else '':<{_HEAD - 1}}", style), (text, "text"))
         for number, text in enumerate(wrapped)
     ]
-
-
-def _late(found: Comparison, side: Literal["a", "b"]) -> str:
-    itl = words.causes_of(found, "ITL", side)
-    ttft = words.causes_of(found, "TTFT", side, 2)
-    return f"ITL: {itl}  │  TTFT: {ttft}" if ttft != "none" else f"ITL: {itl}"
 
 
 def _wrapped(phrases: Sequence[str], width: int, num_lines: int) -> list[str]:
