@@ -105,6 +105,36 @@ async def test_the_budget_is_changed_and_marked_at_its_step(source: Subscriber) 
     app.close()
 
 
+async def test_an_undo_waits_for_the_answer_to_the_one_before(
+    source: Subscriber, live_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = dashboard(source)
+    changes = source.history
+    async with app.run_test(size=(160, 40)):
+        await press(app, "B", *"512", "enter")
+        await until(lambda: "→512 applied at step" in screen_text(app), "no first answer")
+        gone_on = threading.Event()
+        take = live_engine.core._take
+
+        def slow(item: Any) -> None:
+            assert gone_on.wait(20)
+            take(item)
+
+        monkeypatch.setattr(live_engine.core, "_take", slow)
+        await press(app, "U", "U")
+        await until(lambda: "one moment" in screen_text(app), "nothing is said")
+        gone_on.set()
+        said = "redo: max_num_batched_tokens 2048→512 applied at step"
+        await until(lambda: said in screen_text(app), "the second is not done")
+        await press(app, "U")
+        said = "undo: max_num_batched_tokens 512→2048 applied at step"
+        await until(lambda: said in screen_text(app), "the third is not done")
+        budgets = [change.new["max_num_batched_tokens"] for change in changes.knob_changes]
+        assert budgets == [512, 2048, 512, 2048]
+        assert not [entry for entry in changes.state.audit if entry.code]
+    app.close()
+
+
 async def test_undo_takes_back_the_own_change_and_nobody_elses(source: Subscriber) -> None:
     """The other goes by the same name: it is another dashboard of the same person."""
     app = dashboard(source)

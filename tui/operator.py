@@ -60,7 +60,10 @@ class Operator:
         self._notices = notices
         self.who = who()
         self._own: set[tuple[str, int]] = set()  # engines, and versions that we made of their knobs
+        self._undos: set[tuple[str, int]] = set()  # of our own versions, those that are an undo
         self._unanswered: list[_Unanswered] = []
+        self._num_knobs_asked = 0  # changes of knobs without an answer so far
+        self._num_undos_put_off = 0  # until it is known what there is to take back
 
     @property
     def pending(self) -> str:
@@ -85,6 +88,20 @@ class Operator:
     def undo(self) -> None:
         """Take this operator's own last change of a knob back, if it still holds."""
         self.take_answers()  # they say which changes are our own
+        if self._is_settled():
+            self._undo()
+        else:
+            self._num_undos_put_off += 1
+            self._notices.say("one moment: taken back when the engine has answered")
+
+    def _is_settled(self) -> bool:
+        """Every change of ours is answered, and those that were made are in the telemetry."""
+        state = self._history.state
+        engine_id = "" if state.info is None else state.info.engine_id
+        newest = max((version for owner, version in self._own if owner == engine_id), default=0)
+        return not self._num_knobs_asked and newest <= state.knobs_version
+
+    def _undo(self) -> None:
         changes = known_changes(self._history.knob_changes, self._history.state.audit)
         own = [change for change in changes if self._is_own(change)]
         if not own:
@@ -101,9 +118,14 @@ class Operator:
             f"{name} {value_text(last.new[name])}→{value_text(value)}"
             for name, value in back.items()
         )
+        engine_id = "" if self._history.info is None else self._history.info.engine_id
+        is_redo = (engine_id, last.version) in self._undos
+        now = changes[-1].version
+        if not is_redo:
+            self._undos.add((engine_id, now + 1))
         self._ask(
-            f"undo: {what}",
-            SetKnobs(changes=back, expected_version=changes[-1].version),
+            f"{'redo' if is_redo else 'undo'}: {what}",
+            SetKnobs(changes=back, expected_version=now),
             "undo",
         )
 
@@ -131,6 +153,7 @@ class Operator:
             self._notices.say("there is no engine to ask: this is a recording", "caution")
             return
         self._notices.dismiss()
+        self._num_knobs_asked += isinstance(command, SetKnobs)
         audit = self._history.state.audit
         seen = audit[-1].number if audit else 0
         self._link.ask(what, msgspec.structs.replace(command, who=self.who, seen=seen), action)
@@ -139,6 +162,10 @@ class Operator:
         """Say what the engine has answered since the last call."""
         for answer in [] if self._link is None else self._link.answers():
             info = self._history.state.info
+            if isinstance(answer.command, SetKnobs):
+                self._num_knobs_asked -= 1
+                if answer.error is not None:
+                    self._num_undos_put_off = 0  # of what was not done
             if answer.may_follow and info is not None and isinstance(answer.command, Change):
                 self._unanswered.append(_Unanswered(info.engine_id, answer.what, answer.command))
                 self._notices.say(
@@ -152,6 +179,9 @@ class Operator:
                     self._remember(answer.command, answer.reply.version)
                 self._notices.say(_told(answer), "good")
         self._take_late_ones()
+        if self._num_undos_put_off and self._is_settled():
+            self._num_undos_put_off -= 1
+            self._undo()
 
     def _conflict(self, answer: Answer) -> str | None:
         """Who was quicker, in short, where it is about knobs and known already."""
