@@ -19,6 +19,7 @@ from stepscope.recordings.latency import percentiles
 from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.session import request_name
+from stepscope.recordings.tokenless import NeverServed, Tokenless
 
 MEDIANS = 2.0  # without a service level a wait longer than so many medians is late
 
@@ -50,6 +51,7 @@ class Explanation(NamedTuple):
     ttft: Bound
     late: list[Late]
     shares: list[Share]  # the largest first
+    never_served: NeverServed  # no late token tells of them
     request_id: int | None = None  # of which all this is; None: of all
 
     def wall_ns(self, time_ns: int) -> int:
@@ -81,7 +83,8 @@ def explain_recording(
         if ttft_ns is None:
             ttft_ns = _twice_the_median(measured.ttft_counts)
     seen: set[int] = set()
-    explainer = _read(recording, itl_ns, ttft_ns, request_id, seen)
+    tokenless = Tokenless(request_id)
+    explainer = _read(recording, itl_ns, ttft_ns, request_id, seen, tokenless)
     if request_id is not None and request_id not in seen:
         held = f"{request_name(min(seen))} to {request_name(max(seen))}" if seen else "it has none"
         raise RecordingError(f"there is no request {request_name(request_id)} ({held})")
@@ -92,6 +95,7 @@ def explain_recording(
         _bound(explainer.ttft_counts, ttft_ns, slo_ttft_ms is not None),
         explainer.late,
         _shares(explainer.late),
+        tokenless.found(),
         request_id,
     )
 
@@ -102,6 +106,7 @@ def _read(
     ttft_bound_ns: float,
     request_id: int | None = None,
     seen: set[int] | None = None,
+    tokenless: Tokenless | None = None,
 ) -> Explainer:
     """Args: seen: takes the requests there are, if one of them is asked for."""
     explainer = Explainer(itl_bound_ns, ttft_bound_ns, request_id)
@@ -125,6 +130,8 @@ def _read(
             is_lost = expected is not None and frame.sequence > expected
         last = frame.sequence
         explainer.take(message, is_lost)
+        if tokenless is not None:
+            tokenless.take(message, is_lost)
         if request_id is not None and seen is not None:
             seen.update(_requests_in(message))
     return explainer

@@ -12,6 +12,7 @@ import pytest
 
 from stepscope.engine.config import Knobs
 from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.wire import Arrived, RowFlag, StepRecord
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +136,40 @@ def test_nothing_late_is_said_so(session: Path) -> None:
     done = run(str(session), "--slo-itl", "60s", "--slo-ttft", "60s")
     assert done.returncode == 0
     assert done.stdout.endswith("no token was late\n")
+
+
+def test_who_never_got_a_token_is_counted(tmp_path: Path, recorded_to: Callable[..., Any]) -> None:
+    messages = simulate(
+        seed=3,
+        num_steps=60,
+        knobs=Knobs(max_num_seqs=2),
+        workload=SimulatedWorkload(rate=40.0, output_tokens=400),
+    )
+    steps = [message for _, message in messages if isinstance(message, StepRecord)]
+    arrived = {
+        event.request_id: event.time_ns
+        for _, message in messages
+        for event in getattr(message, "events", ())
+        if isinstance(event, Arrived)
+    }
+    for step in steps:
+        for row in step.batch or ():
+            if row.flags & RowFlag.LAST_CHUNK:
+                arrived.pop(row.request_id, None)
+    assert len(arrived) > 5
+    path = tmp_path / "crash.mcap"
+    with recorded_to(path) as source:
+        for sequence, message in messages:
+            source.take(sequence, message)
+    longest_ms = (steps[-1].tokens_ns - min(arrived.values())) / 1e6
+    found = document(str(path))["never_served"]
+    assert found["num_requests"] == len(arrived)
+    assert found["longest_ms"] == pytest.approx(longest_ms, rel=0.05)
+    table = run(str(path), "--slo-itl", "60s", "--slo-ttft", "60s").stdout
+    assert f"no token at all: {len(arrived)} requests by the end; the longest had wai" in table
+    assert table.endswith("no token that came was late\n")
+    one = document(str(path), "--request", f"r{min(arrived)}")["never_served"]
+    assert one["num_requests"] == 1
 
 
 def test_a_shipped_sample_is_known_by_its_name() -> None:

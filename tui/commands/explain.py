@@ -1,6 +1,5 @@
 """`stepscope explain`: why tokens of a recording were late, as a table or as JSON."""
 
-import re
 import sys
 import time
 from typing import Any
@@ -12,11 +11,11 @@ from stepscope.recordings.explained import Bound, Explanation, explain_recording
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.session import request_name
 from stepscope.tui.cause_names import CAUSE_NAMES
+from stepscope.tui.commands.durations import milliseconds
 from stepscope.tui.commands.errors import WrongUsage, say, writing_output
 from stepscope.tui.commands.top import find_recording
 
 _LONG_TTFT_MS = 1000.0  # as a median; each is long then
-_UNITS = {"us": 0.001, "ms": 1.0, "s": 1000.0, "": 1.0}
 
 
 def explain(
@@ -47,19 +46,6 @@ def explain(
     say(*_summary(file, found), *_shares(found), *_table(found, limit))
 
 
-def milliseconds(option: str, text: str) -> float:
-    """A duration such as 50ms, 0.5s or 50 (milliseconds).
-
-    Raises:
-        WrongUsage: it is none, or not above zero.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(us|ms|s|)", text.strip())
-    value = 0.0 if match is None else float(match[1]) * _UNITS[match[2]]
-    if value <= 0:
-        raise WrongUsage(f"{option}: expected a duration such as 50ms or 0.5s, got {text!r}")
-    return value
-
-
 def request_number(text: str) -> int:
     number = text.strip().removeprefix("r")
     if not number.isdigit():
@@ -76,6 +62,7 @@ def _summary(file: str, found: Explanation) -> list[str]:
         _measured(f"gaps between tokens{_of(found)}", "--slo-itl", found.itl),
         _measured(f"first tokens{_of(found)}", "--slo-ttft", found.ttft),
         *_all_late(found.ttft),
+        *_never_served(found),
     ]
 
 
@@ -92,6 +79,15 @@ def _measured(what: str, option: str, bound: Bound) -> str:
         f"{what}: {bound.num_late:,} of {bound.num_waits:,} ({share:.2%}) took longer than "
         f"{bound.bound_ms:,.1f} ms ({of}); median {bound.median_ms:,.1f} ms"
     )
+
+
+def _never_served(found: Explanation) -> list[str]:
+    """Who got no token at all has waited the longest, and is in no figure of tokens."""
+    number, longest_ms = found.never_served
+    if longest_ms is None:
+        return []
+    who, their = ("1 request", "it") if number == 1 else (f"{number:,} requests", "the longest")
+    return [f"no token at all: {who} by the end; {their} had waited {longest_ms:,.1f} ms"]
 
 
 def _all_late(ttft: Bound) -> list[str]:
@@ -123,7 +119,8 @@ def _table(found: Explanation, limit: int) -> list[str]:
     if not found.num_steps:
         return ["", "it holds no step: whether a token was late is not known"]
     if not late:
-        return ["", f"no token{_of(found)} was late"]
+        came = " that came" if found.never_served.num_requests else ""
+        return ["", f"no token{_of(found)}{came} was late"]
     alike: dict[tuple[int, int, int, str], list[Late]] = {}
     for each in late:
         key = each.start_ns - each.end_ns, each.step, each.token_idx > 0, each.explanation
@@ -175,6 +172,7 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
         "request_id": found.request_id,
         "itl": found.itl._asdict(),
         "ttft": found.ttft._asdict(),
+        "never_served": found.never_served._asdict(),
         "causes": [
             {"cause": share.cause, "num_late": share.num_late, "ms": share.ns / 1e6}
             for share in found.shares
