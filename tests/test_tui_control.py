@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from textual import events
 
@@ -433,6 +434,26 @@ async def test_recording_is_switched_on_and_off(
     with Recording(next(tmp_path.glob("*.mcap"))) as recording:
         assert recording.last_step - recording.first_step >= 20
         assert not [each for each in landmarks(recording) if each.kind == "mark"]
+
+
+async def test_why_a_recording_ended_is_told_until_the_next_key(
+    source: Subscriber, live_engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = dashboard(source)
+    core = live_engine.core
+    async with app.run_test(size=(120, 40)):
+        await press(app, "R")
+        await until(lambda: "● REC" in screen_text(app), "the recording is not shown")
+        core.info = msgspec.structs.replace(core.info, engine_id="another")
+        core._signs._next_info_ns = 0  # told with the next step
+        said = "the engine started anew: the recording ends at step"
+        await until(lambda: said in screen_text(app), "nothing is said")
+        await press(app, "end")
+        assert said not in screen_text(app)
+        await press(app, "R")
+        await until(lambda: "● REC" in screen_text(app), "no second recording")
+    app.close()
 
 
 async def test_leaving_ends_a_recording_in_good_order(

@@ -25,6 +25,7 @@ class RecordSwitch:
         self._folder = folder
         self._recorder = recorder
         self._is_ending = False
+        self._is_seen = False  # why the last one ended
 
     @property
     def active(self) -> bool:
@@ -51,8 +52,12 @@ class RecordSwitch:
 
     @property
     def error(self) -> str | None:
-        """Why a recording ended by itself, in one line."""
-        return None if self._recorder is None else self._recorder.error
+        """Why a recording ended by itself, in one line; None once somebody has seen it."""
+        return None if self._recorder is None or self._is_seen else self._recorder.error
+
+    def seen(self) -> None:
+        """Somebody is at the keys, with the error in front of them if there is one."""
+        self._is_seen = self._recorder is not None and self._recorder.error is not None
 
     def start(self) -> Path:
         """Begin a new file; gives its path.
@@ -63,7 +68,7 @@ class RecordSwitch:
         from stepscope.recordings.recorder import Recorder, default_name  # loads mcap and zstd
 
         self._recorder = Recorder(self._source, self._folder / default_name(self._source.name))
-        self._is_ending = False
+        self._is_ending = self._is_seen = False
         remember(self._recorder.path)
         return self._recorder.path
 

@@ -273,6 +273,8 @@ class MainScreen(Screen[None]):
         action = abilities.action(action_id)
         if not abilities.allows(action):
             return
+        if self.session.record_switch is not None:
+            self.session.record_switch.seen()
         if self.view.page in action.pages:
             with self.failures.shown(action.label):
                 self._handlers[action_id]()
