@@ -223,6 +223,7 @@ def test_ctrl_c_ends_open_streams_with_an_error_event_and_exits_with_0(
         assert b"data: [DONE]" in text
         assert served.process.wait(20) == 0
         assert "Traceback" not in served.stderr()
+        assert "is gone" not in served.stderr()  # the engine is well
         wait_for(lambda: not live_engine.core.scheduler.requests, "the request ends")
         client.ask(Resume())
 

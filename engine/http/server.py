@@ -110,7 +110,8 @@ async def _main(
             following.cancel()
             following = None
         if engine.info is None:
-            if parent_gone is None:  # else it is gone with whoever started both
+            # When this server ends it lets go of its engine; with a parent both are gone.
+            if parent_gone is None and not server.should_exit:
                 log.warning("the engine at %s is gone", endpoint.control)
         else:
             found(engine.info)
