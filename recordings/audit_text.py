@@ -17,6 +17,19 @@ _DONE = {
     "Abort": "aborted a request",
     "SetKnobs": "changed knobs",
 }
+_REFUSED = {
+    "": "commands",
+    "Pause": "pause",
+    "Resume": "going on",
+    "Drain": "drain",
+    "Shutdown": "shutdown",
+    "ResetPrefixCache": "reset of the prefix cache",
+    "SetWorkload": "change of the workload",
+    "Step": "single steps",
+    "StepOnce": "single steps",
+    "Abort": "abort of a request",
+    "SetKnobs": "change of knobs",
+}
 
 
 def value_text(value: KnobValue | None) -> str:
@@ -37,7 +50,9 @@ def who_text(entry: Audited) -> str:
 def change_text(entry: Audited) -> str:
     """What was changed from what to what, or what was refused and why."""
     if entry.code:
-        what = entry.command or "commands"
+        what = _REFUSED.get(entry.command, entry.command)
+        if entry.command == "Abort" and entry.count > 1:
+            what = f"{entry.count:,} aborts of requests"
         return f"{what} refused: {entry.detail}"
     if entry.command == "Abort" and entry.count > 1:
         names = list(entry.old or {})

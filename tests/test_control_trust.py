@@ -28,6 +28,7 @@ from stepscope.engine.commands import (
     Ack,
     AnyReply,
     AuditPage,
+    Change,
     Command,
     Drain,
     Error,
@@ -45,6 +46,7 @@ from stepscope.engine.commands import (
     Submitted,
 )
 from stepscope.engine.wire import Audited, Snapshot
+from stepscope.recordings.audit_text import change_text
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.subscriber import Subscriber
@@ -256,6 +258,19 @@ def test_a_change_of_the_same_kind_that_was_not_seen_is_a_conflict(
 
 
 # The audit trail
+
+
+@pytest.mark.parametrize(
+    "command", [each for each in get_args(commands.AnyCommand) if issubclass(each, Change)]
+)
+def test_every_change_has_words_done_or_refused(command: type[Command]) -> None:
+    name = command.__name__
+    done = Audited(number=1, command=name, who="anna", time_ns=2, effective_step=3)
+    refused = Audited(number=1, command=name, who="anna", time_ns=2, code="viewer", detail="no")
+    for text in (change_text(done), change_text(refused)):
+        assert name not in text
+        assert text[0].islower()
+    assert change_text(refused).endswith(" refused: no")
 
 
 def test_every_change_is_in_the_audit_from_what_to_what_and_in_the_recording(

@@ -220,7 +220,7 @@ async def test_a_pause_that_somebody_was_quicker_with_is_told_and_not_undone(
             await press(app, "6")
             await until(lambda: "audit (2)" in screen_text(app), "the audit is not shown")
             assert "paused the engine: state running→paused" in screen_text(app)
-            assert "Pause refused: somebody was quicker" in screen_text(app)
+            assert "pause refused: somebody was quicker" in screen_text(app)
             other.ask(Resume(who="anna"))
     app.close()
 
