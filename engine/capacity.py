@@ -26,12 +26,36 @@ def requests_per_s(spec: WorkloadSpec, costs: StepCosts, max_model_len: int | No
     return 1000.0 / (prefill_ms + decode_ms)
 
 
+def reckoned_ms(
+    costs: StepCosts, num_steps: float, num_prefill_tokens: float, num_decode_tokens: float
+) -> float:
+    """What steps that held so much together would have taken when the engine tried some.
+
+    A line through what it tried: so much a step, for the weights are read whoever is in it, and
+    more for each prompt token and each request that decodes.
+    """
+    step_ms = _empty_step_ms(costs)
+    return (
+        num_steps * step_ms
+        + num_prefill_tokens * max(0.0, costs.prefill_ms - step_ms) / costs.num_prefill_tokens
+        + num_decode_tokens * max(0.0, costs.decode_ms - step_ms) / costs.num_streams
+    )
+
+
 def in_words(costs: StepCosts) -> str:
     """For a person who waits for the engine, or wonders why it is slow."""
     return (
         f"decode of {costs.num_streams} streams {_ms(costs.decode_ms)} a step, "
         f"prefill of {costs.num_prefill_tokens} tokens {_ms(costs.prefill_ms)}"
     )
+
+
+def _empty_step_ms(costs: StepCosts) -> float:
+    """Where the line through a decode of one request and of several begins."""
+    if costs.stream_ms is None or costs.num_streams < 2:
+        return 0.0
+    each_ms = (costs.decode_ms - costs.stream_ms) / (costs.num_streams - 1)
+    return max(0.0, costs.stream_ms - max(0.0, each_ms))
 
 
 def _ms(value: float) -> str:

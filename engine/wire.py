@@ -66,6 +66,7 @@ class StepCosts(Struct, frozen=True, kw_only=True):
     decode_ms: float  # ... a step that took so long, as a median
     num_prefill_tokens: int  # prompt tokens of ...
     prefill_ms: float  # ... a step that took so long
+    stream_ms: float | None = None  # a step that gave one such request a token; None: not tried
 
 
 class EngineInfo(Telemetry, frozen=True, kw_only=True):

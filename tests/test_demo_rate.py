@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from stepscope.engine.capacity import in_words, requests_per_s
+from stepscope.engine.capacity import in_words, reckoned_ms, requests_per_s
 from stepscope.engine.commands import WorkloadSpec
 from stepscope.engine.config import Limits
 from stepscope.engine.execution import step_costs
@@ -18,14 +18,14 @@ from stepscope.engine.workload import describe
 from stepscope.recordings.audit_text import change_text
 from stepscope.recordings.rates import Rates
 from stepscope.tui.commands.demo import WORKLOAD
-from stepscope.tui.commands.demo_pace import FIRST_STAY_S, LONGEST_STAY_S, Pace
+from stepscope.tui.commands.demo_pace import FIRST_REST_S, NUM_WINDOWS, WINDOW_S, Pace
 from stepscope.tui.commands.demo_rate import (
     LEAST_RATE,
-    NUM_BUSY,
     Offer,
     asked_rate,
     next_offer,
     offer,
+    slowness,
 )
 from stepscope.tui.commands.errors import WrongUsage
 
@@ -34,7 +34,7 @@ LIMITS = Limits(max_num_batched_tokens=8192, max_num_seqs=256, max_model_len=819
 FAST = StepCosts(num_streams=8, decode_ms=2.5, num_prefill_tokens=400, prefill_ms=40.0)
 
 
-def times(costs: StepCosts, factor: float) -> StepCosts:
+def times_slower(factor: float, costs: StepCosts = FAST) -> StepCosts:
     """Of a machine that is so many times slower."""
     return replace(costs, decode_ms=factor * costs.decode_ms, prefill_ms=factor * costs.prefill_ms)
 
@@ -66,6 +66,7 @@ def test_steps_are_timed_as_long_as_they_take() -> None:
     # Each step also takes a fifth of a millisecond to be scheduled.
     assert costs.decode_ms == pytest.approx(2.0 + 8 * 0.1 + 0.2)
     assert costs.prefill_ms == pytest.approx(2.0 + 400 * 0.1 + 0.2)
+    assert costs.stream_ms == pytest.approx(2.0 + 0.1 + 0.2)
     assert (costs.num_streams, costs.num_prefill_tokens) == (8, 400)
     assert in_words(costs) == "decode of 8 streams 3.0 ms a step, prefill of 400 tokens 42 ms"
 
@@ -76,11 +77,13 @@ def test_timing_holds_up_the_start_of_no_engine(floor_ms: float, token_us: float
     runner = Trialled(CostModel(floor_ms=floor_ms, token_us=token_us))
     before_ns = runner.clock()
     step_costs.measure(runner)
-    counts = [runner.sizes.count(8), runner.sizes.count(400)]
+    counts = [runner.sizes.count(each) for each in (8, 400, 1)]
     assert min(counts) >= 1
     cost = CostModel(floor_ms=floor_ms, token_us=token_us)
-    step_ms = [cost.floor_ms + tokens * cost.token_us / 1000 for tokens in (8, 400)]
-    allowed_ms = [step_costs.DECODE_NS / 1e6, step_costs.PREFILL_NS / 1e6]
+    step_ms = [cost.floor_ms + tokens * cost.token_us / 1000 for tokens in (8, 400, 1)]
+    allowed_ms = [
+        each / 1e6 for each in (step_costs.DECODE_NS, step_costs.PREFILL_NS, step_costs.STREAM_NS)
+    ]
     for count, each_ms, most_ms in zip(counts, step_ms, allowed_ms, strict=True):
         # One step may begin just before the time is up; one that takes a second never does.
         assert count == 1 or (count - 2) * each_ms <= most_ms
@@ -100,7 +103,7 @@ def test_a_model_of_short_requests_is_timed_with_shorter_ones() -> None:
 
 @given(factor=st.floats(0.01, 1000.0))
 def test_a_machine_of_half_the_speed_carries_half_as_much(factor: float) -> None:
-    fast, slow = (requests_per_s(WORKLOAD, each, 8192) for each in (FAST, times(FAST, factor)))
+    fast, slow = (requests_per_s(WORKLOAD, each, 8192) for each in (FAST, times_slower(factor)))
     assert slow == pytest.approx(fast / factor)
 
 
@@ -123,7 +126,7 @@ def test_a_fast_machine_gets_the_usual_workload_and_no_excuse() -> None:
 
 @given(factor=st.floats(0.01, 100.0))
 def test_no_machine_gets_more_than_it_carries_or_than_is_usual(factor: float) -> None:
-    costs = times(FAST, factor)
+    costs = times_slower(factor)
     found = offer(WORKLOAD, info(costs), None)
     carried = 0.7 * requests_per_s(WORKLOAD, costs, LIMITS.max_model_len)
     assert found.workload.rate <= WORKLOAD.rate
@@ -134,20 +137,20 @@ def test_no_machine_gets_more_than_it_carries_or_than_is_usual(factor: float) ->
 
 
 def test_a_slow_machine_gets_less_and_is_told_so() -> None:
-    found = offer(WORKLOAD, info(times(FAST, 4)), None)
+    found = offer(WORKLOAD, info(times_slower(4)), None)
     assert str(found) == "0.65 requests/s, what this machine carries"
     assert found.measured == "decode of 8 streams 10 ms a step, prefill of 400 tokens 160 ms"
     assert found.workload.max_concurrency == 12
 
 
 def test_on_a_very_slow_machine_something_happens_all_the_same() -> None:
-    found = offer(WORKLOAD, info(times(FAST, 100)), None)
+    found = offer(WORKLOAD, info(times_slower(100)), None)
     assert str(found) == "0.2 requests/s, though this machine carries 0.026"
 
 
 def test_what_is_asked_for_is_what_is_offered() -> None:
     assert str(offer(WORKLOAD, info(FAST), 1.5)) == "1.5 requests/s, as asked"
-    too_much = offer(WORKLOAD, info(times(FAST, 4)), 6.0)
+    too_much = offer(WORKLOAD, info(times_slower(4)), 6.0)
     assert str(too_much) == "6 requests/s, as asked; this machine carries about 0.65"
     assert too_much.workload.rate == 6.0
 
@@ -170,77 +173,131 @@ def test_a_rate_may_be_left_out() -> None:
 
 # --- while it runs
 
+INFO = info(replace(FAST, stream_ms=1.8))  # 1.7 ms a step, 0.1 ms a decode
 
-def rates(steps_per_s: float | None, idle_share: float | None = 0.0) -> Rates:
-    return Rates(15.0, 100, *(None,) * 11)._replace(steps_per_s=steps_per_s, idle_share=idle_share)
+
+def seen(times: float, prefill: int = 600, output: int = 640, idle: float = 0.0) -> Rates:
+    """8 s of steps that take so many times longer than at the start."""
+    costs = INFO.step_costs
+    assert costs is not None
+    per_step = (1, prefill / 100, output / 100)
+    steps_per_s = (1.0 - idle) * 1000 / (times * reckoned_ms(costs, *per_step))
+    return Rates(8.0, 100, *(None,) * 11)._replace(
+        steps_per_s=steps_per_s,
+        prefill_tokens_per_s=steps_per_s * per_step[1],
+        output_tokens_per_s=steps_per_s * per_step[2],
+        idle_share=idle,
+    )
+
+
+@given(
+    times=st.floats(2.0, 9.0),
+    prefill=st.integers(0, 12_000),
+    output=st.integers(1, 1_200),
+    idle=st.floats(0.0, 0.9),
+)
+def test_a_machine_is_as_slow_whatever_its_steps_happen_to_hold(
+    times: float, prefill: int, output: int, idle: float
+) -> None:
+    rates = seen(times, prefill, output, idle)
+    assert INFO.step_costs is not None
+    assert slowness(rates, INFO.step_costs) == pytest.approx(times)
+    found = next_offer(Offer(WORKLOAD), WORKLOAD, INFO, rates)
+    assert found is not None
+    at_first = offer(WORKLOAD, info(times_slower(times)), None)
+    assert found.workload.rate == pytest.approx(at_first.workload.rate, rel=0.1)
+    assert str(found) == f"{found.workload.rate:g} requests/s, what this machine carries"
+    assert found.workload.seed != WORKLOAD.seed  # no prompt comes a second time
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [
+        seen(0.5),  # more than the usual load nobody gets
+        seen(1.4),
+        seen(9.0, idle=0.95),  # hardly a step to judge by
+        seen(9.0, idle=1.0),
+        seen(9.0)._replace(idle_share=None),
+        seen(9.0)._replace(steps_per_s=None),
+        seen(9.0)._replace(prefill_tokens_per_s=None),
+        seen(9.0)._replace(output_tokens_per_s=None),
+    ],
+)
+def test_a_rate_that_is_about_right_or_unknown_stays(rates: Rates) -> None:
+    assert next_offer(Offer(WORKLOAD), WORKLOAD, INFO, rates) is None
+
+
+def test_an_engine_that_timed_no_steps_keeps_its_load() -> None:
+    assert next_offer(Offer(WORKLOAD), WORKLOAD, info(None), seen(9.0)) is None
+
+
+def test_the_least_load_is_not_changed_for_itself() -> None:
+    found = next_offer(Offer(WORKLOAD), WORKLOAD, INFO, seen(90.0))
+    assert found is not None
+    assert found.workload.rate == LEAST_RATE
+    assert next_offer(found, WORKLOAD, INFO, seen(200.0)) is None
 
 
 class Watched:
     """An engine that takes workloads, and the history of it as far as `Pace` looks."""
 
-    def __init__(self, steps_per_s: float) -> None:
+    info = INFO
+
+    def __init__(self, times: float) -> None:
         self.state = SimpleNamespace(knobs_version=3, workload=None, state="running")
-        self.steps_per_s = steps_per_s
+        self.times = times
         self.taken: list[WorkloadSpec] = []
         self.now_s = 100.0
 
     def rates(self, window_s: float) -> Rates:
-        return rates(self.steps_per_s)
+        return seen(self.times)
 
     def set_workload(self, spec: WorkloadSpec) -> None:
         self.taken.append(spec)
         self.state.workload = describe(spec)
 
-    def pace(self, rate: float) -> Pace:
+    def pace(self) -> Pace:
         """What `stepscope demo` has just started, without its thread."""
-        offered = Offer(replace(WORKLOAD, rate=rate))
-        pace = Pace(WORKLOAD, offered, self, self.set_workload, lambda: self.now_s)  # type: ignore[arg-type]
+        pace = Pace(WORKLOAD, Offer(WORKLOAD), self, self.set_workload, lambda: self.now_s)  # type: ignore[arg-type]
         pace.start(adapts=False)
         return pace
 
-
-def test_as_many_arrive_as_keep_two_thirds_of_the_seats_busy() -> None:
-    """Little's law: so many at once, each for as many steps as it has tokens."""
-    now = Offer(WORKLOAD)
-    for steps_per_s, rate in ((20.0, 0.25), (40.0, 0.5), (100.0, 1.2)):
-        found = next_offer(now, WORKLOAD, rates(steps_per_s))
-        assert found is not None
-        assert found.workload.rate == pytest.approx(rate)
-        assert rate <= NUM_BUSY * steps_per_s / WORKLOAD.output_tokens < 1.1 * rate
-        assert str(found) == f"{rate:g} requests/s, what this machine carries"
-        assert found.workload.seed != now.workload.seed  # no prompt comes a second time
+    def looks(self, pace: Pace, num_seconds: int) -> bool:
+        for _ in range(num_seconds):
+            self.now_s += 1.0
+            if not pace.look():
+                return False
+        return True
 
 
-@pytest.mark.parametrize(
-    "seen", [rates(200.0), rates(140.0), rates(None), rates(5.0, None), rates(3.0, 1.0)]
-)
-def test_a_rate_that_is_about_right_or_unknown_stays(seen: Rates) -> None:
-    assert next_offer(Offer(WORKLOAD), WORKLOAD, seen) is None
-
-
-def test_time_without_a_request_is_not_slowness() -> None:
-    assert next_offer(Offer(WORKLOAD), WORKLOAD, rates(20.0, 0.9)) is None
+SOON_S = round(FIRST_REST_S + NUM_WINDOWS * WINDOW_S)
 
 
 def test_a_machine_that_becomes_busy_or_idle_later_gets_less_or_more_and_it_is_said() -> None:
-    watched = Watched(steps_per_s=40.0)
-    pace = watched.pace(2.5)
+    watched = Watched(times=5.0)
+    pace = watched.pace()
     assert pace.news() == "the demo's workload: 2.5 requests/s"
-    assert pace.look()
+    assert watched.looks(pace, SOON_S - 1)
     assert len(watched.taken) == 1  # not before there are steps to judge by
-    watched.now_s += FIRST_STAY_S
-    assert pace.look()
-    assert pace.news() == "the demo's workload: 0.5 requests/s, what this machine carries"
+    assert watched.looks(pace, 1)
+    assert pace.news() == "the demo's workload: 0.52 requests/s, what this machine carries"
     assert pace.news() is None
-    watched.steps_per_s = 190.0
-    watched.now_s += FIRST_STAY_S
-    assert pace.look()
-    assert len(watched.taken) == 2  # what comes and goes is not followed each time
-    watched.now_s += FIRST_STAY_S
-    assert pace.look()
-    assert pace.news() == "the demo's workload: 2.3 requests/s, what this machine carries"
-    assert [each.rate for each in watched.taken] == [2.5, 0.5, 2.3]
+    watched.times = 1.0
+    assert watched.looks(pace, round(SOON_S + FIRST_REST_S))
+    assert pace.news() == "the demo's workload: 2.5 requests/s"
+    assert [each.rate for each in watched.taken] == [2.5, 0.52, 2.5]
     assert len({each.seed for each in watched.taken}) == 3
+
+
+def test_one_window_in_three_that_says_otherwise_is_enough_to_stay() -> None:
+    watched = Watched(times=5.0)
+    pace = watched.pace()
+    for _ in range(20):
+        watched.times = 5.0
+        assert watched.looks(pace, round(2 * WINDOW_S))
+        watched.times = 1.0
+        assert watched.looks(pace, round(WINDOW_S))
+    assert len(watched.taken) == 1
 
 
 def test_the_trail_says_from_which_rate_to_which_before_it_names_the_mix() -> None:
@@ -260,36 +317,39 @@ def test_the_trail_says_from_which_rate_to_which_before_it_names_the_mix() -> No
         assert change_text(entry).startswith(f"set the workload: workload {said}")
 
 
-def test_a_machine_that_never_settles_is_followed_once_a_minute() -> None:
-    watched = Watched(steps_per_s=40.0)
-    pace = watched.pace(2.5)
-    for second in range(1800):
-        watched.now_s += 1.0
-        watched.steps_per_s = 40.0 if pace.offers[-1].workload.rate > 1 else 190.0
-        assert pace.look(), second
-    assert 1800 / LONGEST_STAY_S - 2 <= len(watched.taken) <= 1800 / LONGEST_STAY_S + 3
-
-
 @pytest.mark.parametrize(
     "change",
     [{"knobs_version": 4}, {"workload": None}, {"workload": describe(WorkloadSpec(rate=9.0))}],
 )
 def test_what_somebody_has_changed_is_left_to_them(change: dict[str, object]) -> None:
     """A queue that grows because seats were taken away is what they want to see."""
-    watched = Watched(steps_per_s=20.0)
-    pace = watched.pace(2.5)
-    watched.now_s += FIRST_STAY_S
+    watched = Watched(times=9.0)
+    pace = watched.pace()
+    assert watched.looks(pace, 1)
+    pace.news()
     vars(watched.state).update(change)
-    assert not pace.look()
+    assert not watched.looks(pace, SOON_S)
     assert len(watched.taken) == 1
+    assert "yours" in (pace.news() or "")
+    assert pace.news() is None
+
+
+def test_that_telemetry_does_not_tell_of_the_load_yet_does_not_make_it_somebody_elses() -> None:
+    watched = Watched(times=9.0)
+    pace = watched.pace()
+    told, watched.state.workload = watched.state.workload, None
+    assert watched.looks(pace, 3)
+    watched.state.workload = told
+    assert watched.looks(pace, SOON_S)
+    assert len(watched.taken) == 2
 
 
 def test_a_paused_engine_is_not_a_slow_one() -> None:
-    watched = Watched(steps_per_s=20.0)
-    pace = watched.pace(2.5)
-    watched.now_s += FIRST_STAY_S
+    watched = Watched(times=9.0)
+    pace = watched.pace()
     watched.state.state = "paused"
-    assert pace.look()
+    assert watched.looks(pace, 5 * SOON_S)
+    assert len(watched.taken) == 1
     watched.state.state = "running"
-    assert pace.look()
+    assert watched.looks(pace, SOON_S)
     assert len(watched.taken) == 2

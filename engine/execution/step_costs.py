@@ -17,6 +17,7 @@ CONTEXT_TOKENS = 512  # that each of the streams attends to
 PREFILL_TOKENS = 200  # of each of two prompts
 # Nanoseconds after which each kind of step is run no more.
 DECODE_NS = 80_000_000
+STREAM_NS = 40_000_000
 PREFILL_NS = 100_000_000
 LONG_NS = 1_000_000_000  # a model whose first step takes so long is not run a second time
 MOST_RUNS = 16
@@ -35,7 +36,7 @@ class Trialled(Protocol):
 
 
 def measure(runner: Trialled) -> StepCosts:
-    """Time a few decodes of `NUM_STREAMS` requests and prefills of two prompts.
+    """Time a few decodes of `NUM_STREAMS` requests and of one, and prefills of two prompts.
 
     What they leave in the KV cache belongs to no request.
     """
@@ -57,6 +58,7 @@ def measure(runner: Trialled) -> StepCosts:
         decode_ms=_typical_ms(timed([(context, 1)] * NUM_STREAMS), DECODE_NS),
         num_prefill_tokens=2 * prefill,
         prefill_ms=_typical_ms(timed([(0, prefill)] * 2), PREFILL_NS),
+        stream_ms=_typical_ms(timed([(context, 1)]), STREAM_NS),
     )
 
 

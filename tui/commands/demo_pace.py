@@ -14,11 +14,15 @@ from stepscope.engine.workload import describe
 from stepscope.recordings.history import History
 from stepscope.tui.commands.demo_rate import Offer, next_offer
 
-LOOK_S = 5.0
-# So long a rate stays, and so far back steps are looked at: first so that a bad moment at the start
-# is made good soon, then twice as long each time, for what goes on and off is no change.
-FIRST_STAY_S = 15.0
-LONGEST_STAY_S = 60.0
+TICK_S = 1.0  # how soon it is seen that somebody has changed something
+# The machine is another one when the steps of so many windows in a row say so: what a neighbour
+# does for a few seconds is no reason to change the load, what goes on for half a minute is one.
+WINDOW_S = 7.0
+NUM_WINDOWS = 3
+# So long nothing is judged after a change: first because batches have to fill up and caches to
+# warm up, then twice as long each time, for a machine that comes and goes is not followed about.
+FIRST_REST_S = 8.0
+LONGEST_REST_S = 64.0
 
 
 class Pace:
@@ -44,10 +48,16 @@ class Pace:
         self._history = history
         self._set_workload = set_workload
         self._clock = clock
-        self._since_s = 0.0  # the last one has run
-        self._stay_s = FIRST_STAY_S
+        self._unsure: Offer | None = None  # asked for, without an answer
+        self._ours = {describe(offered.workload)}  # all that was asked for
+        self._is_seen = False  # telemetry tells of it a moment after it was taken
+        self._found: list[Offer] = []  # by the last windows, all of them more or all less
+        self._window_end_s = 0.0
+        self._rest_s = FIRST_REST_S
         self._knobs_version = 0
+        self._is_theirs = False
         self._num_told = 0
+        self._has_told_theirs = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="demo-pace", daemon=True)
 
@@ -59,7 +69,7 @@ class Pace:
         """
         self._knobs_version = self._history.state.knobs_version
         self._set_workload(self.offers[0].workload)
-        self._since_s = self._clock()
+        self._window_end_s = self._clock() + self._rest_s + WINDOW_S
         if adapts:
             self._thread.start()
 
@@ -70,35 +80,88 @@ class Pace:
 
     def news(self) -> str | None:
         """What there is to say since the last call; for one thread."""
-        if self._num_told == len(self.offers):
-            return None
-        self._num_told = len(self.offers)
-        return f"the demo's workload: {self.offers[-1]}"
+        if self._num_told < len(self.offers):
+            self._num_told = len(self.offers)
+            return f"the demo's workload: {self.offers[-1]}"
+        if self._is_theirs and not self._has_told_theirs:
+            self._has_told_theirs = True
+            return "the load is yours from here on: the demo fits it to the machine no more"
+        return None
 
     def look(self) -> bool:
         """Change the workload if that is called for; False when it is ours no more.
 
         Raises:
-            EngineUnreachable, CommandRefused: the engine did not take it.
+            EngineUnreachable: the engine did not answer, and may have taken it all the same.
+            CommandRefused: it did not take it.
         """
-        state, offered = self._history.state, self.offers[-1]
-        known = {describe(each.workload) for each in self.offers}
-        if state.knobs_version != self._knobs_version or state.workload not in known:
+        state = self._history.state
+        if state.knobs_version != self._knobs_version or not self._is_ours(state.workload):
+            self._is_theirs = True
             return False
-        if state.state != "running" or self._clock() - self._since_s < self._stay_s:
-            return True
-        found = next_offer(offered, self._usual, self._history.rates(window_s=self._stay_s))
-        if found is not None:
-            self._set_workload(found.workload)
-            self.offers.append(found)
-            self._since_s = self._clock()
-            self._stay_s = min(2 * self._stay_s, LONGEST_STAY_S)
+        if self._unsure is not None and state.workload == describe(self._unsure.workload):
+            self._began(self._unsure)
+        now_s = self._clock()
+        if state.state not in ("running", "idle"):
+            self._found.clear()
+            self._window_end_s = now_s + WINDOW_S
+        elif self._is_seen and now_s >= self._window_end_s:
+            self._window_end_s = max(self._window_end_s, now_s - TICK_S) + WINDOW_S
+            if (wanted := self._wanted()) is not None:
+                self._ask(wanted)
         return True
 
+    def _is_ours(self, workload: str | None) -> bool:
+        self._is_seen = self._is_seen or workload in self._ours
+        return workload in self._ours or not self._is_seen
+
+    def _wanted(self) -> Offer | None:
+        """By the window that ends now and those before it."""
+        now, info = self.offers[-1], self._history.info
+        rates = self._history.rates(window_s=WINDOW_S)
+        found = None if info is None else next_offer(now, self._usual, info, rates)
+        if found is None:
+            self._found.clear()
+            return None
+        if self._found and _is_more(found, now) != _is_more(self._found[-1], now):
+            self._found.clear()
+        self._found.append(found)
+        if len(self._found) < NUM_WINDOWS:
+            return None
+        # The machine changed at some time within the first of the windows.
+        by_rate = sorted(self._found, key=lambda each: each.workload.rate)
+        self._found.clear()
+        return by_rate[NUM_WINDOWS // 2]
+
+    def _ask(self, wanted: Offer) -> None:
+        said = describe(wanted.workload)
+        is_new = said not in self._ours
+        self._ours.add(said)  # before it is taken, for an answer may be lost
+        self._unsure = wanted
+        try:
+            self._set_workload(wanted.workload)
+        except CommandRefused:
+            self._unsure = None
+            if is_new:
+                self._ours.remove(said)
+            raise
+        self._began(wanted)
+
+    def _began(self, offered: Offer) -> None:
+        self._unsure = None
+        self._found.clear()
+        self.offers.append(offered)
+        self._rest_s = min(2 * self._rest_s, LONGEST_REST_S)
+        self._window_end_s = self._clock() + self._rest_s + WINDOW_S
+
     def _run(self) -> None:
-        while not self._stopped.wait(LOOK_S):
+        while not self._stopped.wait(TICK_S):
             try:
                 if not self.look():
                     return
             except (EngineUnreachable, CommandRefused):
                 continue  # it is ending, or somebody else was quicker
+
+
+def _is_more(offered: Offer, now: Offer) -> bool:
+    return offered.workload.rate > now.workload.rate

@@ -5,16 +5,16 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from stepscope.engine.capacity import in_words, requests_per_s
+from stepscope.engine import capacity
 from stepscope.engine.commands import WorkloadSpec
-from stepscope.engine.wire import EngineInfo
+from stepscope.engine.wire import EngineInfo, StepCosts
 from stepscope.recordings.rates import Rates
 from stepscope.tui.commands.options import convert_flags
 
-LOAD = 0.7  # of what the engine's first steps promise: they were run without anybody watching
-NUM_BUSY = 8  # of twelve seats: random arrivals come in bunches, and want room for that
+LOAD = 0.7  # of what its steps promise: random arrivals come in bunches, and want room for that
 LEAST_RATE = 0.2  # a request every few seconds, or there is nothing to watch
-CLEARLY = 1.5  # a rate is changed when the machine carries so many times more, or less
+LEAST_BUSY_S = 0.5  # of steps, to judge by
+CLEARLY = 1.4  # a rate is changed when the machine carries so many times more, or less
 
 
 class Offer(NamedTuple):
@@ -49,25 +49,45 @@ def offer(usual: WorkloadSpec, info: EngineInfo, asked: float | None) -> Offer:
     costs = info.step_costs
     if costs is None:
         return Offer(usual) if asked is None else Offer(replace(usual, rate=asked), "as asked")
-    measured = in_words(costs)
-    capacity = requests_per_s(usual, costs, info.max_model_len)
-    carried = _rounded(LOAD * capacity)
+    measured = capacity.in_words(costs)
+    whole = capacity.requests_per_s(usual, costs, info.max_model_len)
+    carried = _rounded(LOAD * whole)
     if asked is not None:
-        more = f"; this machine carries about {carried:g}" if asked > capacity else ""
+        more = f"; this machine carries about {carried:g}" if asked > whole else ""
         return Offer(replace(usual, rate=asked), f"as asked{more}", measured)
     return _at_most(usual, carried, measured)
 
 
-def next_offer(now: Offer, usual: WorkloadSpec, rates: Rates) -> Offer | None:
-    """What the engine carries by the steps that it ran; None: about as much as it is given.
+def slowness(rates: Rates, costs: StepCosts) -> float | None:
+    """How many times longer steps take than the engine's first ones did; None: too few to tell.
 
-    Every step gives each running request a token, so with `NUM_BUSY` of them that many tokens come
-    out of a step, and so many requests a second are completed, and may arrive (Little, 1961).
+    Each step is held to what it had to do, so prompts that come before their outputs, and batches
+    that are small because the load is, make no machine slow.
     """
-    if not rates.steps_per_s or rates.idle_share is None or rates.idle_share >= 1.0:
+    if rates.steps_per_s is None or rates.idle_share is None:
         return None
-    steps_per_s = rates.steps_per_s / (1.0 - rates.idle_share)
-    found = _at_most(usual, _rounded(NUM_BUSY * steps_per_s / usual.output_tokens), "")
+    if rates.prefill_tokens_per_s is None or rates.output_tokens_per_s is None:
+        return None
+    busy_s = 1.0 - rates.idle_share  # in a second
+    reckoned_ms = capacity.reckoned_ms(
+        costs, rates.steps_per_s, rates.prefill_tokens_per_s, rates.output_tokens_per_s
+    )
+    if busy_s * rates.seconds < LEAST_BUSY_S or not reckoned_ms:
+        return None
+    return 1000.0 * busy_s / reckoned_ms
+
+
+def next_offer(now: Offer, usual: WorkloadSpec, info: EngineInfo, rates: Rates) -> Offer | None:
+    """What is offered to an engine that is as slow as its steps say; None: what it has, or nearly.
+
+    It is the rate of the start (`offer`), by steps that take so many times longer. What the mix
+    asks for is known, whatever part of it the steps of `rates` happened to hold.
+    """
+    costs = info.step_costs
+    if costs is None or (times := slowness(rates, costs)) is None:
+        return None
+    carried = LOAD * capacity.requests_per_s(usual, costs, info.max_model_len) / times
+    found = _at_most(usual, _rounded(carried), "")
     if now.workload.rate / CLEARLY < found.workload.rate < now.workload.rate * CLEARLY:
         return None
     # Of another seed: the same prompts again would be found in the prefix cache.
