@@ -1,6 +1,7 @@
 """One table of fields makes the options; flags win over the environment, that over the file."""
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,39 @@ def test_every_field_is_an_option_with_a_description() -> None:
     parameters = inspect.signature(command).parameters
     kinds = (EngineConfig, Knobs, WorkloadSpec, DashboardSettings)
     names = {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
-    assert set(parameters) == {"own"} | names
+    # The two that had another name take that too, and do not tell.
+    old = {"old_slo_ttft_ms", "old_slo_itl_ms"}
+    assert set(parameters) == {"own"} | names | old
+    assert all(parameters[name].annotation.__metadata__[0].hidden for name in old)
     for name in names:
         assert parameters[name].annotation.__metadata__[0].help
     arguments = dict.fromkeys(parameters, None)
     command(**{**arguments, "own": "x", "model": "m", "rate": "2"})
     assert taken == {"own": "x", "flags": {"model": "m", "rate": "2"}}
+
+
+@pytest.mark.parametrize(
+    "command", ["top", "replay", "demo", "compare", "config", "explain", "screenshot", "plot"]
+)
+def test_service_levels_have_one_name_and_may_have_a_unit_in_every_command(
+    stepscope: Callable[..., Any], command: str
+) -> None:
+    told = stepscope(command, "--help").stdout
+    assert "--slo-itl TIME" in " ".join(told.split())
+    assert "--slo-ttft TIME" in " ".join(told.split())
+    assert "--slo-itl-ms" not in told
+
+
+def test_a_service_level_is_in_milliseconds_where_it_has_no_unit(
+    stepscope: Callable[..., Any],
+) -> None:
+    def level(*options: str) -> str:
+        lines = stepscope("config", "dashboard", *options).stdout.splitlines()
+        return next(line.partition("#")[0].strip() for line in lines if "slo_itl_ms" in line)
+
+    for options in (("--slo-itl", "20ms"), ("--slo-itl", "0.02s"), ("--slo-itl", "20"),
+                    ("--slo-itl-ms", "20")):  # fmt: skip
+        assert level(*options) == "slo_itl_ms = 20.0", options
+    done = stepscope("config", "--slo-itl", "soon")
+    assert done.exit_code == 2
+    assert done.stderr.endswith("--slo-itl: expected a duration such as 50ms or 0.5s, got 'soon'\n")

@@ -152,10 +152,10 @@ def test_wrong_usage_ends_with_2_and_says_what_was_expected(
 
 def test_the_help_of_the_demo_shows_what_the_demo_runs_with(run: Run) -> None:
     said = " ".join(run("demo", "--help").stdout.split())
-    assert "[default: 3000]" in said
-    assert "[default: 150]" in said
+    assert "[default: 3000ms]" in said
+    assert "[default: 150ms]" in said
     assert "budget of 128 tokens, 12 seats" in said
-    assert "[default: 500]" in run("top", "--help").stdout
+    assert "[default: 500ms]" in run("top", "--help").stdout
 
 
 def test_the_audit_knows_recordings_and_samples_by_name(

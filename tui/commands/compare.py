@@ -19,7 +19,6 @@ from stepscope.recordings.latency import SLO
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recording_feed import RecordingFeed
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say, writing_output
-from stepscope.tui.commands.explain import milliseconds
 from stepscope.tui.commands.options import resolve
 from stepscope.tui.commands.progress import Progress
 from stepscope.tui.commands.screenshot import PICTURE_SUFFIXES, picture_path, picture_size
@@ -56,7 +55,7 @@ def compare(
     if (b is None) == (mark is None):
         what = "one of both, B or --mark" if b is not None else "B, or --mark for before and after"
         raise WrongUsage(f"what is {a} to be compared with? Give {what}")
-    settings = resolve(DashboardSettings, "dashboard", _milliseconds(flags))
+    settings = resolve(DashboardSettings, "dashboard", flags)
     draws = output is not None
     prints = not draws and (as_table or as_json or not is_terminal())
     found = {name: endpoint_of(name) for name in (a, b) if name is not None}
@@ -120,16 +119,6 @@ def is_terminal() -> bool:
     return all(
         stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)
     )
-
-
-def _milliseconds(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Durations may have a unit here, as in 'explain'."""
-    return {
-        name: milliseconds(f"--{name.removesuffix('_ms').replace('_', '-')}", value)
-        if name.startswith("slo_")
-        else value
-        for name, value in flags.items()
-    }
 
 
 def _print(comparer: Comparer, align: Align | None, limit: int, as_json: bool) -> None:

@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import FieldInfo
 
 from stepscope.engine.config import Knobs
+from stepscope.tui.commands.durations import milliseconds
 from stepscope.tui.commands.errors import WrongUsage
 from stepscope.tui.settings import (
     SECTIONS,
@@ -41,8 +42,10 @@ _NOTES = {
 # Where a field goes by another name on the command line.
 _OWN_FLAGS: dict[str, Mapping[str, str]] = {
     "serve": {"bind": "--http"},
-    "compare": {"slo_ttft_ms": "--slo-ttft", "slo_itl_ms": "--slo-itl"},  # as 'explain' has them
 }
+# Durations, which may have a unit on the command line; the other name is not told of any more.
+_DURATIONS: Mapping[str, str] = {"slo_ttft_ms": "--slo-ttft", "slo_itl_ms": "--slo-itl"}
+_OLD = "old_"
 
 _S = TypeVar("_S", bound=Struct)
 _KINDS: dict[object, tuple[str, str]] = {
@@ -77,13 +80,17 @@ def with_options(*sections: Section) -> Callable[[Callable[..., None]], Callable
             for field in msgspec.structs.fields(SECTIONS[section])
             if not _is_table(field)
         }
+        old = {_OLD + name: _old_parameter(name) for name in made if name in _DURATIONS}
 
         def run(**arguments: Any) -> None:
             flags = {name: arguments.pop(name) for name in made}
+            for name in old:
+                value = arguments.pop(name)
+                flags[name.removeprefix(_OLD)] = flags[name.removeprefix(_OLD)] or value
             given = {name: value for name, value in flags.items() if value is not None}
             command(**arguments, flags=given)
 
-        parameters = [*own, *made.values()]
+        parameters = [*own, *made.values(), *old.values()]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in parameters}
         run.__name__ = command.__name__
@@ -168,6 +175,8 @@ def convert_flags(kind: type[Struct], flags: Mapping[str, Any]) -> dict[str, Any
 def _converted(field: FieldInfo, value: Any, source: str) -> Any:
     if isinstance(value, str) and _is_list(field):
         value = value.replace(",", " ").split()
+    if isinstance(value, str) and field.name in _DURATIONS:
+        value = milliseconds(source, value)
     try:
         return msgspec.convert(value, field.type, strict=False)
     except msgspec.ValidationError:
@@ -181,9 +190,12 @@ def _parameter(field: FieldInfo, default: Any, flag: str) -> inspect.Parameter:
         names = [f"{names[0]}/{_flag('no_' + field.name)}"]
     metavar = "|".join(get_args(base)) if get_origin(base) is Literal else _KINDS[base][0]
     description = meta.description or ""
+    if field.name in _DURATIONS:
+        metavar, description = "TIME", description.removesuffix(", in ms")
     if "default:" not in description and default not in ("", None):
         text = f"{default:g}" if base is float else str(default)
         text = text.lower() if base is bool else text
+        text += "ms" if field.name in _DURATIONS else ""
         description += f"  [default: {text}]"
     option = typer.Option(
         *names, help=description, metavar=metavar or None, show_default=False, parser=None
@@ -195,6 +207,17 @@ def _parameter(field: FieldInfo, default: Any, flag: str) -> inspect.Parameter:
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
         annotation=Annotated[value_type | None, option],
+    )
+
+
+def _old_parameter(name: str) -> inspect.Parameter:
+    """The name that an option had before."""
+    option = typer.Option("--" + name.replace("_", "-"), hidden=True)
+    return inspect.Parameter(
+        _OLD + name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[str | None, option],
     )
 
 
@@ -230,4 +253,4 @@ def _expected(field: FieldInfo) -> str:
 
 
 def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    return _DURATIONS.get(name) or "--" + name.replace("_", "-")

@@ -8,8 +8,9 @@ from typing import Any
 from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.replay import ReplaySource
+from stepscope.tui.commands.durations import milliseconds
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
-from stepscope.tui.commands.explain import milliseconds, request_number
+from stepscope.tui.commands.explain import request_number
 from stepscope.tui.commands.options import resolve
 from stepscope.tui.commands.record import size
 from stepscope.tui.commands.top import find_recording, new_history
