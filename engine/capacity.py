@@ -54,8 +54,10 @@ def _empty_step_ms(costs: StepCosts) -> float:
     """Where the line through a decode of one request and of several begins."""
     if costs.stream_ms is None or costs.num_streams < 2:
         return 0.0
-    each_ms = (costs.decode_ms - costs.stream_ms) / (costs.num_streams - 1)
-    return max(0.0, costs.stream_ms - max(0.0, each_ms))
+    # By chance the step of one took longer than that of several: then who is in it costs nothing.
+    stream_ms = min(costs.stream_ms, costs.decode_ms)
+    each_ms = (costs.decode_ms - stream_ms) / (costs.num_streams - 1)
+    return max(0.0, stream_ms - each_ms)
 
 
 def _ms(value: float) -> str:

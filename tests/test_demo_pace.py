@@ -202,6 +202,8 @@ def test_steps_are_reckoned_by_what_was_in_them() -> None:
     assert reckoned_ms(costs, 10, 800, 60) == pytest.approx(30.29 + 79.94 + 10.29, abs=0.1)
     untried = msgspec.structs.replace(costs, stream_ms=None)
     assert reckoned_ms(untried, 2, 100, 4) == pytest.approx(10.75 + 2.2)
+    unlucky = msgspec.structs.replace(costs, stream_ms=9.0)
+    assert reckoned_ms(unlucky, 1, 0, 8) == reckoned_ms(unlucky, 1, 0, 1) == costs.decode_ms
 
 
 # --- commands without an answer, and those of somebody else

@@ -91,6 +91,13 @@ def test_timing_holds_up_the_start_of_no_engine(floor_ms: float, token_us: float
     assert runner.clock() > before_ns
 
 
+def test_what_else_runs_for_a_moment_slows_down_all_kinds_of_steps() -> None:
+    """None of them is run through before the next one begins."""
+    runner = Trialled(CostModel(floor_ms=1.0, token_us=50.0, context_ns=0.0))
+    step_costs.measure(runner)
+    assert {8, 1, 400} == set(runner.sizes[:3]) == set(runner.sizes[3:6])
+
+
 def test_a_model_of_short_requests_is_timed_with_shorter_ones() -> None:
     runner = Trialled(CostModel())
     runner.max_model_len = 16
