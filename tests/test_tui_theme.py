@@ -1,10 +1,13 @@
 """States are told apart without colour, and every terminal gets what it can show."""
 
+import ast
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stepscope import tui
 from stepscope.recordings.lanes import Cell
 from stepscope.tui.app import Dashboard
 from stepscope.tui.theme import (
@@ -98,6 +101,28 @@ def test_the_terminal_decides_what_colours_there_are() -> None:
     assert colour_mode("dark", "standard", no_color=False) == "ansi"
     assert colour_mode("dark", "truecolor", no_color=True) == "none"
     assert colour_mode("dark", None, no_color=False) == "none"
+
+
+def glyphs_in(path: Path) -> set[str]:
+    """What is not ASCII in the texts of a module."""
+    nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant)]
+    return {glyph for text in texts if isinstance(text, str) for glyph in text if glyph > "~"}
+
+
+def test_each_glyph_that_is_drawn_has_an_ascii_form() -> None:
+    """A bar of `?` looks like a value nobody knows."""
+    skin = Skin("none", True)
+    paths = Path(tui.__file__).parent.rglob("*.py")
+    found = {path.name: glyphs_in(path) for path in paths}
+    assert {"▏", "≈"} <= found["latency_charts.py"] | found["kv_page.py"]
+    without = {
+        (glyph, name)
+        for name, glyphs in found.items()
+        for glyph in glyphs
+        if skin.text(glyph) in ("?", "") and glyph != "?"
+    }
+    assert without == set()
 
 
 @pytest.mark.parametrize("size", [(120, 40), (200, 60), (90, 24), (60, 10)])

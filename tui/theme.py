@@ -51,6 +51,7 @@ KV_STYLES = ("kv_empty", "kv_cached", "kv_used", "kv_shared")
 # What a request's time went to, the one to show first last.
 CAUSE_GLYPHS: Mapping[Cause, tuple[str, str]] = {
     "idle": ("–", "muted"),
+    "between": ("┊", "muted"),
     "step": ("━", "decode"),
     "prompt": ("▓", "prefill"),
     "prefill": ("▚", "caution"),
@@ -88,7 +89,8 @@ _ASCII = {
     **dict(zip("▔▀", "'#", strict=True)),  # of bars that hang
     **dict(zip("─╌│┤├┬┴┼╭╮╰╯", "-~|+++++++++", strict=True)),
     **dict(zip("▐▌▲→←↑↓⇧▶◀⟨⟩", "[]^><^v^><<>", strict=True)),
-    **dict(zip("×≥≤–—…▚┄‖", "x><--~&;H", strict=True)),
+    **dict(zip("×≥≤–—…▚┄‖┊", "x><--~&;H,", strict=True)),
+    **dict(zip("▏└◂▸≈≠", "|+<>~!", strict=True)),
 }
 _TO_ASCII = str.maketrans(_ASCII)
 
