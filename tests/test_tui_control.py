@@ -323,7 +323,7 @@ async def test_a_change_that_is_answered_too_late_is_told_and_can_be_taken_back(
             ControlClient, "ask", lambda self, command, *_: ask(self, command, timeout_s=0.3)
         )
         await press(app, "B", *"256", "enter")
-        said = "512→256: no answer yet; it may still take effect"
+        said = "no answer yet, it may still take effect: max_num_batched_tokens 512→256"
         await until(lambda: said in screen_text(app), "it is called a failure")
         monkeypatch.undo()
         gone_on.set()

@@ -168,9 +168,8 @@ class Operator:
                     self._num_undos_put_off = 0  # of what was not done
             if answer.may_follow and info is not None and isinstance(answer.command, Change):
                 self._unanswered.append(_Unanswered(info.engine_id, answer.what, answer.command))
-                self._notices.say(
-                    f"{answer.what}: no answer yet; it may still take effect", "caution"
-                )
+                said = f"no answer yet, it may still take effect: {answer.what}"
+                self._notices.say(said, "caution")
             elif answer.error is not None:
                 said = self._conflict(answer) or f"{answer.what}: {answer.error}"
                 self._notices.say(said, "breach")
