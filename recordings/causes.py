@@ -17,7 +17,8 @@ Cause: TypeAlias = Literal[
     "preempted",  # its blocks were taken, it waited to be admitted again
     "recompute",  # what had been computed before that was computed again
     "paused",  # the operator had paused the engine
-    "idle",  # the engine ran no step
+    "between",  # the engine had work and was between two steps
+    "idle",  # the engine had nothing to run
     "step",  # a step without any prompt in it took its time
     "unknown",  # the records of that time are missing
 ]
@@ -89,7 +90,8 @@ class Piece(NamedTuple):
             return f"{steps} of decodes alone"
         return {
             "paused": "the operator had paused the engine",
-            "idle": "the engine ran no step",
+            "between": "between steps (update, record, publish)",
+            "idle": "the engine had been idle",
         }.get(self.cause, "records are missing")
 
     @property
@@ -107,6 +109,7 @@ class Piece(NamedTuple):
             "left_out": "left out",
             "preempted": "preempted",
             "paused": "engine paused",
+            "between": "between steps",
             "idle": "engine idle",
             "step": "slow step",
         }.get(self.cause, "records missing")

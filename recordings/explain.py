@@ -24,9 +24,10 @@ from stepscope.recordings.pauses import Pauses
 from stepscope.recordings.session import SessionState
 from stepscope.recordings.waited import Waited
 from stepscope.recordings.waiters import Waiters
-from stepscope.recordings.waits import Wait, idle_or_paused, left_out, own, prefills_of
+from stepscope.recordings.waits import Wait, left_out, own, prefills_of, without_step
 
 _DECODE = int(Phase.DECODE)
+_NO_STEP = frozenset(("between", "idle"))
 _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
 
 
@@ -69,6 +70,7 @@ class Explainer:
             self._known_since(state.time_ns)
             self._waiters.adopt(state.requests.values())
             self._needs_snapshot = False
+            self._had_work = state.num_running + state.num_waiting > 0
 
     def _begin(self) -> None:
         self._engine_id = None
@@ -79,6 +81,7 @@ class Explainer:
         self._since_ns = 0  # what was before is not known
         self._is_lost = False
         self._needs_snapshot = True
+        self._had_work = False  # when it was last told
 
     def take(self, message: Telemetry, lost: bool = False) -> None:
         """The next message; `lost` says that some before it are missing."""
@@ -96,6 +99,7 @@ class Explainer:
             between = self._between(message.step + 1, time_ns)
             for event in message.events:
                 self._waiters.take(event, time_ns, between, message.step + 1)
+            self._had_work = message.num_running + message.num_waiting > 0
         elif isinstance(message, Snapshot):
             self._meet(message.info)
             if self._needs_snapshot:
@@ -103,6 +107,7 @@ class Explainer:
                     self._known_since(message.time_ns)
                     self._pauses = Pauses(message)
                     self._step, self._end_ns = message.step, message.time_ns
+                    self._had_work = any(view.status != "finished" for view in message.requests)
                 self._waiters.adopt(message.requests)
                 self._needs_snapshot = False
         elif isinstance(message, EngineInfo):
@@ -149,6 +154,7 @@ class Explainer:
             if isinstance(event, Finished):
                 waiters.end(event.request_id)
         self._step, self._end_ns = record.step, end_ns
+        self._had_work = record.num_running + record.num_waiting > 0
 
     def _between(self, step: int, start_ns: int) -> list[Piece]:
         """The time since the step before, in spans."""
@@ -157,7 +163,7 @@ class Explainer:
             return []
         if self._is_lost or self._step is None or step != self._step + 1:
             return [Piece("unknown", begin_ns, start_ns - begin_ns, step)]
-        return idle_or_paused(self._pauses, begin_ns, start_ns, step)
+        return without_step(self._pauses, begin_ns, start_ns, step, had_work=self._had_work)
 
     def _take_rows(
         self,
@@ -170,7 +176,7 @@ class Explainer:
         step, only, waiters = record.step, self._only, self._waiters
         requests, running = waiters.requests, waiters.running
         since_ns = self._since_ns
-        is_plain = only is None and all(span.cause == "idle" for span in between)
+        is_plain = only is None and all(span.cause in _NO_STEP for span in between)
         seated = {}
         alike: dict[int, tuple[Piece, ...]] = {}  # start of a wait -> what it was made of
         for row in record.batch or ():

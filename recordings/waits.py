@@ -143,14 +143,17 @@ def wait_of(view: RequestView) -> Wait:
     return Wait(view.client_id, "waiting", start_ns, num_prompt, num_output)
 
 
-def idle_or_paused(pauses: Pauses, begin_ns: int, end_ns: int, step: int) -> list[Piece]:
-    """The time without a step before `step`."""
+def without_step(
+    pauses: Pauses, begin_ns: int, end_ns: int, step: int, *, had_work: bool
+) -> list[Piece]:
+    """The time without a step before `step`; `had_work` says whether there was anything to run."""
+    cause: Literal["between", "idle"] = "between" if had_work else "idle"
     spans = []
     for pause_ns, resume_ns in pauses.spans(begin_ns, end_ns):
         if pause_ns > begin_ns:
-            spans.append(Piece("idle", begin_ns, pause_ns - begin_ns, step))
+            spans.append(Piece(cause, begin_ns, pause_ns - begin_ns, step))
         spans.append(Piece("paused", pause_ns, resume_ns - pause_ns, step))
         begin_ns = resume_ns
     if begin_ns < end_ns:
-        spans.append(Piece("idle", begin_ns, end_ns - begin_ns, step))
+        spans.append(Piece(cause, begin_ns, end_ns - begin_ns, step))
     return spans

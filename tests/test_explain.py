@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,7 +34,7 @@ from stepscope.engine.simulated import (
     simulate,
     simulated_info,
 )
-from stepscope.engine.wire import StepRecord, Telemetry
+from stepscope.engine.wire import Arrived, StepRecord, Telemetry
 from stepscope.recordings.causes import CAUSES, Late, by_cause
 from stepscope.recordings.explain import Explainer
 from stepscope.recordings.explained import explain_recording
@@ -249,7 +250,7 @@ def test_preempted_and_recomputed_says_how_many_tokens() -> None:
     assert sum(p.num_steps for p in out) + recomputed.num_steps == late.step - step + 1
 
 
-def test_the_operators_pause_is_told_from_an_engine_that_idles() -> None:
+def test_the_operators_pause_is_told_from_an_engine_between_steps() -> None:
     engine = Script()
     engine.submit(16, 20)
     engine.run(2)
@@ -262,11 +263,37 @@ def test_the_operators_pause_is_told_from_an_engine_that_idles() -> None:
     engine.sleep(300)
     engine.run(1)
     waits = explained(engine.messages, itl_ms=50)
-    assert [w.cause for w in waits if w.token_idx] == ["paused", "idle"]
-    paused, idle = (w for w in waits if w.token_idx)
+    assert [w.cause for w in waits if w.token_idx] == ["paused", "between"]
+    paused, between = (w for w in waits if w.token_idx)
     assert (paused.paused_ns, paused.is_excused) == (700 * MS, True)
     assert "700.0 ms the operator had paused the engine" in paused.explanation
-    assert (causes(idle)["idle"], idle.is_excused) == (300.0, False)
+    assert (causes(between)["between"], between.is_excused) == (300.0, False)
+    assert "300.0 ms between steps (update, record, publish)" in between.explanation
+
+
+def test_who_comes_to_an_engine_with_nothing_to_run_waits_for_an_idle_engine() -> None:
+    engine = Script()
+    engine.submit(16, 1)
+    engine.run(2)
+    engine.sleep(40)
+    engine.submit(16, 3)
+    engine.run(3)
+    messages = []
+    for sequence, message in engine.messages:
+        if isinstance(message, StepRecord):
+            events = [
+                msgspec.structs.replace(event, time_ns=event.time_ns - 30 * MS)
+                if isinstance(event, Arrived) and event.request_id == 1
+                else event
+                for event in message.events
+            ]
+            message = msgspec.structs.replace(message, events=events)
+        messages.append((sequence, message))
+    late = explained(messages)[1]
+    assert late.kind == "TTFT"
+    assert "between" not in causes(late)
+    assert causes(late)["idle"] == 30.0
+    assert "30.0 ms the engine had been idle" in late.explanation
 
 
 def test_single_steps_between_pauses_are_not_the_engines_time() -> None:

@@ -11,6 +11,7 @@ CAUSE_NAMES: dict[Cause, str] = {
     "preempted": "preempted, out",
     "recompute": "preempted, recomputed",
     "paused": "engine paused by the operator",
+    "between": "between steps",
     "idle": "engine idle",
     "step": "steps of decodes alone",
     "unknown": "unknown, records missing",

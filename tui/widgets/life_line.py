@@ -21,6 +21,7 @@ CAUSE_NAMES: dict[Cause, str] = {
     "preempted": "preempted",
     "recompute": "recomputed",
     "paused": "paused",
+    "between": "between steps",
     "idle": "engine idle",
     "step": "decode",
     "unknown": "unknown",
