@@ -4,9 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import pytest
 
+from stepscope.engine.wire import EngineStatus
 from stepscope.recordings.history import History
 from stepscope.tui.app import Dashboard
+from stepscope.tui.widgets import header, key_figures
 
 
 async def test_an_idle_engine_has_its_step_its_seats_and_its_budget(
@@ -26,3 +29,44 @@ async def test_an_idle_engine_has_its_step_its_seats_and_its_budget(
     app.close()
     for part in ("step 399", "RUN 0/32", "BUDGET —/512", "idle since step 399; 'stepscope load'"):
         assert part in text, part
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "said", "not_said"),
+    [
+        ("running", "live", ["▐LIVE▌", "{spent}/512", "·········· │"], ["idle", "last step"]),
+        ("idle", "live", ["▐LIVE idle▌", "BUDGET     0/512  0% idle"], ["{spent}/512", "last"]),
+        ("paused", "live", ["▐LIVE engine paused▌", "{spent}/512", "last step", "RUN 2/"], []),
+        ("running", "stale", ["▐STALE▌", "{spent}/512", "last step", "RUN —/", "WAIT —"], []),
+        ("running", "down", ["▐DOWN▌", "last step", "RUN —/", "WAIT —", "● REC waits"], ["00:08"]),
+    ],
+)
+async def test_an_engine_that_does_no_step_does_not_look_busy(
+    still_source: Callable[..., Any], state: str, status: str, said: list[str], not_said: list[str]
+) -> None:
+    source = still_source()
+    history = source.history
+    last = history.record(399)
+    assert last is not None
+    message = EngineStatus(
+        state=state,
+        step=399,
+        time_ns=last.tokens_ns + 10**9,
+        num_running=2,
+        num_waiting=0,
+        events=[],
+    )
+    history.append(history.last_sequence + 1, message)
+    source.status = status
+    app = Dashboard(source, history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
+    async with app.run_test(size=(140, 40)):
+        frame = app.main.new_frame()
+        connection = header.Connection("engine", "ipc", status, 10.0, recording=(8.0, 100))
+        lines = [*header.draw(frame, connection, 140), *key_figures.draw(frame, 140, 1, 14)]
+    app.close()
+    shown = "\n".join("".join(text for text, _ in line) for line in lines)
+    spent = last.num_prefill_tokens + last.num_decode_tokens
+    for part in said:
+        assert part.format(spent=spent) in shown, shown
+    for part in not_said:
+        assert part.format(spent=spent) not in shown, shown

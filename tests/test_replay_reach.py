@@ -1,6 +1,7 @@
 """Keys of a replay reach the whole file, not only what has been played."""
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -87,6 +88,13 @@ async def test_marks_and_changes_ahead_are_on_the_bar_and_keys_go_to_them(
         assert "here it froze" in shown(app)
         await at("apostrophe", MARKED)  # there is none before it: the last one, which it is
         await at("L", last)
+        app.main.navigator.move(-100)  # in memory: only the picture moves
+        assert app.main.view.cursor == last - 100
+        app.main.draw()
+        assert "▐REPLAY PAUSED▌" in shown(app)
+        assert re.search(r"▐REPLAY PAUSED▌ 00:1\d of 00:12 ", shown(app))
+        assert "in memory" in shown(app)
+        assert "behind" not in shown(app)
         await at("home", 0)
         await pilot.press("left_curly_bracket")
         await until(lambda: "no preemption before step 0 in memory" in shown(app), "silence")

@@ -383,7 +383,7 @@ async def test_a_paused_engine_is_told_from_a_paused_picture(source: Any) -> Non
     history.append(history.last_sequence + 1, status)
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
-        assert "▐LIVE▌ engine paused" in screen_text(app)
+        assert "▐LIVE engine paused▌" in screen_text(app)
 
 
 def test_what_goes_wrong_is_written_to_a_file_and_not_to_the_terminal(

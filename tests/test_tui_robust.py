@@ -140,7 +140,7 @@ async def test_an_engine_that_stalls_dies_and_comes_back_is_followed_on_every_sc
             # Another one takes its place, and counts its steps from 0.
             before = source.history.last_step
             engine.restart()
-            await until(app, "▐LIVE▌")
+            await until(app, "▐LIVE idle▌")
             engine.work()
             while (source.history.last_step or 0) < 3:
                 await asyncio.sleep(0.02)

@@ -63,6 +63,23 @@ class Frame:
         """The engine says who was in the step; false makes no figure of requests a zero."""
         return self.summary is None or self.summary.num_rows is not None
 
+    @property
+    def is_idle(self) -> bool:
+        """The engine has nothing to do now; false where nobody knows what it does."""
+        return self.view.live and self.status == "live" and self.state.state == "idle"
+
+    @property
+    def is_silent(self) -> bool:
+        """Nobody knows what the engine does now."""
+        return self.view.live and self.status in ("stale", "down", "starting")
+
+    @property
+    def is_past(self) -> bool:
+        """The last step is not one that has just been: the engine is paused, or not heard of."""
+        return self.is_silent or (
+            self.view.live and self.status == "live" and self.state.state == "paused"
+        )
+
     def key(self, action_id: str) -> str:
         """The key of an action, for a sentence."""
         return self.keys.get(action_id) or BY_ID[action_id].key

@@ -30,7 +30,7 @@ from stepscope.tui.view import PAGES, ZOOMS
 
 SETTLE_S = 1.5
 NUM_MEMORY_STEPS = 100_000
-BADGE = "LIVE▌|REPLAY"
+BADGE = "LIVE|REPLAY"
 PICTURE_BYTES = 2_000  # a screen that has changed is more
 CORE_PERCENT, KILOBYTES_PER_S, FRAME_MS = 8.0, 350.0, 50.0  # at most, of 64 requests at ENGINE_RATE
 ENGINE_RATE = 50.0  # steps a second

@@ -80,4 +80,5 @@ def connection(
         recording,
         shown is not session.history,
         load,
+        None if replay is None else replay.extent_ns,
     )

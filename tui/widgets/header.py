@@ -22,19 +22,24 @@ class Connection:
     recording: tuple[float, int] | None = None  # seconds and bytes so far
     is_previous: bool = False  # the session before the engine started anew
     load: Load | None = None  # of the dashboard itself, where it is to be shown
+    file_ns: tuple[int, int] | None = None  # wall time of a replayed file
 
 
 def badge(frame: Frame, connection: Connection) -> Run:
-    """The state of the picture, never of the engine: a stale one is not called live."""
+    """The state of the picture, a stale one is not called live; and that nothing moves in it."""
     status = connection.status
     if connection.is_previous:
         return "▐BEFORE THE RESTART▌", "badge_paused"
+    if not frame.view.live and frame.is_replay:
+        return "▐REPLAY PAUSED▌", "badge_paused"
     if not frame.view.live:
         return _paused(frame), "badge_paused"
     if status in ("stale", "down", "starting", "connecting"):
         return f"▐{status.upper()}▌", "badge_down"
+    if status == "live" and frame.state.state == "paused":
+        return "▐LIVE engine paused▌", "badge_paused"
     if status == "live":
-        return "▐LIVE▌", "badge_live"
+        return ("▐LIVE idle▌" if frame.is_idle else "▐LIVE▌"), "badge_live"
     if status == "ended":
         return "▐REPLAY END▌", "badge_replay"
     if status == "paused":
@@ -53,6 +58,16 @@ def _paused(frame: Frame) -> str:
     return f"▐PAUSED -{fmt.duration(behind_s)} ({fmt.plural(behind, 'step')} behind)▌"
 
 
+def _place(frame: Frame, connection: Connection) -> str | None:
+    """Where a replay stands of the whole file."""
+    wall_ns = frame.wall_ns(frame.cursor)
+    if connection.file_ns is None or wall_ns is None:
+        return None
+    begin_ns, end_ns = connection.file_ns
+    length_s = (end_ns - begin_ns) / 1e9
+    return f"{_minutes(min(max((wall_ns - begin_ns) / 1e9, 0), length_s))} of {_minutes(length_s)}"
+
+
 def draw(frame: Frame, connection: Connection, width: int) -> list[Line]:
     info = frame.state.info
     parts: list[tuple[int, Line]] = [
@@ -60,8 +75,11 @@ def draw(frame: Frame, connection: Connection, width: int) -> list[Line]:
         (0, (badge(frame, connection),)),
     ]
     state = frame.state.state
-    if state in ("paused", "draining", "stopped"):
+    is_said = f"engine {state}" in badge(frame, connection)[0]
+    if state in ("paused", "draining", "stopped") and not is_said:
         parts.append((0, ((f" engine {state} ", "caution"),)))
+    if (place := _place(frame, connection)) is not None:
+        parts.append((1, ((f" {place} ", "text"),)))
     if info is not None and info.with_tokens:
         parts.append((0, ((" with tokens ", "caution"),)))
     if info is not None:
@@ -74,9 +92,9 @@ def draw(frame: Frame, connection: Connection, width: int) -> list[Line]:
     parts.append((3, (("  gap ", "muted"), (f"{lost:,}", "caution" if lost else "text"))))
     if connection.recording is not None:
         seconds, num_bytes = connection.recording
-        parts.append(
-            (1, (("  ● REC ", "mark"), (f"{_minutes(seconds)} {fmt.size(num_bytes)}", "text")))
-        )
+        is_fed = connection.status in ("live", "stale")
+        clock: Run = (_minutes(seconds), "text") if is_fed else ("waits", "caution")
+        parts.append((1, (("  ● REC ", "mark"), clock, (f" {fmt.size(num_bytes)}", "text"))))
     right = _pace(connection)
     return [spread(_fit(parts, width - length_of(right) - 1), right, width)]
 

@@ -44,10 +44,10 @@ def action_at(frame: Frame, width: int, x: int, y: int) -> str | None:
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     """As many groups as fit into `height` lines, the first ones first."""
-    groups = _groups(frame, _BAR_WIDTH)
+    groups = _told(frame, _BAR_WIDTH)
     total = sum(length_of(group) for group in groups[:_MAIN]) + _MAIN * len(_SEPARATOR[0])
     if total > width * height:
-        groups = _groups(frame, max(3, _BAR_WIDTH - (total - width * height)))
+        groups = _told(frame, max(3, _BAR_WIDTH - (total - width * height)))
     lines: list[Line] = []
     line: Line = ((" ", "text"),)
     for group in groups:
@@ -62,6 +62,14 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     return lines
 
 
+def _told(frame: Frame, bar_width: int) -> list[Line]:
+    """The groups; grey where they are of an engine that is not heard of any more."""
+    groups = _groups(frame, bar_width)
+    if not frame.is_silent:
+        return groups
+    return [tuple((text, "muted") for text, _ in group) for group in groups]
+
+
 def _groups(frame: Frame, bar_width: int) -> list[Line]:
     """The groups in the order of their weight."""
     state, latency, rates, slo = frame.state, frame.latency, frame.rates, frame.history.slo
@@ -70,10 +78,10 @@ def _groups(frame: Frame, bar_width: int) -> list[Line]:
         _budget(frame, bar_width),
         (
             ("RUN ", "muted"),
-            (f"{state.num_running}/{fmt.short(_limit(frame))}", "strong"),
+            (f"{_now(frame, state.num_running)}/{fmt.short(_limit(frame))}", "strong"),
             ("  WAIT ", "muted"),
-            (str(state.num_waiting), "strong"),
-            (_TREND[frame.waiting_trend], "caution"),
+            (_now(frame, state.num_waiting), "strong"),
+            (_TREND[0 if frame.is_silent else frame.waiting_trend], "caution"),
         ),
         _cache(frame),
         _bounded("TTFT p95 ", latency.ttft.p95_ms, slo.ttft_ms),
@@ -94,6 +102,11 @@ def _groups(frame: Frame, bar_width: int) -> list[Line]:
         (("SLO ttft", "muted"), *_kept(latency.ttft, slo.ttft_ms)),
         (("SLO itl", "muted"), *_kept(latency.itl, slo.itl_ms)),
     ]
+
+
+def _now(frame: Frame, number: int) -> str:
+    """What is true now; of an engine that is not heard of nobody knows."""
+    return "—" if frame.is_silent else str(number)
 
 
 def _kept(series: Series, bound: float) -> Line:
@@ -126,6 +139,8 @@ def _budget(frame: Frame, bar_width: int) -> Line:
     if summary is None or summary.token_budget is None:
         return (("BUDGET ", "muted"), ("—", "text"))
     spent, budget = summary.num_spent_tokens, summary.token_budget
+    if frame.is_idle or frame.is_past:
+        return _budget_of_last(frame, spent, budget, bar_width)
     full = round(min(1.0, spent / budget) * bar_width)
     return (
         ("BUDGET ", "muted"),
@@ -133,6 +148,19 @@ def _budget(frame: Frame, bar_width: int) -> Line:
         (f"{spent / budget:>3.0%} ", "text"),
         ("█" * full, "prefill"),
         ("·" * (bar_width - full), "idle"),
+    )
+
+
+def _budget_of_last(frame: Frame, spent: int, budget: int, bar_width: int) -> Line:
+    """No step runs: an idle engine spends nothing; else the last step, which is said."""
+    now, words = (0, ("idle",)) if frame.is_idle else (spent, ("last step", "last"))
+    style = "strong" if frame.is_idle else "muted"
+    word = next((word for word in words if len(word) <= bar_width), "")
+    return (
+        ("BUDGET ", "muted"),
+        (f"{f'{now}/{budget}':>9} ", style),
+        (f"{now / budget:>3.0%} ", style),
+        (f"{word:<{bar_width}}", "muted"),
     )
 
 

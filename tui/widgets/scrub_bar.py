@@ -1,4 +1,7 @@
-"""The scrub bar: all steps in memory from left to right, with what one may want to go back to."""
+"""The scrub bar: steps from left to right, with what one may want to go back to.
+
+Those in memory, or all of a replayed file.
+"""
 
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
@@ -52,7 +55,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         ("┤", "frame"),
         (f" {end:<8} ", "muted"),
         _state(frame),
-        (f"{fmt.count(frame.history.num_steps)} steps", "muted"),
+        (f"{fmt.count(frame.history.num_steps)} in memory", "muted"),
     ]
     return [tuple(runs)]
 
