@@ -186,6 +186,8 @@ class RecordingWriter:
         if isinstance(info, EngineInfo) and self._log.engine_id not in ("", info.engine_id):
             if self._series is None:
                 at = f"the recording ends at step {self.last_step}"
+                if self.last_step is None:
+                    at = "the recording ends without a step"
                 self.note = f"the engine started anew: {at}"
                 return
             self._next_file(self._series)

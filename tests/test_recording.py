@@ -351,10 +351,15 @@ def test_recording_can_begin_in_mid_session_while_messages_come(tmp_path: Path) 
     replay.stop()
 
 
-def test_a_recording_ends_when_the_engine_starts_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_messages", "at"), [(200, "at step 1"), (2, "without a step")])
+def test_a_recording_ends_when_the_engine_starts_anew(
+    tmp_path: Path, num_messages: int, at: str
+) -> None:
     source = LiveSource()
+    for sequence, message in MESSAGES[:2]:
+        source.receive(sequence, message)
     recorder = Recorder(source, tmp_path / "one.mcap")
-    for sequence, message in MESSAGES[:200]:
+    for sequence, message in MESSAGES[2:num_messages]:
         source.receive(sequence, message)
     for sequence, message in simulate(seed=8, num_steps=50):
         source.receive(sequence, message)
@@ -363,7 +368,7 @@ def test_a_recording_ends_when_the_engine_starts_anew(tmp_path: Path) -> None:
         time.sleep(0.01)
         assert time.monotonic() < deadline_s
     assert recorder.error is not None
-    assert "started anew" in recorder.error
+    assert f"the engine started anew: the recording ends {at}" in recorder.error
     recorder.stop()
     with Recording(tmp_path / "one.mcap") as recording:
         assert recording.info.engine_id == "simulated-7"
