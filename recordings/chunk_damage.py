@@ -30,6 +30,19 @@ def damage_text(chunks: ChunkCache) -> str:
     return told + tail
 
 
+def nothing_left(chunks: ChunkCache) -> str:
+    """Why nothing can be shown of a file whose chunks, loaded by now, hold no keyframe any more."""
+    damaged = [chunks.places[number] for number in sorted(chunks.damaged)]
+    first = damaged[0]
+    if len(chunks) == 1:
+        where = f"its only chunk (byte {first.offset:,}, {first.length:,} bytes) is damaged"
+    else:
+        verb = "is" if len(damaged) == 1 else "are"
+        where = f"{len(damaged)} of its {len(chunks)} chunks {verb} damaged, "
+        where += f"{'the first of them ' * (len(damaged) > 1)}at byte {first.offset:,}"
+    return f"{where}; no keyframe can be read, and nothing be shown without one"
+
+
 def _last_step(chunks: ChunkCache, number: int) -> int | None:
     """The last that could be read up to the end of a chunk."""
     ends = chunks.ends.get(number) or chunks.ends.get(number - 1)

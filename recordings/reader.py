@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 
 from stepscope.engine.wire import EngineInfo, Snapshot
 from stepscope.recordings.chunk_cache import ChunkCache
-from stepscope.recordings.chunk_damage import damage_text
+from stepscope.recordings.chunk_damage import damage_text, nothing_left
 from stepscope.recordings.compatibility import check_info, check_metadata, decode_keyframe
 from stepscope.recordings.loaded_chunk import KEYFRAME, Frame, LoadedChunk, step_of
 from stepscope.recordings.mcap_index import (
@@ -240,6 +240,8 @@ class Recording:
 
     def _find_info(self) -> EngineInfo:
         found = self._first_keyframe()
+        if found is None and self._chunks.damaged:
+            raise RecordingError(f"{self.path}: {nothing_left(self._chunks)}")
         if found is None:
             raise RecordingError(
                 f"{self.path} holds nothing to show: no engine was heard while it was written, or "

@@ -20,7 +20,7 @@ from mcap.reader import make_reader
 from stepscope.engine import wire
 from stepscope.engine.config import Knobs
 from stepscope.engine.simulated import SimulatedWorkload, simulate
-from stepscope.recordings import recording_file
+from stepscope.recordings import recording_file, samples
 from stepscope.recordings.loaded_chunk import Frame
 from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.reader import Recording
@@ -204,6 +204,18 @@ def test_no_flipped_byte_changes_what_is_read_without_verify_telling(
             continue
         # zstd has a bit or two that mean nothing.
         assert not report.is_good or frames_of(path) == small.frames, f"byte {place}"
+
+
+def test_one_bit_in_the_only_chunk_is_told_as_damage_not_as_a_file_without_an_engine(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "bit.mcap"
+    content = bytearray(samples.shipped()["chunked"].read_bytes())
+    content[4135] ^= 1
+    path.write_bytes(content)
+    for read in (Recording, lambda path: verify(path, nothing)):
+        with pytest.raises(RecordingError, match=r"its only chunk \(byte 308, .* is damaged"):
+            read(path)
 
 
 def test_a_file_that_is_whole_is_not_repaired(small: Written) -> None:
