@@ -28,6 +28,7 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 _TOGETHER: dict[Cause, Cause] = {"recompute": "preempted"}
 
 _SHOWN_NS = 50_000
+HELD_UP = 3.0  # a step of decodes that takes so many times as long as usual is not of its work
 
 _WAITED_FOR = {
     "seats": "for a seat (max_num_seqs)",
@@ -93,6 +94,19 @@ class Piece(NamedTuple):
             "between": "between steps (update, record, publish)",
             "idle": "the engine had been idle",
         }.get(self.cause, "records are missing")
+
+    def told(self, usual_ns: float | None) -> str:
+        """`text`, and of steps that only decoded how much slower they were than it is usual.
+
+        Args:
+            usual_ns: the median gap between two tokens; None where nobody knows.
+        """
+        if self.cause != "step" or not usual_ns or not self.num_steps:
+            return self.text
+        times = self.ns / self.num_steps / usual_ns
+        if times < HELD_UP:
+            return self.text
+        return f"{self.text}, {times:.0f}x slower than usual: the machine or the engine was held up"
 
     @property
     def short(self) -> str:
@@ -178,9 +192,13 @@ class Late(NamedTuple):
     @property
     def explanation(self) -> str:
         """In words, the largest piece first; none that a tenth of a millisecond would not show."""
+        return self.explained(None)
+
+    def explained(self, usual_ns: float | None) -> str:
+        """The same; `usual_ns` is as in `Piece.told`."""
         parts = sorted(self.pieces, key=lambda piece: -piece.ns)
         parts = [piece for piece in parts if piece.ns >= _SHOWN_NS] or parts[:1]
-        return "; ".join(f"{piece.ns / 1e6:,.1f} ms {piece.text}" for piece in parts)
+        return "; ".join(f"{piece.ns / 1e6:,.1f} ms {piece.told(usual_ns)}" for piece in parts)
 
 
 def by_cause(pieces: Iterable[Piece]) -> dict[Cause, int]:

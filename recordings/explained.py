@@ -54,6 +54,11 @@ class Explanation(NamedTuple):
     never_served: NeverServed  # no late token tells of them
     request_id: int | None = None  # of which all this is; None: of all
 
+    @property
+    def usual_ns(self) -> float | None:
+        """The median gap between two tokens."""
+        return None if self.itl.median_ms is None else self.itl.median_ms * 1e6
+
     def wall_ns(self, time_ns: int) -> int:
         """Wall-clock time (Unix) of an engine time."""
         return self.info.wall_ns + time_ns - self.info.monotonic_ns

@@ -73,7 +73,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     heading: Line = ((f"breaches{counted}", "title"), ("  newest first", "muted"))
     lines += framed(body, width, rest, heading, ((f"{frame.key('inspect')} goes there", "muted"),))
     if chosen is not None and pieces_height:
-        lines += wait_pieces.draw(chosen, width, pieces_height)
+        lines += wait_pieces.draw(chosen, width, pieces_height, wait_pieces.usual_ns(frame))
     return lines
 
 
@@ -214,7 +214,7 @@ def _explained(
     frame: Frame, breaches: Sequence[Breach], room: int, width: int, read_step: int | None
 ) -> list[list[Cell]]:
     """Cells of all rows; only those that will be seen are explained."""
-    whys = {}
+    whys, usual = {}, wait_pieces.usual_ns(frame)
     left_ns = _READ_NS
     for breach in reversed(_seen(frame, breaches, room)):  # on in time costs less than back
         if not frame.history.is_explained(breach.step, breach.request_id):
@@ -224,7 +224,9 @@ def _explained(
                 continue
             left_ns -= breach.ns
         late = frame.history.wait(breach.step, breach.request_id)
-        whys[breach] = "not in memory any more" if late is None else wait_pieces.brief(late, width)
+        whys[breach] = "not in memory any more"
+        if late is not None:
+            whys[breach] = wait_pieces.brief(late, width, usual)
     rows: list[list[Cell]] = []
     for breach in breaches:
         why = whys.get(breach, "")

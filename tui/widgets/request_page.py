@@ -109,7 +109,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         listed, width, rest, heading, ((f"{frame.key('inspect')} goes to the step", "muted"),)
     )
     if chosen is not None and pieces_height:
-        lines += wait_pieces.draw(chosen, width, pieces_height)
+        lines += wait_pieces.draw(chosen, width, pieces_height, wait_pieces.usual_ns(frame))
     return lines
 
 
@@ -243,11 +243,12 @@ def _row(frame: Frame, late: Late, width: int) -> list[Cell]:
     main = by_cause(late.pieces)
     share = max(main.values(), default=0) / max(1, late.gap_ns)
     glyph = {"preempted": "✗", "paused": "‖"}.get(late.cause, "")
+    why = wait_pieces.brief(late, width, wait_pieces.usual_ns(frame))
     return [
         ("first" if not late.token_idx else f"#{late.token_idx + 1}", "strong"),
         (f"{late.step:,}", "text"),
         (fmt.clock(frame.history.wall_ns(late.end_ns)), "muted"),
         (f"{late.gap_ns / 1e6:,.1f}{'!' if is_breach else ' '}", "breach" if is_breach else "text"),
         (f"{share:.0%}", "muted"),
-        (f"{glyph + ' ' if glyph else ''}{wait_pieces.brief(late, width)}", "text"),
+        (f"{glyph + ' ' if glyph else ''}{why}", "text"),
     ]

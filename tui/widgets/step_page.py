@@ -6,7 +6,7 @@ from stepscope.recordings.session import request_name
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.theme import CAUSE_GLYPHS
-from stepscope.tui.widgets import inspector
+from stepscope.tui.widgets import inspector, wait_pieces
 from stepscope.tui.widgets.knob_panel import value_text
 from stepscope.tui.widgets.lines import Line, Run, clean, framed, length_of
 from stepscope.tui.widgets.panels import Cell, Column, Target, bar, beside, table
@@ -179,7 +179,7 @@ def _longest(frame: Frame, step: int, width: int) -> list[Line]:
     pieces = [piece for piece in late.pieces if piece.ns * 100 >= late.gap_ns]
     for piece in sorted(pieces, key=lambda piece: -piece.ns)[:3]:
         glyph, style = CAUSE_GLYPHS[piece.cause]
-        text = clean(piece.text, max(8, width - 17))
+        text = clean(piece.told(wait_pieces.usual_ns(frame)), max(8, width - 17))
         lines.append(
             ((f" {piece.ns / 1e6:>9,.1f} ms ", "text"), (glyph, style), (f" {text}", "muted"))
         )
