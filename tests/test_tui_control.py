@@ -347,7 +347,7 @@ async def test_a_dashboard_that_comes_later_shows_who_changed_the_knobs_before(
     await until(lambda: late.history.last_step is not None, "no steps come")
     assert late.history.knob_changes == []
     app = dashboard(late)
-    async with app.run_test(size=(120, 40)):
+    async with app.run_test(size=(120, 40)) as pilot:
         await press(app, "U")
         said = "this dashboard has changed no knob; the last one is anna: max_num_batched_tokens"
         await until(lambda: said in screen_text(app), "nothing is said")
@@ -360,7 +360,13 @@ async def test_a_dashboard_that_comes_later_shows_who_changed_the_knobs_before(
         with ControlClient(source.endpoint) as client:
             for number in range(30):
                 client.set_knobs({"max_num_seqs": 10 + number}, who="anna")
-        await until(lambda: "earlier: stepscope audit" in screen_text(app), "no end is told")
+        await until(lambda: "; earlier: stepscope audit)" in screen_text(app), "no end is told")
+        await pilot.resize_terminal(80, 24)
+        told = "earlier: stepscope audit)  ms before→after"
+        await until(
+            lambda: any(len(x) == 80 and told in x for x in screen_text(app).splitlines()),
+            "it is not told in 80 columns",
+        )
     app.close()
     late.stop()
 

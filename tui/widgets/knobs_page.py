@@ -84,13 +84,16 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         if not names:
             text = " nor whether any has been changed"
         log = [((text, "muted"),)]
+    count = f" ({len(trail)})" if trail or names else ""
+    order = ", newest first"
+    if _is_longer(frame):
+        count, order = f" ({len(trail)}; earlier: stepscope audit)", ""
     heading: Line = (
-        (f"audit ({len(trail)})" if trail or names else "audit", "title"),
-        (f"  ms before→after, {EFFECT_S:g} s each, newest first", "muted"),
+        (f"audit{count}", "title"),
+        (f"  ms before→after, {EFFECT_S:g} s each{order}", "muted"),
         (_refused(frame), "breach"),
     )
-    earlier = "earlier: stepscope audit │ " if _is_longer(frame) else ""
-    hint = ((f"{earlier}{frame.key('inspect')} goes there", "muted"),)
+    hint = ((f"{frame.key('inspect')} goes there", "muted"),)
     return [*lines, *framed(log, width, rest, heading, hint)]
 
 
