@@ -370,6 +370,8 @@ def test_recordings_used_lately_and_those_of_the_folder_are_found_each_once(
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
         assert [file.path.name for file in found] == ["b.mcap", "a.mcap", "c.mcap"]
+        # They were opened just now; when they were recorded is what is said.
+        assert [file.written_s - NOW_S for file in found] == [0, 0, -5]
         assert [getattr(file.overview, "num_steps", 0) for file in found] == [454, 454, None]
         finder.look()
         assert finder.engines() == []

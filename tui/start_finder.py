@@ -112,10 +112,11 @@ class Finder:
             except OSError:
                 continue  # gone since
             seen = known.get(path)
-            changed_s = max(used_s, status.st_mtime)
-            files.append(File(path, status.st_size, changed_s, None if seen is None else seen[2]))
-        files.sort(key=lambda file: -file.changed_s)
-        return files[:MAX_RECORDINGS]
+            about = None if seen is None else seen[2]
+            file = File(path, status.st_size, status.st_mtime, about)
+            files.append((max(used_s, status.st_mtime), file))
+        files.sort(key=lambda each: -each[0])
+        return [file for _, file in files[:MAX_RECORDINGS]]
 
     def _open(
         self, file: File, known: dict[Path, tuple[tuple[int, float], float, Overview]]

@@ -58,7 +58,7 @@ class File(NamedTuple):
 
     path: Path
     num_bytes: int
-    changed_s: float  # Unix time, of the file or of when it was opened last
+    written_s: float  # Unix time of the last change of it, not of when it was opened
     overview: "Overview | None"  # None while nobody has looked into it
 
 
@@ -120,7 +120,7 @@ def _engine(address: str, line: "EngineLine") -> Entry:
 
 
 def recordings_section(files: Sequence[File], now_s: float) -> Section:
-    """Recordings, the newest first."""
+    """Recordings, in the order they come in."""
     return Section(
         "recordings",
         (
@@ -138,7 +138,7 @@ def recordings_section(files: Sequence[File], now_s: float) -> Section:
 
 def _file(file: File, now_s: float) -> Entry:
     seen = file.overview
-    when, size = when_text(file.changed_s, now_s), fmt.size(file.num_bytes)
+    when, size = when_text(file.written_s, now_s), fmt.size(file.num_bytes)
     folder = str(file.path.parent).replace(str(Path.home()), "~", 1)
     title = file.path.name
     choice = Choice("file", (str(file.path),))
@@ -149,7 +149,7 @@ def _file(file: File, now_s: float) -> Entry:
     if seen is not None:
         length = "-" if seen.duration_s is None else length_text(seen.duration_s)
         steps = fmt.count(seen.num_steps)
-        is_growing = file.path.suffix == PART_SUFFIX and now_s - file.changed_s < _GROWING_S
+        is_growing = file.path.suffix == PART_SUFFIX and now_s - file.written_s < _GROWING_S
         engine = f"{seen.engine}{', cut' if seen.is_cut and not is_growing else ''}"
         steps += "+" if is_growing else ""
     return Entry(
