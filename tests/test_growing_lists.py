@@ -37,3 +37,22 @@ async def test_a_breach_stays_chosen_while_others_come_until_it_leaves_the_list(
         app.main.draw()  # forgotten meanwhile
         assert chosen not in targets(app.main.frame)
         assert (app.main.view.row, app.main.view.entry) == (0, None)
+
+
+async def test_the_first_steps_are_on_the_scrub_bar_as_soon_as_in_the_chart(
+    still_source: Callable[..., Any],
+) -> None:
+    now_s = 0.0
+    history = History()
+    messages = simulate(seed=3, num_steps=60)
+    source = type(still_source(2))(history)
+    app = Dashboard(source, history, any_terminal=True, fps=1.0, clock=lambda: now_s)
+    async with app.run_test(size=(120, 40)):
+        app.main.draw_if_changed()
+        for sequence, message in messages:
+            history.append(sequence, message)
+        now_s = 0.1
+        app.main.draw_if_changed()
+        shown = "\n".join(strip.text for strip in app.main._compositor.render_strips())
+    assert "no step in memory" not in shown
+    assert "60 in memory" in shown

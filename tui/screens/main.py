@@ -163,6 +163,8 @@ class MainScreen(Screen[None]):
         if is_new or (is_due and self._is_partial):
             self._drawn = current
             is_moved = self.frame is None or self.frame.status != session.source.status
+            is_first = self.frame is not None and self.frame.last_step is None
+            is_moved |= is_first and self.history.last_step is not None
             is_whole = self.view.page in ("fleet", "compare")
             self.draw(everything=is_due or is_moved or is_whole)
         else:
