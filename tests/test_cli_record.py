@@ -105,6 +105,29 @@ def test_record_ends_with_its_engine(
         assert not recording.truncated
 
 
+def test_an_engine_that_starts_anew_is_a_bad_end_of_a_single_file(
+    busy_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "session.mcap"
+
+    def another() -> None:
+        deadline_s = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline_s and not path.with_name(f"{path.name}.part").exists():
+            time.sleep(0.01)
+        time.sleep(0.3)
+        core = busy_engine.core
+        core.info = msgspec.structs.replace(core.info, engine_id="another")
+
+    thread = threading.Thread(target=another)
+    thread.start()
+    done = stepscope("record", busy_engine.endpoint.control, "-o", str(path), "--seconds", "60")
+    thread.join()
+    assert done.exit_code == 1
+    assert "the engine started anew: the recording ends at step" in done.stderr
+    with Recording(path) as recording:
+        assert not recording.truncated
+
+
 def test_a_file_that_is_there_is_not_overwritten(
     live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -29,7 +29,7 @@ def record(
     A series of files (`rotate`) does not end with its engine: it waits for the next one.
 
     Raises:
-        CommandFailed: the file cannot be written, or the engine vanished.
+        CommandFailed: the file cannot be written, or the engine vanished or started anew.
     """
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
@@ -69,8 +69,8 @@ def record(
     say(f"{what}{recorder.num_steps:,} steps, {size(recorder.num_bytes)}, {lost}{last}")
     if why is not None:
         raise CommandFailed(f"{why}; {recorder.path} holds what came until then")
-    if recorder.error is not None:
-        say(recorder.error)
+    if recorder.error is not None:  # the engine started anew: nothing records the new one
+        raise CommandFailed(recorder.error)
 
 
 def _limits(option: str, text: str | None) -> Limits | None:
