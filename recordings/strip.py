@@ -4,7 +4,7 @@ Everything else stays: what happened in each step, who asked (client ids), marks
 does not know of goes too, because nobody can say what is in it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +27,8 @@ from stepscope.recordings.recording_file import RecordingFile
 
 Progress = Callable[[float], None]
 
+_MARK = "tokens_taken_out"  # in what a file says of itself
+
 
 class Stripped(NamedTuple):
     """What was written."""
@@ -34,6 +36,11 @@ class Stripped(NamedTuple):
     num_messages: int
     num_bytes: int
     had_tokens: bool
+
+
+def was_stripped(metadata: Mapping[str, str]) -> bool:
+    """Whether a recording says of itself that prompts and outputs were taken out of it."""
+    return metadata.get(_MARK) == "true"
 
 
 def holds_tokens(message: Telemetry) -> bool:
@@ -93,8 +100,10 @@ def _copy(recording: Recording, file: RecordingFile, progress: Progress) -> Stri
     more = {
         name: value
         for name, value in recording.metadata.items()
-        if name in ("series", "started_wall_ns")
+        if name in ("series", "started_wall_ns", _MARK)
     }
+    if had_tokens:
+        more[_MARK] = "true"
     file.begin(msgspec.structs.replace(recording.info, with_tokens=False), more)
     num_messages = 0
     for frame, position in recording.frames():

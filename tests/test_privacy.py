@@ -26,8 +26,10 @@ from stepscope.recordings.subscriber import Subscriber
 from stepscope.recordings.transcripts import Said, Told
 from stepscope.recordings.verify import verify
 from stepscope.recordings.writer import RecordingWriter
+from stepscope.tui.commands import export as export_command
 from stepscope.tui.commands import repair as repair_command
 from stepscope.tui.commands import verify as verify_command
+from stepscope.tui.commands.errors import CommandFailed
 from stepscope.tui.widgets import transcript
 
 # No eight characters of these may be in a help text.
@@ -266,6 +268,8 @@ def test_with_tokens_all_of_it_is_told_and_the_file_says_so_and_can_be_stripped(
     with Recording(bare) as recording:
         assert recording.metadata["with_tokens"] == "false"
         assert recording.info.with_tokens is False
+    with pytest.raises(CommandFailed, match="they were taken out of it"):
+        export_command.export_file(str(bare), "jsonl", str(output), None, None, "steps", True)
 
 
 @pytest.mark.usefixtures("talking")

@@ -7,6 +7,7 @@ from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.export.tables import TABLES
 from stepscope.recordings.reader import Recording
+from stepscope.recordings.strip import was_stripped
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
 from stepscope.tui.commands.progress import Progress
 from stepscope.tui.commands.record import size
@@ -43,9 +44,10 @@ def export_file(
         raise CommandFailed(f"{output} is a folder; name the file to write in it")
     with Recording(find_recording(file)) as recording, Progress() as progress:
         if with_tokens and not recording.info.with_tokens:
-            raise CommandFailed(
-                f"--with-tokens: {file} holds none, its engine ran without --with-tokens"
-            )
+            why = "its engine ran without --with-tokens"
+            if was_stripped(recording.metadata):
+                why = "they were taken out of it"
+            raise CommandFailed(f"--with-tokens: {file} holds none, {why}")
         try:
             done = export(
                 recording,
