@@ -17,6 +17,8 @@ import msgspec
 from stepscope.engine import wire
 from stepscope.engine.wire import EngineInfo, Snapshot
 from stepscope.recordings.engine_log import EngineLog
+from stepscope.recordings.mcap_index import RecordingError
+from stepscope.recordings.reader import Recording
 from stepscope.recordings.recording_file import RecordingFile
 from stepscope.recordings.rotation import FileSeries
 
@@ -121,8 +123,9 @@ class RecordingWriter:
             self._write_all()
             self._file.close()
         except OSError as error:
-            self._fail(f"cannot write {self.part_path}: {error.strerror or error}")
             self._file.abandon()
+            reason = f"cannot write {self.part_path}: {error.strerror or error}"
+            self._fail(reason + _kept(self.part_path))
             return
         except Exception as error:
             # Ours to repair, but what is being recorded goes on.
@@ -132,6 +135,8 @@ class RecordingWriter:
             return
         if self.state == "recording":
             self.state = "finished"
+        elif self.error is not None:
+            self.error += _kept(self.path)
 
     def _write_all(self) -> None:
         if self._snapshot is not None:
@@ -201,6 +206,18 @@ class RecordingWriter:
         if self.state != "recording":
             return
         self.error = reason
-        if self.last_step is not None:
-            self.error += f" (steps {self.first_step:,} to about {self.last_step:,} are in it)"
         self.state = "failed"
+
+
+def _kept(path: Path) -> str:
+    """Which steps can be read in a file that ended early: what was handed over says nothing of it.
+
+    Only its beginning and its end are read.
+    """
+    try:
+        with Recording(path) as recording:
+            if recording.first_step is None or recording.last_step is None:
+                return ""
+            return f" (steps {recording.first_step:,} to {recording.last_step:,} are in it)"
+    except (RecordingError, OSError, msgspec.DecodeError):
+        return ""
