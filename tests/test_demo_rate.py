@@ -145,20 +145,22 @@ def test_no_machine_gets_more_than_it_carries_or_than_is_usual(factor: float) ->
 
 def test_a_slow_machine_gets_less_and_is_told_so() -> None:
     found = offer(WORKLOAD, info(times_slower(4)), None)
-    assert str(found) == "0.65 requests/s, what this machine carries"
+    assert str(found) == "0.65 requests/s, 70 % of what this machine carries"
     assert found.measured == "decode of 8 streams 10 ms a step, prefill of 400 tokens 160 ms"
     assert found.workload.max_concurrency == 12
 
 
 def test_on_a_very_slow_machine_something_happens_all_the_same() -> None:
     found = offer(WORKLOAD, info(times_slower(100)), None)
-    assert str(found) == "0.2 requests/s, though this machine carries 0.026"
+    assert str(found) == "0.2 requests/s, though 70 % of what this machine carries is 0.026"
 
 
 def test_what_is_asked_for_is_what_is_offered() -> None:
     assert str(offer(WORKLOAD, info(FAST), 1.5)) == "1.5 requests/s, as asked"
     too_much = offer(WORKLOAD, info(times_slower(4)), 6.0)
-    assert str(too_much) == "6 requests/s, as asked; this machine carries about 0.65"
+    assert (
+        str(too_much) == "6 requests/s, as asked; 70 % of what this machine carries is about 0.65"
+    )
     assert too_much.workload.rate == 6.0
 
 
@@ -213,7 +215,7 @@ def test_a_machine_is_as_slow_whatever_its_steps_happen_to_hold(
     assert found is not None
     at_first = offer(WORKLOAD, info(times_slower(times)), None)
     assert found.workload.rate == pytest.approx(at_first.workload.rate, rel=0.1)
-    assert str(found) == f"{found.workload.rate:g} requests/s, what this machine carries"
+    assert str(found) == f"{found.workload.rate:g} requests/s, 70 % of what this machine carries"
     assert found.workload.seed != WORKLOAD.seed  # no prompt comes a second time
 
 
@@ -287,7 +289,7 @@ def test_a_machine_that_becomes_busy_or_idle_later_gets_less_or_more_and_it_is_s
     assert watched.looks(pace, SOON_S - 1)
     assert len(watched.taken) == 1  # not before there are steps to judge by
     assert watched.looks(pace, 1)
-    assert pace.news() == "the demo's workload: 0.52 requests/s, what this machine carries"
+    assert pace.news() == "the demo's workload: 0.52 requests/s, 70 % of what this machine carries"
     assert pace.news() is None
     watched.times = 1.0
     assert watched.looks(pace, round(SOON_S + FIRST_REST_S))

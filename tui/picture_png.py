@@ -44,6 +44,15 @@ _QUADRANTS: dict[str, tuple[_Box, ...]] = {
 }
 
 
+def check_installed() -> None:
+    """Raises MissingPackage when Pillow or matplotlib is not there."""
+    try:
+        import matplotlib  # noqa: F401 - only whether it can be
+        import PIL  # noqa: F401
+    except ImportError as error:
+        raise missing("matplotlib", "a PNG") from error
+
+
 def png(rows: "Sequence[Sequence[tuple[str, Style]]]") -> bytes:
     """An image of `rows`, each of runs of characters with a style.
 

@@ -27,7 +27,7 @@ def demo(
         str | None,
         typer.Option(
             metavar="NUMBER",
-            help="requests a second (what this machine carries, 2.5 at most)",
+            help="requests a second (70 % of what this machine carries, 2.5 at most)",
             show_default=False,
         ),
     ] = None,
@@ -42,7 +42,9 @@ def demo(
     ] = None,
     screenshot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="draw the last moment (SVG), with --headless"),
+        typer.Option(
+            metavar="FILE", help="draw the last moment (.svg, .png or .txt), with --headless"
+        ),
     ] = None,
     with_tokens: Annotated[
         bool, typer.Option("--with-tokens", help="show and record prompts and outputs too")

@@ -14,6 +14,7 @@ from stepscope.engine.client import ControlClient
 from stepscope.engine.commands import SetWorkload, WorkloadSpec
 from stepscope.engine.config import EngineConfig, Knobs
 from stepscope.engine.wire import KnobValue
+from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import Series
 from stepscope.recordings.recorder import Recorder
@@ -24,6 +25,7 @@ from stepscope.tui.commands.errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.commands.options import DEMO_DEFAULTS, resolve
 from stepscope.tui.commands.progress import Progress
 from stepscope.tui.commands.record import size
+from stepscope.tui.commands.screenshot import PICTURE_SUFFIXES
 from stepscope.tui.commands.signals import StopSignals
 from stepscope.tui.commands.top import need_terminal, new_history, run_live
 from stepscope.tui.engine_process import EngineProcess
@@ -71,7 +73,10 @@ def demo(
         if seconds is not None or screenshot is not None:
             raise WrongUsage("--seconds and --screenshot go with --headless")
     if screenshot is not None:
-        _check_screenshot(screenshot)
+        try:
+            _check_screenshot(screenshot)
+        except MissingPackage as error:
+            raise CommandFailed(f"{error}; {screenshot.stem}.svg needs none") from error
     if record is not None:
         _check_writable("--record", record)
     stop = StopSignals(signal.SIGINT, signal.SIGTERM)
@@ -113,8 +118,13 @@ def demo(
 
 def _check_screenshot(path: Path) -> None:
     """Before a session is run that could not be drawn in the end."""
-    if path.suffix != ".svg":
-        raise WrongUsage(f"--screenshot: expected the name of an .svg file, got {path}")
+    if path.suffix.lower() not in PICTURE_SUFFIXES:
+        known = f"{', '.join(PICTURE_SUFFIXES[:-1])} or {PICTURE_SUFFIXES[-1]}"
+        raise WrongUsage(f"--screenshot: expected a name that ends in {known}, got {path}")
+    if path.suffix.lower() == ".png":
+        from stepscope.tui.picture_png import check_installed
+
+        check_installed()
     _check_writable("--screenshot", path)
 
 

@@ -12,6 +12,7 @@ from stepscope.recordings.rates import Rates
 from stepscope.tui.commands.options import convert_flags
 
 LOAD = 0.7  # of what its steps promise: random arrivals come in bunches, and want room for that
+SHARE = f"{100 * LOAD:.0f} % of what this machine carries"
 LEAST_RATE = 0.2  # a request every few seconds, or there is nothing to watch
 LEAST_BUSY_S = 0.5  # of steps, to judge by
 CLEARLY = 1.4  # a rate is changed when the machine carries so many times more, or less
@@ -53,7 +54,7 @@ def offer(usual: WorkloadSpec, info: EngineInfo, asked: float | None) -> Offer:
     whole = capacity.requests_per_s(usual, costs, info.max_model_len)
     carried = _rounded(LOAD * whole)
     if asked is not None:
-        more = f"; this machine carries about {carried:g}" if asked > whole else ""
+        more = f"; {SHARE} is about {carried:g}" if asked > whole else ""
         return Offer(replace(usual, rate=asked), f"as asked{more}", measured)
     return _at_most(usual, carried, measured)
 
@@ -98,9 +99,9 @@ def _at_most(usual: WorkloadSpec, carried: float, measured: str) -> Offer:
     if carried >= usual.rate:
         return Offer(usual, "", measured)
     if carried < LEAST_RATE:
-        why = f"though this machine carries {carried:g}"
+        why = f"though {SHARE} is {carried:g}"
         return Offer(replace(usual, rate=LEAST_RATE), why, measured)
-    return Offer(replace(usual, rate=carried), "what this machine carries", measured)
+    return Offer(replace(usual, rate=carried), SHARE, measured)
 
 
 def _rounded(rate: float) -> float:

@@ -33,7 +33,7 @@ _OWN_DEFAULTS: dict[str, Mapping[str, Any]] = {
 }
 _NOTES = {
     "demo": "The engine runs with a budget of 128 tokens, 12 seats and, with the demo model, "
-    "a 64 MB cache. It gets as much to do as this machine carries, also when that changes, until "
+    "a 64 MB cache. It gets 70 % of what this machine carries to do, also when that changes, until "
     "you change a knob or the workload; or what --rate says.",
     "schedule": "Options win over the workload; changes of its budget in mid-run still happen. "
     "What neither says is as 'stepscope serve' has it, but the order is arrival, as in vLLM.",
