@@ -506,6 +506,15 @@ def test_the_stepper_stays_within_the_bounds(keys: list[str], value: int | None)
         assert "must be" not in line
 
 
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_the_stepper_has_room_for_what_the_value_is_by_now(width: int) -> None:
+    spec = KnobSpec("max_num_batched_tokens", "int", 2048, low=1, high=8192)
+    stepper = Stepper(Skin("none"), spec, 1000, lambda: 1024)
+    line = "".join(text for text, _ in stepper.lines(width, 1)[0])
+    assert "it is 1024 by now: Esc, then again" in line
+    assert len(line) == width
+
+
 def test_values_are_read_as_what_the_knob_takes() -> None:
     assert parse_value(KnobSpec("a", "int", 1), "12") == 12
     assert parse_value(KnobSpec("a", "float", 0.0), "0.25") == 0.25

@@ -52,11 +52,15 @@ class Stepper(Overlay[int]):
             (f" {self._spec.name} ", "edit"),
             (f"{self._before} → ", "edit"),
             (f"[ {shown:>7} ]", "badge_paused"),
+        )
+        bar: Line = (
             (" ", "edit"),
             ("█" * full + "·" * (bar_width - full), "edit"),
             (f" {self._low}..{self._high}", "edit"),
         )
         wrong = self._wrong() or self._overtaken()
+        if wrong is None or length_of((*line, *bar)) + 2 + len(wrong) <= width:
+            line = (*line, *bar)
         if wrong:
             line = (*line, (f"  {wrong}", "breach"))
         else:
