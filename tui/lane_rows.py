@@ -54,8 +54,11 @@ def lane_rows(
     chosen = _with_followed(_choose(request_ids, view, state, num_lanes), request_ids, view)
     merge = _merger(columns, first)
     lanes = zip(history.lane_names(chosen), history.lane_cells(chosen, first, last), strict=True)
+    # A lane tells the end of a request that the state has forgotten, up to the cursor.
+    past = sum(column is None or column.first <= state.step for column in columns)
     rows = [
-        _lane_row(name, state.requests.get(name.request_id), merge(cells)) for name, cells in lanes
+        _lane_row(name, state.requests.get(name.request_id), merge(cells), past)
+        for name, cells in lanes
     ]
     return rows, len(request_ids)
 
@@ -165,12 +168,18 @@ def _num_blocks(view: RequestView | None) -> int:
     return 0 if view is None else view.num_blocks
 
 
-def _lane_row(lane: LaneName, view: RequestView | None, cells: bytes) -> LaneRow:
+def _lane_row(lane: LaneName, view: RequestView | None, cells: bytes, past: int) -> LaneRow:
+    """Args: past: how many cells are not after the cursor."""
+    status = lane_status(view)
+    if view is None and Cell.FINISHED in cells[:past]:
+        status = "END"
+    elif view is None and Cell.ABORTED in cells[:past]:
+        status = "ABRT"
     return LaneRow(
         lane.request_id,
         request_name(lane.request_id),
         lane.client_id,
-        lane_status(view),
+        status,
         None if view is None else (view.num_computed_tokens or view.num_prompt_tokens),
         cells,
     )
