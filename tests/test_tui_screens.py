@@ -597,3 +597,34 @@ async def test_a_key_never_overtakes_one_that_is_still_on_its_way(source: Any) -
             if asked:
                 break
         assert asked == [7]
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_the_bound_of_late_tokens_is_never_cut_in_a_word(source: Any, width: int) -> None:
+    """A bound that nothing broke is told with the median, which takes room."""
+    history = source.history
+    history.set_slo(SLO(ttft_ms=10_000.0, itl_ms=9_000.0))
+    headings = []
+    for request_id in history.state.requests:
+        shown = drawn(history, "request", (width, 40), selected=request_id)
+        headings += [line for line in shown.splitlines() if "twice its median" in line]
+    assert headings
+    for line in headings:
+        assert re.search(r"(ms|none broke 9000 ms|newest first) ─", line), line
+
+
+def test_a_lane_says_that_its_request_has_ended_also_when_the_state_has_forgotten_it(
+    source: Any,
+) -> None:
+    history = source.history
+    view = View(cursor=399, right=399)
+    rows = FrameBuilder(history, clock=lambda: 0.0).build(view, 380, 400, 8).lanes
+    state = history.state_at(399)
+    forgotten = [row for row in rows if row.request_id not in state.requests]
+    assert forgotten
+    assert {row.status for row in forgotten} <= {"END", "ABRT"}
+    early = View(cursor=150, right=399)
+    rows = FrameBuilder(history, clock=lambda: 0.0).build(early, 380, 400, 8).lanes
+    to_come = [row for row in rows if not row.cells[:130].strip(b"\0")]
+    assert to_come
+    assert {row.status for row in to_come} == {""}

@@ -14,7 +14,7 @@ from stepscope.tui.frame import Frame
 from stepscope.tui.lane_rows import lane_status
 from stepscope.tui.widgets import life_line, transcript, wait_pieces
 from stepscope.tui.widgets.life_line import with_unit
-from stepscope.tui.widgets.lines import Line, Run, clean, framed
+from stepscope.tui.widgets.lines import Line, Run, clean, framed, length_of
 from stepscope.tui.widgets.panels import Cell, Column, Target, column_chart, pairs, table
 
 MEDIANS = 2.0  # where no wait breaks the service level, one longer than so many medians is listed
@@ -101,16 +101,24 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     listed: list[Line] = table(_COLUMNS, rows, width - 2, rest - 2, selected)
     if not rows:
         listed = [((" no token of it was late", "good"),)]
-    heading: Line = (
-        (f"late tokens ({len(rows)})", "title"),
-        (f"  longer than {waits.bound_text}, newest first", "muted"),
-    )
+    heading = _heading(len(rows), waits.bound_text, width - 6)
     lines += framed(
         listed, width, rest, heading, ((f"{frame.key('inspect')} goes to the step", "muted"),)
     )
     if chosen is not None and pieces_height:
         lines += wait_pieces.draw(chosen, width, pieces_height, wait_pieces.usual_ns(frame))
     return lines
+
+
+def _heading(num_late: int, bound_text: str, room: int) -> Line:
+    """What is listed, with as much of the bound as there is room for."""
+    title: Line = ((f"late tokens ({num_late})", "title"),)
+    bounds = [f"  longer than {bound_text}"]
+    bounds += [f"  longer than {bound_text.split(';')[0]}", ""]
+    for text in (f"{bounds[0]}, newest first", *bounds):
+        if length_of(title) + len(text) <= room:
+            return (*title, (text, "muted"))
+    return title
 
 
 def _view(frame: Frame) -> RequestView | None:
