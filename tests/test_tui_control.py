@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -472,7 +473,9 @@ async def test_leaving_ends_a_recording_in_good_order(
         first = source.history.last_step or 0
         await until(lambda: (source.history.last_step or 0) > first + 20, "no steps came")
     app.close()
-    await until(lambda: bool(list(tmp_path.glob("*.mcap"))), "the file is not finished")
+    (told,) = app.recordings()  # for the terminal that is left; the file is whole then
+    (path,) = tmp_path.glob("*.mcap")
+    assert re.fullmatch(rf"recording  {path} \(\d+ steps, 00:\d\d\.\d, [\d.]+kB\)", told)
     with Recording(next(tmp_path.glob("*.mcap"))) as recording:
         assert not recording.truncated
 

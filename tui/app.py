@@ -229,3 +229,9 @@ class Dashboard(App[None], inherit_bindings=False):
                 session.link.close()
             if session.record_switch is not None:
                 session.record_switch.stop()
+
+    def recordings(self) -> list[str]:
+        """After `close`: a line for each engine whose session was recorded."""
+        switches = [screen.session.record_switch for screen in self._screens.values()]
+        told = [switch.last() for switch in switches if switch is not None]
+        return [line for line in told if line is not None]

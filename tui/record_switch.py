@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.recordings.source import Source
+from stepscope.tui import format as fmt
 from stepscope.tui.recent import remember
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class RecordSwitch:
         self._source = source
         self._folder = folder
         self._recorder = recorder
+        self._ending: threading.Thread | None = None
         self._is_ending = False
         self._is_seen = False  # why the last one ended
 
@@ -77,4 +79,17 @@ class RecordSwitch:
         if self._recorder is not None and self.active:
             self._is_ending = True
             # Not a daemon: leaving the dashboard waits until the file is whole.
-            threading.Thread(target=self._recorder.stop, name="end of the recording").start()
+            self._ending = threading.Thread(target=self._recorder.stop, name="end of the recording")
+            self._ending.start()
+
+    def last(self) -> str | None:
+        """What the last recording came to, once its file is whole; None where there was none."""
+        recorder = self._recorder
+        if recorder is None:
+            return None
+        if self._ending is not None:
+            self._ending.join()
+        steps = fmt.plural(recorder.num_steps, "step")
+        told = f"{steps}, {fmt.duration(recorder.elapsed_s)}, {fmt.size(recorder.num_bytes)}"
+        why = "" if recorder.error is None else f": {recorder.error}"
+        return f"recording  {recorder.path} ({told}){why}"

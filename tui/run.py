@@ -113,6 +113,8 @@ def run_dashboard(
             loaded_soon(),
         ):
             app.run()
+        for line in app.recordings():
+            print(line)
         if app.return_code:
             raise SystemExit(app.return_code)
     finally:
