@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from stepscope.engine import dispatch, wire
-from stepscope.engine.capacity import reckoned_ms
 from stepscope.engine.client import CommandRefused, EngineUnreachable
 from stepscope.engine.commands import WorkloadSpec
 from stepscope.engine.config import Limits
@@ -29,7 +28,7 @@ from stepscope.engine.simulated import (
     simulated_info,
 )
 from stepscope.engine.step import ScheduledStep
-from stepscope.engine.wire import StepCosts, Telemetry
+from stepscope.engine.wire import Telemetry
 from stepscope.engine.workload import Arrival, PromptWriter, describe, synthetic
 from stepscope.recordings.history import History
 from stepscope.tui.commands.demo import KNOBS, WORKLOAD
@@ -189,21 +188,6 @@ def test_prompts_that_come_before_their_outputs_make_no_machine_slow() -> None:
         slow.append(slowness(rates, costs))
     assert max(shares) > 1.5 * min(shares)
     assert all(each == pytest.approx(1.1, abs=0.15) for each in slow), (shares, slow)
-
-
-def test_steps_are_reckoned_by_what_was_in_them() -> None:
-    costs = StepCosts(
-        num_streams=8, decode_ms=4.4, num_prefill_tokens=400, prefill_ms=43.0, stream_ms=3.2
-    )
-    # 3.03 ms a step, 0.17 ms a decode, 0.1 ms a prompt token.
-    assert reckoned_ms(costs, 1, 0, 8) == pytest.approx(costs.decode_ms)
-    assert reckoned_ms(costs, 1, 0, 1) == pytest.approx(costs.stream_ms)
-    assert reckoned_ms(costs, 1, 400, 0) == pytest.approx(costs.prefill_ms)
-    assert reckoned_ms(costs, 10, 800, 60) == pytest.approx(30.29 + 79.94 + 10.29, abs=0.1)
-    untried = msgspec.structs.replace(costs, stream_ms=None)
-    assert reckoned_ms(untried, 2, 100, 4) == pytest.approx(10.75 + 2.2)
-    unlucky = msgspec.structs.replace(costs, stream_ms=9.0)
-    assert reckoned_ms(unlucky, 1, 0, 8) == reckoned_ms(unlucky, 1, 0, 1) == costs.decode_ms
 
 
 # --- commands without an answer, and those of somebody else

@@ -7,12 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from stepscope.engine.capacity import in_words, reckoned_ms, requests_per_s
+from stepscope.engine.capacity import reckoned_ms, requests_per_s
 from stepscope.engine.commands import WorkloadSpec
 from stepscope.engine.config import Limits
-from stepscope.engine.execution import step_costs
-from stepscope.engine.simulated import CostModel, SimulatedRunner, simulated_info
-from stepscope.engine.step import ScheduledStep, StepResult
+from stepscope.engine.simulated import simulated_info
 from stepscope.engine.wire import Audited, EngineInfo, StepCosts
 from stepscope.engine.workload import describe
 from stepscope.recordings.audit_text import change_text
@@ -41,68 +39,6 @@ def times_slower(factor: float, costs: StepCosts = FAST) -> StepCosts:
 
 def info(costs: StepCosts | None) -> EngineInfo:
     return replace(simulated_info(LIMITS, 1024, 16, 0), step_costs=costs)
-
-
-# --- what the engine finds out about itself
-
-
-class Trialled(SimulatedRunner):
-    """A runner of known costs, that keeps count."""
-
-    num_blocks, block_size, max_model_len = 64, 16, 4096
-
-    def __init__(self, cost: CostModel) -> None:
-        super().__init__(cost)
-        self.sizes: list[int] = []
-
-    def execute(self, step: ScheduledStep) -> StepResult:
-        self.sizes.append(sum(row.num_tokens for row in step.rows))
-        return super().execute(step)
-
-
-def test_steps_are_timed_as_long_as_they_take() -> None:
-    runner = Trialled(CostModel(floor_ms=2.0, token_us=100.0, context_ns=0.0))
-    costs = step_costs.measure(runner)
-    # Each step also takes a fifth of a millisecond to be scheduled.
-    assert costs.decode_ms == pytest.approx(2.0 + 8 * 0.1 + 0.2)
-    assert costs.prefill_ms == pytest.approx(2.0 + 400 * 0.1 + 0.2)
-    assert costs.stream_ms == pytest.approx(2.0 + 0.1 + 0.2)
-    assert (costs.num_streams, costs.num_prefill_tokens) == (8, 400)
-    assert in_words(costs) == "decode of 8 streams 3.0 ms a step, prefill of 400 tokens 42 ms"
-
-
-@given(floor_ms=st.floats(0.1, 3_000.0), token_us=st.floats(1.0, 5_000.0))
-def test_timing_holds_up_the_start_of_no_engine(floor_ms: float, token_us: float) -> None:
-    """A step of each kind is run in any case, to warm up; what comes on top is bounded."""
-    runner = Trialled(CostModel(floor_ms=floor_ms, token_us=token_us))
-    before_ns = runner.clock()
-    step_costs.measure(runner)
-    counts = [runner.sizes.count(each) for each in (8, 400, 1)]
-    assert min(counts) >= 1
-    cost = CostModel(floor_ms=floor_ms, token_us=token_us)
-    step_ms = [cost.floor_ms + tokens * cost.token_us / 1000 for tokens in (8, 400, 1)]
-    allowed_ms = [
-        each / 1e6 for each in (step_costs.DECODE_NS, step_costs.PREFILL_NS, step_costs.STREAM_NS)
-    ]
-    for count, each_ms, most_ms in zip(counts, step_ms, allowed_ms, strict=True):
-        # One step may begin just before the time is up; one that takes a second never does.
-        assert count == 1 or (count - 2) * each_ms <= most_ms
-        assert count == 1 or each_ms < 1_000.0
-    assert runner.clock() > before_ns
-
-
-def test_what_else_runs_for_a_moment_slows_down_all_kinds_of_steps() -> None:
-    """None of them is run through before the next one begins."""
-    runner = Trialled(CostModel(floor_ms=1.0, token_us=50.0, context_ns=0.0))
-    step_costs.measure(runner)
-    assert {8, 1, 400} == set(runner.sizes[:3]) == set(runner.sizes[3:6])
-
-
-def test_a_model_of_short_requests_is_timed_with_shorter_ones() -> None:
-    runner = Trialled(CostModel())
-    runner.max_model_len = 16
-    assert step_costs.measure(runner).num_prefill_tokens == 32
-    assert max(runner.sizes) == 32
 
 
 # --- what that carries
