@@ -628,3 +628,14 @@ def test_a_lane_says_that_its_request_has_ended_also_when_the_state_has_forgotte
     to_come = [row for row in rows if not row.cells[:130].strip(b"\0")]
     assert to_come
     assert {row.status for row in to_come} == {""}
+
+
+def test_a_list_of_knobs_that_is_cut_says_so(source: Any) -> None:
+    names = {spec.name for spec in source.history.info.knobs} | set(source.history.state.knobs)
+    for height, is_cut in ((14, True), (35, False)):
+        page = drawn(source.history, "knobs", (80, height))
+        shown = sum(f" {name} " in page for name in names)
+        said = re.search(r"knobs \((\d+) of (\d+)\)", page)
+        assert is_cut == (said is not None) == (shown < len(names)), page
+        if said is not None:
+            assert (int(said[1]), int(said[2])) == (shown, len(names)), page

@@ -45,8 +45,9 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     trail = _trail(frame)
     log_height = max(5, min(len(trail) + 3, height * 2 // 5))
     body_height = max(5, min(len(names) + 4, height - log_height))
+    shown = max(0, body_height - 4)
     title: Line = (
-        ("knobs", "title"),
+        ("knobs" if shown >= len(names) else f"knobs ({shown} of {len(names)})", "title"),
         (f"  version {frame.state.knobs_version}; ◆ not the default" if names else "", "muted"),
     )
     keys = frame.key("inspect"), frame.key("undo")
