@@ -18,7 +18,9 @@ from stepscope.engine import wire
 from stepscope.engine.access.sockets import KEY_VARIABLE
 from stepscope.engine.client import ControlClient, EngineUnreachable
 from stepscope.engine.commands import Pause, SamplingParams, Submit
+from stepscope.engine.endpoints import Endpoint
 from stepscope.engine.load import LoadGenerator, LoadReport
+from stepscope.tui.commands import keys as keys_command
 
 ENGINE = Path(__file__).parent / "simulated_engine.py"
 
@@ -207,10 +209,13 @@ def test_a_key_that_nobody_asks_for_is_said_to_be_of_no_use(
     )
     done = stepscope("snapshot", endpoint, "--key", key)
     assert done.exit_code == 0
-    assert done.stderr == (
-        f"stepscope: note: the engine at {endpoint} asks for no key; --key is not used\n"
-    )
+    note = f"stepscope: note: the engine at {endpoint} asks for no key; --key is not used\n"
+    assert done.stderr == note
     assert stepscope("snapshot", endpoint).stderr == ""
+    assert stepscope("audit", endpoint, "--key", key).stderr == note
+    monkeypatch.setattr(keys_command, "find_local", lambda: [Endpoint.parse(endpoint)])
+    assert stepscope("audit", "freeze", "--key", key).stderr == ""
+    assert stepscope("audit", str(tmp_path / "other"), "--key", key).stderr.count("note:") == 0
 
 
 def test_load_does_not_wait_for_an_engine_that_was_killed(

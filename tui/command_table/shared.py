@@ -49,7 +49,9 @@ def with_key(command: Callable[..., Any]) -> Callable[..., Any]:
         given = {name: arguments.pop(name) for name in _KEY_OPTIONS}
         use_key({name: value for name, value in given.items() if value is not None})
         if given["key"] is not None:
-            named = arguments.get("endpoints") or [arguments.get("endpoint")]
+            named = arguments.get("endpoints") or [
+                arguments.get("endpoint") or arguments.get("target")  # an engine or a file
+            ]
             note_unused_key([each for each in named if each])
         return command(**arguments)
 
