@@ -18,7 +18,7 @@ from typing import IO
 from mcap.data_stream import ReadDataStream
 from mcap.exceptions import McapError
 from mcap.opcode import Opcode
-from mcap.records import Header, Metadata, Statistics
+from mcap.records import Channel, Header, Metadata, Statistics
 
 from stepscope.engine import wire
 from stepscope.recordings.mcap_sink import CHUNK_HEAD, MAGIC, RECORD, UNFINISHED
@@ -36,6 +36,7 @@ TOPICS = (
 # Of our way to use MCAP: 1 had no packed steps and no checkpoints. Higher ones are refused.
 FORMAT_VERSION = 2
 
+_STEPS = frozenset((wire.TOPICS[wire.StepRecord].decode(), PACKED_STEP))
 _FOOTER = struct.Struct("<BQQQI")
 _CHUNK_INDEX = struct.Struct("<QQQQI")  # times, place and length of the chunk, size of a map
 _SEARCH_BYTES = 1 << 20
@@ -79,7 +80,7 @@ class McapIndex:
             as it was written.
         was_closed: it has a summary, be it damaged.
         num_lost_bytes: that belong to no record, in a file that was walked.
-        num_messages: as the summary has it.
+        num_messages, num_steps: as the summary has it.
     """
 
     profile: str | None = None  # None: cut before it
@@ -90,6 +91,7 @@ class McapIndex:
     was_closed: bool = True
     num_lost_bytes: int = 0
     num_messages: int | None = None
+    num_steps: int | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -197,6 +199,7 @@ def _read_summary(stream: IO[bytes], size: int, index: McapIndex) -> str | None:
 
 def _read_groups(summary: bytes, size: int, index: McapIndex) -> None:
     position = 0
+    step_channels: set[int] = set()
     while position < len(summary):
         opcode, length = RECORD.unpack_from(summary, position)
         position += RECORD.size
@@ -205,10 +208,17 @@ def _read_groups(summary: bytes, size: int, index: McapIndex) -> None:
             if offset + chunk_length > size:
                 raise ValueError("a chunk beyond the end of the file")
             index.chunks.append(ChunkPlace(offset, chunk_length, start_ns, end_ns))
-        elif opcode == Opcode.STATISTICS:
-            body = summary[position : position + length]
-            statistics = Statistics.read(ReadDataStream(io.BytesIO(body)))
-            index.num_messages = statistics.message_count
+        elif opcode in (Opcode.CHANNEL, Opcode.STATISTICS):
+            body = ReadDataStream(io.BytesIO(summary[position : position + length]))
+            if opcode == Opcode.CHANNEL:
+                channel = Channel.read(body)
+                if channel.topic in _STEPS:
+                    step_channels.add(channel.id)
+            else:  # which come after the channels
+                statistics = Statistics.read(body)
+                index.num_messages = statistics.message_count
+                counts = statistics.channel_message_counts
+                index.num_steps = sum(counts.get(each, 0) for each in step_channels)
         position += length
 
 

@@ -31,6 +31,7 @@ class Loss(NamedTuple):
 
     after_step: int | None  # None: from the beginning
     before_step: int | None  # None: to the end, however far that was
+    num_steps: int | None = None  # as the summary tells, of what lies at the beginning or the end
 
 
 @dataclass(slots=True)
@@ -145,6 +146,9 @@ def _copy(
         progress(place.end / size)
     if has_lost or not index.was_closed:
         report.losses.append(Loss(report.last_step, None))
+    if len(report.losses) == 1 and index.is_complete and index.num_steps is not None:
+        num_missing = index.num_steps - report.num_steps
+        report.losses = [report.losses[0]._replace(num_steps=num_missing)]
     if sink is not None:
         sink.finish()
         report.num_bytes = sink.num_bytes

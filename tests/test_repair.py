@@ -21,6 +21,7 @@ from stepscope.engine import wire
 from stepscope.engine.config import Knobs
 from stepscope.engine.simulated import SimulatedWorkload, simulate
 from stepscope.recordings import recording_file, samples
+from stepscope.recordings.history import History
 from stepscope.recordings.loaded_chunk import Frame
 from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.reader import Recording
@@ -28,6 +29,7 @@ from stepscope.recordings.recording_file import RecordingFile
 from stepscope.recordings.repair import default_output, repair, what_is_wrong
 from stepscope.recordings.verify import verify
 from stepscope.recordings.writer import RecordingWriter
+from stepscope.tui.commands.repair import summary
 
 MESSAGES = simulate(
     seed=11,
@@ -257,6 +259,38 @@ def test_a_repaired_file_is_whole_and_holds_all_that_could_be_read(
     assert (end_loss.after_step, end_loss.before_step) == (max(found), None)
     with open(output, "rb") as stream:
         assert sum(1 for _ in make_reader(stream, validate_crcs=True).iter_messages()) == len(kept)
+
+
+def test_steps_that_were_never_recorded_are_not_told_as_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording_file, "CHUNK_BYTES", 20_000)
+    history = History()
+    for sequence, message in MESSAGES[:200]:
+        history.append(sequence, message)
+    writer = RecordingWriter(tmp_path / "late.mcap")
+    writer.start(history.snapshot())
+    for sequence, message in MESSAGES[200:500]:
+        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+    writer.close()
+    with Recording(writer.path) as recording:
+        first, chunks = recording.first_step, recording.index.chunks
+        assert recording.index.num_steps == writer.num_steps
+        following = recording.steps_in(1)
+    assert first is not None
+    assert first > 100
+    assert following is not None
+    content = bytearray(writer.path.read_bytes())
+    content[chunks[0].offset + 60] ^= 0xFF
+    writer.path.write_bytes(content)
+    output = tmp_path / "new.mcap"
+    report = repair(writer.path, output, nothing)
+    lost = f"lost: {following[0] - first:,} steps ({first:,} to {following[0] - 1:,})"
+    assert lost in summary(report, output)
+    writer.path.write_bytes(content[: chunks[-1].end])  # without what told how many there were
+    output.unlink()
+    lines = summary(repair(writer.path, output, nothing), output)
+    assert f"lost: up to {following[0]:,} steps (0 to {following[0] - 1:,})" in lines
 
 
 def test_a_damaged_file_is_told_by_the_steps_that_are_missing_and_what_to_do(

@@ -66,12 +66,19 @@ def summary(report: RepairReport, target: Path) -> list[str]:
 def _loss(loss: Loss) -> str:
     if loss.before_step is None:
         end = "from the first step on" if loss.after_step is None else _after(loss.after_step)
-        return f"whatever came {end}"
-    first = 0 if loss.after_step is None else loss.after_step + 1
+        what = "whatever came" if loss.num_steps is None else f"{loss.num_steps:,} steps"
+        return f"{what} {end}"
+    upto = ""
+    if loss.after_step is not None:
+        first = loss.after_step + 1
+    elif loss.num_steps is not None:
+        first = loss.before_step - loss.num_steps
+    else:  # a recording begins at whichever step its engine was at
+        first, upto = 0, "up to "
     num_steps = loss.before_step - first
     if num_steps <= 0:
         return f"no step, but messages before step {loss.before_step:,}"
-    return f"{num_steps:,} steps ({first:,} to {loss.before_step - 1:,})"
+    return f"{upto}{num_steps:,} steps ({first:,} to {loss.before_step - 1:,})"
 
 
 def _after(step: int) -> str:
