@@ -96,6 +96,9 @@ async def test_marks_and_changes_ahead_are_on_the_bar_and_keys_go_to_them(
         assert "in memory" in shown(app)
         assert "behind" not in shown(app)
         await at("home", 0)
+        await pilot.press("6")
+        assert "in the file 2 later" in shown(app)
+        await pilot.press("1")
         await pilot.press("left_curly_bracket")
         await until(lambda: "no preemption before step 0 in memory" in shown(app), "silence")
 

@@ -92,6 +92,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     heading: Line = (
         (f"audit{count}", "title"),
         (f"  ms before→after, {EFFECT_S:g} s each{order}", "muted"),
+        (_in_file(frame), "text"),
         (_refused(frame), "breach"),
     )
     hint = ((f"{frame.key('inspect')} goes there", "muted"),)
@@ -187,6 +188,19 @@ def _audited(frame: Frame, entry: Audited) -> list[Cell]:
         (clean(who_text(entry), _WHO_WIDTH), "text"),
         (change_text(entry), style),
     ]
+
+
+def _in_file(frame: Frame) -> str:
+    """How many changes a replayed file has besides those up to the cursor in memory."""
+    if not frame.is_replay or frame.cursor is None:
+        return ""
+    listed = {change.effective_step for change in _changes(frame)}
+    others = {each.step for each in frame.landmarks if each.kind == "knobs"} - listed
+    num_before = sum(step <= frame.cursor for step in others)
+    counts = {"earlier": num_before, "later": len(others) - num_before}
+    told = ", ".join(f"{count:,} {when}" for when, count in counts.items() if count)
+    keys = f"{frame.key('previous_event')} {frame.key('next_event')}"
+    return f"; in the file {told} ({keys})" if told else ""
 
 
 def _refused(frame: Frame) -> str:
