@@ -59,7 +59,18 @@ def read_chunk(stream: IO[bytes], place: ChunkPlace) -> ChunkRecords:
         else:
             if len(records) == size and zlib.crc32(records) == checksum:
                 return ChunkRecords(records, False)
-    return ChunkRecords(_vouched(_decompressed(compressed)), True)
+    return ChunkRecords(_vouched(_decompressed(compressed)[0])[0], True)
+
+
+def was_overwritten(stream: IO[bytes], place: ChunkPlace) -> bool:
+    """Whether a chunk that has no end holds what was never written, and not only less.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    compressed = memoryview(read_chunk_bytes(stream, place))[CHUNK_HEAD.size :]
+    records, is_sound = _decompressed(compressed)
+    return not (is_sound and _vouched(records)[1])
 
 
 def read_chunk_bytes(stream: IO[bytes], place: ChunkPlace) -> bytes:
@@ -110,22 +121,25 @@ def first_messages(stream: IO[bytes], place: ChunkPlace) -> Iterator[RawMessage]
         found = found[end:]
 
 
-def _decompressed(compressed: memoryview) -> bytes:
-    """As far as it goes."""
+def _decompressed(compressed: memoryview) -> tuple[bytes, bool]:
+    """As far as it goes, and whether that is as far as there are bytes."""
     frame = zstandard.ZstdDecompressor().decompressobj()
     found = bytearray()
     for begin in range(0, len(compressed), _PIECE_BYTES):
         try:
             found += frame.decompress(compressed[begin : begin + _PIECE_BYTES])
         except zstandard.ZstdError:
-            break
+            return bytes(found), False
         if frame.eof or len(found) > MAX_CHUNK_BYTES:
             break
-    return bytes(found)
+    return bytes(found), True
 
 
-def _vouched(records: bytes) -> bytes:
-    """The records up to the last checkpoint whose checksum is that of all before it."""
+def _vouched(records: bytes) -> tuple[bytes, bool]:
+    """The records up to the last checkpoint whose checksum is that of all before it.
+
+    And whether no checkpoint after it says otherwise.
+    """
     checksum = position = end = 0
     for opcode, begin, length in _records(records):
         if opcode == CHECKPOINT and length == 4:
@@ -135,9 +149,9 @@ def _vouched(records: bytes) -> bytes:
                 int.from_bytes(records[begin + RECORD.size : begin + RECORD.size + 4], "little")
                 != checksum
             ):
-                break
+                return records[:end], False
             end = begin
-    return records[:end]
+    return records[:end], True
 
 
 def message_places(records: bytes) -> tuple["array[int]", "array[int]"]:

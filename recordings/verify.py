@@ -14,7 +14,7 @@ from stepscope.engine import wire
 from stepscope.engine.wire import EngineStatus, Mark, Snapshot, StepRecord, Telemetry
 from stepscope.recordings.block_ledger import BlockLedger
 from stepscope.recordings.loaded_chunk import KEYFRAME, Frame
-from stepscope.recordings.mcap_chunk import has_sound_head
+from stepscope.recordings.mcap_chunk import has_sound_head, was_overwritten
 from stepscope.recordings.mcap_index import read_index
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.strip import holds_tokens
@@ -157,7 +157,10 @@ def _check_chunk(recording: Recording, number: int, report: VerifyReport) -> Non
         place = recording.index.chunks[number]
         steps = recording.steps_in(number)
         kept = "nothing of it" if steps is None else f"steps {steps[0]:,} to {steps[1]:,} of it"
-        what = "was cut off" if place.is_cut else "is damaged"
+        what = "is damaged"
+        if place.is_cut:
+            with open(recording.opened_path, "rb") as stream:
+                what = what if was_overwritten(stream, place) else "was cut off"
         report.checksums.problem(
             f"chunk {number + 1} (byte {place.offset:,}, {place.length:,} bytes) {what}; {kept} "
             "can be read"

@@ -220,6 +220,20 @@ def test_one_bit_in_the_only_chunk_is_told_as_damage_not_as_a_file_without_an_en
             read(path)
 
 
+def test_a_zeroed_stretch_in_an_unfinished_chunk_is_damage_and_its_end_a_cut(
+    large: Written, tmp_path: Path
+) -> None:
+    path = tmp_path / "cut.mcap.part"
+    last = large.chunks[-1]
+    middle = last.offset + last.length // 2
+    content = bytearray(large.content[: last.end - 1000])
+    path.write_bytes(content)
+    assert "was cut off" in verify(path, nothing).checksums.problems[0]
+    content[middle : middle + 512] = bytes(512)
+    path.write_bytes(content)
+    assert "is damaged" in verify(path, nothing).checksums.problems[0]
+
+
 def test_a_file_that_is_whole_is_not_repaired(small: Written) -> None:
     assert what_is_wrong(small.path, nothing) is None
 
