@@ -552,7 +552,7 @@ async def test_the_session_before_a_restart_can_be_looked_at(source: Any) -> Non
         await pilot.press("left", "2")
         assert f"step {NUM_STEPS - 2} (follows cursor)" in screen_text(app)
         await pilot.press("L", "1")
-        assert "▐LIVE▌" in screen_text(app)
+        assert "▐LIVE idle▌" in screen_text(app)
         assert "no step yet" in screen_text(app)
 
 
