@@ -241,7 +241,7 @@ def test_time_between_steps_is_not_blamed_on_a_request() -> None:
         history.append(sequence, message)
     stall = history.stall(1)
     assert stall is not None
-    assert stall.cause == "idle"
+    assert stall.cause == "between"
     assert history.stall(0) is None
 
 
