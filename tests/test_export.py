@@ -38,8 +38,8 @@ from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.export.tables import Table
 from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.reader import Recording
-from stepscope.recordings.writer import RecordingWriter
 from stepscope.tui.cli import main
+from tests.seek_sessions import record
 
 NUM_STEPS = 900
 MESSAGES = simulate(
@@ -60,16 +60,6 @@ EVENTS = [
     if isinstance(message, StepRecord | EngineStatus)
     for event in message.events
 ]
-
-
-def record(path: Path, messages: list[tuple[int, Telemetry]]) -> Path:
-    writer = RecordingWriter(path)
-    writer.start()
-    for sequence, message in messages:
-        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
-    writer.close()
-    assert writer.error is None
-    return path
 
 
 @pytest.fixture(scope="module")

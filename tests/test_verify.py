@@ -8,12 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine import wire
 from stepscope.engine.config import Knobs
 from stepscope.engine.simulated import SimulatedWorkload, simulate
 from stepscope.engine.wire import Admitted, BlockMove, StepRecord, Telemetry
 from stepscope.recordings.verify import VerifyReport, verify
-from stepscope.recordings.writer import RecordingWriter
+from tests.seek_sessions import record
 
 Messages = list[tuple[int, Telemetry]]
 MESSAGES: Messages = simulate(
@@ -27,18 +26,8 @@ MESSAGES: Messages = simulate(
 )
 
 
-def recorded(path: Path, messages: Messages) -> Path:
-    writer = RecordingWriter(path)
-    writer.start()
-    for sequence, message in messages:
-        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
-    writer.close()
-    assert writer.error is None
-    return path
-
-
 def verified(path: Path, messages: Messages) -> VerifyReport:
-    return verify(recorded(path, messages), lambda share: None)
+    return verify(record(path, messages), lambda share: None)
 
 
 def changed(step: int, change: Callable[[StepRecord], Telemetry]) -> Messages:
@@ -141,7 +130,7 @@ def test_steps_out_of_order_and_times_that_run_backwards_are_found(tmp_path: Pat
 def test_the_command_says_it_in_a_table_or_as_json_and_ends_with_1(
     tmp_path: Path, stepscope: Callable[..., Any]
 ) -> None:
-    good = recorded(tmp_path / "good.mcap", MESSAGES)
+    good = record(tmp_path / "good.mcap", MESSAGES)
     cut = tmp_path / "cut.mcap"
     cut.write_bytes(good.read_bytes()[:-2000])
 
@@ -154,7 +143,7 @@ def test_the_command_says_it_in_a_table_or_as_json_and_ends_with_1(
     assert "700 steps (0 to 699)" in said
     assert said.endswith("all is well\n")
     no_steps = [each for each in MESSAGES if not isinstance(each[1], StepRecord)]
-    empty = recorded(tmp_path / "empty.mcap", no_steps[:2])
+    empty = record(tmp_path / "empty.mcap", no_steps[:2])
     code, said = run("verify", str(empty))
     assert code == 0
     assert said.endswith("nothing is wrong, but it holds no steps\n")
@@ -290,7 +279,7 @@ def test_an_export_of_steps_that_are_not_there_says_which_in_words(
     wanted: str,
 ) -> None:
     # From a gap on: the first of its steps is not step 0.
-    late = recorded(tmp_path / "late.mcap", [(n, m) for n, m in MESSAGES if n < 1 or n > 60])
+    late = record(tmp_path / "late.mcap", [(n, m) for n, m in MESSAGES if n < 1 or n > 60])
     output = str(tmp_path / "z.csv")
     done = stepscope("export", str(late), "--to", "csv", *steps, "-o", output)
     assert done.exit_code == 1
