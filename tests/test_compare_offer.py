@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable
 
 from stepscope.engine import wire
-from stepscope.recordings.compare.offer import Load, load_of
+from stepscope.recordings.compare.load import Load, load_of
 from stepscope.recordings.compare.requests import RequestRun
 from stepscope.recordings.compare.side import Side
 from stepscope.recordings.latency import SLO

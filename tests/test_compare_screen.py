@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from stepscope.recordings import samples
 from stepscope.recordings.compare.feed import Stretch
 from stepscope.recordings.compare.figures import Figure
-from stepscope.recordings.compare.offer import Load
+from stepscope.recordings.compare.load import Load
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.reader import Recording

@@ -11,7 +11,7 @@ from stepscope.recordings.compare.chance import rates_differ
 from stepscope.recordings.compare.figures import ALIKE, Figure, total_figures
 from stepscope.recordings.compare.latencies import latency_figures
 from stepscope.recordings.compare.like_work import like_work_figures
-from stepscope.recordings.compare.offer import Load, load_of
+from stepscope.recordings.compare.load import Load, load_of
 from stepscope.recordings.compare.requests import Matched, lived_in_both, matched, were_sent_twice
 from stepscope.recordings.compare.settings import Setting, differing_settings
 from stepscope.recordings.compare.side import Kind, Side

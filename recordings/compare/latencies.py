@@ -22,8 +22,8 @@ from stepscope.recordings.compare.figures import (
     judged,
     without_winner,
 )
-from stepscope.recordings.compare.offer import ALIKE as ALIKE_LOAD
-from stepscope.recordings.compare.offer import Load
+from stepscope.recordings.compare.load import ALIKE as ALIKE_LOAD
+from stepscope.recordings.compare.load import Load
 from stepscope.recordings.compare.side import Side
 from stepscope.recordings.compare.slices import Slice
 from stepscope.recordings.latency import LatencyKind

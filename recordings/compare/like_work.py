@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from stepscope.recordings.compare.effect import MIN_COVERED, NUM_STRETCHES, percentile_effect
 from stepscope.recordings.compare.figures import Figure, judged, without_winner
-from stepscope.recordings.compare.offer import Load
+from stepscope.recordings.compare.load import Load
 from stepscope.recordings.compare.side import Side
 from stepscope.recordings.compare.sliced import GapWork
 from stepscope.recordings.compare.slices import Slice, Stratum, num_waits

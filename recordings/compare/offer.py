@@ -1,28 +1,14 @@
-"""What two runs were given to do, and whether that was about the same. Pure functions.
+"""`Offer`: what a run was given to do, by what nobody's speed changes. Pure functions.
 
-A latency is made by the engine and by its load: under another load it says nothing about which of
-two engines, or of two settings, is better. The load is compared by what nobody's speed changes:
-requests, their prompts and the output they were after. Two runs of the same requests in the same
-time, or kept equally busy by clients that wait for their answers, had the same load. Of requests
-that come at random no two runs have the same, so there it counts whether both may have come at one
-rate; and who had less of nothing and was quicker is quicker under any load. What a prefix cache
-held before a run began is work that the run was spared; what it found of its own is its own merit.
+Requests, their prompts and the output they were after; and what a prefix cache spared it of them.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 from stepscope.recordings.compare.requests import RequestRun
 from stepscope.recordings.compare.side import Side
-
-ALIKE = 0.1  # a smaller difference in the load is none
-ALIKE_SHARE = 0.02  # of the prompts; less that one cache spared and another did not is nothing
-OTHER_HITS = 0.2  # the same, where the requests are others: they hit otherwise
-CHANCE = 0.5  # a smaller one may be chance, where requests that come at random would make it
-_CACHING = "enable_prefix_caching"
-_SURE = 1.96  # standard deviations
 
 
 class Sum(NamedTuple):
@@ -65,30 +51,6 @@ class Offer(NamedTuple):
         if self.computed is None or not self.prompt.total:
             return None
         return max(0.0, 1 - self.computed.total / self.prompt.total)
-
-
-class Load(NamedTuple):
-    """How the load of two runs compares.
-
-    Attributes:
-        is_same: both were given the same requests, or as many at a time.
-        difference: in a few words, as far as it is no small one.
-        is_chance: it may be, of requests that come at random.
-        more_a, more_b: how many times as much of anything one was given as the other, at most.
-        has_like_prompts: as much was computed of a prompt, about.
-    """
-
-    is_same: bool
-    difference: str | None
-    is_chance: bool
-    more_a: float
-    more_b: float
-    has_like_prompts: bool
-
-    @property
-    def other_work(self) -> str | None:
-        """How it differs by more than chance; None where it does not."""
-        return None if self.is_chance else self.difference
 
 
 RATES: Mapping[str, Callable[[Offer], Sum | None]] = MappingProxyType({
@@ -162,154 +124,3 @@ def _computed(runs: list[RequestRun]) -> Sum | None:
         return None
     found, scale = _sum(known), len(runs) / len(known)
     return Sum(found.total * scale, found.squares * scale)
-
-
-def load_of(a: Side, b: Side, *, is_one_session: bool) -> Load:
-    """How the load of both compares.
-
-    Args:
-        a, b: up to date (`Side.settle`).
-        is_one_session: both are parts of one session: what came in them is never the same.
-    """
-    left, right = offer_of(a), offer_of(b)
-    if a.knob_values.get(_CACHING) != b.knob_values.get(_CACHING):  # then hits are what it brought
-        left, right = left._replace(had_cache=False), right._replace(had_cache=False)
-    alike = _has_like_prompts(left, right)
-    more_a, more_b = _more(left, right), _more(right, left)
-    if not is_one_session and _same_requests(left, right):
-        found = [_other_pace(left, right), _spared(left, right, ALIKE_SHARE)]
-        differs = [part for part in found if part is not None]
-        if not differs:
-            return Load(True, None, is_chance=False, more_a=1.0, more_b=1.0, has_like_prompts=alike)
-        return Load(False, ", ".join(differs), is_chance=False, more_a=more_a, more_b=more_b,
-                    has_like_prompts=alike)  # fmt: skip
-    parts, is_other = _rates(left, right)
-    spared = _spared(left, right, OTHER_HITS)
-    if spared is not None and left.computed is not None and right.computed is not None:
-        parts.append(spared)
-        is_other = is_other or _is_other_rate(left, left.computed, right, right.computed)
-    if not left.requests.total and not right.requests.total and _is_other(
-        left.num_in_flight, right.num_in_flight
-    ):  # fmt: skip
-        parts.append(f"requests at a time {left.num_in_flight:,.1f}→{right.num_in_flight:,.1f}")
-        is_other = True
-    if _has_other_queue(left, right):
-        parts.append(f"in the queue to begin with {left.num_queued:,}→{right.num_queued:,}")
-        is_other = True
-    return Load(False, ", ".join(parts) or None, is_chance=bool(parts) and not is_other,
-                more_a=more_a, more_b=more_b, has_like_prompts=alike)  # fmt: skip
-
-
-def _rates(left: Offer, right: Offer) -> tuple[list[str], bool]:
-    """What came at another rate, and whether any of it is more than chance makes."""
-    parts, is_other = [], False
-    for label, of in RATES.items():
-        one, other = of(left), of(right)
-        if one is None or other is None:
-            continue
-        rate_a, rate_b = one.total / _time(left), other.total / _time(right)
-        if not _is_other(rate_a, rate_b):
-            continue
-        is_other = is_other or _is_other_rate(left, one, right, other)
-        digits = 0 if max(rate_a, rate_b) >= 19.5 else 1 if max(rate_a, rate_b) >= 0.95 else 2
-        change = f" ({rate_b / rate_a - 1:+.0%})" if rate_a else ""
-        parts.append(f"{label}/s {rate_a:,.{digits}f}→{rate_b:,.{digits}f}{change}")
-    return parts, is_other
-
-
-def _spared(a: Offer, b: Offer, least: float) -> str | None:
-    """What a cache that was filled before spared one of both, where that is no small part.
-
-    Args:
-        least: a smaller share of the prompts is none; other requests hit otherwise.
-    """
-    spared_a, spared_b = a.cached_share, b.cached_share
-    if spared_a is None or spared_b is None or abs(spared_a - spared_b) <= least:
-        return None
-    if not _is_other(1 - spared_a, 1 - spared_b) or not (a if spared_a > spared_b else b).had_cache:
-        return None
-    return f"{spared_a:.0%}→{spared_b:.0%} of the prompts came from the prefix cache"
-
-
-def _more(one: Offer, other: Offer) -> float:
-    """How many times as much of anything one was given, at most; 1 where nothing was more."""
-    found = 1.0
-    for of in RATES.values():
-        mine, others = of(one), of(other)
-        if mine is None or others is None or not mine.total:
-            continue
-        rate = mine.total / _time(one)
-        others_rate = others.total / _time(other)
-        found = max(found, rate / others_rate if others_rate else math.inf)
-    if _spared(one, other, ALIKE_SHARE) and one.computed is not None and other.computed is not None:
-        computed = one.computed.total / _time(one), other.computed.total / _time(other)
-        found = max(found, computed[0] / max(1e-9, computed[1]))
-    if one.requests.total and other.requests.total:
-        prompts = one.prompt.total / one.requests.total, other.prompt.total / other.requests.total
-        found = max(found, prompts[0] / max(1e-9, prompts[1]))
-    elif one.num_in_flight > other.num_in_flight:
-        found = max(found, one.num_in_flight / max(1e-9, other.num_in_flight))
-    if one.num_queued > other.num_queued and _has_other_queue(one, other):
-        return math.inf
-    return found
-
-
-def _has_other_queue(a: Offer, b: Offer) -> bool:
-    return abs(a.num_queued - b.num_queued) > ALIKE * max(a.num_all, b.num_all)
-
-
-def _has_like_prompts(a: Offer, b: Offer) -> bool:
-    """Whether about as much was computed of a prompt that came, as far as chance allows."""
-    tells = a.computed is not None and b.computed is not None
-    means, errors, lengths = [], [], []
-    for offer in (a, b):
-        number = offer.requests.total
-        if not number:
-            return False
-        prompt = offer.computed if tells and offer.computed is not None else offer.prompt
-        lengths.append(offer.prompt.total / number)
-        mean = prompt.total / number
-        means.append(mean)
-        errors.append(max(0.0, prompt.squares / number - mean * mean) / number)
-    apart = abs(means[0] - means[1])
-    if apart <= ALIKE * max(means) or apart <= ALIKE_SHARE * max(lengths):
-        return True
-    return apart <= _SURE * math.sqrt(sum(errors))
-
-
-def _same_requests(a: Offer, b: Offer) -> bool:
-    """Whether the requests themselves were about the same, no matter when they came."""
-    if not (a.is_whole and b.is_whole):
-        return False
-    if _is_other(a.num_all, b.num_all) or _is_other(a.all_prompt.total, b.all_prompt.total):
-        return False
-    if a.all_output is None or b.all_output is None:
-        return True
-    return not _is_other(a.all_output.total, b.all_output.total)
-
-
-def _other_pace(a: Offer, b: Offer) -> str | None:
-    """The same requests may have come in another time, and for another reason than slowness."""
-    apart_s = abs(a.span_s - b.span_s)
-    if apart_s <= ALIKE * max(a.span_s, b.span_s, min(a.seconds, b.seconds)):
-        return None
-    # Clients that wait for an answer send the next request later when the engine is slower.
-    if not _is_other(a.num_in_flight, b.num_in_flight):
-        return None
-    return f"the same requests within {a.span_s:,.1f}→{b.span_s:,.1f} s"
-
-
-def _is_other_rate(a: Offer, sum_a: Sum, b: Offer, sum_b: Sum) -> bool:
-    """Requests that come independently: their sums spread as the squares tell."""
-    rate_a, rate_b = sum_a.total / _time(a), sum_b.total / _time(b)
-    apart, larger = abs(rate_a - rate_b), max(rate_a, rate_b)
-    spread = (sum_a.squares / _time(a) ** 2 + sum_b.squares / _time(b) ** 2) ** 0.5
-    return apart > CHANCE * larger or apart > _SURE * spread
-
-
-def _time(offer: Offer) -> float:
-    return max(offer.seconds, 1e-9)
-
-
-def _is_other(a: float, b: float) -> bool:
-    return abs(a - b) > ALIKE * max(a, b)

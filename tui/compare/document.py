@@ -7,7 +7,7 @@ from typing import Any
 from stepscope.recordings.compare.columns import Align, stretches
 from stepscope.recordings.compare.comparison import Comparison, Work
 from stepscope.recordings.compare.figures import Figure
-from stepscope.recordings.compare.offer import Load
+from stepscope.recordings.compare.load import Load
 from stepscope.recordings.compare.points import Point
 from stepscope.recordings.compare.requests import Pair, RequestRun
 from stepscope.recordings.compare.side import Side
