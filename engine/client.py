@@ -171,9 +171,10 @@ class ControlClient:
         path = self.endpoint.path
         if path is not None and not path.exists():
             self._raise_if_starting()
-            raise EngineUnreachable(
-                f"no engine at {self.endpoint.control}: there is no such socket"
-            )
+            if not path.exists():  # it may listen since just now
+                raise EngineUnreachable(
+                    f"no engine at {self.endpoint.control}: there is no such socket"
+                )
         if isinstance(command, Change):
             again_s = again_s or CHANGE_AGAIN_S
             command = self._named(command)

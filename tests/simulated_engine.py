@@ -1,12 +1,14 @@
-"""A simulated engine behind real sockets, to be killed: `simulated_engine.py ENDPOINT [KEYS]`.
+"""A simulated engine behind real sockets: `simulated_engine.py ENDPOINT [KEYS [FILE]]`.
 
 Not a test. Like the fixture `live_engine`, in a process of its own and without torch. KEYS is
-a folder of authorised keys, for those addresses that need none.
+a folder of authorised keys, for those addresses that need none. With FILE it is still starting
+until that file is there.
 """
 
 import os
 import sys
 import time
+from pathlib import Path
 
 from stepscope.engine import dispatch
 from stepscope.engine.access.gate import gate_of, local_key
@@ -45,6 +47,8 @@ def main() -> None:
     limits = Limits(max_num_batched_tokens=2048, max_num_seqs=64, max_model_len=1024)
     keys = sys.argv[2] if len(sys.argv) > 2 else ""
     with gate_of(keys, endpoint) as gate, EndpointLock(endpoint, local_key(gate)):
+        while len(sys.argv) > 3 and not Path(sys.argv[3]).exists():
+            time.sleep(0.01)
         publisher = Publisher(endpoint.telemetry, ring_size=4096, gate=gate)
         core = EngineCore(
             simulated_info(limits, 256, 16, seed=os.getpid()),

@@ -24,7 +24,7 @@ from stepscope.engine.endpoints import (
 )
 from stepscope.engine.local_engines import called, starting_pid
 from stepscope.recordings.history import History
-from stepscope.tui.commands.connect import connect, receive
+from stepscope.tui.commands.connect import connect, hello, receive
 
 
 @pytest.fixture(autouse=True)
@@ -196,11 +196,11 @@ def test_what_waits_for_an_engine_that_starts_says_so_and_ends_when_that_is_gone
     lock = EndpointLock(endpoint, name="e1")
     lock.__enter__()
     with pytest.raises(EngineStarting):
-        connect(endpoint)
+        hello(endpoint)
     gone = threading.Timer(0.5, lock.__exit__, (None, None, None))
     gone.start()
     with pytest.raises(EngineUnreachable, match="no engine at"):
-        connect(endpoint, waits=True)
+        connect(endpoint)
     gone.join()
     said = capsys.readouterr().err
     assert said == f"e1 (pid {os.getpid()}) is still starting; waiting for it, Ctrl-C ends that\n"

@@ -58,28 +58,35 @@ def called_text(endpoint: Endpoint) -> str:
     return address if name == endpoint.name else f"{address} (called {name})"
 
 
-def connect(endpoint: Endpoint, waits: bool = False) -> ControlClient:
-    """A client of an engine that has answered.
-
-    Args:
-        waits: for one that is still starting, and says so.
+def connect(endpoint: Endpoint) -> ControlClient:
+    """A client of an engine that has answered; one that is still starting is waited for.
 
     Raises:
-        EngineStarting: it is still starting.
-        EngineUnreachable: nobody answers within two seconds; says who else would, on this machine.
+        EngineUnreachable: nobody answers within two seconds, nor is about to; says who else would,
+            on this machine.
     """
-    if not waits:
-        return _connect(endpoint)
+    was_starting = False
     with Progress() as progress:
         while True:
             try:
-                return _connect(endpoint)
+                return hello(endpoint)
             except EngineStarting as error:
+                was_starting = True
                 progress(f"{error}; waiting for it, Ctrl-C ends that", None)
-            time.sleep(_LOOK_S)
+                time.sleep(_LOOK_S)
+            except EngineUnreachable:
+                if not was_starting:
+                    raise
+                was_starting = False  # it may have begun to listen just after we had asked
 
 
-def _connect(endpoint: Endpoint) -> ControlClient:
+def hello(endpoint: Endpoint) -> ControlClient:
+    """As `connect`, without waiting.
+
+    Raises:
+        EngineStarting: it is still starting.
+        EngineUnreachable: as `connect`.
+    """
     client = ControlClient(endpoint, timeout_s=_HELLO_S)
     try:
         client.info()

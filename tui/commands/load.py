@@ -35,7 +35,7 @@ def load(
     spec = resolve(WorkloadSpec, "load", flags)
     _check_usage(trace, time_scale, limit, seconds, flags)
     rows = read_trace(trace, limit) if trace is not None else None
-    with connect(choose(endpoint, "stepscope load {}"), waits=True) as client:
+    with connect(choose(endpoint, "stepscope load {}")) as client:
         info = client.info()
         if reset_prefix_cache:
             done = client.ask(ResetPrefixCache(who=who()))

@@ -1,5 +1,6 @@
 """`stepscope top` and `stepscope replay`: the dashboard, of an engine or of a file."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from stepscope.recordings.reader import Recording
 from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.replay import MAX_SPEED, MIN_SPEED, ReplaySource
 from stepscope.recordings.subscriber import Subscriber
-from stepscope.tui.commands.connect import choose, connect, receive
+from stepscope.tui.commands.connect import choose, connect, hello, receive
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage, expected
 from stepscope.tui.commands.options import resolve
 from stepscope.tui.preferences import Preferences
@@ -45,6 +46,8 @@ def top(endpoints: Sequence[str], flags: Mapping[str, Any]) -> None:
     chosen = engines_to_show(endpoints)
     check_any(chosen)
     need_terminal("'stepscope record' and 'stepscope snapshot' work without one")
+    if len(chosen) == 1:
+        connect(chosen[0]).close()  # several show in their rows that they are still starting
     show_engines(chosen, settings, is_open=not named_engines(endpoints))
 
 
@@ -68,22 +71,21 @@ def engines_to_show(named: Sequence[str]) -> list[Endpoint]:
 
 
 def check_any(endpoints: Sequence[Endpoint]) -> None:
-    """That there is anything to see; of several engines some may be down.
-
-    A single one that is still starting is waited for.
+    """That there is, or will be, anything to see; of several engines some may be down.
 
     Raises:
-        EngineUnreachable: the only one does not answer.
+        EngineUnreachable: the only one does not answer, and is not starting.
         CommandFailed: none of several does.
     """
     if len(endpoints) == 1:
-        connect(endpoints[0], waits=True).close()
+        with contextlib.suppress(EngineStarting):
+            hello(endpoints[0]).close()
         return
     answers: SimpleQueue[str | None] = SimpleQueue()
 
     def ask(endpoint: Endpoint) -> None:
         try:
-            connect(endpoint).close()
+            hello(endpoint).close()
         except EngineStarting:
             answers.put(None)  # which its row says, until it has started
         except Exception as error:  # noqa: BLE001 - whatever it is: somebody waits for the answer
