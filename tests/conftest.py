@@ -35,12 +35,10 @@ from stepscope.engine.serve import Silent
 from stepscope.engine.simulated import (
     VOCAB_SIZE,
     CostModel,
-    SimulatedRunner,
     SimulatedWorkload,
     simulate,
     simulated_info,
 )
-from stepscope.engine.step import ScheduledStep, StepResult
 from stepscope.engine.telemetry import Publisher
 from stepscope.engine.token_teller import TokenTeller
 from stepscope.engine.tokenizer import TextStream
@@ -50,6 +48,7 @@ from stepscope.recordings.latency import SLO
 from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.source import FrameTap, SourceStatus
 from stepscope.tui.cli import main
+from tests.paced_runner import PacedRunner
 
 
 class Done(NamedTuple):
@@ -58,19 +57,6 @@ class Done(NamedTuple):
     exit_code: int
     stdout: str
     stderr: str
-
-
-class PacedRunner(SimulatedRunner):
-    """The simulated runner in real time: it sleeps as long as its cost model says."""
-
-    def clock(self) -> int:
-        return time.monotonic_ns()
-
-    def execute(self, step: ScheduledStep) -> StepResult:
-        launch_ns = time.monotonic_ns()
-        token_ids = super().execute(step).token_ids
-        time.sleep(self._cost.duration_ns(step) / 1e9)
-        return StepResult(token_ids, launch_ns=launch_ns, tokens_ns=time.monotonic_ns())
 
 
 class ByteCodec:

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from paced_runner import PacedRunner
+
 from stepscope.engine import dispatch
 from stepscope.engine.access.gate import gate_of, local_key
 from stepscope.engine.config import Knobs, Limits
@@ -22,24 +24,9 @@ from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.simulated import (
     VOCAB_SIZE,
     CostModel,
-    SimulatedRunner,
     simulated_info,
 )
-from stepscope.engine.step import ScheduledStep, StepResult
 from stepscope.engine.telemetry import Publisher
-
-
-class PacedRunner(SimulatedRunner):
-    """In real time, each step as long as the cost model says."""
-
-    def clock(self) -> int:
-        return time.monotonic_ns()
-
-    def execute(self, step: ScheduledStep) -> StepResult:
-        launch_ns = time.monotonic_ns()
-        token_ids = super().execute(step).token_ids
-        time.sleep(self._cost.duration_ns(step) / 1e9)
-        return StepResult(token_ids, launch_ns=launch_ns, tokens_ns=time.monotonic_ns())
 
 
 def main() -> None:

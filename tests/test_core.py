@@ -1,7 +1,7 @@
 """The loop: a record for every step, nothing lost when one fails, same input, same bytes."""
 
 from stepscope.engine import dispatch
-from stepscope.engine.commands import AnyReply, Output, SamplingParams, Submit
+from stepscope.engine.commands import Output, SamplingParams, Submit
 from stepscope.engine.config import Knobs, Limits
 from stepscope.engine.core import EngineCore
 from stepscope.engine.inbox import Call
@@ -29,27 +29,9 @@ from stepscope.engine.wire import (
     StepRecord,
     Telemetry,
 )
+from tests.core_ends import Client, Sink
 
 BUSY = SimulatedWorkload(rate=20.0, output_tokens=80)
-
-
-class Listener:
-    def __init__(self) -> None:
-        self.replies: list[AnyReply] = []
-
-    def reply(self, message: AnyReply) -> None:
-        self.replies.append(message)
-
-
-class Collected:
-    def __init__(self) -> None:
-        self.next_sequence = 0
-        self.num_dropped = 0
-        self.messages: list[Telemetry] = []
-
-    def publish(self, message: Telemetry) -> None:
-        self.next_sequence += 1
-        self.messages.append(message)
 
 
 def steps_of(messages: list[tuple[int, Telemetry]]) -> list[StepRecord]:
@@ -121,12 +103,12 @@ def test_flags_mark_first_tokens_and_resumed_requests() -> None:
         preempted |= {e.request_id for e in record.events if isinstance(e, Preempted)}
 
 
-def make_core(runner: SimulatedRunner) -> tuple[EngineCore, Collected]:
+def make_core(runner: SimulatedRunner) -> tuple[EngineCore, Sink]:
     limits = Limits(max_num_batched_tokens=512, max_num_seqs=8, max_model_len=256)
     scheduler = Scheduler(
         KVCacheManager(64, 16), Knobs(max_num_batched_tokens=512, max_num_seqs=8), limits
     )
-    sink = Collected()
+    sink = Sink()
     info = simulated_info(limits, 64, 16, seed=0)
     return EngineCore(info, runner, scheduler, limits, sink, dispatch.apply), sink
 
@@ -150,7 +132,7 @@ def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on() -> None:
 
     runner = Failing(CostModel())
     core, sink = make_core(runner)
-    victim, next_one = Listener(), Listener()
+    victim, next_one = Client(), Client()
     core.inbox.put(Call(request(4), victim, list(range(40))))
     assert core.step()
     assert isinstance(victim.replies[-1], Output)
@@ -172,16 +154,16 @@ def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on() -> None:
 def test_without_telemetry_the_engine_serves_all_the_same() -> None:
     core, _ = make_core(SimulatedRunner(CostModel()))
     core.sink = None
-    listener = Listener()
+    listener = Client()
     core.inbox.put(Call(request(4), listener, list(range(40))))
     while core.step():
         pass
-    assert [o.num_output_tokens for o in listener.replies if isinstance(o, Output)] == [1, 2, 3, 4]
+    assert [output.num_output_tokens for output in listener.outputs] == [1, 2, 3, 4]
 
 
 def test_a_snapshot_repeats_nothing_that_a_later_message_tells() -> None:
     core, sink = make_core(SimulatedRunner(CostModel()))
-    core.inbox.put(Call(request(3), Listener(), list(range(40))))
+    core.inbox.put(Call(request(3), Client(), list(range(40))))
     core.step()
     snapshot = core.snapshot()
     assert snapshot.sequence == sink.next_sequence - 1

@@ -55,40 +55,10 @@ from stepscope.recordings.explain import Explainer
 from stepscope.recordings.history import History
 from stepscope.recordings.verify import verify
 from stepscope.recordings.writer import RecordingWriter
+from tests.core_ends import Client, Sink
 
 LIMITS = Limits(max_num_batched_tokens=512, max_num_seqs=8, max_model_len=256)
 BUSY = SimulatedWorkload(rate=20.0, output_tokens=80)
-
-
-class Client:
-    def __init__(self) -> None:
-        self.replies: list[AnyReply] = []
-
-    def reply(self, message: AnyReply) -> None:
-        self.replies.append(message)
-
-    @property
-    def outputs(self) -> list[Output]:
-        return [reply for reply in self.replies if isinstance(reply, Output)]
-
-    @property
-    def tokens(self) -> list[int]:
-        return [token for output in self.outputs for token in output.token_ids]
-
-
-class Sink:
-    def __init__(self) -> None:
-        self.next_sequence = 0
-        self.num_dropped = 0
-        self.messages: list[Telemetry] = []
-
-    def publish(self, message: Telemetry) -> None:
-        self.next_sequence += 1
-        self.messages.append(wire.decode(wire.encode(message)))
-
-    @property
-    def records(self) -> list[StepRecord]:
-        return [message for message in self.messages if isinstance(message, StepRecord)]
 
 
 class Engine:

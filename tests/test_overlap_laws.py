@@ -21,7 +21,6 @@ from stepscope.engine.commands import (
     AnyReply,
     Command,
     GetSnapshot,
-    Output,
     ResetPrefixCache,
     SamplingParams,
     SetKnobs,
@@ -42,10 +41,10 @@ from stepscope.engine.wire import (
     Preempted,
     Snapshot,
     StepRecord,
-    Telemetry,
 )
 from stepscope.recordings.block_ledger import BlockLedger
 from stepscope.recordings.session import SessionState
+from tests.core_ends import Client, Sink
 
 MAX_MODEL_LEN = 48
 STOP_TOKEN = 3
@@ -275,25 +274,6 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-class Asker:
-    def __init__(self) -> None:
-        self.replies: list[AnyReply] = []
-
-    def reply(self, message: AnyReply) -> None:
-        self.replies.append(message)
-
-
-class Sink:
-    def __init__(self) -> None:
-        self.next_sequence = 0
-        self.num_dropped = 0
-        self.messages: list[Telemetry] = []
-
-    def publish(self, message: Telemetry) -> None:
-        self.messages.append(wire.decode(wire.encode(message)))
-        self.next_sequence += 1
-
-
 class Run:
     """A case from its first arrival to its last token."""
 
@@ -312,8 +292,8 @@ class Run:
             dispatch.apply,
             overlap=overlap,
         )
-        self.askers = [Asker() for _ in case.arrivals]
-        self.desk = Asker()
+        self.askers = [Client() for _ in case.arrivals]
+        self.desk = Client()
         self.answers: list[tuple[int, AnyReply]] = []  # to changes, with the records until then
 
     def run(self) -> None:
@@ -331,7 +311,7 @@ class Run:
             turn += 1
         core.snapshots.serve(at_once=True)
 
-    def commands(self, turn: int) -> Iterator[tuple[Command, Asker]]:
+    def commands(self, turn: int) -> Iterator[tuple[Command, Client]]:
         case = self.case
         for arrival, asker in zip(case.arrivals, self.askers, strict=True):
             if arrival.turn == turn:
@@ -356,15 +336,13 @@ class Run:
 
     @property
     def records(self) -> list[StepRecord]:
-        return [message for message in self.sink.messages if isinstance(message, StepRecord)]
+        return self.sink.records
 
     def outputs(self) -> list[tuple[list[int], str | None]]:
         found = []
         for asker in self.askers:
-            outputs = [reply for reply in asker.replies if isinstance(reply, Output)]
-            assert all(output.finish_reason is None for output in outputs[:-1])
-            tokens = [token for output in outputs for token in output.token_ids]
-            found.append((tokens, outputs[-1].finish_reason))
+            assert all(output.finish_reason is None for output in asker.outputs[:-1])
+            found.append((asker.tokens, asker.outputs[-1].finish_reason))
         return found
 
     def check_outputs(self) -> None:

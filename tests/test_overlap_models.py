@@ -15,7 +15,6 @@ import torch
 
 from stepscope.engine import dispatch
 from stepscope.engine.commands import (
-    AnyReply,
     Output,
     PositionLogprobs,
     SamplingParams,
@@ -32,7 +31,8 @@ from stepscope.engine.runner import ModelRunner
 from stepscope.engine.sampler import Sampler
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.simulated import simulated_info
-from stepscope.engine.wire import Preempted, StepRecord, Telemetry
+from stepscope.engine.wire import Preempted, StepRecord
+from tests.core_ends import Client, Sink
 
 LIMITS = Limits(max_num_batched_tokens=1024, max_num_seqs=16, max_model_len=256)
 NUM_OUTPUT = 24
@@ -71,30 +71,6 @@ def served(
     return Served(runner, prompts, [generate(prompt, NUM_OUTPUT) for prompt in prompts])
 
 
-class Client:
-    def __init__(self) -> None:
-        self.outputs: list[Output] = []
-
-    def reply(self, message: AnyReply) -> None:
-        if isinstance(message, Output):
-            self.outputs.append(message)
-
-    @property
-    def tokens(self) -> list[int]:
-        return [token for output in self.outputs for token in output.token_ids]
-
-
-class Sink:
-    def __init__(self) -> None:
-        self.next_sequence = 0
-        self.num_dropped = 0
-        self.messages: list[Telemetry] = []
-
-    def publish(self, message: Telemetry) -> None:
-        self.next_sequence += 1
-        self.messages.append(message)
-
-
 class Engine:
     def __init__(
         self, runner: ModelRunner, overlap: bool, num_blocks: int = 128, **knobs: object
@@ -130,7 +106,7 @@ class Engine:
 
     @property
     def records(self) -> list[StepRecord]:
-        return [message for message in self.sink.messages if isinstance(message, StepRecord)]
+        return self.sink.records
 
     @property
     def num_ahead(self) -> int:

@@ -1,0 +1,40 @@
+"""What stands at both ends of an `EngineCore` in a test: a client, and a sink of its telemetry."""
+
+from stepscope.engine import wire
+from stepscope.engine.commands import AnyReply, Output
+from stepscope.engine.wire import StepRecord, Telemetry
+
+
+class Client:
+    """Keeps what it is answered."""
+
+    def __init__(self) -> None:
+        self.replies: list[AnyReply] = []
+
+    def reply(self, message: AnyReply) -> None:
+        self.replies.append(message)
+
+    @property
+    def outputs(self) -> list[Output]:
+        return [reply for reply in self.replies if isinstance(reply, Output)]
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for output in self.outputs for token in output.token_ids]
+
+
+class Sink:
+    """Keeps messages as a subscriber gets them."""
+
+    def __init__(self) -> None:
+        self.next_sequence = 0
+        self.num_dropped = 0
+        self.messages: list[Telemetry] = []
+
+    def publish(self, message: Telemetry) -> None:
+        self.messages.append(wire.decode(wire.encode(message)))
+        self.next_sequence += 1
+
+    @property
+    def records(self) -> list[StepRecord]:
+        return [message for message in self.messages if isinstance(message, StepRecord)]

@@ -1,0 +1,19 @@
+"""`PacedRunner`: the simulated runner in real time."""
+
+import time
+
+from stepscope.engine.simulated import SimulatedRunner
+from stepscope.engine.step import ScheduledStep, StepResult
+
+
+class PacedRunner(SimulatedRunner):
+    """It sleeps as long as its cost model says."""
+
+    def clock(self) -> int:
+        return time.monotonic_ns()
+
+    def execute(self, step: ScheduledStep) -> StepResult:
+        launch_ns = time.monotonic_ns()
+        token_ids = super().execute(step).token_ids
+        time.sleep(self._cost.duration_ns(step) / 1e9)
+        return StepResult(token_ids, launch_ns=launch_ns, tokens_ns=time.monotonic_ns())
