@@ -6,6 +6,7 @@ The views are pure functions of a frame, so that a test can make one and read th
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from stepscope.engine.wire import StepRecord
 from stepscope.recordings.causes import Late
@@ -25,6 +26,7 @@ from stepscope.tui.latency_windows import LatencyWindows
 from stepscope.tui.view import View
 
 LATENCY_WINDOW_S = 60.0
+_EVENTS_S = 0.5  # between two looks at the log of a live picture
 _REFRESH_S = 1.0  # of what is too dear, or too restless to read, ten times a second
 NOTABLE = frozenset({"preempt", "abort", "reject", "knobs", "slo", "gap", "mark", "engine"})
 
@@ -101,6 +103,13 @@ class Frame:
         return None if summary is None else self.history.wall_ns(summary.tokens_ns)
 
 
+class _Taken(NamedTuple):
+    """Of what moment a part of a frame is, and when a newer one may be taken."""
+
+    of: object
+    due_s: float
+
+
 class FrameBuilder:
     """Makes frames; keeps what is dear between them. Belongs to the UI thread.
 
@@ -130,6 +139,9 @@ class FrameBuilder:
         self._figures_mode: tuple[bool, str | None, bool] = (True, None, False)
         self._figures_at: int | None = None
         self._figures_due_s = 0.0
+        self._figures_taken: _Taken | None = None
+        self._events_taken: _Taken | None = None
+        self._built_of: object = None  # the last frame
         self._recent: tuple[object, list[SessionEvent]] | None = None
         self._landmarks: tuple[object, list[SessionEvent]] | None = None
 
@@ -138,9 +150,19 @@ class FrameBuilder:
         """Something is being worked out that the next frame may show."""
         return self._windows.is_busy
 
+    @property
+    def is_behind(self) -> bool:
+        """Figures or events of the last frame were older than the rest of it, and are due now."""
+        now_s = self._clock()
+        return any(
+            taken is not None and taken.of != self._built_of and now_s >= taken.due_s
+            for taken in (self._figures_taken, self._events_taken)
+        )
+
     def build(self, view: View, num_columns: int, num_lanes: int, num_events: int) -> Frame:
         """The picture as of now, for a chart of so many columns and lanes."""
         history = self._history
+        self._built_of = view.cursor if view.cursor is not None else (history.version,)
         first_step, last_step, newest_state = history.newest
         if view.cursor is not None and first_step is not None and last_step is not None:
             # Old steps are forgotten while somebody looks at them.
@@ -215,6 +237,7 @@ class FrameBuilder:
             now_s = self._clock()
             took_s = now_s - start_s
             self._figures_due_s = now_s + (max(_REFRESH_S, 150 * took_s) if view.live else took_s)
+            self._figures_taken = _Taken(self._built_of, self._figures_due_s)
         return self._figures
 
     def _waiting_trend(self, cursor: int | None, state: SessionState) -> int:
@@ -228,7 +251,7 @@ class FrameBuilder:
 
     def _events(self, view: View, num_events: int) -> list[SessionEvent]:
         """The last ones up to the cursor; frequent kinds never crowd out the rare ones."""
-        second = round(self._clock() * 2) if view.live else 0
+        second = round(self._clock() / _EVENTS_S) if view.live else 0
         when: object = (view.cursor, second, num_events, len(self._history.marks))
         if self._recent is not None and self._recent[0] == when:
             return self._recent[1]
@@ -244,6 +267,7 @@ class FrameBuilder:
                 found += self._history.events(view.cursor, limit, kinds)
         found.sort(key=lambda event: event.step)
         self._recent = (when, found)
+        self._events_taken = _Taken(self._built_of, self._clock() + _EVENTS_S)
         return found
 
     def _scrub_marks(self) -> list[SessionEvent]:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from stepscope.recordings.latency import SLO
 from stepscope.tui.theme import Skin, ThemeName
 
 if TYPE_CHECKING:
@@ -38,3 +39,14 @@ def frames(screen: "MainScreen", change: int) -> None:
 def own_load(screen: "MainScreen") -> None:
     screen.view.own_load = not screen.view.own_load
     screen.session.preferences.set("own_load", screen.view.own_load)
+
+
+def use_levels(screen: "MainScreen", slo: SLO) -> None:
+    """Other service levels, for all engines of this dashboard."""
+    session = screen.session
+    for history in {session.history, *(each.history for each in session.desk.fleet.sources)}:
+        history.set_slo(slo)
+    screen.scene.forget()
+    session.preferences.set("slo_ttft_ms", slo.ttft_ms)
+    session.preferences.set("slo_itl_ms", slo.itl_ms)
+    screen.draw()

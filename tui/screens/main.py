@@ -10,7 +10,6 @@ from textual.screen import Screen
 from textual.timer import Timer
 
 from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO
 from stepscope.tui.actions import BY_ID
 from stepscope.tui.frame import Frame
 from stepscope.tui.frame_meter import FrameMeter
@@ -21,6 +20,7 @@ from stepscope.tui.operator import Operator
 from stepscope.tui.screens import mouse, status
 from stepscope.tui.screens.canvas import Canvas
 from stepscope.tui.screens.changed_lines import may_write, write_changed
+from stepscope.tui.screens.drawn import Drawn
 from stepscope.tui.screens.failures import Failures
 from stepscope.tui.screens.scene import Scene
 from stepscope.tui.screens.seeking import Seeking
@@ -32,7 +32,6 @@ log = logging.getLogger("stepscope.tui")
 
 DEFAULT_FPS, SSH_FPS = 10.0, 5.0
 MIN_FPS, MAX_FPS = 1.0, 60.0
-_SLOW_S = 0.6  # between two drawings of what is read rather than watched
 
 
 class MainScreen(Screen[None]):
@@ -68,10 +67,8 @@ class MainScreen(Screen[None]):
         self._timer: Timer | None = None
         self._seeking = Seeking(self, self._replay, session.clock)
         self._is_put_off = False  # all of it is to be written with the next picture
-        self._drawn: object = None
+        self._drawn = Drawn(session.clock)
         self.is_shown = True  # not that of another engine
-        self._all_drawn_s = 0.0
-        self._is_partial = False  # the last frame left the slow views out
         self._failure: str | None = None
         from stepscope.tui.screens.handlers import bindings, handlers
 
@@ -111,16 +108,6 @@ class MainScreen(Screen[None]):
         """The one that is shown: that of the session, or the one before a restart."""
         return self.scene.history
 
-    def use_levels(self, slo: SLO) -> None:
-        """Other service levels, for all engines of this dashboard."""
-        session = self.session
-        for history in {session.history, *(each.history for each in session.desk.fleet.sources)}:
-            history.set_slo(slo)
-        self.scene.forget()
-        session.preferences.set("slo_ttft_ms", slo.ttft_ms)
-        session.preferences.set("slo_itl_ms", slo.itl_ms)
-        self.draw()
-
     def _key(self, action_id: str) -> str:
         return self.session.abilities.key(action_id)
 
@@ -148,8 +135,7 @@ class MainScreen(Screen[None]):
         if self._seeking.is_about_to_end:
             return
         session = self.session
-        now_s = session.clock()
-        current = status.seen(session, self.operator, self.view, now_s)
+        seen = status.seen(session, self.operator, self.view)
         self.operator.take_answers()
         for news in (session.preferences.news(), session.exports.news()):
             if news is not None:
@@ -157,22 +143,20 @@ class MainScreen(Screen[None]):
         if (said := self.news()) is not None:
             self.notices.say(said)
         self._show_notice()
-        is_due = now_s - self._all_drawn_s >= _SLOW_S
-        is_new = current != self._drawn or self.operator.pending or self.scene.is_busy
-        # What has changed is also shown by the views that were left out, be it the last change.
-        if is_new or (is_due and self._is_partial):
-            self._drawn = current
+        is_busy = self.operator.pending or self.scene.is_busy or self.scene.is_behind
+        if is_busy or not self._drawn.is_like(seen):
             is_moved = self.frame is None or self.frame.status != session.source.status
             is_first = self.frame is not None and self.frame.last_step is None
             is_moved |= is_first and self.history.last_step is not None
             is_whole = self.view.page in ("fleet", "compare")
-            self.draw(everything=is_due or is_moved or is_whole)
+            self.draw(everything=self._drawn.is_due or is_moved or is_whole)
         else:
             self._write()
 
     def draw(self, everything: bool = True) -> None:
         """A frame, now; the views that need not move ten times a second only with `everything`."""
         failed_before, self._failure = self._failure, None
+        self._drawn.note(status.seen(self.session, self.operator, self.view))
         try:
             with self.meter.drawing():
                 self._draw(everything or not self.view.live)
@@ -223,9 +207,7 @@ class MainScreen(Screen[None]):
             frame = self.new_frame()
             if canvas.fit(frame):
                 frame = self.new_frame()
-        self._is_partial = not everything
-        if everything:
-            self._all_drawn_s = self.session.clock()
+        self._drawn.note_views(everything)
         load = self.meter.load() if self.view.own_load else None
         connection = status.connection(self.session, self.history, self.fps, load)
         pending = self.operator.pending

@@ -7,6 +7,7 @@ from stepscope.tui.export.choices import folder_for, ranges_of, recording_of
 from stepscope.tui.export.order import ExportOrder
 from stepscope.tui.lane_rows import FilterError, lane_filter
 from stepscope.tui.operator import BUDGET
+from stepscope.tui.screens import look_handlers
 from stepscope.tui.screens.help import HelpPage
 from stepscope.tui.screens.knob_editor import KnobChange, KnobEditor
 from stepscope.tui.screens.palette import Palette
@@ -175,7 +176,7 @@ def service_levels(screen: "MainScreen") -> None:
 
     def use(text: str | None) -> None:
         if text is not None:
-            screen.use_levels(parse_levels(text, now))
+            look_handlers.use_levels(screen, parse_levels(text, now))
 
     text = f"ttft={now.ttft_ms:g} itl={now.itl_ms:g}"
     screen.app.push_screen(Prompt(screen.skin, "service levels in ms:", text, check), use)

@@ -48,6 +48,11 @@ class Scene:
         """Something is being worked out that the next frame may show."""
         return self._builder.is_busy
 
+    @property
+    def is_behind(self) -> bool:
+        """The next frame would show something newer, though nothing has changed since the last."""
+        return self._builder.is_behind
+
     def frame(self) -> Frame:
         """What there is to see now."""
         session, view, canvas = self._session, self._view, self._canvas

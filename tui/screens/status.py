@@ -39,9 +39,10 @@ def standing(
     return lines
 
 
-def seen(session: Session, operator: Operator, view: View, now_s: float) -> object:
+def seen(session: Session, operator: Operator, view: View) -> object:
     """Something else whenever there is something else to draw."""
-    switch = session.record_switch
+    switch, now_s = session.record_switch, session.clock()
+    replay = replay_of(session.source)
     news: object = session.history.version
     if view.page == "fleet":
         news = round(now_s / LOOK_S)
@@ -52,6 +53,7 @@ def seen(session: Session, operator: Operator, view: View, now_s: float) -> obje
         astuple(view),
         session.source.status,
         session.source.error,
+        None if replay is None else len(replay.file_events.found),
         session.background_error,
         operator.pending,
         round(now_s) if switch is not None and switch.active else round(now_s / 4),

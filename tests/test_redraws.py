@@ -1,0 +1,75 @@
+"""A picture is drawn once for what there is to see, and again as soon as there is more."""
+
+from collections.abc import Callable
+from typing import Any
+
+from stepscope.tui.app import Dashboard
+from stepscope.tui.frame import FrameBuilder
+from stepscope.tui.view import View
+
+
+class Drawings:
+    """Counts what a dashboard draws."""
+
+    def __init__(self, app: Dashboard) -> None:
+        self.number = 0
+        self._draw = app.main.canvas.draw
+        app.main.canvas.draw = self._count  # type: ignore[method-assign]
+
+    def _count(self, *args: Any) -> None:
+        self.number += 1
+        self._draw(*args)
+
+
+async def test_what_a_key_has_drawn_is_not_drawn_again_by_the_next_frame(
+    still_source: Callable[..., Any],
+) -> None:
+    source, now_s = still_source(), [100.0]
+    app = Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: now_s[0])
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("space")
+        drawings = Drawings(app)
+        await pilot.press("left")
+        assert drawings.number == 1
+        for _ in range(3):
+            now_s[0] += 0.1
+            app.main.draw_if_changed()
+        assert drawings.number == 1
+        app.main.view.change_zoom(1)  # whatever it is that changes
+        app.main.draw_if_changed()
+        assert drawings.number == 2
+
+
+async def test_figures_that_were_too_young_to_be_taken_again_are_taken_without_anything_new(
+    still_source: Callable[..., Any],
+) -> None:
+    history, now_s = still_source().history, [100.0]
+    builder, view = FrameBuilder(history, clock=lambda: now_s[0]), View()
+    before = builder.build(view, 80, 10, 8)
+    assert not builder.is_behind
+    history.rewind(history.last_step - 100)
+    now_s[0] += 0.1
+    frame = builder.build(view, 80, 10, 8)
+    assert frame.last_step == before.last_step - 100
+    assert (frame.latency, frame.events) == (before.latency, before.events)  # for now
+    assert not builder.is_behind, "it cannot be taken yet: no reason to draw"
+    now_s[0] += 1.0
+    assert builder.is_behind
+    frame = builder.build(view, 80, 10, 8)
+    assert frame.latency == history.latency(None, 60.0)
+    assert frame.events[-1].step <= frame.last_step
+    assert not builder.is_behind
+    now_s[0] += 5.0
+    assert not builder.is_behind
+
+
+async def test_an_idle_dashboard_draws_hardly_at_all(still_source: Callable[..., Any]) -> None:
+    source, now_s = still_source(), [100.0]
+    app = Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: now_s[0])
+    async with app.run_test(size=(120, 40)):
+        app.main.draw()
+        drawings = Drawings(app)
+        for _ in range(100):  # ten seconds at ten frames a second
+            now_s[0] += 0.1
+            app.main.draw_if_changed()
+        assert drawings.number <= 8  # ages are told every four seconds
