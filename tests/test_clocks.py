@@ -14,6 +14,7 @@ from stepscope.engine.wire import Arrived, EngineInfo, EngineStatus, StepRecord,
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.tui.app import Dashboard
+from tests.screen_text import main_text
 
 HOUR_NS = 3600 * 10**9
 NUM_STEPS, JUMP_AT = 300, 200
@@ -159,13 +160,11 @@ async def test_the_dashboard_says_what_happened_and_goes_on(
             source.history.append(sequence, message)
         for page in "123456":
             await pilot.press(page, "L", "left")
-            shown = "\n".join(strip.text for strip in app.main._compositor.render_strips())
+            shown = main_text(app)
             assert "failed" not in shown
         await pilot.press("1", "t", "L")
-        shown = "\n".join(strip.text for strip in app.main._compositor.render_strips())
+        shown = main_text(app)
         assert "clock went back" in shown
         assert f"step {NUM_STEPS - 1}" in shown
         await pilot.press("p")
-        assert "▐BEFORE THE RESTART▌" in "\n".join(
-            strip.text for strip in app.main._compositor.render_strips()
-        )
+        assert "▐BEFORE THE RESTART▌" in main_text(app)

@@ -28,6 +28,7 @@ from stepscope.tui.theme import Skin
 from stepscope.tui.view import View
 from stepscope.tui.widgets import compare_page
 from stepscope.tui.widgets.lines import Line
+from tests.screen_text import screen_text
 
 SAMPLES = Path(samples.__file__).parent
 SIZES = [(80, 20), (80, 24), (120, 40), (200, 60), (60, 15), (30, 5), (1, 1), (300, 90)]
@@ -35,10 +36,6 @@ SIZES = [(80, 20), (80, 24), (120, 40), (200, 60), (60, 15), (30, 5), (1, 1), (3
 
 def text(lines: list[Line]) -> list[str]:
     return ["".join(run for run, _ in line) for line in lines]
-
-
-def screen_text(app: Dashboard) -> str:
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
 def page_of(app: Dashboard) -> ComparePage:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -31,6 +31,7 @@ from stepscope.engine.commands import (
 from stepscope.engine.intake import Intake, num_chars
 from stepscope.engine.submissions import LONG_TEXT
 from stepscope.engine.wire import Aborted, KnobsChanged, Rejected, StepRecord, TelemetryMessage
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -80,13 +81,6 @@ def published(live_engine, client: ControlClient) -> list[TelemetryMessage]:  # 
             return messages
         messages += [wire.decode(frame.payload) for frame in replayed.frames]
         sequence = replayed.frames[-1].sequence + 1
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.005)
 
 
 def test_a_request_streams_one_output_a_token_and_ends_with_a_reason(client: ControlClient) -> None:

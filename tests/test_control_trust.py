@@ -4,7 +4,6 @@ import math
 import socket
 import struct
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -51,6 +50,7 @@ from stepscope.recordings.reader import Recording
 from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui.cli import main
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -100,13 +100,6 @@ def trail(client: ControlClient) -> list[Audited]:
     page = client.ask(GetAudit())
     assert isinstance(page, AuditPage)
     return page.entries
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.005)
 
 
 # Once

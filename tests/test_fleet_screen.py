@@ -13,6 +13,7 @@ from stepscope.tui.actions import ACTIONS
 from stepscope.tui.app import Dashboard
 from stepscope.tui.fleet_desk import SORTS, natural
 from stepscope.tui.widgets import fleet_columns, fleet_page
+from tests.screen_text import screen_text
 
 SIZES = [(80, 20), (80, 24), (120, 40), (200, 60)]
 
@@ -51,10 +52,6 @@ def dashboard(sources: list[Any], looks: int = 20, **options: Any) -> Dashboard:
         fleet=fleet,
         **options,
     )
-
-
-def screen_text(app: Dashboard) -> str:
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
 def row_of(app: Dashboard, name: str) -> str:

@@ -9,6 +9,7 @@ from stepscope.recordings.latency import SLO
 from stepscope.tui.app import Dashboard
 from stepscope.tui.pages import targets
 from stepscope.tui.screens import page_handlers
+from tests.screen_text import main_text
 
 
 async def test_a_breach_stays_chosen_while_others_come_until_it_leaves_the_list(
@@ -53,6 +54,6 @@ async def test_the_first_steps_are_on_the_scrub_bar_as_soon_as_in_the_chart(
             history.append(sequence, message)
         now_s = 0.1
         app.main.draw_if_changed()
-        shown = "\n".join(strip.text for strip in app.main._compositor.render_strips())
+        shown = main_text(app)
     assert "no step in memory" not in shown
     assert "60 in memory" in shown

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,16 +23,10 @@ from stepscope.engine.config import ConfigError
 from stepscope.engine.http.settings import HttpSettings, check_private, parse_address
 from stepscope.engine.wire import Aborted, EngineStatus, StepRecord
 from stepscope.tui.http_process import HttpProcess
+from tests.waiting import wait_for
 
 ENGINE = Path(__file__).parent / "simulated_engine.py"
 LONG = {"prompt": [5] * 20, "max_tokens": 900, "ignore_eos": True, "stream": True}
-
-
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.01)
 
 
 def events_of(text: str) -> list[Any]:

@@ -10,6 +10,7 @@ from stepscope.engine.wire import EngineStatus
 from stepscope.recordings.history import History
 from stepscope.tui.app import Dashboard
 from stepscope.tui.widgets import header, key_figures
+from tests.screen_text import main_text
 
 
 async def test_an_idle_engine_has_its_step_its_seats_and_its_budget(
@@ -25,7 +26,7 @@ async def test_an_idle_engine_has_its_step_its_seats_and_its_budget(
     app = Dashboard(source, history, control_endpoint="ipc:///nobody", any_terminal=True, fps=10.0)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
-        text = "\n".join(strip.text for strip in app.main._compositor.render_strips())
+        text = main_text(app)
     app.close()
     for part in ("step 399", "RUN 0/32", "BUDGET —/512", "idle since step 399; 'stepscope load'"):
         assert part in text, part

@@ -42,6 +42,7 @@ from stepscope.engine.commands import (
 from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import Endpoint
 from stepscope.recordings.subscriber import Subscriber
+from tests.waiting import wait_for
 
 ENGINE = Path(__file__).parent / "simulated_engine.py"
 OPERATORS = (
@@ -121,13 +122,6 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.01)
 
 
 def hears(endpoint: Endpoint) -> bool:

@@ -26,6 +26,7 @@ from stepscope.tui.keymap import KeyMapError, remapped
 from stepscope.tui.preferences import Preferences
 from stepscope.tui.screens.help import help_lines
 from stepscope.tui.settings import DashboardSettings, config_path, load_actions, load_settings
+from tests.screen_text import screen_text
 
 
 @pytest.fixture(autouse=True)
@@ -38,10 +39,6 @@ def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
-
-
-def screen_text(app: Dashboard) -> str:
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
 # Names of keys

@@ -1,9 +1,7 @@
 """Keys of a replay reach the whole file, not only what has been played."""
 
-import asyncio
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,9 @@ from stepscope.recordings.replay import ReplaySource
 from stepscope.tui import format as fmt
 from stepscope.tui.app import Dashboard
 from stepscope.tui.widgets import scrub_bar
+from tests.screen_text import main_text
 from tests.seek_sessions import record
+from tests.waiting import until
 
 MARKED, CHANGED = 700, (300, 900)
 
@@ -51,17 +51,6 @@ def source(file: Path) -> Iterator[ReplaySource]:
     replay.stop()
 
 
-async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.02)
-
-
-def shown(app: Dashboard) -> str:
-    return "\n".join(strip.text for strip in app.main._compositor.render_strips())
-
-
 async def test_marks_and_changes_ahead_are_on_the_bar_and_keys_go_to_them(
     source: ReplaySource,
 ) -> None:
@@ -85,22 +74,22 @@ async def test_marks_and_changes_ahead_are_on_the_bar_and_keys_go_to_them(
         app.main.navigator.go(last)
         await until(lambda: app.main.new_frame().cursor == last, "not at the end")
         await at("apostrophe", MARKED)
-        assert "here it froze" in shown(app)
+        assert "here it froze" in main_text(app)
         await at("apostrophe", MARKED)  # there is none before it: the last one, which it is
         await at("L", last)
         app.main.navigator.move(-100)  # in memory: only the picture moves
         assert app.main.view.cursor == last - 100
         app.main.draw()
-        assert "▐REPLAY PAUSED▌" in shown(app)
-        assert re.search(r"▐REPLAY PAUSED▌ 00:1\d of 00:12 ", shown(app))
-        assert "in memory" in shown(app)
-        assert "behind" not in shown(app)
+        assert "▐REPLAY PAUSED▌" in main_text(app)
+        assert re.search(r"▐REPLAY PAUSED▌ 00:1\d of 00:12 ", main_text(app))
+        assert "in memory" in main_text(app)
+        assert "behind" not in main_text(app)
         await at("home", 0)
         await pilot.press("6")
-        assert "in the file 2 later" in shown(app)
+        assert "in the file 2 later" in main_text(app)
         await pilot.press("1")
         await pilot.press("left_curly_bracket")
-        await until(lambda: "no preemption before step 0 in memory" in shown(app), "silence")
+        await until(lambda: "no preemption before step 0 in memory" in main_text(app), "silence")
 
 
 async def test_a_time_is_looked_for_in_the_whole_file(source: ReplaySource) -> None:
@@ -131,4 +120,4 @@ async def test_a_time_is_looked_for_in_the_whole_file(source: ReplaySource) -> N
         last = source.recording.last_step
         await until(lambda: app.main.new_frame().cursor == last, "not at the end")
         app.main.draw()
-        assert f"the last step of the file is {last:,}" in shown(app)
+        assert f"the last step of the file is {last:,}" in main_text(app)

@@ -14,10 +14,7 @@ from stepscope.tui.chart_columns import ChartColumns
 from stepscope.tui.preferences import Preferences
 from stepscope.tui.service_levels import parse_levels
 from stepscope.tui.view import View
-
-
-def screen_text(app: Dashboard) -> str:
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+from tests.screen_text import screen_text
 
 
 @pytest.mark.parametrize("slo", [SLO(100, 15), SLO(5000, 300), SLO(0.5, 0.5), SLO(500, 30)])

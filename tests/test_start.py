@@ -25,6 +25,7 @@ from stepscope.tui.screens.prompt import Prompt
 from stepscope.tui.screens.start import StartApp
 from stepscope.tui.start_finder import Finder
 from stepscope.tui.start_list import Choice, File
+from tests.screen_text import screen_text
 
 NOW_S = 1_700_000_000.0
 SAMPLE = samples.shipped()["freeze"]
@@ -164,10 +165,6 @@ def start_app(check: Checks | None = None, **options: Any) -> StartApp:
         wall_clock=lambda: NOW_S,
         **options,
     )
-
-
-def screen_text(app: StartApp) -> str:
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
 async def settled(app: StartApp, pilot: Any, until: Callable[[], bool]) -> None:

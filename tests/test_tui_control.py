@@ -28,6 +28,8 @@ from stepscope.tui.screens.knob_editor import parse_value
 from stepscope.tui.screens.stepper import Stepper
 from stepscope.tui.theme import Skin
 from stepscope.tui.workload_text import parse_workload
+from tests.screen_text import main_text, screen_text
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -59,26 +61,11 @@ def dashboard(source: Any, **options: Any) -> Dashboard:
     )
 
 
-def screen_text(app: Dashboard) -> str:
-    return "\n".join(strip.text for strip in app.main._compositor.render_strips())
-
-
-def overlay_text(app: Dashboard) -> str:
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
-
-
 async def press(app: Dashboard, *keys: str) -> None:
     """Like `Pilot.press`, which waits for an idle process: here an engine runs in it."""
     for key in keys:
         app.post_message(events.Key(key, key if len(key) == 1 else None))
         await asyncio.sleep(0.05)
-
-
-async def until(condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.02)
 
 
 async def test_the_budget_is_changed_and_marked_at_its_step(source: Subscriber) -> None:
@@ -91,7 +78,7 @@ async def test_the_budget_is_changed_and_marked_at_its_step(source: Subscriber) 
         change = source.history.knob_changes[-1]
         assert change.new == {"max_num_batched_tokens": 256}
         applied = f"max_num_batched_tokens 2048→256 applied at step {change.effective_step:,}"
-        await until(lambda: applied in screen_text(app), "the answer is not shown")
+        await until(lambda: applied in main_text(app), "the answer is not shown")
         await until(
             lambda: (source.history.last_step or 0) >= change.effective_step, "no step after it"
         )
@@ -99,7 +86,7 @@ async def test_the_budget_is_changed_and_marked_at_its_step(source: Subscriber) 
         assert summary is not None
         assert summary.token_budget == 256
         app.main.draw()
-        assert "◆" in screen_text(app)
+        assert "◆" in main_text(app)
         # ... and taken back.
         await press(app, "U")
         await until(lambda: len(source.history.knob_changes) == 2, "no undo came back")
@@ -114,7 +101,7 @@ async def test_an_undo_waits_for_the_answer_to_the_one_before(
     changes = source.history
     async with app.run_test(size=(160, 40)):
         await press(app, "B", *"512", "enter")
-        await until(lambda: "→512 applied at step" in screen_text(app), "no first answer")
+        await until(lambda: "→512 applied at step" in main_text(app), "no first answer")
         gone_on = threading.Event()
         take = live_engine.core._take
 
@@ -124,13 +111,13 @@ async def test_an_undo_waits_for_the_answer_to_the_one_before(
 
         monkeypatch.setattr(live_engine.core, "_take", slow)
         await press(app, "U", "U")
-        await until(lambda: "one moment" in screen_text(app), "nothing is said")
+        await until(lambda: "one moment" in main_text(app), "nothing is said")
         gone_on.set()
         said = "redo: max_num_batched_tokens 2048→512 applied at step"
-        await until(lambda: said in screen_text(app), "the second is not done")
+        await until(lambda: said in main_text(app), "the second is not done")
         await press(app, "U")
         said = "undo: max_num_batched_tokens 512→2048 applied at step"
-        await until(lambda: said in screen_text(app), "the third is not done")
+        await until(lambda: said in main_text(app), "the third is not done")
         budgets = [change.new["max_num_batched_tokens"] for change in changes.knob_changes]
         assert budgets == [512, 2048, 512, 2048]
         assert not [entry for entry in changes.state.audit if entry.code]
@@ -147,8 +134,8 @@ async def test_undo_takes_back_the_own_change_and_nobody_elses(source: Subscribe
             other.set_knobs({"max_num_batched_tokens": 512}, who=name)
             await until(lambda: len(changes.knob_changes) == 1, "the other's change is not seen")
             await press(app, "U")
-            await until(lambda: "has changed no knob" in screen_text(app), "nothing is said")
-            assert f"{name}: max_num_batched_tokens 2048→512" in screen_text(app)
+            await until(lambda: "has changed no knob" in main_text(app), "nothing is said")
+            assert f"{name}: max_num_batched_tokens 2048→512" in main_text(app)
             await press(app, "B", *"256", "enter")
             await until(lambda: len(changes.knob_changes) == 2, "no change came back")
             # Another knob is no reason to keep it ...
@@ -162,7 +149,7 @@ async def test_undo_takes_back_the_own_change_and_nobody_elses(source: Subscribe
             await until(lambda: len(changes.knob_changes) == 5, "anna's change is not seen")
             await press(app, "U")
             said = "not undone: since then anna: max_num_batched_tokens 512→1024"
-            await until(lambda: said in screen_text(app), "nobody is named")
+            await until(lambda: said in main_text(app), "nobody is named")
             assert other.snapshot().knobs["max_num_batched_tokens"] == 1024
     assert len(changes.knob_changes) == 5
     app.close()
@@ -186,7 +173,7 @@ async def test_a_change_that_somebody_was_quicker_with_is_refused(source: Subscr
         await until(lambda: source.history.state.knobs_version == 1, "it is not seen")
         await press(app, *"512", "enter")
         said = "not changed: other set max_num_seqs to 8 meanwhile; B again"
-        await until(lambda: said in screen_text(app), "no refusal is shown")
+        await until(lambda: said in main_text(app), "no refusal is shown")
         assert source.history.state.knobs["max_num_batched_tokens"] == 2048
     app.close()
 
@@ -198,10 +185,10 @@ async def test_the_open_stepper_says_that_somebody_changed_the_budget(source: Su
         with ControlClient(source.endpoint) as other:
             other.set_knobs({"max_num_batched_tokens": 1024}, who="anna")
         said = "it is 1024 by now: Esc, then again"
-        await until(lambda: said in overlay_text(app), "the stepper does not say it")
+        await until(lambda: said in screen_text(app), "the stepper does not say it")
         await press(app, "enter")
         said = "not changed: anna set max_num_batched_tokens to 1024 meanwhile; B again"
-        await until(lambda: said in screen_text(app), "no refusal is shown")
+        await until(lambda: said in main_text(app), "no refusal is shown")
     app.close()
 
 
@@ -216,12 +203,12 @@ async def test_a_pause_that_somebody_was_quicker_with_is_told_and_not_undone(
         with ControlClient(source.endpoint) as other:
             other.ask(Pause(who="anna"))
             await press(app, "P")
-            await until(lambda: "somebody was quicker (anna" in screen_text(app), "nothing is said")
+            await until(lambda: "somebody was quicker (anna" in main_text(app), "nothing is said")
             assert other.snapshot().state == "paused"
             await press(app, "6")
-            await until(lambda: "audit (2)" in screen_text(app), "the audit is not shown")
-            assert "paused the engine: state running→paused" in screen_text(app)
-            assert "pause refused: somebody was quicker" in screen_text(app)
+            await until(lambda: "audit (2)" in main_text(app), "the audit is not shown")
+            assert "paused the engine: state running→paused" in main_text(app)
+            assert "pause refused: somebody was quicker" in main_text(app)
             other.ask(Resume(who="anna"))
     app.close()
 
@@ -243,7 +230,7 @@ async def test_the_engine_is_paused_and_run_step_by_step(source: Subscriber) -> 
     async with app.run_test(size=(120, 40)):
         await press(app, "P")
         await until(lambda: history.state.state == "paused", "it does not pause")
-        await until(lambda: "engine paused" in screen_text(app), "the pause is not shown")
+        await until(lambda: "engine paused" in main_text(app), "the pause is not shown")
         step = history.last_step
         await press(app, "N")
         await until(lambda: (history.last_step or 0) == step + 1, "it runs no step")
@@ -260,15 +247,13 @@ async def test_the_engine_is_given_work_and_relieved_of_it(
     app = dashboard(source)
     async with app.run_test(size=(160, 40)):
         await press(app, "W", *"rate=fast", "enter")
-        assert "rate: expected a number" in "".join(
-            strip.text for strip in app.screen._compositor.render_strips()
-        )
+        assert "rate: expected a number" in screen_text(app)
         await press(app, "ctrl+u", *"rate=2.5 output_tokens=9", "enter")
         await until(lambda: bool(given), "no workload came")
         await press(app, "W", *"off", "enter")
         await until(lambda: len(given) == 2, "it was not stopped")
         assert given == [WorkloadSpec(rate=2.5, output_tokens=9), None]
-        await until(lambda: "stop the workload: done" in screen_text(app), "no answer is shown")
+        await until(lambda: "stop the workload: done" in main_text(app), "no answer is shown")
     app.close()
 
 
@@ -290,15 +275,15 @@ async def test_an_engine_that_does_not_answer_is_a_line_and_not_a_wait(
     app = dashboard(source, endpoint=f"ipc://{tmp_path}/nobody")
     async with app.run_test(size=(120, 40)):
         await press(app, "P")
-        await until(lambda: "no engine at" in screen_text(app), "nothing is said")
+        await until(lambda: "no engine at" in main_text(app), "nothing is said")
         monkeypatch.chdir(tmp_path)
         for status in ("down", "starting", "connecting"):
             source.status = status
             await press(app, "R")
-            assert "nothing to record: no engine answers" in screen_text(app)
+            assert "nothing to record: no engine answers" in main_text(app)
         assert os.listdir(tmp_path) == []
         await press(app, "left")
-        assert "PAUSED" in screen_text(app)
+        assert "PAUSED" in main_text(app)
     app.close()
 
 
@@ -310,7 +295,7 @@ async def test_a_change_that_is_answered_too_late_is_told_and_can_be_taken_back(
     history, operator = source.history, app.main.operator
     async with app.run_test(size=(120, 40)):
         await press(app, "B", *"512", "enter")
-        await until(lambda: "→512 applied at step" in screen_text(app), "no first answer")
+        await until(lambda: "→512 applied at step" in main_text(app), "no first answer")
         gone_on = threading.Event()
         take = live_engine.core._take
 
@@ -325,11 +310,11 @@ async def test_a_change_that_is_answered_too_late_is_told_and_can_be_taken_back(
         )
         await press(app, "B", *"256", "enter")
         said = "no answer yet, it may still take effect: max_num_batched_tokens 512→256"
-        await until(lambda: said in screen_text(app), "it is called a failure")
+        await until(lambda: said in main_text(app), "it is called a failure")
         monkeypatch.undo()
         gone_on.set()
-        await until(lambda: "512→256 applied at step" in screen_text(app), "nothing is told")
-        assert "no answer yet" not in screen_text(app)
+        await until(lambda: "512→256 applied at step" in main_text(app), "nothing is told")
+        assert "no answer yet" not in main_text(app)
         assert operator.pending == ""
         await press(app, "U")
         await until(lambda: len(history.knob_changes) == 3, "no undo came back")
@@ -351,21 +336,21 @@ async def test_a_dashboard_that_comes_later_shows_who_changed_the_knobs_before(
     async with app.run_test(size=(120, 40)) as pilot:
         await press(app, "U")
         said = "this dashboard has changed no knob; the last one is anna: max_num_batched_tokens"
-        await until(lambda: said in screen_text(app), "nothing is said")
+        await until(lambda: said in main_text(app), "nothing is said")
         await press(app, "6")
-        await until(lambda: "audit (2)" in screen_text(app), "the changes are not shown")
-        lines = screen_text(app).splitlines()
+        await until(lambda: "audit (2)" in main_text(app), "the changes are not shown")
+        lines = main_text(app).splitlines()
         assert any("anna" in line and "max_num_batched_tokens 512→256" in line for line in lines)
         assert any("256         2048" in line and "by anna, from" in line for line in lines)
-        assert "earlier: stepscope audit" not in screen_text(app)
+        assert "earlier: stepscope audit" not in main_text(app)
         with ControlClient(source.endpoint) as client:
             for number in range(30):
                 client.set_knobs({"max_num_seqs": 10 + number}, who="anna")
-        await until(lambda: "; earlier: stepscope audit)" in screen_text(app), "no end is told")
+        await until(lambda: "; earlier: stepscope audit)" in main_text(app), "no end is told")
         await pilot.resize_terminal(80, 24)
         told = "earlier: stepscope audit)  ms before→after"
         await until(
-            lambda: any(len(x) == 80 and told in x for x in screen_text(app).splitlines()),
+            lambda: any(len(x) == 80 and told in x for x in main_text(app).splitlines()),
             "it is not told in 80 columns",
         )
     app.close()
@@ -390,11 +375,11 @@ async def test_what_is_asked_is_shown_until_it_is_answered(
     app.main.operator._link = app.session.link = link
     async with app.run_test(size=(120, 40)):
         await press(app, "P")
-        assert "asking: pause the engine" in screen_text(app)
+        assert "asking: pause the engine" in main_text(app)
         await press(app, "left")  # the screen does not wait
-        assert "PAUSED" in screen_text(app)
+        assert "PAUSED" in main_text(app)
         answer_now.set()
-        await until(lambda: "asking" not in screen_text(app), "it is still asking")
+        await until(lambda: "asking" not in main_text(app), "it is still asking")
     app.close()
 
 
@@ -429,13 +414,13 @@ async def test_recording_is_switched_on_and_off(
     add_mark(source, "before it", "me")
     async with app.run_test(size=(160, 40)):
         await press(app, "R")
-        assert "recording (1 mark from before not in it) to /" in screen_text(app)
-        await until(lambda: "● REC" in screen_text(app), "the recording is not shown")
+        assert "recording (1 mark from before not in it) to /" in main_text(app)
+        await until(lambda: "● REC" in main_text(app), "the recording is not shown")
         first = source.history.last_step or 0
         await until(lambda: (source.history.last_step or 0) > first + 20, "no steps came")
         await press(app, "R")
-        assert "recording ended" in screen_text(app)
-        await until(lambda: "● REC" not in screen_text(app), "it is still shown")
+        assert "recording ended" in main_text(app)
+        await until(lambda: "● REC" not in main_text(app), "it is still shown")
     app.close()
     await until(lambda: bool(list(tmp_path.glob("*.mcap"))), "the file is not finished")
     with Recording(next(tmp_path.glob("*.mcap"))) as recording:
@@ -451,15 +436,15 @@ async def test_why_a_recording_ended_is_told_until_the_next_key(
     core = live_engine.core
     async with app.run_test(size=(120, 40)):
         await press(app, "R")
-        await until(lambda: "● REC" in screen_text(app), "the recording is not shown")
+        await until(lambda: "● REC" in main_text(app), "the recording is not shown")
         core.info = msgspec.structs.replace(core.info, engine_id="another")
         core._signs._next_info_ns = 0  # told with the next step
         said = "the engine started anew: the recording ends at step"
-        await until(lambda: said in screen_text(app), "nothing is said")
+        await until(lambda: said in main_text(app), "nothing is said")
         await press(app, "end")
-        assert said not in screen_text(app)
+        assert said not in main_text(app)
         await press(app, "R")
-        await until(lambda: "● REC" in screen_text(app), "no second recording")
+        await until(lambda: "● REC" in main_text(app), "no second recording")
     app.close()
 
 

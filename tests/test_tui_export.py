@@ -1,12 +1,10 @@
 """`E`: what is recorded becomes a file of another format, in full or not at all."""
 
-import asyncio
 import csv
 import shutil
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,8 @@ from stepscope.tui.export.choices import folder_for
 from stepscope.tui.export.desk import ExportDesk
 from stepscope.tui.export.order import FORMAT_CHOICES, ExportOrder, RangeChoice
 from stepscope.tui.screens.export_chooser import ExportChooser
+from tests.screen_text import screen_text
+from tests.waiting import until
 
 AT = 300
 
@@ -52,20 +52,9 @@ def dashboard(source: Any, **options: Any) -> Dashboard:
     return Dashboard(source, source.history, any_terminal=True, fps=20.0, **options)
 
 
-def screen_text(app: Dashboard) -> str:
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
-
-
 def notice(app: Dashboard) -> str:
     (line,) = app.main.canvas.text_of(["notice"])
     return line
-
-
-async def until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
-    deadline = time.monotonic() + 10.0
-    while not condition():
-        assert time.monotonic() < deadline, what()
-        await asyncio.sleep(0.01)
 
 
 async def told(app: Dashboard, words: str) -> None:

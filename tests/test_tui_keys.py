@@ -15,6 +15,7 @@ from stepscope.tui.log_file import logged_to_file, see_log
 from stepscope.tui.picture import screenshot
 from stepscope.tui.screens import opening
 from stepscope.tui.workload_text import EXAMPLE
+from tests.screen_text import screen_text
 
 NUM_STEPS = 400
 
@@ -28,10 +29,6 @@ def dashboard(source: Any, **options: Any) -> Dashboard:
     return Dashboard(
         source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0, **options
     )
-
-
-def screen_text(app: Dashboard) -> str:
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
 def append_step(source: Any) -> int:

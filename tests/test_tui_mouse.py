@@ -9,6 +9,7 @@ from textual import events
 from stepscope.tui.app import Dashboard
 from stepscope.tui.pages import PAGE_VIEWS, targets
 from stepscope.tui.view import PAGES, Page
+from tests.screen_text import screen_text
 
 ROWS: list[Page] = ["step", "request", "kv", "latency", "knobs"]
 
@@ -23,10 +24,6 @@ def dashboard(source: Any, **options: Any) -> Dashboard:
     return Dashboard(
         source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0, **options
     )
-
-
-def screen_text(app: Dashboard) -> str:
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
 def place_of(app: Dashboard, widget: str, kind: str, value: object) -> tuple[int, int]:

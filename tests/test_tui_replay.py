@@ -1,9 +1,8 @@
 """A replay is the same dashboard: it plays, pauses, steps and seeks in a file."""
 
-import asyncio
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,8 @@ from stepscope.recordings.replay import ReplaySource
 from stepscope.tui.app import Dashboard
 from stepscope.tui.screens.canvas import Canvas
 from stepscope.tui.widgets import scrub_bar
+from tests.screen_text import main_text
+from tests.waiting import until
 
 SAMPLE = Path(stepscope.recordings.samples.__file__).parent / "freeze.mcap"
 
@@ -35,17 +36,6 @@ def dashboard(source: ReplaySource) -> Dashboard:
     return Dashboard(source, source.history, any_terminal=True, fps=20.0)
 
 
-def screen_text(app: Dashboard) -> str:
-    return "\n".join(strip.text for strip in app.main._compositor.render_strips())
-
-
-async def until(condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.02)
-
-
 async def test_a_replay_offers_speed_and_nothing_that_needs_an_engine(
     source: ReplaySource,
 ) -> None:
@@ -58,11 +48,11 @@ async def test_space_plays_and_pauses_the_file(source: ReplaySource) -> None:
     app = dashboard(source)
     first = source.recording.first_step
     async with app.run_test(size=(120, 40)) as pilot:
-        assert "▐REPLAY PAUSED▌" in screen_text(app)
-        assert "LIVE" not in screen_text(app)
+        assert "▐REPLAY PAUSED▌" in main_text(app)
+        assert "LIVE" not in main_text(app)
         await pilot.press("space")
         await until(lambda: source.history.last_step > first + 5, "it does not play")
-        await until(lambda: "▐REPLAY 1x▌" in screen_text(app), "the badge does not say so")
+        await until(lambda: "▐REPLAY 1x▌" in main_text(app), "the badge does not say so")
         await pilot.press("space")
         assert source.status == "paused"
 
@@ -72,7 +62,7 @@ async def test_the_speed_is_changed(source: ReplaySource) -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("greater_than_sign", "greater_than_sign", "less_than_sign")
         assert source.speed == 2.0
-        await until(lambda: "▐REPLAY 2x▌" in screen_text(app), "the badge does not say so")
+        await until(lambda: "▐REPLAY 2x▌" in main_text(app), "the badge does not say so")
 
 
 async def test_steps_beyond_what_is_in_memory_are_read_from_the_file(
@@ -97,7 +87,7 @@ async def test_any_step_of_the_file_is_reached_by_its_number_and_on_the_scrub_ba
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("g", *"250", "enter")
         await until(lambda: source.history.last_step == 250, "it does not get there")
-        await until(lambda: "step 250 " in screen_text(app), "it is not shown")
+        await until(lambda: "step 250 " in main_text(app), "it is not shown")
         frame = app.main.frame
         assert frame.extent == (source.recording.first_step, source.recording.last_step)
         x = next(x for x in range(120) if (scrub_bar.step_at(frame, x, 120) or 0) >= 100)
@@ -163,7 +153,7 @@ async def test_nothing_of_the_prompt_is_left_when_the_step_is_shown(
             await until(lambda step=step: f"{step}_" in written.text, "no prompt")
             await pilot.press("enter")
             await until(lambda step=step: f"step {step} " in written.text, "it is not shown")
-            await until(lambda: written.text == screen_text(app), "the screen is not what it was")
+            await until(lambda: written.text == main_text(app), "the screen is not what it was")
             assert "go to a step" not in written.text
 
 
@@ -174,7 +164,7 @@ async def test_the_end_is_said_and_space_begins_again(source: ReplaySource) -> N
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("space")
         await until(lambda: source.status == "ended", "it does not end")
-        await until(lambda: "▐REPLAY END▌" in screen_text(app), "the end is not said")
+        await until(lambda: "▐REPLAY END▌" in main_text(app), "the end is not said")
         await pilot.press("space")
         await until(lambda: source.history.last_step < 100, "it does not begin again")
 
@@ -183,7 +173,7 @@ async def test_a_key_that_needs_an_engine_says_so_in_a_replay(source: ReplaySour
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("B")
-        await until(lambda: "B needs a live engine" in screen_text(app), "silence")
+        await until(lambda: "B needs a live engine" in main_text(app), "silence")
 
 
 async def test_keys_typed_in_one_burst_reach_the_prompt_that_the_first_one_opens(

@@ -25,6 +25,8 @@ from stepscope.tui.guards import shown_thread_errors
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.view import PAGES
 from stepscope.tui.widgets import kv_page, lanes
+from tests import waiting
+from tests.screen_text import screen_text
 
 
 class EngineProcess:
@@ -77,15 +79,10 @@ def engine(runtime_folder: Path) -> Iterator[EngineProcess]:
     process.kill()
 
 
-def screen_text(app: Dashboard) -> str:
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
-
-
-async def until(app: Dashboard, words: str, timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while words not in screen_text(app):
-        assert time.monotonic() < deadline, f"{words!r} never came:\n{screen_text(app)[:500]}"
-        await asyncio.sleep(0.02)
+async def until(app: Dashboard, words: str) -> None:
+    await waiting.until(
+        lambda: words in screen_text(app), lambda: f"{words!r}:\n{screen_text(app)[:500]}"
+    )
 
 
 async def press(app: Dashboard, *keys: str) -> None:

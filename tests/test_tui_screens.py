@@ -25,6 +25,7 @@ from stepscope.tui.theme import CAUSE_GLYPHS, Skin
 from stepscope.tui.view import PAGES, Page, View
 from stepscope.tui.widgets import kv_page, latency_charts, latency_page, request_page
 from stepscope.tui.widgets.lines import Line
+from tests.screen_text import screen_text
 
 NUM_STEPS = 400
 SIZES = [(80, 20), (80, 24), (120, 40), (200, 60)]
@@ -44,10 +45,6 @@ def dashboard(source: Any, **options: Any) -> Dashboard:
     return Dashboard(
         source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0, **options
     )
-
-
-def screen_text(app: Dashboard) -> str:
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
 def text(lines: list[Line]) -> list[str]:

@@ -35,6 +35,7 @@ from stepscope.tui.widgets import (
     scrub_bar,
 )
 from stepscope.tui.widgets.lines import Line
+from tests.screen_text import main_text
 
 FIRST, NUM_STEPS = 100, 60
 BEYOND: list[Page] = [page for page in PAGE_VIEWS if page not in ("fleet", "compare")]
@@ -236,10 +237,10 @@ async def test_the_whole_dashboard_shows_such_an_engine() -> None:
     async with app.run_test(size=(200, 60)) as pilot:
         for key in "123456":
             await pilot.press(key, "left", "enter")
-            shown = "\n".join(s.text for s in app.main._compositor.render_strips())
+            shown = main_text(app)
             assert "failed" not in shown
         await pilot.press("1", "L")
-        shown = "\n".join(s.text for s in app.main._compositor.render_strips())
+        shown = main_text(app)
         assert "PREEMPT —" in shown
         assert "out — tok/s" in shown
         assert "BUDGET —" in shown
