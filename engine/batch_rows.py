@@ -2,7 +2,7 @@
 
 A few hundred requests are told of in every step, between two forward passes; what that takes of
 the engine's thread is most of what telemetry costs. So it is done in C where that could be built
-(`_batch_rows.c`), and in Python elsewhere, with the same bytes.
+(`native/batch_rows.c`), and in Python elsewhere, with the same bytes.
 """
 
 import contextlib

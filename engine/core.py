@@ -41,8 +41,10 @@ from stepscope.engine.wire import (
 class TelemetrySink(Protocol):
     """Where records go; `telemetry.Publisher` is the real one."""
 
-    next_sequence: int
-    num_dropped: int
+    @property
+    def next_sequence(self) -> int: ...
+    @property
+    def num_dropped(self) -> int: ...
 
     def publish(self, message: Telemetry) -> None: ...
 

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.engine import sender
+
 # In a process of its own, where nobody has made a socket before.
 PUBLISH = """
 import os, sys, time
 from pathlib import Path
 from stepscope.engine.access.authorised_keys import KeyFolder
+from stepscope.engine import sender
 from stepscope.engine.access.gate import Gate
 from stepscope.engine.telemetry import Publisher
 
@@ -25,7 +28,10 @@ tasks = Path("/proc/self/task")
 senders = []
 while not senders:  # a thread takes its policy first and its name then
     time.sleep(0.01)
-    senders = [int(task.name) for task in tasks.iterdir() if "/IO" in (task / "comm").read_text()]
+    names = {int(task.name): (task / "comm").read_text().strip() for task in tasks.iterdir()}
+    senders = [number for number, name in names.items() if "/IO" in name or name == "telemetry"]
+    if len(senders) != 1 + sender.is_compiled():
+        senders = []
 for thread in (os.getpid(), *senders):
     print(thread == os.getpid(), os.sched_getscheduler(thread) == os.SCHED_BATCH)
 publisher.close()
@@ -47,4 +53,5 @@ def test_an_engine_is_not_interrupted_by_those_who_send_its_telemetry(
         check=True,
     )
     of_engine, of_sender = "True False", "False True"
-    assert sorted(done.stdout.splitlines()) == sorted([of_engine, of_sender])
+    num_senders = 1 + sender.is_compiled()  # libzmq's, and ours
+    assert sorted(done.stdout.splitlines()) == sorted([of_engine, *[of_sender] * num_senders])

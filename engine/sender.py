@@ -1,0 +1,199 @@
+"""Who keeps telemetry and sends it: a thread without Python where that was compiled.
+
+Waking libzmq's thread takes more of the engine's than all else about a step's record, most of all
+where cores rest or are not real ones. So the engine's thread only copies the message into a ring
+(`native/kept_messages.c`), and a thread that never needs the interpreter looks every 1 to 4 ms for
+what is new (`native/sender.c`); it has to be woken only after a tenth of a second without any.
+Elsewhere the engine's thread sends for itself: `InlineSender`.
+"""
+
+import contextlib
+import ctypes
+from typing import Protocol
+
+import zmq
+
+from stepscope.engine import wire
+from stepscope.engine.access.gate import Gate
+from stepscope.engine.replay_ring import Kept, ReplayRing
+
+compiled: "type[_sender.Sender] | None" = None
+with contextlib.suppress(ImportError):  # there was no compiler when it was installed
+    from stepscope.engine import _sender
+
+    compiled = _sender.Sender
+
+_FIRST = int(zmq.NOBLOCK | zmq.SNDMORE)
+_LAST = int(zmq.NOBLOCK)
+# Without the layer of pyzmq that looks for options we do not use: this is part of every step.
+_send = zmq.backend.Socket.send
+_FUNCTIONS = (  # in the order of `Zmq` in `native/sender.h`
+    "zmq_errno",
+    "zmq_send",
+    "zmq_setsockopt",
+    "zmq_msg_init",
+    "zmq_msg_init_size",
+    "zmq_msg_data",
+    "zmq_msg_send",
+    "zmq_msg_recv",
+    "zmq_msg_gets",
+    "zmq_msg_get",
+    "zmq_msg_close",
+)
+
+
+class Sender(Protocol):
+    """Numbers, keeps and sends messages; belongs to one thread, but any thread may `get`.
+
+    Attributes:
+        next_sequence: number of the next message that is added.
+        oldest_sequence: the first message that is kept.
+        num_bytes: of the payloads that are kept.
+        num_dropped: messages that at least one subscriber missed, as far as they were sent by now.
+    """
+
+    @property
+    def next_sequence(self) -> int: ...
+    @property
+    def oldest_sequence(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def num_dropped(self) -> int: ...
+
+    def add(self, topic: bytes, payload: bytearray, /) -> None:
+        """Keep a message and send it, now or soon. Never waits."""
+
+    def get(self, sequence: int, /) -> Kept | None:
+        """A message by its number; None when it is not there any more, or not yet."""
+
+    def note_subscribers(self) -> None:
+        """Tell the gate who has subscribed since."""
+
+    def stop(self) -> None:
+        """Hand all messages to libzmq. The socket may be closed then."""
+
+
+def open_sender(
+    socket: "zmq.Socket[bytes] | None", size: int, max_bytes: int, gate: Gate | None
+) -> Sender:
+    """The best there is for a bound PUB socket, or XPUB if there is a gate.
+
+    Args:
+        socket: the sender's until it is stopped; None to number and keep only.
+        size, max_bytes: of what is kept; see `ReplayRing`.
+    """
+    functions = _functions()
+    if compiled is None or functions is None:
+        return InlineSender(socket, size, max_bytes, gate)
+    inner = compiled(size, max_bytes)
+    if socket is not None:
+        inner.start(socket, socket.underlying, functions, gate is not None)
+    return ThreadSender(inner, gate)
+
+
+def is_compiled() -> bool:
+    """Whether messages are sent by a thread of their own."""
+    return compiled is not None and _functions() is not None
+
+
+class ThreadSender:
+    """`Sender` whose messages a thread without Python sends."""
+
+    def __init__(self, inner: "_sender.Sender", gate: Gate | None) -> None:
+        self._inner = inner
+        self._gate = gate
+        self.add = inner.add  # without a step in between: this is part of every step
+
+    @property
+    def next_sequence(self) -> int:
+        return self._inner.next_sequence
+
+    @property
+    def oldest_sequence(self) -> int:
+        return self._inner.oldest_sequence
+
+    @property
+    def num_bytes(self) -> int:
+        return self._inner.num_bytes
+
+    @property
+    def num_dropped(self) -> int:
+        return self._inner.num_dropped
+
+    def get(self, sequence: int, /) -> Kept | None:
+        found = self._inner.get(sequence)
+        return None if found is None else Kept(sequence, *found)
+
+    def note_subscribers(self) -> None:
+        while self._gate is not None and (noted := self._inner.take_subscription()) is not None:
+            public, descriptor = noted
+            self._gate.note(descriptor, public)
+
+    def stop(self) -> None:
+        self._inner.stop()
+
+
+class InlineSender:
+    """`Sender` that sends as soon as a message is added."""
+
+    def __init__(
+        self, socket: "zmq.Socket[bytes] | None", size: int, max_bytes: int, gate: Gate | None
+    ) -> None:
+        self.num_dropped = 0
+        self._ring = ReplayRing(size, max_bytes)
+        self._socket = socket
+        self._gate = gate
+        self.get = self._ring.get
+
+    @property
+    def next_sequence(self) -> int:
+        return self._ring.next_sequence
+
+    @property
+    def oldest_sequence(self) -> int:
+        return self._ring.oldest_sequence
+
+    @property
+    def num_bytes(self) -> int:
+        return self._ring.num_bytes
+
+    def add(self, topic: bytes, payload: bytearray, /) -> None:
+        socket = self._socket
+        number = wire.sequence_frame(self._ring.next_sequence)
+        self._ring.add(topic, payload)
+        if socket is None:
+            return
+        try:
+            _send(socket, topic, _FIRST)
+        except zmq.Again:
+            # NODROP makes a full queue visible, so that it can be counted; the other subscribers
+            # are not to miss the message for it.
+            self.num_dropped += 1
+            socket.setsockopt(zmq.XPUB_NODROP, 0)
+            socket.send_multipart((topic, number, payload), zmq.NOBLOCK)
+            socket.setsockopt(zmq.XPUB_NODROP, 1)
+        else:
+            # A message that was begun has room for all of it.
+            _send(socket, number, _FIRST)
+            _send(socket, payload, _LAST)
+
+    def note_subscribers(self) -> None:
+        if self._gate is not None and self._socket is not None:
+            self._gate.note_subscribers(self._socket)
+
+    def stop(self) -> None:
+        self._socket = None
+
+
+def _functions() -> tuple[int, ...] | None:
+    """Of the very libzmq that pyzmq made the socket with; None where they cannot be found."""
+    try:
+        from zmq.backend.cython import _zmq  # not there with other backends
+
+        library = ctypes.CDLL(_zmq.__file__)
+        found = [ctypes.cast(getattr(library, name), ctypes.c_void_p) for name in _FUNCTIONS]
+    except (ImportError, OSError, AttributeError):
+        return None
+    addresses = tuple(each.value for each in found if each.value)
+    return addresses if len(addresses) == len(_FUNCTIONS) else None

@@ -1,0 +1,299 @@
+"""The publisher never waits, counts what a slow subscriber misses, and can repeat it.
+
+Held for both ways of sending: a compiled thread, and the engine's own.
+"""
+
+import gc
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stepscope.engine import sender, telemetry, wire
+from stepscope.engine.telemetry import Publisher
+from stepscope.engine.wire import EngineStatus
+
+WAYS = ["thread", "inline"] if sender.is_compiled() else ["inline"]
+needs_thread = pytest.mark.skipif(not sender.is_compiled(), reason="it could not be compiled")
+
+
+def status(step: int, workload: str | None = None) -> EngineStatus:
+    return EngineStatus(
+        time_ns=step, state="idle", step=step, num_running=0, num_waiting=0, workload=workload
+    )
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "inline":
+        monkeypatch.setattr(sender, "compiled", None)
+    return str(request.param)
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/t"
+
+
+@pytest.fixture
+def subscriber() -> Iterator["zmq.Socket[bytes]"]:
+    socket = zmq.Context.instance().socket(zmq.SUB)
+    socket.rcvhwm = 0
+    yield socket
+    socket.close(linger=0)
+
+
+def join(socket: "zmq.Socket[bytes]", address: str, publisher: Publisher) -> None:
+    """Returns when the subscriber has got everything, and gets whatever is published from now."""
+    socket.connect(address)
+    socket.subscribe(b"")
+    while not socket.poll(10):
+        publisher.publish(status(0))
+    number = -1
+    while number < publisher.next_sequence - 1:
+        number = wire.sequence_of(socket.recv_multipart()[1])
+
+
+def test_the_thread_is_compiled_wherever_that_can_be_done() -> None:
+    headers = Path(sysconfig.get_path("include")) / "Python.h"
+    can_be = shutil.which("cc") is not None and headers.exists()
+    assert sender.is_compiled() == can_be
+
+
+def test_messages_arrive_in_three_frames_numbered_without_a_gap(
+    way: str, address: str, subscriber: "zmq.Socket[bytes]"
+) -> None:
+    publisher = Publisher(address, ring_size=8)
+    join(subscriber, address, publisher)
+    first = publisher.next_sequence
+    for step in range(5):
+        publisher.publish(status(step))
+    for step in range(5):
+        assert subscriber.poll(5_000)
+        topic, sequence, payload = subscriber.recv_multipart()
+        assert (topic, wire.sequence_of(sequence)) == (b"status", first + step)
+        assert wire.decode(payload) == status(step)
+    publisher.close()
+
+
+def test_what_was_published_before_the_end_arrives(
+    way: str, address: str, subscriber: "zmq.Socket[bytes]"
+) -> None:
+    publisher = Publisher(address, ring_size=3_000)
+    join(subscriber, address, publisher)
+    first = publisher.next_sequence
+    for step in range(2_000):
+        publisher.publish(status(step))
+    publisher.close()
+    numbers = []
+    while len(numbers) < 2_000 and subscriber.poll(5_000):
+        numbers.append(wire.sequence_of(subscriber.recv_multipart()[1]))
+    assert numbers == list(range(first, first + 2_000))
+    assert publisher.num_dropped == 0
+
+
+def test_a_message_after_a_silence_arrives_as_one_among_many_does(
+    way: str, address: str, subscriber: "zmq.Socket[bytes]"
+) -> None:
+    publisher = Publisher(address, ring_size=8)
+    join(subscriber, address, publisher)
+    for pause_s in (0.3, 0.09, 0.1, 0.11, 0.0, 0.3):  # the thread sleeps after a tenth
+        time.sleep(pause_s)
+        publisher.publish(status(1))
+        assert subscriber.poll(5_000), f"nothing came after a silence of {pause_s} s"
+        assert wire.sequence_of(subscriber.recv_multipart()[1]) == publisher.next_sequence - 1
+    publisher.close()
+
+
+def test_the_ring_repeats_what_it_holds_and_says_how_far_back_that_is(way: str) -> None:
+    publisher = Publisher(None, ring_size=4)
+    for step in range(10):
+        publisher.publish(status(step))
+    replayed = publisher.replay(0, limit=100)
+    assert [frame.sequence for frame in replayed.frames] == [6, 7, 8, 9]
+    assert (replayed.oldest_sequence, replayed.next_sequence) == (6, 10)
+    assert [frame.sequence for frame in publisher.replay(7, limit=2).frames] == [7, 8]
+    assert publisher.replay(10, limit=5).frames == []
+    assert publisher.sender.get(5) is None
+    assert publisher.sender.get(10) is None
+    assert (replayed.frames[0].topic, wire.decode(replayed.frames[0].payload)) == (
+        b"status",
+        status(6),
+    )
+
+
+def test_one_answer_is_bounded_in_bytes_but_never_empty(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "MAX_REPLAY_BYTES", 10)
+    publisher = Publisher(None, ring_size=4)
+    for step in range(3):
+        publisher.publish(status(step))
+    assert [frame.sequence for frame in publisher.replay(0, limit=3).frames] == [0]
+
+
+def test_a_subscriber_that_does_not_read_is_counted_and_holds_up_nobody(
+    way: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "SUBSCRIBER_QUEUE", 10)
+    publisher = Publisher(address, ring_size=8)
+    context = zmq.Context.instance()
+    slow, quick = context.socket(zmq.SUB), context.socket(zmq.SUB)
+    slow.rcvhwm = 1
+    quick.rcvhwm = 0
+    # A message larger than the kernel's socket buffers, so that the queues fill soon.
+    large = status(0, "x" * 400_000)
+    for socket in (slow, quick):
+        socket.connect(address)
+        socket.subscribe(b"")
+        while not socket.poll(10):
+            publisher.publish(status(0))
+    received = set()
+    for step in range(1, 200):
+        # A socket looks for room in its queues at most once a millisecond.
+        time.sleep(0.003)
+        publisher.publish(large)
+        number = publisher.next_sequence - 1
+        while number not in received:
+            assert quick.poll(5_000), f"the quick subscriber never got message {number}"
+            received.add(wire.sequence_of(quick.recv_multipart()[1]))
+        if publisher.num_dropped and step > 50:
+            break
+    assert publisher.num_dropped > 0
+    for socket in (slow, quick):
+        socket.close(linger=0)
+    publisher.close()
+
+
+def test_the_ring_is_bounded_in_bytes_too_and_says_what_it_still_has(way: str) -> None:
+    size = len(wire.encode(status(100)))
+    publisher = Publisher(None, ring_size=100, ring_bytes=5 * size)
+    for step in range(100, 120):
+        publisher.publish(status(step))
+    replayed = publisher.replay(0, limit=100)
+    assert [frame.sequence for frame in replayed.frames] == [15, 16, 17, 18, 19]
+    assert replayed.oldest_sequence == publisher.sender.oldest_sequence == 15
+    assert publisher.sender.num_bytes == 5 * size
+    # Alone it is more than the ring may hold, and it is the newest.
+    publisher.publish(status(0, "x" * 9 * size))
+    assert [frame.sequence for frame in publisher.replay(0, limit=100).frames] == [20]
+    publisher.publish(status(121))
+    assert [frame.sequence for frame in publisher.replay(0, limit=100).frames] == [21]
+    assert publisher.sender.num_bytes == size
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.integers(0, 300) | st.integers(0, 3000), max_size=60),
+    ring_size=st.integers(1, 12),
+    ring_bytes=st.integers(100, 900),
+)
+def test_the_ring_holds_the_newest_messages_that_fit_and_no_others(
+    way: str, sizes: list[int], ring_size: int, ring_bytes: int
+) -> None:
+    publisher = Publisher(None, ring_size, ring_bytes)
+    kept: list[tuple[int, bytes]] = []
+    for sequence, size in enumerate(sizes):
+        message = status(sequence, chr(97 + sequence % 26) * size)
+        publisher.publish(message)
+        kept = [*kept, (sequence, wire.encode(message))][-ring_size:]
+        while len(kept) > 1 and sum(len(payload) for _, payload in kept) > ring_bytes:
+            kept.pop(0)
+        replayed = publisher.replay(0, limit=1000)
+        assert [(frame.sequence, frame.payload) for frame in replayed.frames] == kept
+        assert replayed.oldest_sequence == publisher.sender.oldest_sequence == kept[0][0]
+        assert publisher.sender.num_bytes == sum(len(payload) for _, payload in kept)
+
+
+# The thread
+
+
+@needs_thread
+def test_what_is_overwritten_before_it_is_sent_is_counted_and_never_sent_half(
+    address: str, subscriber: "zmq.Socket[bytes]"
+) -> None:
+    publisher = Publisher(address, ring_size=5, ring_bytes=20_000)
+    join(subscriber, address, publisher)
+    first, dropped_before = publisher.next_sequence, publisher.num_dropped
+    num_messages = 20_000
+    for step in range(num_messages):
+        publisher.publish(status(step, chr(97 + step % 26) * (step * 37 % 9_000)))
+    publisher.close()
+    numbers = []
+    while subscriber.poll(300):
+        topic, number, payload = subscriber.recv_multipart()
+        step = wire.sequence_of(number) - first
+        assert topic == b"status"
+        assert wire.decode(payload) == status(step, chr(97 + step % 26) * (step * 37 % 9_000))
+        numbers.append(step)
+    assert numbers == sorted(set(numbers))
+    assert numbers[-1] == num_messages - 1
+    assert 0 < publisher.num_dropped - dropped_before == num_messages - len(numbers)
+
+
+@needs_thread
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are looked at in /proc")
+def test_the_thread_rests_when_nothing_is_published(address: str) -> None:
+    zmq.Context.instance().socket(zmq.PUB).close()  # libzmq's threads are there
+    tasks = Path("/proc/self/task")
+    before = set(tasks.iterdir())
+    publisher = Publisher(address, ring_size=5)
+    (thread,) = set(tasks.iterdir()) - before
+
+    def num_waits() -> int:
+        lines = (thread / "status").read_text().splitlines()
+        (line,) = (line for line in lines if line.startswith("voluntary_ctxt_switches"))
+        return int(line.split()[1])
+
+    for step in range(2):
+        num_at_rest = num_waits()
+        publisher.publish(status(step))
+        while num_waits() == num_at_rest:
+            time.sleep(0.01)  # until it has woken
+        num_before = -1
+        while num_waits() != num_before:  # until it rests
+            num_before = num_waits()
+            time.sleep(0.2)
+    publisher.close()
+
+
+@needs_thread
+def test_a_publisher_that_nobody_closes_ends_with_its_object() -> None:
+    publisher: Publisher | None = Publisher("tcp://127.0.0.1:*", ring_size=5)
+    num_open = len(os.listdir("/proc/self/fd"))
+    assert publisher is not None
+    publisher.publish(status(1))
+    del publisher
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) < num_open
+
+
+@needs_thread
+def test_a_process_ends_with_a_publisher_that_is_still_open(address: str) -> None:
+    code = """
+import sys
+from stepscope.engine.telemetry import Publisher
+from stepscope.engine.wire import EngineStatus
+publisher = Publisher(sys.argv[1], 5)
+for step in range(1000):
+    publisher.publish(
+        EngineStatus(time_ns=step, state="idle", step=step, num_running=0, num_waiting=0)
+    )
+"""
+    done = subprocess.run([sys.executable, "-c", code, address], timeout=60, check=False)
+    assert done.returncode == 0
+
+
+@needs_thread
+def test_a_ring_that_the_machine_has_no_memory_for_is_refused() -> None:
+    with pytest.raises(MemoryError):
+        Publisher(None, ring_size=5, ring_bytes=2**62)

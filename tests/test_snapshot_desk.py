@@ -1,0 +1,97 @@
+"""Those who join cost the engine a bounded share of its time."""
+
+import time
+from typing import Any
+
+import pytest
+
+from stepscope.engine.client import ControlClient
+from stepscope.engine.commands import AnyReply, GetSnapshot
+from stepscope.engine.snapshot_desk import MAX_WAIT_NS, SHARE, SnapshotDesk
+from stepscope.engine.wire import Snapshot
+
+
+class Asker:
+    """A client that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.replies: list[Any] = []
+
+    def reply(self, message: AnyReply) -> None:
+        self.replies.append(message)
+
+
+def test_many_who_join_cost_the_engine_a_bounded_share_and_all_get_a_snapshot() -> None:
+    now_ns, cost_ns, num_made = 0, 3_000_000, 0
+
+    def take() -> Any:
+        nonlocal now_ns, num_made
+        now_ns += cost_ns
+        num_made += 1
+        return num_made
+
+    desk = SnapshotDesk(take, lambda: now_ns)
+    askers: list[tuple[int, Asker]] = []
+    num_steps, step_ns = 1000, 10_000_000
+    for step in range(num_steps):
+        now_ns += step_ns
+        for _ in range(1 + step % 3):
+            askers.append((num_made, Asker()))
+            desk.ask(askers[-1][1])
+        desk.serve()
+    assert num_made * cost_ns <= SHARE * now_ns + 2 * cost_ns
+    assert desk.due_ns is not None
+    now_ns = desk.due_ns
+    desk.serve()
+    assert desk.due_ns is None
+    for made_before, asker in askers:
+        # One each, and one that was made after it was asked for.
+        assert asker.replies == [made_before + 1]
+
+
+def test_who_joins_alone_does_not_wait_and_nobody_waits_for_ever() -> None:
+    now_ns = 0
+
+    def take() -> Any:
+        nonlocal now_ns
+        now_ns += 10**12
+        return "snapshot"
+
+    desk = SnapshotDesk(take, lambda: now_ns)
+    first, second, third = Asker(), Asker(), Asker()
+    desk.ask(first)
+    desk.serve()
+    assert first.replies == ["snapshot"]
+    desk.ask(second)
+    desk.serve()
+    assert second.replies == []
+    now_ns += MAX_WAIT_NS
+    desk.serve()
+    assert second.replies == ["snapshot"]
+    desk.ask(third)
+    desk.serve(at_once=True)  # the engine ends
+    assert third.replies == ["snapshot"]
+
+
+def test_a_flood_of_those_who_join_does_not_stop_the_engine(
+    live_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, num_made = live_engine.core.snapshots._take, 0
+
+    def slow_take() -> Any:
+        nonlocal num_made
+        num_made += 1
+        time.sleep(0.01)
+        return take()
+
+    monkeypatch.setattr(live_engine.core.snapshots, "_take", slow_take)
+    started_s = time.monotonic()
+    with ControlClient(live_engine.endpoint) as client:
+        asked = {client.send(GetSnapshot()) for _ in range(60)}
+        while asked:
+            received = client.receive(20.0)
+            assert received is not None
+            assert isinstance(received[1], Snapshot), received
+            asked.discard(received[0])
+    # One at once, and after that one a second at most.
+    assert num_made <= 2 + (time.monotonic() - started_s)
