@@ -73,6 +73,12 @@ class EngineLog:
         for topic, message in ((_INFO, info), (_KEYFRAME, snapshot)):
             file.add(topic, snapshot.sequence, wire.encode(message), self._last_log_ns)
 
+    def say(self, metadata: Mapping[str, str]) -> None:
+        """Other values, of as many bytes, for what each file says beside the engine."""
+        self._metadata |= metadata
+        if self._anchor is not None:
+            self._file.say(metadata)
+
     def take(self, message: Telemetry, frame: _Frame) -> None:
         """The next message, decoded and as it came.
 

@@ -28,7 +28,7 @@ class Bound(NamedTuple):
     """What counts as late for one kind of wait, and what was measured of it."""
 
     bound_ms: float | None  # None: nothing was measured to derive one from
-    is_given: bool  # by the operator; else it is derived from the median
+    is_given: bool  # by the operator or in the file; else it is derived from the median
     num_waits: int
     median_ms: float | None
     num_late: int  # the operator's pauses are not held against the engine

@@ -97,6 +97,17 @@ class McapSink:
         self._metadata.append(MetadataIndex(offset=offset, length=len(record), name=name))
         self.num_bytes = self._stream.tell()
 
+    def replace_metadata(self, name: str, values: Mapping[str, str]) -> None:
+        """Say something else under a name, in as many bytes as what `add_metadata` was given."""
+        place = next(each for each in self._metadata if each.name == name)
+        record = _encoded(Metadata(name=name, metadata=dict(values)))
+        if len(record) != place.length:
+            raise ValueError(f"{len(record)} bytes of metadata in place of {place.length}")
+        end = self._stream.tell()
+        self._stream.seek(place.offset)
+        self._stream.write(record)
+        self._stream.seek(end)
+
     def add(self, channel_id: int, sequence: int, log_ns: int, payload: bytes) -> None:
         """Append a message; `log_ns` must not be earlier than that of the one before it."""
         if self._frame is None:

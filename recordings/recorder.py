@@ -2,10 +2,12 @@
 
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.rotation import FileSeries
+from stepscope.recordings.service_levels import Levels
 from stepscope.recordings.source import Source
 from stepscope.recordings.writer import RecordingState, RecordingWriter
 
@@ -16,16 +18,22 @@ class Recorder:
     Args:
         source: live; not necessarily joined yet.
         target: a file, replaced if there is one, or a series of files.
+        levels: gives those by which whoever opens the file is to judge it; asked once a second.
 
     Raises:
         RecordingError: the source is itself a recording, or `target` cannot be written.
     """
 
-    def __init__(self, source: Source, target: Path | str | FileSeries) -> None:
+    def __init__(
+        self,
+        source: Source,
+        target: Path | str | FileSeries,
+        levels: Callable[[], Levels] = dict,
+    ) -> None:
         if not source.is_live:
             raise RecordingError(f"{source.name} is a recording already")
         self._source = source
-        self._writer = RecordingWriter(target)
+        self._writer = RecordingWriter(target, levels)
         self._started_s = time.monotonic()
         self._ended_s: float | None = None
         # First listen, then look: what comes between is in both, and the writer sorts it out.

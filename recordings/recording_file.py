@@ -3,6 +3,7 @@
 import contextlib
 import os
 import time
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -48,6 +49,7 @@ class RecordingFile:
         self.path = path
         self._channel_ids = {topic.encode(): n for n, topic in enumerate(TOPICS, start=1)}
         self._packer = StepPacker()
+        self._said: dict[str, str] = {}
         self._num_since_keyframe = 0
         self._num_bytes_since_keyframe = 0  # of messages, before they are packed
         self._num_keyframe_bytes = 0  # of the last one, ...
@@ -88,20 +90,23 @@ class RecordingFile:
     def begin(self, info: EngineInfo, more: dict[str, str]) -> None:
         """Say what is recorded, and by whom."""
         self._packer = StepPacker(info.block_size)
-        self._open_sink().add_metadata(
-            PROFILE,
-            {
-                "schema_version": str(info.schema_version),
-                "format_version": str(FORMAT_VERSION),
-                "software_version": version("stepscope"),
-                "engine_id": info.engine_id,
-                "engine_name": info.name,
-                "model": info.model,
-                "with_tokens": str(info.with_tokens).lower(),
-                "started_wall_ns": str(time.time_ns()),
-                **more,
-            },
-        )
+        self._said = {
+            "schema_version": str(info.schema_version),
+            "format_version": str(FORMAT_VERSION),
+            "software_version": version("stepscope"),
+            "engine_id": info.engine_id,
+            "engine_name": info.name,
+            "model": info.model,
+            "with_tokens": str(info.with_tokens).lower(),
+            "started_wall_ns": str(time.time_ns()),
+            **more,
+        }
+        self._open_sink().add_metadata(PROFILE, self._said)
+
+    def say(self, metadata: Mapping[str, str]) -> None:
+        """Put other values, of as many bytes, into what `begin` said."""
+        self._said |= metadata
+        self._open_sink().replace_metadata(PROFILE, self._said)
 
     def add(self, topic: bytes, sequence: int, payload: bytes, log_ns: int) -> None:
         """Append a message.

@@ -24,6 +24,7 @@ from stepscope.recordings.loaded_chunk import KEYFRAME
 from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recording_file import RecordingFile
+from stepscope.recordings.service_levels import LEVEL_NAMES
 
 Progress = Callable[[float], None]
 
@@ -100,7 +101,7 @@ def _copy(recording: Recording, file: RecordingFile, progress: Progress) -> Stri
     more = {
         name: value
         for name, value in recording.metadata.items()
-        if name in ("series", "started_wall_ns", _MARK)
+        if name in ("series", "started_wall_ns", _MARK, *LEVEL_NAMES)
     }
     if had_tokens:
         more[_MARK] = "true"

@@ -17,6 +17,7 @@ from stepscope.recordings.loaded_chunk import KEYFRAME, Frame
 from stepscope.recordings.mcap_chunk import has_sound_head, was_overwritten
 from stepscope.recordings.mcap_index import read_index
 from stepscope.recordings.reader import Recording
+from stepscope.recordings.service_levels import Levels, levels_in
 from stepscope.recordings.strip import holds_tokens
 
 MAX_PROBLEMS = 10  # told of each check; all are counted
@@ -56,6 +57,7 @@ class VerifyReport:
     Attributes:
         num_lost_messages: that were sent and are not in it.
         with_tokens: prompts and outputs are in it.
+        levels: service levels that it carries.
     """
 
     path: Path
@@ -67,6 +69,7 @@ class VerifyReport:
     last_step: int | None = None
     num_lost_messages: int = 0
     with_tokens: bool = False
+    levels: Levels = field(default_factory=dict)
     file: Check = field(default_factory=lambda: Check("file", "parts"))
     checksums: Check = field(default_factory=lambda: Check("checksums", "chunks"))
     messages: Check = field(default_factory=lambda: Check("messages", "messages"))
@@ -106,6 +109,7 @@ def verify(path: Path, progress: Progress) -> VerifyReport:
     with Recording(path) as recording:
         report.num_bytes = recording.size
         report.with_tokens = recording.info.with_tokens
+        report.levels = levels_in(recording.metadata)
         report.num_chunks = recording.num_chunks
         report.first_step, report.last_step = recording.first_step, recording.last_step
         _check_file(recording, report)

@@ -9,6 +9,7 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -21,6 +22,7 @@ from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recording_file import RecordingFile
 from stepscope.recordings.rotation import FileSeries
+from stepscope.recordings.service_levels import Levels, as_metadata
 
 log = logging.getLogger("stepscope.recordings")
 
@@ -49,12 +51,15 @@ class RecordingWriter:
 
     Args:
         target: a file, replaced if there is one, or a series of files.
+        levels: gives those that the file is to carry; asked once a second, from the writing thread.
 
     Raises:
         RecordingError: the file cannot be made.
     """
 
-    def __init__(self, target: Path | str | FileSeries) -> None:
+    def __init__(
+        self, target: Path | str | FileSeries, levels: Callable[[], Levels] = dict
+    ) -> None:
         self.state: RecordingState = "recording"
         self.error: str | None = None
         self.note: str | None = None  # why it ended by itself
@@ -62,6 +67,8 @@ class RecordingWriter:
         self.first_step: int | None = None
         self.last_step: int | None = None
         self._series = target if isinstance(target, FileSeries) else None
+        self._levels = levels
+        self._told = as_metadata(levels())  # in the file
         if isinstance(target, FileSeries):
             self._file = target.open_next()
         else:
@@ -121,6 +128,7 @@ class RecordingWriter:
     def _run(self) -> None:
         try:
             self._write_all()
+            self._tell_levels()
             self._file.close()
         except OSError as error:
             self._file.abandon()
@@ -156,6 +164,7 @@ class RecordingWriter:
                 if self.note is not None:
                     return
             if time.monotonic() >= next_flush_s:
+                self._tell_levels()
                 self._file.flush()
                 self.num_safe_steps = self.num_steps
                 if self._series is not None:
@@ -180,7 +189,15 @@ class RecordingWriter:
         self.num_files += 1
 
     def _new_log(self) -> EngineLog:
-        return EngineLog(self._file, {} if self._series is None else self._series.metadata)
+        series = {} if self._series is None else self._series.metadata
+        return EngineLog(self._file, {**series, **self._told})
+
+    def _tell_levels(self) -> None:
+        """What the operator has changed since the file began holds for all of it."""
+        levels = as_metadata(self._levels())
+        if levels != self._told and levels.keys() == self._told.keys():
+            self._told = levels
+            self._log.say(levels)
 
     def _write(self, topic: bytes, sequence: int, payload: bytes) -> None:
         try:

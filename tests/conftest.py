@@ -46,6 +46,7 @@ from stepscope.engine.wire import TOPICS, Telemetry, encode
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.recorder import Recorder
+from stepscope.recordings.service_levels import Levels
 from stepscope.recordings.source import FrameTap, SourceStatus
 from stepscope.tui.cli import main
 from tests.paced_runner import PacedRunner
@@ -524,9 +525,11 @@ def recorded_to() -> Callable[..., AbstractContextManager[Received]]:
     """`with recorded_to(path) as source`: the file holds what `source.take` was given."""
 
     @contextmanager
-    def recorded(path: Path, slo: SLO | None = None) -> Iterator[Received]:
+    def recorded(
+        path: Path, slo: SLO | None = None, levels: Levels | None = None
+    ) -> Iterator[Received]:
         source = Received(slo)
-        recorder = Recorder(source, path)
+        recorder = Recorder(source, path, lambda: levels or {})
         yield source
         recorder.stop()
         assert recorder.error is None, recorder.error

@@ -4,6 +4,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepscope.recordings.service_levels import levels_of
 from stepscope.recordings.source import Source
 from stepscope.tui import format as fmt
 from stepscope.tui.recent import remember
@@ -69,7 +70,12 @@ class RecordSwitch:
         """
         from stepscope.recordings.recorder import Recorder, default_name  # loads mcap and zstd
 
-        self._recorder = Recorder(self._source, self._folder / default_name(self._source.name))
+        history = self._source.history
+        self._recorder = Recorder(
+            self._source,
+            self._folder / default_name(self._source.name),
+            lambda: levels_of(history.slo),
+        )
         self._is_ending = self._is_seen = False
         remember(self._recorder.path)
         return self._recorder.path

@@ -11,12 +11,16 @@ commands = typer.Typer(rich_markup_mode=None)
 _SloITL = Annotated[
     str | None,
     typer.Option(
-        metavar="TIME", help="a longer gap between two tokens is a breach  [default: 50ms]"
+        metavar="TIME",
+        help="a longer gap between two tokens is a breach  [default: as the file says, else 50ms]",
     ),
 ]
 _SloTTFT = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="a later first token is a breach  [default: 500ms]"),
+    typer.Option(
+        metavar="TIME",
+        help="a later first token is a breach  [default: as the file says, else 500ms]",
+    ),
 ]
 
 
@@ -74,7 +78,8 @@ def screenshot(
 
     No terminal is needed. SVG keeps its text selectable; PNG needs 'stepscope[export]'. A file that
     is there is replaced. Theme, ASCII, axis and service levels are those of [dashboard] in the
-    config file where no option says otherwise.
+    config file where no option says otherwise, and service levels those that the recording carries,
+    where it does.
     """
     from stepscope.tui.commands import screenshot as command
 

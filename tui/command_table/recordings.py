@@ -49,11 +49,28 @@ def record(
             help="with --rotate: delete this recorder's older files beyond this: 48h, 100GB",
         ),
     ] = None,
+    slo_itl: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="write into the file that a longer gap between two tokens is a breach",
+        ),
+    ] = None,
+    slo_ttft: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="write into the file that a later first token is a breach"
+        ),
+    ] = None,
 ) -> None:
-    """Record every step of an engine to a file, without a screen."""
+    """Record every step of an engine to a file, without a screen.
+
+    The service levels of [dashboard] in the config file, or of these options, go into the file:
+    whoever opens it is shown what was a breach by them.
+    """
     from stepscope.tui.commands import record as command
 
-    command.record(endpoint, output, seconds, rotate, keep)
+    command.record(endpoint, output, seconds, rotate, keep, slo_itl, slo_ttft)
 
 
 @commands.command(
@@ -113,13 +130,16 @@ def explain(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="a longer gap between two tokens is late (default: twice the median)",
+            help="a longer gap between two tokens is late; 'median': than twice the median "
+            "(default: as the recording says, else median)",
         ),
     ] = None,
     slo_ttft: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="a later first token is late (default: twice the median)"
+            metavar="TIME",
+            help="a later first token is late; 'median': later than twice the median "
+            "(default: as the recording says, else median)",
         ),
     ] = None,
     request: Annotated[

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,9 @@ from stepscope.recordings.landmarks import Landmark, find_landmark, landmarks
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recording_feed import RecordingFeed
+from stepscope.recordings.service_levels import Levels, levels_in, levels_text
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say, writing_output
+from stepscope.tui.commands.levels import judged_as
 from stepscope.tui.commands.options import resolve
 from stepscope.tui.commands.progress import Progress
 from stepscope.tui.commands.screenshot import PICTURE_SUFFIXES, picture_path, picture_size
@@ -68,6 +70,9 @@ def compare(
             )
         if mark is not None:
             raise WrongUsage(f"--mark is for recordings; watching {name}, c compares its past")
+    own = settings
+    if not live:  # what is watched now is judged as the operator says now
+        settings = _compared_as(settings, flags, list(found))
     if prints:
         slo = SLO(settings.slo_ttft_ms, settings.slo_itl_ms)
         _print(Comparer(*open_feeds(a, b, mark, slo)), alignment, limit, as_json)
@@ -79,9 +84,39 @@ def compare(
         with Recording(find_recording(a)) as recording:
             split = split_at(recording, mark)
     if output is None:
-        run_compare(a, b, split, alignment or "time", settings, live)
+        run_compare(a, b, split, alignment or "time", settings, live, settings == own)
     else:
         _draw(a, b, split, alignment or "time", settings, output, size)
+
+
+def _compared_as(
+    settings: DashboardSettings, flags: Mapping[str, Any], files: Sequence[str]
+) -> DashboardSettings:
+    """The settings with the levels that recordings are compared by: of the first that carries any.
+
+    Says on stderr whose they are, where another one carries others and nothing overrules them.
+
+    Raises:
+        CommandFailed, RecordingError: a file is none.
+    """
+    carried: dict[str, Levels] = {}
+    for file in files:
+        with Recording(find_recording(file)) as recording:
+            if levels := levels_in(recording.metadata):
+                carried[file] = levels
+    if not carried:
+        return settings
+    first = next(iter(carried))
+    chosen = judged_as(settings, flags, carried[first])
+    for name, levels in carried.items():
+        if judged_as(settings, flags, levels) != chosen:
+            print(
+                f"stepscope: note: {first} carries the service levels "
+                f"{levels_text(carried[first])}, {name} {levels_text(levels)}; both are judged by "
+                f"those of {first} (--slo-ttft and --slo-itl set others)",
+                file=sys.stderr,
+            )
+    return chosen
 
 
 def _draw(

@@ -18,6 +18,7 @@ from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import Series
 from stepscope.recordings.recorder import Recorder
+from stepscope.recordings.service_levels import levels_of
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui.commands.demo_pace import Pace
 from stepscope.tui.commands.demo_rate import Offer, asked_rate, offer
@@ -86,8 +87,9 @@ def demo(
             _options(model, with_tokens), lambda line: progress(line, None)
         ) as engine:
             offered = offer(WORKLOAD, engine.wait_until_ready(), asked)
-            source = Subscriber(engine.endpoint, new_history(settings))
-            recorder = None if record is None else Recorder(source, record)
+            history = new_history(settings)
+            source = Subscriber(engine.endpoint, history)
+            recorder = Recorder(source, record, lambda: levels_of(history.slo)) if record else None
             pace = Pace(WORKLOAD, offered, source.history, partial(_set_workload, engine))
             if headless:
                 until_the_engine_ended.enter_context(stop)

@@ -9,12 +9,14 @@ import msgspec
 from stepscope.recordings.causes import Late, Piece
 from stepscope.recordings.explained import Bound, Explanation, explain_recording
 from stepscope.recordings.reader import Recording
+from stepscope.recordings.service_levels import Levels, levels_in
 from stepscope.recordings.session import request_name
 from stepscope.tui.cause_names import CAUSE_NAMES
-from stepscope.tui.commands.durations import milliseconds
 from stepscope.tui.commands.errors import WrongUsage, say, writing_output
+from stepscope.tui.commands.levels import level_flags
 from stepscope.tui.commands.top import find_recording
 
+_MEDIAN = "median"  # instead of a time: twice the median, also of a file that carries levels
 _LONG_TTFT_MS = 1000.0  # as a median; each is long then
 
 
@@ -29,13 +31,18 @@ def explain(
     """Raises RecordingError when the file is none or holds no such request, WrongUsage for an
     option that cannot be.
     """
-    slo_itl_ms = None if slo_itl is None else milliseconds("--slo-itl", slo_itl)
-    slo_ttft_ms = None if slo_ttft is None else milliseconds("--slo-ttft", slo_ttft)
+    asked = {"slo_itl_ms": slo_itl, "slo_ttft_ms": slo_ttft}
+    given = level_flags(*(None if text == _MEDIAN else text for text in (slo_itl, slo_ttft)))
     if limit < 0:
         raise WrongUsage(f"--limit: expected 0 (all) or more, got {limit}")
     wanted = None if request is None else request_number(request)
     with Recording(find_recording(file)) as recording:
-        found = explain_recording(recording, slo_itl_ms, slo_ttft_ms, wanted)
+        carried = levels_in(recording.metadata)
+        own = {name: value for name, value in carried.items() if asked[name] is None}
+        levels = {**own, **given}
+        found = explain_recording(
+            recording, levels.get("slo_itl_ms"), levels.get("slo_ttft_ms"), wanted
+        )
         if recording.message is not None:
             print(f"stepscope: note: {recording.message}", file=sys.stderr)
     if as_json:
@@ -43,7 +50,7 @@ def explain(
             document = msgspec.json.encode(_document(file, found))
             sys.stdout.buffer.write(msgspec.json.format(document, indent=2) + b"\n")
         return
-    say(*_summary(file, found), *_shares(found), *_table(found, limit))
+    say(*_summary(file, found, own), *_shares(found), *_table(found, limit))
 
 
 def request_number(text: str) -> int:
@@ -56,11 +63,11 @@ def request_number(text: str) -> int:
 # For people
 
 
-def _summary(file: str, found: Explanation) -> list[str]:
+def _summary(file: str, found: Explanation, own: Levels) -> list[str]:
     return [
         f"{file}: {found.num_steps:,} steps of {found.info.model} on {found.info.name}",
-        _measured(f"gaps between tokens{_of(found)}", "--slo-itl", found.itl),
-        _measured(f"first tokens{_of(found)}", "--slo-ttft", found.ttft),
+        _measured(f"gaps between tokens{_of(found)}", "--slo-itl", found.itl, "slo_itl_ms" in own),
+        _measured(f"first tokens{_of(found)}", "--slo-ttft", found.ttft, "slo_ttft_ms" in own),
         *_all_late(found.ttft),
         *_never_served(found),
     ]
@@ -70,10 +77,12 @@ def _of(found: Explanation) -> str:
     return "" if found.request_id is None else f" of {request_name(found.request_id)}"
 
 
-def _measured(what: str, option: str, bound: Bound) -> str:
+def _measured(what: str, option: str, bound: Bound, is_own: bool) -> str:
     if bound.median_ms is None or bound.bound_ms is None:
         return f"{what}: none"
     of = option if bound.is_given else f"twice the median; {option} sets another"
+    if is_own:
+        of = f"as the recording says; {option} sets another"
     share = bound.num_late / bound.num_waits
     return (
         f"{what}: {bound.num_late:,} of {bound.num_waits:,} ({share:.2%}) took longer than "

@@ -35,6 +35,10 @@ _NOTES = {
     "demo": "The engine runs with a budget of 128 tokens, 12 seats and, with the demo model, "
     "a 64 MB cache. It gets 70 % of what this machine carries to do, also when that changes, until "
     "you change a knob or the workload; or what --rate says.",
+    "replay": "A recording that carries service levels is shown with them, unless an option says "
+    "otherwise.",
+    "compare": "Recordings that carry service levels are judged by them, by those of A where both "
+    "do, unless an option says otherwise.",
     "schedule": "Options win over the workload; changes of its budget in mid-run still happen. "
     "What neither says is as 'stepscope serve' has it, but the order is arrival, as in vLLM.",
 }

@@ -11,11 +11,15 @@ from stepscope.recordings.plot.figure import figure, num_columns
 from stepscope.recordings.plot.series import PlotSeries, read_series
 from stepscope.recordings.plot.style import COLOURS
 from stepscope.recordings.reader import Recording
+from stepscope.recordings.service_levels import levels_in
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
+from stepscope.tui.commands.levels import judged_as, level_flags
+from stepscope.tui.commands.options import resolve
 from stepscope.tui.commands.progress import Progress
 from stepscope.tui.commands.record import size
-from stepscope.tui.commands.screenshot import dashboard_settings, picture_path
+from stepscope.tui.commands.screenshot import picture_path
 from stepscope.tui.commands.top import find_recording
+from stepscope.tui.settings import DashboardSettings
 
 _MIN_INCHES, _MAX_INCHES = 7.0, 60.0
 
@@ -44,9 +48,11 @@ def plot_file(
         raise WrongUsage(f"--from {first} is after --until {last}")
     path = picture_path(output, (".svg", ".png", ".pdf"))
     inches = _inches(dimensions)
-    settings = dashboard_settings(slo_itl, slo_ttft)
-    slo = SLO(ttft_ms=settings.slo_ttft_ms, itl_ms=settings.slo_itl_ms)
+    flags = level_flags(slo_itl, slo_ttft)
+    settings = resolve(DashboardSettings, "dashboard", flags)
     with Recording(find_recording(file)) as recording:
+        settings = judged_as(settings, flags, levels_in(recording.metadata))
+        slo = SLO(ttft_ms=settings.slo_ttft_ms, itl_ms=settings.slo_itl_ms)
         with Progress() as progress:
             series = read_series(
                 recording,

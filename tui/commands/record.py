@@ -13,6 +13,7 @@ from stepscope.recordings.rotation import MIN_ROTATE_BYTES, MIN_ROTATE_S, FileSe
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui.commands.connect import choose, connect
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
+from stepscope.tui.commands.levels import chosen_levels, level_flags
 from stepscope.tui.commands.progress import Progress
 from stepscope.tui.commands.signals import StopSignals
 from stepscope.tui.recent import remember
@@ -22,7 +23,13 @@ _GONE_S = 10.0  # an engine that is silent for so long does not come back in thi
 
 
 def record(
-    endpoint: str | None, file: str, seconds: float | None, rotate: str | None, keep: str | None
+    endpoint: str | None,
+    file: str,
+    seconds: float | None,
+    rotate: str | None,
+    keep: str | None,
+    slo_itl: str | None = None,
+    slo_ttft: str | None = None,
 ) -> None:
     """Record until a signal, `seconds` have passed, or the engine ends.
 
@@ -35,6 +42,7 @@ def record(
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
     if keep is not None and rotate is None:
         raise WrongUsage("--keep: only with --rotate, which makes many files of one")
+    levels = chosen_levels(level_flags(slo_itl, slo_ttft))
     limits = _limits("--rotate", rotate)
     kept = _limits("--keep", keep)
     output = Path(file)
@@ -50,7 +58,8 @@ def record(
             note = "publishes nothing (--no-telemetry): no step of it will be in the recording"
             print(f"stepscope: note: {chosen.name} {note}", file=sys.stderr)
     source = Subscriber(chosen, Journal())
-    recorder = Recorder(source, output if limits is None else FileSeries(output, limits, kept))
+    target = output if limits is None else FileSeries(output, limits, kept)
+    recorder = Recorder(source, target, lambda: levels)
     stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     with stop:
         source.start()

@@ -8,9 +8,10 @@ from typing import Any
 from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.replay import ReplaySource
-from stepscope.tui.commands.durations import milliseconds
+from stepscope.recordings.service_levels import levels_in
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
 from stepscope.tui.commands.explain import request_number
+from stepscope.tui.commands.levels import judged_as, level_flags
 from stepscope.tui.commands.options import resolve
 from stepscope.tui.commands.record import size
 from stepscope.tui.commands.top import find_recording, new_history
@@ -41,11 +42,16 @@ def screenshot_file(
 ) -> None:
     """Write the picture, and say what is on it.
 
+    Args:
+        flags: of the dashboard; None is one that was not given.
+
     Raises:
         WrongUsage: an option that cannot be, or a step that is not in the recording.
         CommandFailed, RecordingError: it cannot be read or written.
     """
-    settings = dashboard_settings(slo_itl, slo_ttft, flags)
+    given = {name: value for name, value in flags.items() if value is not None}
+    given |= level_flags(slo_itl, slo_ttft)
+    settings = resolve(DashboardSettings, "dashboard", given)
     path = picture_path(output, PICTURE_SUFFIXES)
     request_id = None if request is None else request_number(request)
     chosen = _page(page, request_id)
@@ -60,6 +66,7 @@ def screenshot_file(
         step = last if at is None else at
         if not first <= step <= last:
             raise WrongUsage(f"--at: {recording.path.name} holds steps {first} to {last}, not {at}")
+        settings = judged_as(settings, given, levels_in(recording.metadata))
         source = ReplaySource(recording, new_history(settings), playing=False)
         source.start()
         try:
@@ -73,22 +80,6 @@ def screenshot_file(
     say(f"{path}: step {step:,}, {num_columns}x{num_rows}, {size(path.stat().st_size)}")
     if message is not None:
         say(message)
-
-
-def dashboard_settings(
-    slo_itl: str | None, slo_ttft: str | None, flags: Mapping[str, Any] | None = None
-) -> DashboardSettings:
-    """What the config file says of the dashboard, and these options on top of it.
-
-    Args:
-        flags: of the dashboard; None is one that was not given.
-    """
-    given = {name: value for name, value in (flags or {}).items() if value is not None}
-    if slo_itl is not None:
-        given["slo_itl_ms"] = milliseconds("--slo-itl", slo_itl)
-    if slo_ttft is not None:
-        given["slo_ttft_ms"] = milliseconds("--slo-ttft", slo_ttft)
-    return resolve(DashboardSettings, "dashboard", given)
 
 
 def _draw(

@@ -20,9 +20,11 @@ from stepscope.recordings.mcap_index import PART_SUFFIX
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.replay import MAX_SPEED, MIN_SPEED, ReplaySource
+from stepscope.recordings.service_levels import levels_in
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui.commands.connect import choose, connect, hello, receive
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage, expected
+from stepscope.tui.commands.levels import judged_as
 from stepscope.tui.commands.options import resolve
 from stepscope.tui.preferences import Preferences
 from stepscope.tui.recent import remember
@@ -249,6 +251,8 @@ def replay(file: str, speed: float | None, at: int | None, flags: Mapping[str, A
         if at is not None and (first is None or last is None or not first <= at <= last):
             raise WrongUsage(f"--at: {recording.path.name} holds steps {first} to {last}, not {at}")
         need_terminal("'stepscope record' makes recordings without one")
+        carried = levels_in(recording.metadata)
+        settings = judged_as(settings, flags, carried)
         source = ReplaySource(recording, new_history(settings), speed or 1.0, playing=at is None)
         source.start()
         if recording.path not in samples.shipped().values():
@@ -256,15 +260,16 @@ def replay(file: str, speed: float | None, at: int | None, flags: Mapping[str, A
         try:
             if at is not None:
                 source.seek(at)
-            _run_replay(source, settings)
+            # What is good enough for one session is not meant for the next.
+            _run_replay(source, settings, keeps_levels=not carried)
         finally:
             source.stop()
 
 
-def _run_replay(source: ReplaySource, settings: DashboardSettings) -> None:
+def _run_replay(source: ReplaySource, settings: DashboardSettings, keeps_levels: bool) -> None:
     from stepscope.tui.run import run_dashboard
 
-    run_dashboard(source, source.history, **dashboard_options(settings))
+    run_dashboard(source, source.history, **dashboard_options(settings, keeps_levels))
 
 
 def find_recording(file: str) -> Path:

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from stepscope.recordings.service_levels import levels_text
 from stepscope.recordings.verify import Check, VerifyReport, verify
 from stepscope.tui.commands.errors import FAILED, say
 from stepscope.tui.commands.progress import Progress
@@ -41,6 +42,7 @@ def as_document(report: VerifyReport) -> dict[str, Any]:
         "first_step": report.first_step,
         "last_step": report.last_step,
         "with_tokens": report.with_tokens,
+        "service_levels": report.levels,
         "checks": [
             {
                 "name": check.name,
@@ -65,6 +67,8 @@ def table(report: VerifyReport) -> list[str]:
         lines.append(
             "  it holds prompts and outputs ('stepscope repair --strip-tokens' takes them out)"
         )
+    if report.levels:
+        lines.append(f"  service levels of who watched: {levels_text(report.levels)}")
     for check in report.checks:
         lines.append(f"  {check.name:18} {check.num_checked:>12,} {check.unit:10} {_result(check)}")
         lines += [f"      {problem}" for problem in check.problems]

@@ -32,10 +32,12 @@ def run_compare(
     align: Align,
     settings: DashboardSettings,
     live: dict[str, Endpoint],
+    keeps_levels: bool = True,
 ) -> None:
     """Show the comparison until the operator leaves.
 
     Args:
+        keeps_levels: as in `dashboard_options`.
         b: what is held against A; None: A is divided at `split`.
         live: which of both are engines, by name.
 
@@ -48,7 +50,7 @@ def run_compare(
     if b is not None and a in live and b in live:
         raise WrongUsage(f"{a} and {b} are both live: 'stepscope top {a} {b}' shows them abreast")
     with _compared(a, b, split, settings, live) as (source, origins):
-        _run(source, origins, align, settings)
+        _run(source, origins, align, settings, keeps_levels)
 
 
 def draw_compare(
@@ -130,7 +132,11 @@ def _origin(name: str, slo: SLO) -> Origin:
 
 
 def _run(
-    source: Source, origins: tuple[Origin, Origin], align: Align, settings: DashboardSettings
+    source: Source,
+    origins: tuple[Origin, Origin],
+    align: Align,
+    settings: DashboardSettings,
+    keeps_levels: bool,
 ) -> None:
     from stepscope.tui.run import run_dashboard
 
@@ -139,5 +145,5 @@ def _run(
         source.history,
         control_endpoint=source.endpoint.control if isinstance(source, Subscriber) else None,
         compared=(*origins, align),
-        **dashboard_options(settings),
+        **dashboard_options(settings, keeps_levels),
     )

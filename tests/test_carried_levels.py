@@ -1,0 +1,192 @@
+"""A recording is judged by the service levels that it was watched with."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.engine import wire
+from stepscope.engine.simulated import simulate
+from stepscope.recordings import samples
+from stepscope.recordings.latency import SLO
+from stepscope.recordings.reader import Recording
+from stepscope.recordings.repair import repair
+from stepscope.recordings.rotation import FileSeries, Limits
+from stepscope.recordings.service_levels import as_metadata, levels_in, levels_of
+from stepscope.recordings.strip import strip
+from stepscope.recordings.writer import RecordingWriter
+from stepscope.tui.record_switch import RecordSwitch
+
+
+@pytest.fixture
+def recording(recorded_to: Callable[..., Any], tmp_path: Path) -> Callable[..., Path]:
+    """Makes files of the same session that carry these levels."""
+
+    def make(name: str, **levels: float) -> Path:
+        path = tmp_path / f"{name}.mcap"
+        with recorded_to(path, levels=levels) as source:
+            for sequence, message in simulate(seed=3, num_steps=200):
+                source.take(sequence, message)
+        return path
+
+    return make
+
+
+def carried(path: Path) -> dict[str, float]:
+    with Recording(path) as recording:
+        return dict(levels_in(recording.metadata))
+
+
+def test_record_writes_the_levels_it_was_given_and_verify_tells_them(
+    live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
+) -> None:
+    path, address = tmp_path / "a.mcap", live_engine.endpoint.control
+    done = stepscope(
+        *("record", address, "-o", str(path), "--seconds", "0.3"),
+        *("--slo-itl", "20ms", "--slo-ttft", "1.5s"),
+    )
+    assert done.exit_code == 0, done.stderr
+    assert carried(path) == {"slo_ttft_ms": 1500.0, "slo_itl_ms": 20.0}
+    told = "  service levels of who watched: TTFT 1,500 ms, ITL 20 ms\n"
+    assert told in stepscope("verify", str(path)).stdout
+    document = json.loads(stepscope("verify", str(path), "--json").stdout)
+    assert document["service_levels"] == {"slo_ttft_ms": 1500.0, "slo_itl_ms": 20.0}
+    wrong = stepscope("record", address, "-o", str(tmp_path / "b.mcap"), "--slo-itl", "soon")
+    assert (wrong.exit_code, wrong.stderr.count("\n")) == (2, 1)
+    assert not list(tmp_path.glob("b.*"))
+
+
+def test_record_writes_those_of_the_config_file_and_none_that_nobody_chose(
+    live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
+) -> None:
+    arguments = ("record", live_engine.endpoint.control, "--seconds", "0.3", "-o")
+    stepscope(*arguments, str(tmp_path / "a.mcap"))
+    (tmp_path / "config" / "stepscope").mkdir(parents=True)
+    (tmp_path / "config" / "stepscope" / "config.toml").write_text("[dashboard]\nslo_itl_ms = 7\n")
+    stepscope(*arguments, str(tmp_path / "b.mcap"))
+    assert carried(tmp_path / "a.mcap") == {}
+    assert "service levels" not in stepscope("verify", str(tmp_path / "a.mcap")).stdout
+    assert carried(tmp_path / "b.mcap") == {"slo_itl_ms": 7.0}
+
+
+def test_r_in_the_dashboard_records_the_levels_on_the_screen_also_when_they_change(
+    still_source: Callable[..., Any], tmp_path: Path
+) -> None:
+    source = still_source(50)
+    switch = RecordSwitch(source, tmp_path)
+    path = switch.start()
+    source.history.set_slo(SLO(ttft_ms=1234.5, itl_ms=1 / 3))
+    switch.stop()
+    assert "recording  " in (switch.last() or "")
+    assert carried(path) == {"slo_ttft_ms": 1234.5, "slo_itl_ms": 1 / 3}
+    with Recording(path) as recording:
+        assert recording.message is None
+        assert recording.metadata["engine_id"] == recording.info.engine_id
+
+
+def test_each_file_of_a_series_carries_those_of_its_time(tmp_path: Path) -> None:
+    now = SLO(500.0, 50.0)
+    series = FileSeries(tmp_path / "s.mcap", Limits(num_bytes=1000))
+    writer = RecordingWriter(series, lambda: levels_of(now))
+    writer.start()
+    messages = [
+        (wire.TOPICS[type(message)], sequence, wire.encode(message))
+        for sequence, message in simulate(seed=3, num_steps=400)
+    ]
+    for each in messages[:200]:
+        writer.on_frame(*each)
+    deadline_s = time.monotonic() + 30
+    while writer.num_files < 2:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    now = SLO(700.0, 70.0)
+    for each in messages[200:]:
+        writer.on_frame(*each)
+    writer.close()
+    files = sorted(tmp_path.glob("s-*.mcap"))
+    assert carried(files[0]) == dict(levels_of(SLO(500.0, 50.0)))
+    assert carried(files[-1]) == dict(levels_of(now))
+
+
+def test_repair_and_strip_keep_them(recording: Callable[..., Path], tmp_path: Path) -> None:
+    path = recording("a", slo_itl_ms=12.0, slo_ttft_ms=900.0)
+    cut = tmp_path / "cut.mcap"
+    cut.write_bytes(path.read_bytes()[:-200])
+    repair(cut, tmp_path / "mended.mcap", lambda share: None)
+    strip(path, tmp_path / "stripped.mcap", lambda share: None)
+    for each in (cut, tmp_path / "mended.mcap", tmp_path / "stripped.mcap"):
+        assert carried(each) == {"slo_itl_ms": 12.0, "slo_ttft_ms": 900.0}
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "0", "nan", "inf"])
+def test_what_is_no_time_above_zero_is_no_level(text: str) -> None:
+    assert levels_in({"slo_itl_ms": text, "slo_ttft_ms": "5"}) == {"slo_ttft_ms": 5.0}
+
+
+def test_files_of_before_carry_none() -> None:
+    for path in samples.shipped().values():
+        assert carried(path) == {}
+
+
+@pytest.mark.parametrize("value", [5e-324, 1 / 3, 50.0, 1.7976931348623157e308])
+def test_every_level_has_as_many_bytes_so_that_it_can_be_changed_in_the_file(value: float) -> None:
+    text = as_metadata({"slo_itl_ms": value})
+    assert (len(text["slo_itl_ms"]), levels_in(text)) == (24, {"slo_itl_ms": value})
+
+
+def test_a_picture_has_the_levels_of_the_file_unless_an_option_or_a_variable_says_otherwise(
+    recording: Callable[..., Path],
+    stepscope: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, picture = recording("a", slo_itl_ms=12.0), tmp_path / "a.txt"
+    config = tmp_path / "config" / "stepscope" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text("[dashboard]\nslo_itl_ms = 7\nslo_ttft_ms = 800\n")
+
+    def shown(*options: str) -> str:
+        done = stepscope(
+            *("screenshot", str(path), "-o", str(picture), "--size", "200x60", *options)
+        )
+        assert done.exit_code == 0, done.stderr
+        return picture.read_text()
+
+    assert "SLO itl<12" in shown()
+    assert "SLO ttft<800" in shown()  # which the file does not say
+    assert "SLO itl<33" in shown("--slo-itl", "33ms")
+    monkeypatch.setenv("STEPSCOPE_DASHBOARD_SLO_ITL_MS", "44")
+    assert "SLO itl<44" in shown()
+
+
+def test_two_recordings_are_judged_by_the_levels_of_the_first_that_carries_any(
+    recording: Callable[..., Path], stepscope: Callable[..., Any]
+) -> None:
+    a, b, none = recording("a", slo_itl_ms=12.0), recording("b", slo_itl_ms=33.0), recording("n")
+    first = stepscope("compare", str(a), str(b), "--json")
+    assert json.loads(first.stdout)["slo"]["itl_ms"] == 12.0
+    assert f"{a} carries the service levels ITL 12 ms, {b} ITL 33 ms; both are judged" in (
+        first.stderr
+    )
+    second = stepscope("compare", str(none), str(b), "--json")
+    assert json.loads(second.stdout)["slo"]["itl_ms"] == 33.0
+    assert "note:" not in second.stderr
+    said = stepscope("compare", str(a), str(b), "--slo-itl", "5ms", "--json")
+    assert json.loads(said.stdout)["slo"]["itl_ms"] == 5.0
+    assert "note:" not in said.stderr
+
+
+def test_explain_takes_what_the_file_says_for_late_or_twice_the_median_if_asked(
+    recording: Callable[..., Path], stepscope: Callable[..., Any]
+) -> None:
+    path = str(recording("a", slo_itl_ms=12.0))
+    own = stepscope("explain", path).stdout.splitlines()
+    assert "longer than 12.0 ms (as the recording says; --slo-itl sets another)" in own[1]
+    assert "(twice the median; --slo-ttft sets another)" in own[2]
+    asked = stepscope("explain", path, "--slo-itl", "median").stdout.splitlines()
+    assert "(twice the median; --slo-itl sets another)" in asked[1]
+    given = stepscope("explain", path, "--slo-itl", "30ms").stdout.splitlines()
+    assert "longer than 30.0 ms (--slo-itl)" in given[1]
