@@ -14,13 +14,9 @@ from stepscope.engine.config import Knobs
 from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.engine.wire import EngineInfo
 from stepscope.recordings.compare.comparison import Comparison, compare
-from stepscope.recordings.compare.effect import (
-    NUM_STRETCHES,
-    Effect,
-    percentile_effect,
-    shares_above_differ,
-)
+from stepscope.recordings.compare.effect import Contrast, Effect
 from stepscope.recordings.compare.side import Side
+from stepscope.recordings.compare.sliced import NUM_STRETCHES
 from stepscope.recordings.compare.slices import MAX_SLICES, Slice, WaitSlices, num_waits, start_of
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.session import SessionState
@@ -41,13 +37,13 @@ def run_of(draw: random.Random, factor: float = 1.0, seconds: int = 30) -> list[
             until_s = time_s + draw.uniform(0.1, 0.6)
         wait_ms = (60.0 if time_s < until_s else 12.0) * math.exp(level) * factor
         slices.add(tick * 20_000_000, round(wait_ms * 1e6), draw.randint(1, 8))
-    return slices.grouped(NUM_STRETCHES, lambda stratum: stratum)
+    return slices.grouped(NUM_STRETCHES)
 
 
 def effects(factor: float, rank: int) -> Iterator[Effect]:
     for seed in range(NUM_PAIRS):
         draw = random.Random(seed)
-        effect = percentile_effect(run_of(draw), run_of(draw, factor), rank)
+        effect = Contrast(run_of(draw), run_of(draw, factor)).percentile(rank)
         assert effect is not None
         yield effect
 
@@ -73,12 +69,13 @@ def test_too_short_a_run_is_never_sure() -> None:
     for tick in range(4):
         short.add(tick * 100_000_000, 10_000_000)
         other.add(tick * 100_000_000, 90_000_000)
-    sides = [each.grouped(NUM_STRETCHES, lambda stratum: stratum) for each in (short, other)]
-    effect = percentile_effect(*sides, 50)
+    sides = [each.grouped(NUM_STRETCHES) for each in (short, other)]
+    contrast = Contrast(*sides)
+    effect = contrast.percentile(50)
     assert effect is not None
     assert (effect.is_sure, effect.low, effect.high) == (False, 0.0, math.inf)
-    assert not shares_above_differ(*sides, 50e6)
-    assert percentile_effect(sides[0], [], 50) is None
+    assert not contrast.shares_above_differ(50e6)
+    assert Contrast(sides[0], []).percentile(50) is None
 
 
 @settings(max_examples=60, deadline=None)
@@ -98,7 +95,7 @@ def test_any_number_of_waits_takes_bounded_memory_and_none_is_lost(
         now_ns += gap_ns
         slices.add(now_ns, wait_ns, weight)
     assert now_ns // slices.width_ns < MAX_SLICES
-    groups = slices.grouped(num_groups, lambda stratum: stratum)
+    groups = slices.grouped(num_groups)
     assert len(groups) <= num_groups
     assert num_waits(groups) == sum(weight for _, _, weight in samples)
     kept = sorted(at for group in groups for bins in group.values() for at in bins)

@@ -107,9 +107,10 @@ def compare(a: Side, b: Side) -> Comparison:
     is_one_session = is_one_engine and not were_sent_twice(a.requests, b.requests)
     load = load_of(a, b, is_one_session=is_one_session)
     is_same_offer = load.difference is None
+    stretches = a.sliced.stretches(), b.sliced.stretches()
     figures = [
-        *latency_figures(a, b, load),
-        *like_work_figures(a, b, load),
+        *latency_figures(a, b, stretches, load),
+        *like_work_figures(stretches, load),
         *total_figures(a, b, is_same_offer=is_same_offer, is_one_session=is_one_session),
     ]
     requests = (lived_in_both if is_one_session else matched)(a.requests, b.requests)

@@ -4,7 +4,10 @@ Exact to the nanosecond up to `MAX_DISTINCT` different values; from then on valu
 to ever larger powers of two, which `resolution_ns` tells.
 """
 
-from stepscope.recordings.latency import percentiles
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
 
 MAX_DISTINCT = 1 << 16
 RANKS = (50, 95, 99)
@@ -13,10 +16,6 @@ RANKS = (50, 95, 99)
 class WaitCounts:
     """One kind of latency of one side. One writer.
 
-    Requests that decode side by side have the same wait, so a thousand waits may be fifty facts:
-    `num_groups` counts the steps (or requests) they came from. What can be concluded from the
-    samples depends on that number, not on theirs.
-
     Args:
         bound_ns: the service level; a longer wait is a breach.
     """
@@ -24,7 +23,6 @@ class WaitCounts:
     def __init__(self, bound_ns: float | None = None) -> None:
         self.bound_ns = bound_ns
         self.num_samples = 0
-        self.num_groups = 0
         self.num_within = 0
         self.max_ns: int | None = None
         self._counts: dict[int, int] = {}
@@ -42,9 +40,8 @@ class WaitCounts:
             return None
         return self.num_within / self.num_samples
 
-    def add(self, value_ns: int, weight: int = 1, *, is_new_group: bool = True) -> None:
+    def add(self, value_ns: int, weight: int = 1) -> None:
         self.num_samples += weight
-        self.num_groups += is_new_group
         if self.bound_ns is not None and value_ns <= self.bound_ns:
             self.num_within += weight
         if self.max_ns is None or value_ns > self.max_ns:
@@ -54,9 +51,14 @@ class WaitCounts:
         if len(self._counts) > MAX_DISTINCT:
             self._fold()
 
-    def ordered(self) -> list[tuple[int, int]]:
-        """(value, weight), by value."""
-        return sorted((key << self._shift, weight) for key, weight in self._counts.items())
+    def percentiles(self, ranks: Sequence[int]) -> list[int]:
+        """Nearest-rank percentiles, in nanoseconds; nothing without a sample."""
+        if not self.num_samples:
+            return []
+        counts, keys = self._counts, sorted(self._counts)
+        upto = list(accumulate(map(counts.__getitem__, keys)))
+        wanted = [math.ceil(rank * self.num_samples / 100) for rank in ranks]
+        return [keys[bisect_left(upto, number)] << self._shift for number in wanted]
 
     def _fold(self) -> None:
         while len(self._counts) > MAX_DISTINCT // 2:
@@ -72,26 +74,11 @@ class Spread:
 
     def __init__(self, counts: WaitCounts) -> None:
         self.num_samples = counts.num_samples
-        self.num_groups = counts.num_groups
         self.within_slo = counts.within_slo
-        self._ordered = counts.ordered()
-        self._at: dict[int, int | None] = dict.fromkeys((*RANKS, 100))
-        if self._ordered:
-            values = percentiles(self._ordered, self.num_samples, RANKS)
-            self._at |= dict(zip(RANKS, values, strict=True))
+        self._at = dict(zip(RANKS, counts.percentiles(RANKS), strict=False))
+        if counts.max_ns is not None:
             self._at[100] = counts.max_ns
 
     def at(self, rank: int) -> int | None:
         """Nearest rank, in nanoseconds; None without a sample. 100 is the longest."""
-        return self._at[rank]
-
-    def share_above(self, value_ns: float) -> float:
-        """Of the samples; 0 without any."""
-        if not self.num_samples:
-            return 0.0
-        above = 0
-        for value, weight in reversed(self._ordered):
-            if value <= value_ns:
-                break
-            above += weight
-        return above / self.num_samples
+        return self._at.get(rank)

@@ -1,9 +1,8 @@
 """How much longer or shorter waits are on one side, and how sure that is. Pure functions.
 
 Requests come at random, and what is near in time is alike, so the unit that counts is a stretch of
-the run, not a wait: a share of the waits is a ratio of sums over stretches (Cochran, Sampling
-Techniques, 3rd ed., 6.4), with what neighbours have in common counted in (Newey and West,
-Econometrica 1987). An interval holds all factors by which the waits of A could be multiplied
+the run, not a wait, with what neighbours have in common counted in (Newey and West, Econometrica
+1987). An interval holds all factors by which the waits of A could be multiplied
 without the test telling them from those of B: it excludes 1 where, and only where, the test does.
 
 Each answer is wrong in 1 of 100 cases: a comparison gives a dozen of them, and is to name nothing
@@ -11,16 +10,20 @@ in 19 of 20 pairs of runs that are the same (measured by `tests/bench/bench_comp
 """
 
 import math
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from stepscope.recordings.compare.chance import MIN_SLICES
-from stepscope.recordings.compare.slices import Bins, Slice, Stratum, bin_of, start_of
+from stepscope.recordings.compare.slices import Slice, bin_of, start_of
+from stepscope.recordings.compare.stratified import (
+    Share,
+    StratifiedWaits,
+    num_in_strata,
+    overlap_weights,
+)
 
 CONFIDENCE = 0.99
-NUM_STRETCHES = 10
 MIN_COVERED = 0.25  # of the waits of each side, where only those with their like are compared
 # Two-sided 1 % points of Student's t for fewer degrees of freedom than the key; never too small.
 _T_POINTS = {5: 4.61, 6: 4.04, 7: 3.71, 8: 3.50, 9: 3.36, 10: 3.25, 12: 3.17, 14: 3.06, 17: 2.98,
@@ -38,7 +41,6 @@ class Effect(NamedTuple):
         a_ns, b_ns: exact to about 1 %; where waits are in strata, over the same mixture of them.
         low, high: B / A lies between them; infinite where nothing can be said.
         is_sure: that B differs from A.
-        covered: share of the waits of each side, at least, that were in strata of both.
     """
 
     a_ns: float
@@ -46,169 +48,80 @@ class Effect(NamedTuple):
     low: float
     high: float
     is_sure: bool
-    covered: float
 
 
-def percentile_effect(
-    a: Sequence[Slice], b: Sequence[Slice], rank: int, *, is_paired: bool = False
-) -> Effect | None:
-    """Waits of each stretch of both runs; None where no stratum has waits on both sides.
+class Contrast:
+    """The waits of two runs held against each other.
 
     Args:
+        a, b: the waits of each stretch of both.
         is_paired: the same came in the same stretch of both, so that what it makes of the waits
             falls out of their difference.
 
-    Strata count as much as both sides have in common of them (overlap weights: Li, Morgan and
-    Zaslavsky, JASA 2018), on either side the same.
+    Attributes:
+        covered: share of the waits of each side, at least, that are in strata of both.
     """
-    shares = _common(a, b)
-    if not shares:
-        return None
-    left, right = _Run(a, shares), _Run(b, shares)
-    low_bin, high_bin = left.percentile(rank), right.percentile(rank)
-    a_ns, b_ns = _middle(low_bin), _middle(high_bin)
-    covered = sum(
-        min(left.nums[key] / max(1, left.num_all), right.nums[key] / max(1, right.num_all))
-        for key in shares
-    )
-    has_enough = min(left.num_stretches, right.num_stretches) >= MIN_SLICES
 
-    def differ(factor: float) -> bool:
-        """Whether the waits of A, so many times as long, can be told from those of B."""
-        if not has_enough:
-            return False
-        apart = math.sqrt(b_ns / (a_ns * factor))
-        return test(left.above(bin_of(round(a_ns * apart))),
-                    right.above(bin_of(round(b_ns / apart))))  # fmt: skip
+    def __init__(self, a: Sequence[Slice], b: Sequence[Slice], *, is_paired: bool = False) -> None:
+        counts_a, counts_b = num_in_strata(a), num_in_strata(b)
+        shares = overlap_weights(counts_a, counts_b)
+        self._a = StratifiedWaits(a, counts_a, shares)
+        self._b = StratifiedWaits(b, counts_b, shares)
+        self._has_any = bool(shares)
+        self._differ = _differ_in_pairs if is_paired else _differ
+        if min(self._a.num_stretches, self._b.num_stretches) < MIN_SLICES:
+            self._differ = _cannot_tell
+        self.covered = 0.0
+        for key in shares:
+            share_a = self._a.nums[key] / max(1, self._a.num_all)
+            share_b = self._b.nums[key] / max(1, self._b.num_all)
+            self.covered += min(share_a, share_b)
 
-    test = _differ_in_pairs if is_paired else _differ
-    ratio = b_ns / a_ns
-    is_sure = low_bin != high_bin and differ(1.0)
-    low = _edge(differ, ratio, 1.0 if not is_sure else None, -1)
-    high = _edge(differ, ratio, 1.0 if not is_sure else None, 1)
-    if is_sure and ratio < 1 <= high:
-        high = _between(differ, ratio, 1.0)
-    elif is_sure and low <= 1 < ratio:
-        low = _between(differ, ratio, 1.0)
-    return Effect(a_ns, b_ns, low, high, is_sure, covered)
+    def percentile(self, rank: int) -> Effect | None:
+        """None where no stratum has waits on both sides."""
+        if not self._has_any:
+            return None
+        bin_a, bin_b = self._a.percentile(rank), self._b.percentile(rank)
+        a_ns, b_ns = _middle(bin_a), _middle(bin_b)
 
+        def differ(factor: float) -> bool:
+            """Whether the waits of A, so many times as long, can be told from those of B."""
+            apart = math.sqrt(b_ns / (a_ns * factor))
+            return self._told_apart(bin_of(round(a_ns * apart)), bin_of(round(b_ns / apart)))
 
-def shares_above_differ(
-    a: Sequence[Slice], b: Sequence[Slice], bound_ns: float, *, is_paired: bool = False
-) -> bool:
-    """Whether other shares of the waits are longer than a bound; `is_paired` as above."""
-    shares = _common(a, b)
-    if not shares:
-        return False
-    left, right = _Run(a, shares), _Run(b, shares)
-    if min(left.num_stretches, right.num_stretches) < MIN_SLICES:
-        return False
-    at = bin_of(round(bound_ns))
-    test = _differ_in_pairs if is_paired else _differ
-    return test(left.above(at), right.above(at))
+        ratio = b_ns / a_ns
+        is_sure = bin_a != bin_b and differ(1.0)
+        low = _edge(differ, ratio, 1.0 if not is_sure else None, -1)
+        high = _edge(differ, ratio, 1.0 if not is_sure else None, 1)
+        if is_sure and ratio < 1 <= high:
+            high = _between(differ, ratio, 1.0)
+        elif is_sure and low <= 1 < ratio:
+            low = _between(differ, ratio, 1.0)
+        return Effect(a_ns, b_ns, low, high, is_sure)
 
+    def shares_above_differ(self, bound_ns: float) -> bool:
+        """Whether other shares of the waits are longer than a bound."""
+        at = bin_of(round(bound_ns))
+        return self._has_any and self._told_apart(at, at)
 
-class _Estimate(NamedTuple):
-    share: float
-    variance: float
-    freedom: int
-    apart: list[float]  # what each stretch adds to the error of the share
+    def _told_apart(self, at_a: int, at_b: int) -> bool:
+        """Whether other shares of the waits lie above these bins."""
+        return self._differ(self._a.above(at_a), self._b.above(at_b))
 
 
-class _Run:
-    """The waits of a side, in strata that count for `shares`."""
-
-    def __init__(self, slices: Sequence[Slice], shares: dict[Stratum, float]) -> None:
-        self.nums = {key: sum(sum(each.get(key, {}).values()) for each in slices) for key in shares}
-        self.num_all = sum(sum(bins.values()) for each in slices for bins in each.values())
-        self._weights = {key: share / self.nums[key] for key, share in shares.items()}
-        self._stretches = [
-            {key: _Ordered(each[key]) for key in shares if each.get(key)} for each in slices
-        ]
-        self.num_stretches = sum(bool(each) for each in self._stretches)
-
-    def percentile(self, rank: int) -> int:
-        """The bin that the nearest rank lies in."""
-        whole: dict[int, float] = {}
-        for stretch in self._stretches:
-            for key, ordered in stretch.items():
-                for at, number in ordered.items():
-                    whole[at] = whole.get(at, 0.0) + number * self._weights[key]
-        seen, at = 0.0, 0
-        for at in sorted(whole):
-            seen += whole[at]
-            if seen >= rank / 100 - 1e-9:
-                break
-        return at
-
-    def above(self, at: int) -> _Estimate:
-        """The share of the waits that lie in bins above one."""
-        longer = [{key: each.above(at) for key, each in s.items()} for s in self._stretches]
-        sums = dict.fromkeys(self.nums, 0)
-        for stretch in longer:
-            for key, number in stretch.items():
-                sums[key] += number
-        shares = {key: sums[key] / self.nums[key] for key in sums}
-        apart = [
-            sum(
-                self._weights[key] * (number - shares[key] * ordered[key].count)
-                for key, number in stretch.items()
-            )
-            for stretch, ordered in zip(longer, self._stretches, strict=True)
-        ]
-        share = sum(self._weights[key] * number for key, number in sums.items())
-        return _Estimate(share, _variance(apart), max(1, self.num_stretches - 1), apart)
-
-
-class _Ordered:
-    """How many waits lie above any bin."""
-
-    def __init__(self, bins: Bins) -> None:
-        self._bins = sorted(bins)
-        self._upto = [0]
-        for at in self._bins:
-            self._upto.append(self._upto[-1] + bins[at])
-        self.count = self._upto[-1]
-
-    def above(self, at: int) -> int:
-        return self.count - self._upto[bisect_right(self._bins, at)]
-
-    def items(self) -> Iterator[tuple[int, int]]:
-        for place, at in enumerate(self._bins):
-            yield at, self._upto[place + 1] - self._upto[place]
-
-
-def _common(a: Sequence[Slice], b: Sequence[Slice]) -> dict[Stratum, float]:
-    """Strata that both sides have waits in, and what each counts for; together 1."""
-    counts = []
-    for side in (a, b):
-        count: dict[Stratum, int] = {}
-        for each in side:
-            for key, bins in each.items():
-                count[key] = count.get(key, 0) + sum(bins.values())
-        counts.append(count)
-    left, right = counts
-    weights = {
-        key: left[key] * right[key] / (left[key] + right[key])
-        for key in left
-        if left[key] and right.get(key)
-    }
-    whole = sum(weights.values())
-    return {key: weight / whole for key, weight in weights.items()}
-
-
-def _differ(a: _Estimate, b: _Estimate) -> bool:
+def _differ(a: Share, b: Share) -> bool:
     """Welch's t-test (Biometrika 1947)."""
     if a.share == b.share:
         return False
-    variance = a.variance + b.variance
+    variance_a, variance_b = _variance(a.apart), _variance(b.apart)
+    variance = variance_a + variance_b
     if variance == 0:
         return True
-    freedom = variance**2 / (a.variance**2 / a.freedom + b.variance**2 / b.freedom)
+    freedom = variance**2 / (variance_a**2 / a.freedom + variance_b**2 / b.freedom)
     return abs(a.share - b.share) / math.sqrt(variance) > _t_point(freedom)
 
 
-def _differ_in_pairs(a: _Estimate, b: _Estimate) -> bool:
+def _differ_in_pairs(a: Share, b: Share) -> bool:
     """Student's test of the differences, stretch by stretch; Welch's where they do not pair."""
     if len(a.apart) != len(b.apart):
         return _differ(a, b)
@@ -218,6 +131,11 @@ def _differ_in_pairs(a: _Estimate, b: _Estimate) -> bool:
     if variance == 0:
         return True
     return abs(a.share - b.share) / math.sqrt(variance) > _t_point(min(a.freedom, b.freedom))
+
+
+def _cannot_tell(a: Share, b: Share) -> bool:
+    """Of runs that are too short."""
+    return False
 
 
 def _variance(apart: Sequence[float]) -> float:

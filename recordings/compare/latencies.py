@@ -9,11 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from stepscope.recordings.compare.counts import Spread
-from stepscope.recordings.compare.effect import (
-    NUM_STRETCHES,
-    percentile_effect,
-    shares_above_differ,
-)
+from stepscope.recordings.compare.effect import Contrast
 from stepscope.recordings.compare.figures import (
     KINDS,
     RANKS,
@@ -25,7 +21,8 @@ from stepscope.recordings.compare.figures import (
 from stepscope.recordings.compare.load import ALIKE as ALIKE_LOAD
 from stepscope.recordings.compare.load import Load
 from stepscope.recordings.compare.side import Side
-from stepscope.recordings.compare.slices import Slice
+from stepscope.recordings.compare.sliced import Stretches
+from stepscope.recordings.compare.slices import as_one
 from stepscope.recordings.latency import LatencyKind
 
 
@@ -34,19 +31,22 @@ class _Sampled(NamedTuple):
 
     a: Spread
     b: Spread
-    slices_a: list[Slice]
-    slices_b: list[Slice]
+    contrast: Contrast
 
 
-def latency_figures(a: Side, b: Side, load: Load) -> Iterator[Figure]:
+def latency_figures(
+    a: Side, b: Side, stretches: tuple[Stretches, Stretches], load: Load
+) -> Iterator[Figure]:
     """Percentiles of each kind of latency, and the share within the service level.
 
     Args:
+        stretches: of both sides.
         load: who was given less to do has the shorter waits and is no better for it.
     """
     for kind, label in KINDS.items():
+        slices = [as_one(each[kind]) for each in stretches]
         sampled = _Sampled(
-            Spread(a.waits[kind]), Spread(b.waits[kind]), _slices(a, kind), _slices(b, kind)
+            Spread(a.waits[kind]), Spread(b.waits[kind]), Contrast(*slices, is_paired=load.is_same)
         )
         for rank, name in RANKS.items():
             yield _percentile(kind, f"{label} {name}", rank, sampled, load)
@@ -55,19 +55,11 @@ def latency_figures(a: Side, b: Side, load: Load) -> Iterator[Figure]:
             yield _within(kind, f"{label} within {bound_ns / 1e6:g} ms", bound_ns, sampled, load)
 
 
-def _slices(side: Side, kind: LatencyKind) -> list[Slice]:
-    sliced = side.sliced
-    slices = {"ttft": sliced.ttft, "itl": sliced.itl, "tpot": sliced.tpot, "step": sliced.step}
-    return slices[kind].grouped(NUM_STRETCHES, lambda stratum: 0)
-
-
 def _percentile(kind: LatencyKind, label: str, rank: int, sampled: _Sampled, load: Load) -> Figure:
     left, right = sampled.a, sampled.b
     value_a, value_b = left.at(rank), right.at(rank)
     # The longest of all says nothing of a run that would have been longer.
-    effect = None
-    if rank < 100:
-        effect = percentile_effect(sampled.slices_a, sampled.slices_b, rank, is_paired=load.is_same)
+    effect = sampled.contrast.percentile(rank) if rank < 100 else None
     interval = None if effect is None else (effect.low, effect.high)
     if rank < 100:
         verdict = judged(value_a, value_b, "lower", effect is not None and effect.is_sure)
@@ -97,9 +89,7 @@ def _within(
     within_a, within_b = left.within_slo, right.within_slo
     is_sure, factor = False, 1.0
     if within_a is not None and within_b is not None:
-        is_sure = shares_above_differ(
-            sampled.slices_a, sampled.slices_b, bound_ns, is_paired=load.is_same
-        )
+        is_sure = sampled.contrast.shares_above_differ(bound_ns)
         late = sorted((1 - within_a, 1 - within_b))
         factor = late[1] / late[0] if late[0] else math.inf
     verdict = judged(within_a, within_b, "higher", is_sure, is_share=True)

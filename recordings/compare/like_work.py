@@ -6,74 +6,81 @@ engine and its settings. So these have a winner where the load differs, and all 
 
 from collections.abc import Iterator
 
-from stepscope.recordings.compare.effect import MIN_COVERED, NUM_STRETCHES, percentile_effect
+from stepscope.recordings.compare.effect import MIN_COVERED, Contrast
 from stepscope.recordings.compare.figures import Figure, judged, without_winner
 from stepscope.recordings.compare.load import Load
-from stepscope.recordings.compare.side import Side
-from stepscope.recordings.compare.sliced import GapWork
-from stepscope.recordings.compare.slices import Slice, Stratum, num_waits
+from stepscope.recordings.compare.sliced import GapWork, Stretches
+from stepscope.recordings.compare.slices import Slice, Stratum, in_strata, num_waits
 
 DECODE_ONLY, BESIDE_PREFILL = "ITL decode only", "ITL beside a prefill"
 LIKE_STEP = "step, like work"
 _RANKS = {50: "p50", 99: "p99"}
 
 
-def like_work_figures(a: Side, b: Side, load: Load) -> Iterator[Figure]:
+def like_work_figures(stretches: tuple[Stretches, Stretches], load: Load) -> Iterator[Figure]:
     """Waits for a token with and without a prompt in them, among steps that decode as many; and
     the time of steps that compute as much.
+
+    Args:
+        stretches: of both sides.
     """
+    itl_a, itl_b = (each["itl"] for each in stretches)
+    decode = _Like(DECODE_ONLY, in_strata(itl_a, _decode_only), in_strata(itl_b, _decode_only))
     for rank, name in _RANKS.items():
-        yield _figure(
-            f"like_itl_decode_{name}_ms", DECODE_ONLY, rank,
-            *(side.sliced.itl.grouped(NUM_STRETCHES, _decode_only) for side in (a, b)),
-        )  # fmt: skip
+        yield decode.figure(f"like_itl_decode_{name}_ms", f"{DECODE_ONLY} {name}", rank)
+    beside = _Like(
+        BESIDE_PREFILL, in_strata(itl_a, _beside_prefill), in_strata(itl_b, _beside_prefill)
+    )
     for rank, name in _RANKS.items():
-        figure = _figure(
-            f"like_itl_prefill_{name}_ms", BESIDE_PREFILL, rank,
-            *(side.sliced.itl.grouped(NUM_STRETCHES, _beside_prefill) for side in (a, b)),
-        )  # fmt: skip
+        figure = beside.figure(f"like_itl_prefill_{name}_ms", f"{BESIDE_PREFILL} {name}", rank)
         # Shorter prompts are computed in shorter steps.
         if not load.has_like_prompts:
             figure = figure._replace(verdict=without_winner(figure.verdict))
         yield figure
-    yield _figure(
-        "like_step_p50_ms", LIKE_STEP, 50,
-        *(side.sliced.step.grouped(NUM_STRETCHES, _as_it_is) for side in (a, b)),
-    )  # fmt: skip
+    steps = _Like(LIKE_STEP, *(each["step"] for each in stretches))
+    yield steps.figure("like_step_p50_ms", LIKE_STEP, 50)
 
 
-def _figure(key: str, like: str, rank: int, a: list[Slice], b: list[Slice]) -> Figure:
-    effect = percentile_effect(a, b, rank)
-    label = like if like == LIKE_STEP else f"{like} {_RANKS[rank]}"
-    if effect is None or effect.covered < MIN_COVERED:
+class _Like:
+    """Waits of both sides that were spent on one kind of work.
+
+    Args:
+        what: what they have in common.
+    """
+
+    def __init__(self, what: str, a: list[Slice], b: list[Slice]) -> None:
+        self._what = what
+        self._contrast = Contrast(a, b)
+        self._num_a, self._num_b = num_waits(a), num_waits(b)
+
+    def figure(self, key: str, label: str, rank: int) -> Figure:
+        covered = self._contrast.covered
+        effect = self._contrast.percentile(rank) if covered >= MIN_COVERED else None
+        if effect is None:
+            return Figure(
+                key, label, "ms", None, None, "lower", "unknown", rank=rank, like=self._what,
+                covered=covered,
+            )  # fmt: skip
         return Figure(
-            key, label, "ms", None, None, "lower", "unknown", rank=rank, like=like,
-            covered=0.0 if effect is None else effect.covered,
-        )  # fmt: skip
-    return Figure(
-        key,
-        label,
-        "ms",
-        effect.a_ns / 1e6,
-        effect.b_ns / 1e6,
-        "lower",
-        judged(effect.a_ns, effect.b_ns, "lower", effect.is_sure),
-        num_waits(a),
-        num_waits(b),
-        rank=rank,
-        interval=(effect.low, effect.high),
-        like=like,
-        covered=effect.covered,
-    )
+            key,
+            label,
+            "ms",
+            effect.a_ns / 1e6,
+            effect.b_ns / 1e6,
+            "lower",
+            judged(effect.a_ns, effect.b_ns, "lower", effect.is_sure),
+            self._num_a,
+            self._num_b,
+            rank=rank,
+            interval=(effect.low, effect.high),
+            like=self._what,
+            covered=covered,
+        )
 
 
-def _decode_only(work: Stratum) -> Stratum | None:
-    return work if isinstance(work, GapWork) and not work.has_prefill else None
+def _decode_only(work: Stratum) -> bool:
+    return isinstance(work, GapWork) and not work.has_prefill
 
 
-def _beside_prefill(work: Stratum) -> Stratum | None:
-    return work if isinstance(work, GapWork) and work.has_prefill else None
-
-
-def _as_it_is(work: Stratum) -> Stratum | None:
-    return work
+def _beside_prefill(work: Stratum) -> bool:
+    return isinstance(work, GapWork) and work.has_prefill

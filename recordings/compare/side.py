@@ -165,10 +165,8 @@ class Side:
     def _take_waits(self, record: StepRecord, outcome: Outcome) -> None:
         waits = self.waits
         waits["step"].add(record.tokens_ns - record.schedule_start_ns)
-        is_first = True
         for gap_ns, weight in outcome.gaps_ns.items():
-            waits["itl"].add(gap_ns, weight, is_new_group=is_first)
-            is_first = False
+            waits["itl"].add(gap_ns, weight)
         for _, ttft_ns in outcome.ttft_ns:
             waits["ttft"].add(ttft_ns)
         for _, tpot_ns in outcome.tpot_ns:

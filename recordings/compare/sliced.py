@@ -1,11 +1,16 @@
 """`SlicedWaits`: all waits of a side by when they ended and what work they were part of."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from stepscope.engine.wire import StepRecord
-from stepscope.recordings.compare.slices import WaitSlices, size_class
+from stepscope.recordings.compare.slices import Slice, WaitSlices, size_class
+from stepscope.recordings.latency import LatencyKind
 from stepscope.recordings.outcome import Outcome
+
+NUM_STRETCHES = 10
+
+Stretches: TypeAlias = dict[LatencyKind, list[Slice]]  # of a whole run, `NUM_STRETCHES` at most
 
 
 class GapWork(NamedTuple):
@@ -51,6 +56,13 @@ class SlicedWaits:
             self.itl.add(end_ns, gap_ns, weight, GapWork(has_prefill, decodes))
         _add_all(self.ttft, end_ns, outcome.ttft_ns)
         _add_all(self.tpot, end_ns, outcome.tpot_ns)
+
+    def stretches(self) -> Stretches:
+        """What there is by now."""
+        kinds: dict[LatencyKind, WaitSlices] = {
+            "ttft": self.ttft, "itl": self.itl, "tpot": self.tpot, "step": self.step,
+        }  # fmt: skip
+        return {kind: waits.grouped(NUM_STRETCHES) for kind, waits in kinds.items()}
 
 
 def _add_all(slices: WaitSlices, end_ns: int, samples: Iterable[tuple[int, int]]) -> None:

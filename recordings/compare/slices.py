@@ -34,20 +34,14 @@ class WaitSlices:
         at = bin_of(wait_ns)
         bins[at] = bins.get(at, 0) + weight
 
-    def grouped(self, num_groups: int, key: Callable[[Stratum], Stratum | None]) -> list[Slice]:
-        """All of it in so many stretches of about the same length, or as many as there are.
-
-        Args:
-            key: in which stratum the waits of one are to be counted; None leaves them out.
-        """
+    def grouped(self, num_groups: int) -> list[Slice]:
+        """All of it in so many stretches of about the same length, or as many as there are."""
         num_groups = min(num_groups, len(self._slices))
         groups: list[Slice] = [{} for _ in range(num_groups)]
         for place, each in enumerate(self._slices):
             group = groups[place * num_groups // len(self._slices)]
             for stratum, bins in each.items():
-                into = key(stratum)
-                if into is not None:
-                    _merge(group.setdefault(into, {}), bins)
+                _merge(group, stratum, bins)
         return groups
 
     def _fold(self) -> None:
@@ -56,13 +50,33 @@ class WaitSlices:
         folded = self._slices[::2]
         for into, other in zip(folded, self._slices[1::2], strict=False):
             for stratum, bins in other.items():
-                _merge(into.setdefault(stratum, {}), bins)
+                _merge(into, stratum, bins)
         self._slices = folded
 
 
-def _merge(into: Bins, bins: Bins) -> None:
+def in_strata(slices: Iterable[Slice], is_meant: Callable[[Stratum], bool]) -> list[Slice]:
+    """The strata that are meant alone."""
+    return [{key: bins for key, bins in each.items() if is_meant(key)} for each in slices]
+
+
+def as_one(slices: Iterable[Slice]) -> list[Slice]:
+    """Of each slice all strata as one."""
+    found: list[Slice] = []
+    for each in slices:
+        found.append({})
+        for bins in each.values():
+            _merge(found[-1], 0, bins)
+    return found
+
+
+def _merge(into: Slice, stratum: Stratum, bins: Bins) -> None:
+    """Add the waits of a stratum to those that a slice has."""
+    known = into.get(stratum)
+    if known is None:
+        into[stratum] = bins.copy()
+        return
     for at, number in bins.items():
-        into[at] = into.get(at, 0) + number
+        known[at] = known.get(at, 0) + number
 
 
 def bin_of(wait_ns: int) -> int:
