@@ -1,28 +1,76 @@
-"""`FileEvents`: marks and knob changes of a whole file, also of what a replay has not played yet.
+"""`FileEvents`: what happened in a whole file, also in what a replay has not played yet.
 
 Its thread owns a file handle of its own; it reads a chunk now and then, so that it is in nobody's
-way.
+way. No step is decoded but those that have a word in them which says that something happened. Late
+tokens are not found so: they have to be reckoned, message by message.
 """
 
+import contextlib
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from stepscope.engine.wire import KnobsChanged, Mark
-from stepscope.recordings.events import SessionEvent, knobs_event, mark_event
+import msgspec
+
+from stepscope.engine.wire import (
+    Aborted,
+    Audited,
+    KnobsChanged,
+    Mark,
+    Preempted,
+    Rejected,
+    RequestEvent,
+)
+from stepscope.recordings.event_steps import EventSteps
+from stepscope.recordings.events import (
+    EventKind,
+    SessionEvent,
+    audit_event,
+    knobs_event,
+    mark_event,
+)
 from stepscope.recordings.landmarks import messages_in
+from stepscope.recordings.loaded_chunk import KEYFRAME
 from stepscope.recordings.mcap_index import RecordingError
-from stepscope.recordings.reader import Recording
+from stepscope.recordings.reader import Position, Recording
 
 _PAUSE_S = 0.005  # between two chunks
 _FIRST_PAUSE_S = 0.3  # the first picture comes before
+_OF_REQUESTS: dict[type[msgspec.Struct], EventKind] = {
+    Preempted: "preempt",
+    Aborted: "abort",
+    Rejected: "reject",
+}
+# How the tags of these lie in a file.
+_WORDS = [msgspec.msgpack.encode(each.__struct_config__.tag) for each in _OF_REQUESTS]
+
+
+class _Told(msgspec.Struct):
+    """What of a step, packed or not, or of a sign of life is looked at."""
+
+    step: int
+    tokens_ns: int = 0
+    time_ns: int = 0
+    events: list[RequestEvent] = []
+
+
+_told = msgspec.msgpack.Decoder(_Told).decode
+
+
+class _ByStep(NamedTuple):
+    """An event that somebody caused, and the change it tells of if it does."""
+
+    event: SessionEvent
+    change: KnobsChanged | None
 
 
 class FileEvents:
     """Finds them once it is started.
 
     Attributes:
-        found: so far, by step.
+        found: marks and changes of knobs so far, by step.
+        changes: those of knobs, oldest first.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,8 +78,11 @@ class FileEvents:
         self._is_stopping = False
         self._hurry = threading.Event()
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="marks of the file", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="events of the file", daemon=True)
+        self._of_engine: Sequence[SessionEvent] = ()
+        self._of_requests = {kind: EventSteps(kind) for kind in _OF_REQUESTS.values()}
         self.found: Sequence[SessionEvent] = ()
+        self.changes: Sequence[KnobsChanged] = ()
 
     def start(self) -> None:
         self._thread.start()
@@ -52,11 +103,15 @@ class FileEvents:
         return self._done.wait(timeout_s)
 
     def next(self, step: int, direction: int, kinds: Collection[str]) -> SessionEvent | None:
-        """The nearest one after (direction 1) or before (-1) `step`."""
-        found = [each for each in self.found if each.kind in kinds]
-        if direction > 0:
-            return next((each for each in found if each.step > step), None)
-        return next((each for each in reversed(found) if each.step < step), None)
+        """The nearest one after (direction 1) or before (-1) `step`, as far as is known."""
+        caused = [each for each in (*self.found, *self._of_engine) if each.kind in kinds]
+        found = [each for each in caused if (each.step - step) * direction > 0]
+        for kind, steps in self._of_requests.items():
+            if kind in kinds and (event := steps.next(step, direction)) is not None:
+                found.append(event)
+        return min(found, key=lambda each: (each.step - step) * direction, default=None)
+
+    # The thread
 
     def _run(self) -> None:
         try:
@@ -70,18 +125,59 @@ class FileEvents:
 
     def _look(self) -> None:
         with Recording(self._path) as recording:
-            found: set[SessionEvent] = set()
             for number in range(recording.num_chunks):
-                told = {_event(message) for message in messages_in(recording, number)}
-                if new := {each for each in told if each is not None} - found:
-                    found |= new
-                    self.found = sorted(found, key=lambda each: (each.step, each.time_ns))
+                self._take_in(list(_caused_in(recording, number)))
+                for told in _told_in(recording, number):
+                    for event in told.events:
+                        if (kind := _OF_REQUESTS.get(type(event))) is not None:
+                            time_ns = told.tokens_ns or told.time_ns
+                            steps = self._of_requests[kind]
+                            steps.add(max(told.step, 0), time_ns, event.request_id)
                 self._hurry.wait(_PAUSE_S)
                 if self._is_stopping:
                     return
 
+    def _take_in(self, caused: list[_ByStep]) -> None:
+        """What somebody caused. Others read what is there, and see all of it or nothing."""
+        if not caused:
+            return
+        changes = [each.change for each in caused if each.change is not None]
+        if changes:
+            known = {each.version: each for each in (*self.changes, *changes)}
+            self.changes = [known[version] for version in sorted(known)]
+        events = {each.event for each in caused}
+        of_engine = {each for each in events if each.kind == "engine"}
+        if of_engine:
+            self._of_engine = _by_step({*self._of_engine, *of_engine})
+        if events - of_engine:
+            self.found = _by_step({*self.found, *(events - of_engine)})
 
-def _event(message: object) -> SessionEvent | None:
-    if isinstance(message, Mark):
-        return mark_event(message)
-    return knobs_event(message) if isinstance(message, KnobsChanged) else None
+
+def _by_step(events: set[SessionEvent]) -> list[SessionEvent]:
+    return sorted(events, key=lambda each: (each.step, each.time_ns))
+
+
+def _caused_in(recording: Recording, number: int) -> Iterator[_ByStep]:
+    """What somebody did in a chunk: marks, changes of knobs, other changes and refusals."""
+    for place, message in messages_in(recording, number):
+        event, change = None, None
+        if isinstance(message, Mark):
+            event = mark_event(message)
+        elif isinstance(message, KnobsChanged):
+            event, change = knobs_event(message), message
+        elif isinstance(message, Audited):
+            step = recording.step_before(Position(number, place)) or 0
+            event = audit_event(message, step)
+        if event is not None:
+            yield _ByStep(event, change)
+
+
+def _told_in(recording: Recording, number: int) -> Iterator[_Told]:
+    """The messages of a chunk that tell of requests being preempted, aborted or rejected."""
+    frames = recording.chunk(number).frames
+    for place in sorted({place for word in _WORDS for place in frames.places_of(word)}):
+        frame = frames[place]
+        if frame.topic != KEYFRAME:
+            # 'stepscope verify' tells of what cannot be read.
+            with contextlib.suppress(msgspec.DecodeError):
+                yield _told(frame.payload)

@@ -1,4 +1,4 @@
-"""Changes of knobs that are known of: those in memory, and older ones out of the audit trail."""
+"""Changes of knobs that are known of: those in memory, in the audit trail, and in a whole file."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,15 @@ from stepscope.recordings.audit_text import who_text
 
 
 def known_changes(
-    in_memory: Sequence[KnobsChanged], audit: Sequence[Audited]
+    in_memory: Sequence[KnobsChanged],
+    audit: Sequence[Audited],
+    in_file: Sequence[KnobsChanged] = (),
 ) -> list[KnobsChanged]:
-    """Both, in order of versions. Whoever joins late has the older ones from the audit alone."""
+    """All of them, in order of versions.
+
+    Whoever joins late has the older ones from the audit alone; who replays a file also has those
+    that it is not at.
+    """
     versions = {change.version for change in in_memory}
     told = [
         KnobsChanged(
@@ -29,4 +35,6 @@ def known_changes(
         and entry.version is not None
         and entry.version not in versions
     ]
-    return sorted([*told, *in_memory], key=lambda change: change.version)
+    versions |= {change.version for change in told}
+    others = [change for change in in_file if change.version not in versions]
+    return sorted([*others, *told, *in_memory], key=lambda change: change.version)

@@ -26,19 +26,19 @@ class Landmark(NamedTuple):
 def landmarks(recording: "Recording") -> Iterator[Landmark]:
     """In order of the file."""
     for number in range(recording.num_chunks):
-        for message in messages_in(recording, number):
+        for _, message in messages_in(recording, number):
             if (found := landmark_of(message)) is not None:
                 yield found
 
 
-def messages_in(recording: "Recording", number: int) -> Iterator[Telemetry]:
-    """The messages of a chunk that may be one."""
+def messages_in(recording: "Recording", number: int) -> Iterator[tuple[int, Telemetry]]:
+    """The messages of a chunk that may be one, each with its place."""
     frames = recording.chunk(number).frames
     for place, topic in enumerate(frames.topics):
         if topic in _TOPICS:
             # 'stepscope verify' tells of what cannot be read.
             with contextlib.suppress(msgspec.DecodeError):
-                yield wire.decode(frames[place].payload)
+                yield place, wire.decode(frames[place].payload)
 
 
 def landmark_of(message: object) -> Landmark | None:

@@ -1,7 +1,8 @@
 """`LoadedChunk`: the messages of one chunk, as they were received. Steps are unpacked on demand."""
 
 from array import array
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, overload
 
 import msgspec
@@ -76,6 +77,18 @@ class Frames(Sequence[Frame]):
     def bodies(self, first: int, last: int) -> list[tuple[int, bytes]]:
         """Sequence and payload of those from one place to before another."""
         return bodies_at(self._records, self._begins[first:last])
+
+    def places_of(self, word: bytes) -> Iterator[int]:
+        """Of those that have these bytes in them, in order."""
+        records, begins = self._records, self._begins
+        at = records.find(word)
+        while at >= 0:
+            place = bisect_right(begins, at) - 1
+            if place >= 0:
+                yield place
+            if place + 1 >= len(begins):
+                return
+            at = records.find(word, begins[place + 1])
 
 
 class LoadedChunk:

@@ -86,7 +86,7 @@ async def test_marks_and_changes_ahead_are_on_the_bar_and_keys_go_to_them(
         assert "behind" not in main_text(app)
         await at("home", 0)
         await pilot.press("6")
-        assert "in the file 2 later" in main_text(app)
+        assert "; 2 ahead (])" in main_text(app)
         await pilot.press("1")
         await pilot.press("left_curly_bracket")
         await until(lambda: "no preemption before step 0 in memory" in main_text(app), "silence")

@@ -6,9 +6,9 @@ The views are pure functions of a frame, so that a test can make one and read th
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from stepscope.engine.wire import StepRecord
+from stepscope.engine.wire import KnobsChanged, StepRecord
 from stepscope.recordings.causes import Late
 from stepscope.recordings.columns import StepSummary
 from stepscope.recordings.events import SessionEvent
@@ -52,6 +52,7 @@ class Frame:
     waiting_trend: int  # +1 more wait than a moment ago, -1 fewer
     events: list[SessionEvent] = field(default_factory=list)
     landmarks: list[SessionEvent] = field(default_factory=list)  # for the scrub bar
+    changes_in_file: Sequence[KnobsChanged] = ()  # of knobs, in all of a replayed file
     extent: tuple[int, int] | None = None  # all steps one can go to; of a replay, in the file
     is_replay: bool = False
     status: SourceStatus = "live"  # of the source when the picture was made
@@ -103,6 +104,13 @@ class Frame:
         return None if summary is None else self.history.wall_ns(summary.tokens_ns)
 
 
+class InFile(Protocol):
+    """Marks and changes of knobs in a whole file, as far as they are known."""
+
+    found: Sequence[SessionEvent]
+    changes: Sequence[KnobsChanged]
+
+
 class _Taken(NamedTuple):
     """Of what moment a part of a frame is, and when a newer one may be taken."""
 
@@ -117,7 +125,7 @@ class FrameBuilder:
         recorded: first and last step of the file that is replayed.
         clock: seconds, for pacing only.
         keys: first key of each action, as people write it, where it is not the usual one.
-        in_file: marks and knob changes of all of the file, as far as they are known.
+        in_file: what is known of all of the file that is replayed.
     """
 
     def __init__(
@@ -126,7 +134,7 @@ class FrameBuilder:
         recorded: tuple[int, int] | None = None,
         clock: Callable[[], float] = time.monotonic,
         keys: Mapping[str, str] | None = None,
-        in_file: Callable[[], Sequence[SessionEvent]] = tuple,
+        in_file: InFile | None = None,
     ) -> None:
         self._history = history
         self._in_file = in_file
@@ -201,6 +209,7 @@ class FrameBuilder:
             waiting_trend=trend,
             events=self._events(view, num_events),
             landmarks=self._scrub_marks(),
+            changes_in_file=() if self._in_file is None else self._in_file.changes,
             extent=self._recorded
             or (None if first_step is None or last_step is None else (first_step, last_step)),
             is_replay=self._recorded is not None,
@@ -271,7 +280,7 @@ class FrameBuilder:
         return found
 
     def _scrub_marks(self) -> list[SessionEvent]:
-        in_file = self._in_file()
+        in_file = () if self._in_file is None else self._in_file.found
         when: object = round(self._clock()), len(self._history.marks), len(in_file)
         if self._landmarks is None or self._landmarks[0] != when:
             kinds = frozenset({"preempt", "knobs", "mark", "gap"})

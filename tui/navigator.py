@@ -4,26 +4,25 @@ In a replay the newest step in memory is where the replay stands; going on from 
 file, and what is not in memory is sought in it.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Protocol, cast
 
 from stepscope.engine.wire import Phase
 from stepscope.recordings.events import SessionEvent, mark_event
 from stepscope.recordings.history import History
 from stepscope.recordings.source import Source, SourceStatus
-from stepscope.tui.frame import NOTABLE, Frame
+from stepscope.tui.frame import NOTABLE, Frame, InFile
 from stepscope.tui.goto import FileTimes, Wanted, wanted
 from stepscope.tui.notices import Notices
 from stepscope.tui.view import View
 
-_KNOWN_AHEAD = frozenset({"mark", "knobs"})  # in a file that is not played yet
+# What a file does not tell before it is played: it has to be reckoned.
+_NOT_AHEAD = frozenset({"slo", "gap"})
 _MAX_SEARCH = 5_000  # steps decoded in search of one of a request
 
 
-class FileEvents(Protocol):
-    """Marks and knob changes of a file, also of what is not played yet."""
-
-    found: Sequence[SessionEvent]
+class FileEvents(InFile, Protocol):
+    """What happened in a file, also in what is not played yet."""
 
     @property
     def is_done(self) -> bool: ...
@@ -182,9 +181,15 @@ class Navigator:
         if at is None:
             return
         kinds = frozenset(kinds)
-        found = self._history.next_event(at, direction, kinds)
-        if found is None and self._replay is not None:
-            found = self._replay.file_events.next(at, direction, kinds)
+        events = [self._history.next_event(at, direction, kinds)]
+        if self._replay is not None:
+            events.append(self._replay.file_events.next(at, direction, kinds))
+        # Of the same step the first says more.
+        found = min(
+            (each for each in events if each is not None),
+            key=lambda each: (each.step - at) * direction,
+            default=None,
+        )
         if found is None:
             where = "after" if direction > 0 else "before"
             text = f"no {_kind(kinds)} {where} step {at:,} in memory{self._nor_in_file(kinds)}"
@@ -204,9 +209,9 @@ class Navigator:
             return "; all of the file is in memory"
         if not replay.file_events.is_done:
             return "; the rest of the file is still looked through"
-        if set(kinds) & _KNOWN_AHEAD:
-            return ", and no mark or knob change in the rest of the file"
-        return f" (of {first or 0:,} to {last or 0:,}); the rest of the file has to be played"
+        if not set(kinds) & _NOT_AHEAD:
+            return " nor in the rest of the file"
+        return "; of the rest of the file only late tokens and lost messages are not known"
 
     def mark(self) -> None:
         """To the mark before this step, or from before the first one to the last."""

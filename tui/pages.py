@@ -70,7 +70,8 @@ PAGE_VIEWS: Mapping[Page, PageView] = {
         "What may be changed while the engine runs; ◆ is not the default. Each change is listed "
         "with who made it, the first step it held for, and the latencies in the ten seconds (or "
         "up to the next change) before it and after it. Between them stands whatever else somebody "
-        "did to the engine, or was refused: pauses, single steps, resets, workloads, floods.",
+        "did to the engine, or was refused: pauses, single steps, resets, workloads, floods. Of a "
+        "replayed file the changes that lie ahead are listed too, and {inspect} goes to them.",
     ),
     "compare": PageView(
         "compare screen",

@@ -1,8 +1,5 @@
 """`Scene`: the frames of one history, with what is shown of other engines and runs beside it."""
 
-from collections.abc import Sequence
-
-from stepscope.recordings.events import SessionEvent
 from stepscope.recordings.history import History
 from stepscope.tui.frame import Frame, FrameBuilder
 from stepscope.tui.navigator import recorded_extent, replay_of
@@ -36,12 +33,8 @@ class Scene:
         session = self._session
         keys = {action.id: action.key for action in session.abilities.actions}
         extent = recorded_extent(session.source)
-        self._builder = FrameBuilder(
-            self.history, extent, session.clock, keys, self._events_of_file
-        )
-
-    def _events_of_file(self) -> Sequence[SessionEvent]:
-        return () if self._replay is None else self._replay.file_events.found
+        in_file = None if self._replay is None else self._replay.file_events
+        self._builder = FrameBuilder(self.history, extent, session.clock, keys, in_file)
 
     @property
     def is_busy(self) -> bool:

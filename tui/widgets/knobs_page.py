@@ -32,9 +32,9 @@ def _log_columns(width: int) -> tuple[Column, ...]:
 
 
 def targets(frame: Frame) -> list[Target]:
-    """One for each knob, then one for each entry of the audit trail, the newest first."""
+    """One for each knob, then one for each line of the audit trail, the newest first."""
     knobs = [Target(knob=name) for name in _names(frame)]
-    return knobs + [Target(step=_step(frame, entry)) for entry in _trail(frame)]
+    return knobs + [Target(step=_step(frame, entry)) for entry in (*_ahead(frame), *_trail(frame))]
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
@@ -42,8 +42,9 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     names = _names(frame)
     row = frame.view.row
     specs = _specs(frame)
-    trail = _trail(frame)
-    log_height = max(5, min(len(trail) + 3, height * 2 // 5))
+    ahead, trail = _ahead(frame), _trail(frame)
+    entries = [*ahead, *trail]
+    log_height = max(5, min(len(entries) + 3, height * 2 // 5))
     body_height = max(5, min(len(names) + 4, height - log_height))
     shown = max(0, body_height - 4)
     title: Line = (
@@ -51,7 +52,8 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         (f"  version {frame.state.knobs_version}; ◆ not the default" if names else "", "muted"),
     )
     keys = frame.key("inspect"), frame.key("undo")
-    hint: Line = ((f"{keys[0]} changes one, {keys[1]} takes the last change back", "muted"),)
+    said = "" if frame.is_replay else f"{keys[0]} changes one, {keys[1]} takes your last one back"
+    hint: Line = ((said, "muted"),)
     chosen = row if row < len(names) else None
     body = table(
         _knob_columns(width),
@@ -62,25 +64,29 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     )
     if not names:
         body = [((" the engine does not tell its knobs", "muted"),)]
-    selected = row - len(names) if row >= len(names) and trail else None
+    selected = row - len(names) if row >= len(names) and entries else None
     about = "" if chosen is None else _about(specs.get(names[chosen]))
     if selected is not None:
-        about = _told(trail[min(selected, len(trail) - 1)])
+        about = _told(entries[min(selected, len(entries) - 1)])
     body = [*body[: body_height - 3], ((f" {clean(about, width - 4)}", "muted"),)]
     lines = framed(body, width, body_height, title, hint)
     rest = height - body_height
     log = table(
         _log_columns(width),
         [
-            _change(frame, entry) if isinstance(entry, KnobsChanged) else _audited(frame, entry)
-            for entry in trail
+            *(_coming(frame, change) for change in ahead),
+            *(
+                _change(frame, entry) if isinstance(entry, KnobsChanged) else _audited(frame, entry)
+                for entry in trail
+            ),
         ],
         width - 2,
         rest - 2,
         selected,
         len(names),
+        max(0, len(ahead) - (rest - 3) // 3),
     )
-    if not trail:
+    if not entries:
         text = " nobody has changed anything"
         if not names:
             text = " nor whether any has been changed"
@@ -92,7 +98,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     heading: Line = (
         (f"audit{count}", "title"),
         (f"  ms before→after, {EFFECT_S:g} s each{order}", "muted"),
-        (_in_file(frame), "text"),
+        (_num_ahead(frame, ahead), "text"),
         (_refused(frame), "breach"),
     )
     hint = ((f"{frame.key('inspect')} goes there", "muted"),)
@@ -190,17 +196,9 @@ def _audited(frame: Frame, entry: Audited) -> list[Cell]:
     ]
 
 
-def _in_file(frame: Frame) -> str:
-    """How many changes a replayed file has besides those up to the cursor in memory."""
-    if not frame.is_replay or frame.cursor is None:
-        return ""
-    listed = {change.effective_step for change in _changes(frame)}
-    others = {each.step for each in frame.landmarks if each.kind == "knobs"} - listed
-    num_before = sum(step <= frame.cursor for step in others)
-    counts = {"earlier": num_before, "later": len(others) - num_before}
-    told = ", ".join(f"{count:,} {when}" for when, count in counts.items() if count)
-    keys = f"{frame.key('previous_event')} {frame.key('next_event')}"
-    return f"; in the file {told} ({keys})" if told else ""
+def _num_ahead(frame: Frame, ahead: Sequence[KnobsChanged]) -> str:
+    """How many of a replayed file are still to come, and the key that goes to the next one."""
+    return f"; {len(ahead):,} ahead ({frame.key('next_event')})" if ahead else ""
 
 
 def _refused(frame: Frame) -> str:
@@ -218,13 +216,26 @@ def _refused(frame: Frame) -> str:
     return f"  refused: {told}"
 
 
-def _changes(frame: Frame) -> list[KnobsChanged]:
-    """Up to the cursor, the newest first."""
-    cursor = frame.cursor
-    changes = known_changes(frame.history.knob_changes, frame.state.audit)
-    if cursor is not None and not frame.view.live:
-        changes = [change for change in changes if change.effective_step <= cursor]
+def _known(frame: Frame) -> list[KnobsChanged]:
+    """The newest first; of a replayed file all."""
+    changes = known_changes(frame.history.knob_changes, frame.state.audit, frame.changes_in_file)
     return changes[::-1]
+
+
+def _changes(frame: Frame) -> list[KnobsChanged]:
+    """Up to the cursor."""
+    cursor = frame.cursor
+    if cursor is None or (frame.view.live and not frame.is_replay):
+        return _known(frame)
+    return [change for change in _known(frame) if change.effective_step <= cursor]
+
+
+def _ahead(frame: Frame) -> list[KnobsChanged]:
+    """Those of a replayed file after the cursor."""
+    cursor = frame.cursor
+    if cursor is None or not frame.is_replay:
+        return []
+    return [change for change in _known(frame) if change.effective_step > cursor]
 
 
 def _what(change: KnobsChanged) -> str:
@@ -251,6 +262,16 @@ def _change(frame: Frame, change: KnobsChanged) -> list[Cell]:
         text = f"{fmt.milliseconds(before)}→{fmt.milliseconds(after)}{'!' if late else ' '}"
         cells.append((text, "breach" if late else "text"))
     return cells
+
+
+def _coming(frame: Frame, change: KnobsChanged) -> list[Cell]:
+    """What it did to the latencies is not known before it is played."""
+    return [
+        (f"{change.effective_step:,}", "muted"),
+        (fmt.clock(frame.history.wall_ns(change.time_ns)), "muted"),
+        (clean(change.who, _WHO_WIDTH), "muted"),
+        (f"ahead: {_what(change)}", "muted"),
+    ]
 
 
 def effect_of(

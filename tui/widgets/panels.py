@@ -41,6 +41,7 @@ def table(
     height: int,
     selected: int | None = None,
     first_target: int = 0,
+    first_row: int = 0,
 ) -> list[Line]:
     """A heading and as many rows as fit, the selected one among them, each `width` wide.
 
@@ -49,6 +50,7 @@ def table(
 
     Args:
         first_target: place of the first row among the targets of the screen.
+        first_row: to begin with, where none is selected and not all have room.
     """
     shown = _fitting(columns, width)
     heading: list[Run] = [(" ", "muted")]
@@ -57,6 +59,8 @@ def table(
     lines: list[Line] = [tuple(heading)]
     room_for_rows = max(0, height - 1)
     first = first_shown(len(rows), room_for_rows, selected)
+    if selected is None:
+        first = max(0, min(first_row, len(rows) - room_for_rows))
     for number in range(first, min(len(rows), first + room_for_rows)):
         mark = "+cursor" if number == selected else ""
         line: list[Run] = [("▶" if mark else " ", f"text{mark}")]
