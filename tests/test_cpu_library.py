@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.kernels import cpu_library, fused
-from stepscope.kernels.paged_attention import choose
+from stepscope.kernels.backends import choose
 
 LEVELS = cpu_library.usable_levels()
 DTYPES = (torch.float32, torch.bfloat16)
@@ -71,9 +71,9 @@ def test_it_shares_the_openmp_runtime_of_torch() -> None:
 
 def test_it_can_be_turned_off_and_the_choice_says_so() -> None:
     code = (
-        "from stepscope.kernels import cpu_library, fused, paged_attention\n"
+        "from stepscope.kernels import backends, cpu_library, fused\n"
         "import torch\n"
-        "choice = paged_attention.choose()\n"
+        "choice = backends.choose()\n"
         "print(choice.backend.name, '|', choice.reason)\n"
         "print(cpu_library.default_library(), fused.silu_mul(torch.ones(1, 2)).shape)\n"
     )

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from stepscope.kernels import paged_attention, trial
+from stepscope.kernels import backends, trial
+from stepscope.kernels.backends import available_backends, choose
 from stepscope.kernels.flash_attention import (
     GatheredAttention,
     Varlen,
@@ -18,7 +19,7 @@ from stepscope.kernels.flash_attention import (
     load_torch_varlen,
     torch_varlen,
 )
-from stepscope.kernels.paged_attention import PagedBatch, available_backends, choose
+from stepscope.kernels.paged_attention import PagedBatch
 from stepscope.kernels.reference import ReferenceAttention
 from stepscope.kernels.torch_attention import TorchAttention
 
@@ -279,7 +280,7 @@ def test_a_gpu_backend_that_cannot_be_used_says_what_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As on a machine with a GPU that lacks a package, or whose driver does not answer."""
-    probe = paged_attention._probe_gpu.__wrapped__
+    probe = backends._probe_gpu.__wrapped__
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert probe("flash-attn", torch.float32, "") == (
         False,
@@ -298,8 +299,8 @@ def test_a_gpu_backend_that_cannot_be_used_says_what_is_missing(
         (lambda: lacks("einops"), "does not load: No module named 'einops'"),
         (breaks, "cannot be set up: CUDA driver version is insufficient"),
     ):
-        candidate = paged_attention._Candidate("flash-attn", "cuda", lambda *_: (True, ""), create)
-        monkeypatch.setattr(paged_attention, "_CANDIDATES", (candidate,))
+        candidate = backends._Candidate("flash-attn", "cuda", lambda *_: (True, ""), create)
+        monkeypatch.setattr(backends, "_CANDIDATES", (candidate,))
         assert probe("flash-attn", torch.bfloat16, "") == (False, expected)
 
 

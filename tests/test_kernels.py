@@ -12,15 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.kernels import cpu_library, torch_attention
+from stepscope.kernels.backends import BackendUnavailableError, available_backends, choose
 from stepscope.kernels.cpu_attention import CpuAttention
-from stepscope.kernels.paged_attention import (
-    AttentionBackend,
-    BackendUnavailableError,
-    PagedBatch,
-    available_backends,
-    choose,
-    store_kv,
-)
+from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch, store_kv
 from stepscope.kernels.reference import ReferenceAttention
 
 # Every backend but the oracle; that in C++ once for each level of instructions that runs here.

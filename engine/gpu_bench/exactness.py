@@ -23,7 +23,8 @@ from stepscope.engine.models import loader, random_model
 from stepscope.engine.models.model import Model, StepContext
 from stepscope.engine.models.random_shapes import PREFIX, SHAPES
 from stepscope.engine.serve import open_engine
-from stepscope.kernels.paged_attention import PagedBatch, choose
+from stepscope.kernels.backends import choose
+from stepscope.kernels.paged_attention import PagedBatch
 
 CHUNK = 48  # tokens of a step: prompts are cut, and decodes are among them
 BLOCK_SIZE = 16

@@ -20,7 +20,8 @@ from stepscope.engine.gpu_bench.costs import attention_flops, causal_pairs
 from stepscope.engine.gpu_bench.results import Facts
 from stepscope.engine.gpu_bench.timing import Run
 from stepscope.kernels import flash_attention, fused
-from stepscope.kernels.paged_attention import PagedBatch, available_backends, choose
+from stepscope.kernels.backends import available_backends, choose
+from stepscope.kernels.paged_attention import PagedBatch
 
 BLOCK_SIZE = 16
 DECODES = tuple((batch, context) for context in (512, 4096) for batch in (1, 8, 32, 128, 256))

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch, choose
+from stepscope.kernels.backends import choose
+from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch
 
 BLOCK_SIZE = 16
 HEADS = ((6, 2, 64), (9, 3, 64), (8, 2, 128))

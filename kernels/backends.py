@@ -1,0 +1,205 @@
+"""Which attention backends there are, which of them run here, and which is taken.
+
+Adding one means a file of its own, a `_Candidate` in the table below and nothing else.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from stepscope.kernels.paged_attention import AttentionBackend
+
+
+class BackendUnavailableError(ValueError):
+    """The backend that was asked for cannot be used here; the message says why."""
+
+
+class Availability(NamedTuple):
+    name: str
+    usable: bool
+    reason: str
+
+
+class Choice(NamedTuple):
+    backend: AttentionBackend
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """`probe(device type, dtype)` says whether it runs here, and why or why not.
+
+    `device` is the only type of device that it is for; None: any.
+    """
+
+    name: str
+    device: str | None
+    probe: Callable[[str, torch.dtype], tuple[bool, str]]
+    create: Callable[[], AttentionBackend]
+
+
+def _create_triton() -> AttentionBackend:
+    from stepscope.kernels.triton_attention import TritonAttention
+    from stepscope.kernels.triton_plan import Device
+
+    return TritonAttention(Device.of(torch.device("cuda")))
+
+
+def _create_flash_attn() -> AttentionBackend:
+    from stepscope.kernels.flash_attention import GatheredAttention, load_flash_attn
+
+    return GatheredAttention("flash-attn", load_flash_attn(), _create_triton())
+
+
+def _create_torch_varlen() -> AttentionBackend:
+    from stepscope.kernels.flash_attention import GatheredAttention, load_torch_varlen
+
+    return GatheredAttention("torch-varlen", load_torch_varlen(), _create_triton())
+
+
+_GPU_DTYPES = {
+    "triton": (torch.float32, torch.float16, torch.bfloat16),
+    "flash-attn": (torch.float16, torch.bfloat16),
+    "torch-varlen": (torch.float16, torch.bfloat16),
+}
+
+
+@functools.cache
+def _probe_gpu(name: str, dtype: torch.dtype, what: str) -> tuple[bool, str]:
+    """Whether a backend for GPUs runs on the current one, by a trial of a few tokens."""
+    from stepscope.kernels import trial
+
+    if not torch.cuda.is_available():
+        return False, "torch sees no GPU"
+    if dtype not in _GPU_DTYPES[name]:
+        names = " and ".join(str(each).removeprefix("torch.") for each in _GPU_DTYPES[name])
+        return False, f"has {names}, not {str(dtype).removeprefix('torch.')}"
+    create = next(c.create for c in _CANDIDATES if c.name == name)
+    try:
+        backend = create()
+    except ImportError as error:
+        missing = {"triton": "triton", "flash_attn": "flash-attn"}.get(error.name or "")
+        if missing is not None:
+            return False, f"{missing} is not installed: pip install {missing}"
+        return False, f"does not load: {error}"
+    except Exception as error:  # noqa: BLE001 - whatever a driver runs into
+        return False, f"cannot be set up: {(str(error).splitlines() or ['no reason given'])[0]}"
+    device = torch.device("cuda")
+    problem = trial.failure(backend, device, dtype)
+    return problem is None, problem or f"{what}, on {torch.cuda.get_device_name(device)}"
+
+
+def _probe_cpu(device: str, dtype: torch.dtype) -> tuple[bool, str]:
+    from stepscope.kernels import cpu_attention, cpu_library
+
+    if dtype not in cpu_attention.DTYPES:
+        return False, f"has float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
+    try:
+        level = cpu_library.usable_levels()[-1]
+    except cpu_library.LibraryMissingError as error:
+        return False, str(error)
+    return True, f"C++ on cpu, {level} instructions"
+
+
+def _create_cpu() -> AttentionBackend:
+    from stepscope.kernels import cpu_attention, cpu_library
+
+    return cpu_attention.CpuAttention(cpu_library.load())
+
+
+def _create_torch() -> AttentionBackend:
+    from stepscope.kernels.torch_attention import TorchAttention
+
+    return TorchAttention()
+
+
+def _create_reference() -> AttentionBackend:
+    from stepscope.kernels.reference import ReferenceAttention
+
+    return ReferenceAttention()
+
+
+# Fastest first: 'auto' takes the first that is usable.
+_CANDIDATES = (
+    _Candidate(
+        "flash-attn",
+        "cuda",
+        lambda device, dtype: _probe_gpu(
+            "flash-attn", dtype, "prefill by flash-attn, decode by our Triton kernel"
+        ),
+        _create_flash_attn,
+    ),
+    _Candidate(
+        "triton",
+        "cuda",
+        lambda device, dtype: _probe_gpu(
+            "triton", dtype, "prefill and decode by our Triton kernel"
+        ),
+        _create_triton,
+    ),
+    _Candidate(
+        "torch-varlen",
+        "cuda",
+        lambda device, dtype: _probe_gpu(
+            "torch-varlen", dtype, "prefill by torch, decode by our Triton kernel"
+        ),
+        _create_torch_varlen,
+    ),
+    _Candidate("cpu", "cpu", _probe_cpu, _create_cpu),
+    _Candidate(
+        "torch",
+        None,
+        lambda device, dtype: (True, f"plain PyTorch, batched, on {device}"),
+        _create_torch,
+    ),
+    _Candidate(
+        "reference",
+        None,
+        lambda device, dtype: (True, "plain PyTorch, request by request: slow, for checking"),
+        _create_reference,
+    ),
+)
+
+
+def _probe(candidate: _Candidate, kind: str, dtype: torch.dtype) -> tuple[bool, str]:
+    if candidate.device not in (None, kind):
+        return False, f"runs on {candidate.device}, not on {kind}"
+    return candidate.probe(kind, dtype)
+
+
+def available_backends(
+    device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> list[Availability]:
+    """Every backend, the preferred one first, with why it can or cannot be used on `device`."""
+    kind = torch.device(device).type
+    return [Availability(c.name, *_probe(c, kind, dtype)) for c in _CANDIDATES]
+
+
+def choose(name: str = "auto", device: str = "cpu", dtype: torch.dtype = torch.float32) -> Choice:
+    """The backend called `name`, or with 'auto' the fastest that runs on `device`.
+
+    The reason also says what a faster one lacks.
+
+    Raises:
+        BackendUnavailableError: no such backend, or it cannot run here.
+    """
+    kind = torch.device(device).type
+    found = [c for c in _CANDIDATES if name in ("auto", c.name)]
+    if not found:
+        known = ", ".join(["auto", *(c.name for c in _CANDIDATES)])
+        raise BackendUnavailableError(
+            f"no attention backend is called {name!r}; there are: {known}"
+        )
+    reasons: list[tuple[str | None, str]] = []
+    for candidate in found:
+        usable, reason = _probe(candidate, kind, dtype)
+        if usable:
+            missed = [text for device, text in reasons if device in (None, kind)]
+            return Choice(candidate.create(), "; ".join([reason, *missed]))
+        reasons.append((candidate.device, f"{candidate.name}: {reason}"))
+    raise BackendUnavailableError(
+        f"attention backend {name!r} cannot run here ({'; '.join(text for _, text in reasons)})"
+    )
