@@ -1,19 +1,40 @@
-"""The knob editor: all knobs of the engine with their bounds; Enter changes one."""
+"""The knob editor: all knobs of the engine with their bounds; Enter changes one.
 
+They are shown as they are, whoever changes them. What somebody else changed while a value was being
+typed has to be taken note of before that value is applied.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from textual.geometry import Region
 
-from stepscope.engine.wire import KnobSpec, KnobValue
+from stepscope.engine.wire import KnobsChanged, KnobSpec, KnobValue
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.theme import Skin
 from stepscope.tui.widgets.knob_panel import bounds_text, value_text
 from stepscope.tui.widgets.lines import Line, clean, framed
 
+_LOOK_S = 0.2  # how often it is seen whether somebody else has changed one
+
+
+class KnobsNow(NamedTuple):
+    """The knobs of an engine, and the changes that are known of, oldest first."""
+
+    version: int
+    values: Mapping[str, KnobValue]
+    changes: Sequence[KnobsChanged]
+
+    def since(self, version: int) -> list[KnobsChanged]:
+        return [change for change in self.changes if change.version > version]
+
 
 class KnobChange(NamedTuple):
+    """What is to be changed, by somebody who has seen the knobs of `version`."""
+
     name: str
     value: KnobValue
+    version: int
 
 
 class KnobEditor(Overlay[KnobChange]):
@@ -23,6 +44,7 @@ class KnobEditor(Overlay[KnobChange]):
     value gives it, Escape drops it.
 
     Args:
+        look: at the knobs as they are.
         name: the knob to begin with.
     """
 
@@ -30,12 +52,16 @@ class KnobEditor(Overlay[KnobChange]):
         self,
         skin: Skin,
         specs: tuple[KnobSpec, ...],
-        values: dict[str, KnobValue],
+        look: Callable[[], KnobsNow],
         name: str | None = None,
     ) -> None:
         super().__init__(skin)
         self._specs = specs
-        self._values = values
+        self._look = look
+        self._now = look()
+        self._opened_version = self._now.version
+        self._begun_version = self._now.version  # when what is typed was begun
+        self._noted_version = self._now.version  # changes up to it were taken note of
         self._at = next((at for at, spec in enumerate(specs) if spec.name == name), 0)
         self._draft: str | None = None  # of the knob that is being edited
 
@@ -51,12 +77,15 @@ class KnobEditor(Overlay[KnobChange]):
             for idx in range(first, min(len(self._specs), first + height - 4))
         ]
         spec = self._specs[self._at]
+        overtaken = self._overtaken()
         wrong = self._wrong()
         about = f" {spec.help} (default {value_text(spec.default)})"
-        body.append(((wrong or clean(about, width - 3), "breach" if wrong else "muted"),))
+        style = "breach" if wrong else "caution" if overtaken else "muted"
+        body.append(((clean(wrong or overtaken or about, width - 3), style),))
         keys = " ↑/↓ choose  Enter edit"
         if self._draft is not None:
-            keys = " Enter applies  Esc drops  " + (
+            again = "" if overtaken is None else " again" if self._is_noted else " twice"
+            keys = f" Enter{again} applies{' it all the same' if again else ''}  Esc drops  " + (
                 "←/→ change" if spec.kind in ("bool", "choice") else "type a value"
             )
         body.append(((self.hint(keys), "key"),))
@@ -79,18 +108,44 @@ class KnobEditor(Overlay[KnobChange]):
     def _row(self, idx: int, width: int) -> Line:
         spec = self._specs[idx]
         editing = idx == self._at and self._draft is not None
-        value = self._shown(spec) if editing else value_text(self._values.get(spec.name))
+        value = self._shown(spec) if editing else value_text(self._now.values.get(spec.name))
         mark = "+cursor" if idx == self._at else ""
-        bounds = clean(bounds_text(spec), max(0, width - 49))
+        told = _told(spec.name, self._now.since(self._opened_version))
+        about = clean(told or bounds_text(spec), max(0, width - 49))
         return (
             ("▶ " if idx == self._at else "  ", f"text{mark}"),
             (f"{clean(spec.name, 30):<30} ", f"text{mark}"),
             (f"{value:>14} ", "badge_paused" if editing else f"strong{mark}"),
-            (f" {bounds:<{max(0, width - 49)}}", f"muted{mark}"),
+            (f" {about:<{max(0, width - 49)}}", f"{'caution' if told else 'muted'}{mark}"),
         )
 
     def _shown(self, spec: KnobSpec) -> str:
         return f"{self._draft}_" if spec.kind in ("int", "float") else f"◀ {self._draft} ▶"
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self.set_interval(_LOOK_S, self._look_again)
+
+    def _look_again(self) -> None:
+        version, self._now = self._now.version, self._look()
+        if self._now.version != version:
+            self.redraw()
+
+    @property
+    def _is_noted(self) -> bool:
+        """Whoever edits has taken note of the knobs as they are."""
+        return self._now.version == self._noted_version
+
+    def _overtaken(self) -> str | None:
+        """What somebody has changed since a value was begun to be typed."""
+        if self._draft is None or self._now.version == self._begun_version:
+            return None
+        changes = self._now.since(self._begun_version)
+        name = self._specs[self._at].name
+        names = [name, *(each for change in changes for each in change.new)]
+        which = next((each for each in names if _told(each, changes)), None)
+        what = "the knobs" if which is None else f"{which} {_told(which, changes)}"
+        return f" changed meanwhile: {what}"
 
     def pressed(self, key: str, character: str | None) -> None:
         spec = self._specs[self._at]
@@ -100,7 +155,8 @@ class KnobEditor(Overlay[KnobChange]):
             elif key in ("up", "k"):
                 self._at = max(0, self._at - 1)
             elif key == "enter":
-                self._draft = value_text(self._values.get(spec.name))
+                self._draft = value_text(self._now.values.get(spec.name))
+                self._begun_version = self._noted_version = self._now.version
                 if spec.kind in ("bool", "choice"):
                     self._turn(1)
                 else:
@@ -111,8 +167,13 @@ class KnobEditor(Overlay[KnobChange]):
         if key == "enter" and not self._draft:
             self._draft = None
         elif key == "enter":
-            if self._wrong() is None:
-                self.dismiss(KnobChange(spec.name, parse_value(spec, self._draft)))
+            self._now = self._look()
+            if self._wrong() is not None:
+                return
+            if self._is_noted:
+                value = parse_value(spec, self._draft)
+                self.dismiss(KnobChange(spec.name, value, self._noted_version))
+            self._noted_version = self._now.version
         elif spec.kind in ("bool", "choice"):
             if key in ("left", "right", "up", "down", "space"):
                 self._turn(-1 if key in ("left", "up") else 1)
@@ -141,6 +202,15 @@ class KnobEditor(Overlay[KnobChange]):
             if not low <= value <= high:
                 return f" {spec.name} must be within {bounds_text(spec)}"
         return None
+
+
+def _told(name: str, changes: Sequence[KnobsChanged]) -> str:
+    """What became of a knob in these changes and who made the last one; empty if nothing did."""
+    mine = [change for change in changes if name in change.new]
+    if not mine:
+        return ""
+    before, now = mine[0].old.get(name), mine[-1].new[name]
+    return f"{value_text(before)}→{value_text(now)} by {mine[-1].who}"
 
 
 def parse_value(spec: KnobSpec, text: str) -> KnobValue:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from stepscope.recordings.knob_trail import known_changes
 from stepscope.recordings.source import add_mark
 from stepscope.tui.export.choices import folder_for, ranges_of, recording_of
 from stepscope.tui.export.order import ExportOrder
@@ -9,7 +10,7 @@ from stepscope.tui.lane_rows import FilterError, lane_filter
 from stepscope.tui.operator import BUDGET
 from stepscope.tui.screens import look_handlers
 from stepscope.tui.screens.help import HelpPage
-from stepscope.tui.screens.knob_editor import KnobChange, KnobEditor
+from stepscope.tui.screens.knob_editor import KnobChange, KnobEditor, KnobsNow
 from stepscope.tui.screens.palette import Palette
 from stepscope.tui.screens.prompt import Prompt
 from stepscope.tui.screens.stepper import Stepper
@@ -136,10 +137,16 @@ def edit_knob(screen: "MainScreen", name: str | None) -> None:
 
     def apply(change: KnobChange | None) -> None:
         if change is not None:
-            screen.operator.set_knob(change.name, change.value, state.knobs_version)
+            screen.operator.set_knob(change.name, change.value, change.version)
             screen.draw()
 
-    screen.app.push_screen(KnobEditor(screen.skin, state.info.knobs, state.knobs, name), apply)
+    def look() -> KnobsNow:
+        history = screen.session.history
+        now = history.state
+        changes = known_changes(history.knob_changes, now.audit)
+        return KnobsNow(now.knobs_version, now.knobs, changes)
+
+    screen.app.push_screen(KnobEditor(screen.skin, state.info.knobs, look, name), apply)
 
 
 def workload(screen: "MainScreen") -> None:

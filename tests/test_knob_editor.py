@@ -1,0 +1,122 @@
+"""The knob editor shows what others change while it is open, and overwrites nothing unnoticed."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from textual import events
+
+from stepscope.engine.client import ControlClient
+from stepscope.recordings.subscriber import Subscriber
+from stepscope.tui.app import Dashboard
+from tests.screen_text import main_text, screen_text
+from tests.waiting import until, wait_for
+
+
+@pytest.fixture
+def source(live_engine: Any) -> Iterator[Subscriber]:
+    subscriber = Subscriber(live_engine.endpoint)
+    subscriber.start()
+    wait_for(lambda: subscriber.status == "live", "the engine answers")
+    yield subscriber
+    subscriber.stop()
+
+
+@pytest.fixture
+def anna(live_engine: Any) -> Iterator[ControlClient]:
+    """Another operator of the same engine."""
+    with ControlClient(live_engine.endpoint) as client:
+        yield client
+
+
+def dashboard(source: Subscriber) -> Dashboard:
+    control = source.endpoint.control
+    return Dashboard(source, source.history, control_endpoint=control, any_terminal=True)
+
+
+async def press(app: Dashboard, *keys: str) -> None:
+    """Like `Pilot.press`, which waits for an idle process: here an engine runs in it."""
+    for key in keys:
+        app.post_message(events.Key(key, key if len(key) == 1 else None))
+        await asyncio.sleep(0.05)
+
+
+def row_of(app: Dashboard, name: str) -> str:
+    return next(line for line in screen_text(app).splitlines() if f" {name} " in line)
+
+
+async def test_what_somebody_changes_is_shown_at_once_and_what_is_typed_stays(
+    source: Subscriber, anna: ControlClient
+) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "K", "enter", *"512")
+        anna.set_knobs({"max_num_batched_tokens": 1024}, who="anna")
+        said = "changed meanwhile: max_num_batched_tokens 2048→1024 by anna"
+        await until(lambda: said in screen_text(app), "what anna did")
+        assert "512_" in row_of(app, "max_num_batched_tokens")
+        assert "2048→1024 by anna" in row_of(app, "max_num_batched_tokens")
+        assert "Enter twice applies it all the same" in screen_text(app)
+        await press(app, "enter")  # taken note of
+        assert "Enter again applies it all the same" in screen_text(app)
+        assert source.history.state.knobs["max_num_batched_tokens"] == 1024
+        await press(app, "enter")
+        await until(lambda: len(source.history.knob_changes) == 2, "a change")
+        change = source.history.knob_changes[-1]
+        assert (change.old, change.new) == (
+            {"max_num_batched_tokens": 1024},
+            {"max_num_batched_tokens": 512},
+        )
+        said = "max_num_batched_tokens 1024→512 applied at step"
+        await until(lambda: said in main_text(app), "the answer")
+    app.close()
+
+
+async def test_each_change_has_to_be_taken_note_of_also_that_of_another_knob(
+    source: Subscriber, anna: ControlClient
+) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(80, 24)):
+        await press(app, "K", "down", "enter", *"16")
+        anna.set_knobs({"reserve": "none"}, who="anna")
+        said = "changed meanwhile: reserve prompt→none by anna"
+        await until(lambda: said in screen_text(app), "what anna did")
+        await press(app, "enter")
+        anna.set_knobs({"max_num_seqs": 8}, who="anna")
+        said = "changed meanwhile: max_num_seqs 64→8 by anna"  # the knob in hand comes first
+        await until(lambda: said in screen_text(app), "what anna did then")
+        assert "Enter twice applies it all the same" in screen_text(app)
+        assert "16_" in row_of(app, "max_num_seqs")
+        await press(app, "enter", "enter")
+        await until(lambda: source.history.state.knobs["max_num_seqs"] == 16, "the change")
+    app.close()
+
+
+async def test_what_was_there_before_a_value_was_begun_is_no_reason_to_ask(
+    source: Subscriber, anna: ControlClient
+) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "K")
+        anna.set_knobs({"max_num_batched_tokens": 1024}, who="anna")
+        shown = "max_num_batched_tokens"
+        await until(lambda: "2048→1024 by anna" in row_of(app, shown), "what anna did")
+        assert "1024 " in row_of(app, shown).split(shown)[1].split("2048→1024")[0]
+        await press(app, "enter", *"512", "enter")
+        await until(lambda: source.history.state.knobs[shown] == 512, "the change")
+    app.close()
+
+
+async def test_a_change_that_is_dropped_leaves_what_somebody_else_set(
+    source: Subscriber, anna: ControlClient
+) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "K", "enter", *"512")
+        anna.set_knobs({"max_num_batched_tokens": 1024}, who="anna")
+        await until(lambda: "2048→1024 by anna" in screen_text(app), "what anna did")
+        await press(app, "escape")
+        await until(lambda: app.screen is app.main, "closed")
+        assert [each.who for each in source.history.knob_changes] == ["anna"]
+    app.close()
