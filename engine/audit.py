@@ -30,6 +30,9 @@ MAX_ENTRIES = 10_000
 IN_SNAPSHOT = 20  # entries that a late joiner is told of
 FOLD_NS = 1_000_000_000  # so long aborts of one client go into one entry
 
+LOCAL = "local"  # the key of whoever has the engine's account
+_KEY = "key"
+
 _Kind: TypeAlias = Literal["knobs", "loop", "workload"]
 # Changes of one kind undo each other; the others do not.
 _KINDS: Mapping[str, _Kind] = {
@@ -46,9 +49,26 @@ class Asker(NamedTuple):
     key: str | None = None
 
     @property
+    def proved(self) -> str:
+        """Name of the key they hold; empty for the local one, which says only whose account it is.
+
+        Nobody can call themselves so: see `claimed`.
+        """
+        return "" if self.key in (None, LOCAL) else f"{_KEY} {self.key}"
+
+    @property
+    def claimed(self) -> str:
+        """What they call themselves, in quotes where it could be taken for what a key proved."""
+        words = self.who.split()
+        if not words:
+            return "unknown"
+        looks_proved = words[0].casefold() == _KEY or not self.who.isascii()
+        return f'"{self.who}"' if looks_proved else self.who
+
+    @property
     def name(self) -> str:
         """What to call them: a key is more certain than what somebody says of themselves."""
-        return self.who if self.key is None or self.key == "local" else self.key
+        return self.proved or self.claimed
 
 
 class Effect(NamedTuple):

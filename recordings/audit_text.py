@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
+from stepscope.engine.audit import Asker
 from stepscope.engine.wire import Audited, KnobValue
 
-LOCAL = "local"
 _DONE = {
     "Pause": "paused the engine",
     "Resume": "let the engine go on",
@@ -42,9 +42,10 @@ def value_text(value: KnobValue | None) -> str:
 
 def who_text(entry: Audited) -> str:
     """Who it was: the key they came in with is certain, the name is what they say."""
-    if entry.key is None or entry.key == LOCAL:
-        return entry.who
-    return entry.key if entry.who in ("", entry.key) else f"{entry.key} ({entry.who})"
+    asker = Asker(entry.who, entry.key)
+    if not asker.proved or entry.who in ("", entry.key):
+        return asker.name
+    return f"{asker.proved} ({entry.who})"
 
 
 def change_text(entry: Audited) -> str:

@@ -141,7 +141,7 @@ def test_an_operator_does_everything_and_the_audit_names_the_key(keyed: Keyed) -
     assert (entry.key, entry.who, entry.code) == ("first", "somebody else", "")
     assert (entry.old, entry.new) == ({"max_num_seqs": 64}, {"max_num_seqs": 9})
     assert entry.effective_step == ack.effective_step
-    assert Asker(entry.who, entry.key).name == "first"
+    assert Asker(entry.who, entry.key).name == "key first"
     assert hears(keyed.at("first"))
 
 

@@ -23,7 +23,7 @@ from stepscope.engine.commands import (
 from stepscope.engine.wire import Audited, KnobsChanged, KnobSpec, KnobValue
 from stepscope.recordings.history import History
 from stepscope.recordings.knob_trail import known_changes
-from stepscope.tui.commands.connect import who
+from stepscope.tui.commands.who import who
 from stepscope.tui.engine_link import Answer, EngineLink
 from stepscope.tui.notices import Notices
 from stepscope.tui.widgets.knob_panel import value_text

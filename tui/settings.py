@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Section: TypeAlias = Literal["serve", "knobs", "http", "dashboard", "fleet", "load", "client"]
 KEYS = "keys"
+MAX_NAME = 40  # characters of an operator's own
 NO_FILE = "none"  # as the name of the config file: read none, write none
 
 
@@ -90,7 +91,7 @@ class FleetSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class ClientSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The key that commands come in with, where an engine asks for one."""
+    """Who gives commands: the key they come in with, where an engine asks for one, and a name."""
 
     key: Annotated[
         str,
@@ -101,6 +102,13 @@ class ClientSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = ""
     server_key: Annotated[
         str, Meta(description="the engine's public key, if not the one in the key file")
+    ] = ""
+    name: Annotated[
+        str,
+        Meta(
+            max_length=MAX_NAME,
+            description="what the audit is to call you (default: account, terminal and machine)",
+        ),
     ] = ""
 
 

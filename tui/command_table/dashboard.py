@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stepscope.tui.command_table.shared import AsJson, RecordingFile, example, with_key
+from stepscope.tui.command_table.shared import As, AsJson, RecordingFile, example, with_key
 from stepscope.tui.commands.options import with_options
 
 commands = typer.Typer(rich_markup_mode=None)
@@ -78,12 +78,13 @@ def top(
         ),
     ] = None,
     *,
+    name: As = None,
     flags: dict[str, Any],
 ) -> None:
     """Watch and steer running engines."""
     from stepscope.tui.commands import top as command
 
-    command.top(endpoints or (), flags)
+    command.top(endpoints or (), flags, name)
 
 
 @commands.command(

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stepscope.tui.command_table.shared import Endpoint, example, with_key
+from stepscope.tui.command_table.shared import As, Endpoint, example, with_key
 from stepscope.tui.commands.options import with_options
 
 commands = typer.Typer(rich_markup_mode=None)
@@ -85,13 +85,14 @@ def load(
             "are the same work again",
         ),
     ] = False,
+    name: As = None,
     *,
     flags: dict[str, Any],
 ) -> None:
     """Send work to an engine: a synthetic mix, or a real trace."""
     from stepscope.tui.commands import load as command
 
-    command.load(endpoint, trace, time_scale, limit, seconds, flags, reset_prefix_cache)
+    command.load(endpoint, trace, time_scale, limit, seconds, flags, reset_prefix_cache, name)
 
 
 @commands.command("set", epilog=example("stepscope set max_num_batched_tokens=512 order=arrival"))
@@ -111,11 +112,12 @@ def set_(
         int | None,
         typer.Option(help="fail if the knobs are not at this version any more", metavar="INT"),
     ] = None,
+    name: As = None,
 ) -> None:
     """Change knobs of a running engine; print the step of effect."""
     from stepscope.tui.commands import set as command
 
-    command.set_knobs(assignments, endpoint, dry_run, expect_version)
+    command.set_knobs(assignments, endpoint, dry_run, expect_version, name)
 
 
 @commands.command(epilog=example("stepscope snapshot --json | jq .kv"))
@@ -147,7 +149,10 @@ def audit(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="as one JSON document")] = False,
 ) -> None:
-    """Show who changed an engine, and when, and who was refused to."""
+    """Show who changed an engine, and when, and who was refused to.
+
+    A name after 'key' was proved with that key. Any other is what somebody calls themselves.
+    """
     from stepscope.tui.commands import audit as command
 
     command.audit(target, as_json)

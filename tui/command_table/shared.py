@@ -14,6 +14,16 @@ Endpoint = Annotated[
     ),
 ]
 
+As = Annotated[
+    str | None,
+    typer.Option(
+        "--as",
+        metavar="NAME",
+        help="what the audit is to call you: a claim, unlike a key (default: [client] name, else "
+        "account, terminal and machine)",
+        show_default=False,
+    ),
+]
 RecordingFile = Annotated[
     str, typer.Argument(metavar="FILE", help="a recording, or the name of a shipped sample")
 ]

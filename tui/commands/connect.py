@@ -1,8 +1,5 @@
 """Finding the engine a command is meant for, and connecting to it."""
 
-import getpass
-import os
-import socket
 import time
 from typing import TYPE_CHECKING
 
@@ -122,12 +119,3 @@ def receive(endpoint: Endpoint, history: "History") -> "Subscriber":
     source = Subscriber(endpoint, history)
     source.name = called(endpoint)
     return source
-
-
-def who() -> str:
-    """The person at this terminal, for the engine's audit."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # no name for this id, as in some containers
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"

@@ -12,6 +12,7 @@ import msgspec
 from stepscope.engine.access.authorised_keys import ROLES, KeyFolder
 from stepscope.engine.access.keys import check_public, read_credentials
 from stepscope.engine.access.sockets import KEY_VARIABLE, SERVER_KEY_VARIABLE
+from stepscope.engine.audit import LOCAL
 from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import Endpoint, find_local
 from stepscope.engine.local_engines import local_credentials
@@ -27,6 +28,10 @@ def new(
     chosen = next((each for each in ROLES if each == role), None)
     if chosen is None:
         raise WrongUsage(f"--role: expected one of {', '.join(ROLES)}, got {role!r}")
+    if name == LOCAL:
+        raise WrongUsage(
+            f"{LOCAL!r} is what the audit calls whoever has the engine's account; another name"
+        )
     where = None
     if endpoint is not None:
         where = Endpoint.parse(endpoint).control

@@ -12,11 +12,12 @@ from stepscope.engine.load import LoadGenerator, LoadReport, percentile
 from stepscope.engine.traces import TraceRow, read_trace
 from stepscope.engine.wire import EngineInfo
 from stepscope.engine.workload import Arrival, PromptWriter, describe, fit, from_trace, synthetic
-from stepscope.tui.commands.connect import choose, connect, who
+from stepscope.tui.commands.connect import choose, connect
 from stepscope.tui.commands.errors import CommandFailed, Interrupted, WrongUsage, say
 from stepscope.tui.commands.options import resolve
 from stepscope.tui.commands.progress import Progress
 from stepscope.tui.commands.signals import StopSignals
+from stepscope.tui.commands.who import call_me, who
 
 _CHARS_PER_TOKEN = 4.0  # of an engine that does not say
 _WITH_TRACE = {"seed", "max_concurrency"}  # the options of a mix that a trace has a use for
@@ -30,8 +31,10 @@ def load(
     seconds: float | None,
     flags: Mapping[str, Any],
     reset_prefix_cache: bool = False,
+    name: str | None = None,
 ) -> None:
     """Raises CommandFailed when requests went wrong, Interrupted when the run was cut short."""
+    call_me(name)
     spec = resolve(WorkloadSpec, "load", flags)
     _check_usage(trace, time_scale, limit, seconds, flags)
     rows = read_trace(trace, limit) if trace is not None else None

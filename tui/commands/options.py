@@ -253,6 +253,8 @@ def _expected(field: FieldInfo) -> str:
         bounds.append(f"of at least {meta.ge:g}")
     if meta.le is not None:
         bounds.append(f"of at most {meta.le:g}")
+    if meta.max_length is not None:
+        bounds.append(f"of at most {meta.max_length} characters")
     return " ".join([_KINDS[base][1], " and ".join(bounds)]).strip()
 
 

@@ -5,17 +5,23 @@ from stepscope.engine.commands import Ack
 from stepscope.engine.config import Knobs
 from stepscope.engine.endpoints import find_local
 from stepscope.engine.wire import KnobSpec, KnobValue
-from stepscope.tui.commands.connect import choose, connect, who
+from stepscope.tui.commands.connect import choose, connect
 from stepscope.tui.commands.errors import WrongUsage, say
+from stepscope.tui.commands.who import call_me, who
 
 _TRIES = 5
 _EXAMPLE = "for example: stepscope set max_num_batched_tokens=512"
 
 
 def set_knobs(
-    assignments: list[str], endpoint: str | None, dry_run: bool, expect_version: int | None
+    assignments: list[str],
+    endpoint: str | None,
+    dry_run: bool,
+    expect_version: int | None,
+    name: str | None = None,
 ) -> None:
     """Print `name: old -> new` and the step from which it holds."""
+    call_me(name)
     texts = _texts(assignments)
     with connect(choose(endpoint, "stepscope set KEY=VALUE --endpoint {}")) as client:
         specs = {spec.name: spec for spec in client.info().knobs}

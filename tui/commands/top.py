@@ -26,6 +26,7 @@ from stepscope.tui.commands.connect import choose, connect, hello, receive
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage, expected
 from stepscope.tui.commands.levels import judged_as
 from stepscope.tui.commands.options import resolve
+from stepscope.tui.commands.who import call_me
 from stepscope.tui.preferences import Preferences
 from stepscope.tui.recent import remember
 from stepscope.tui.settings import DashboardSettings, FleetSettings, config_path, load_actions
@@ -37,13 +38,17 @@ if TYPE_CHECKING:
     from stepscope.tui.theme import ThemeName
 
 
-def top(endpoints: Sequence[str], flags: Mapping[str, Any]) -> None:
+def top(endpoints: Sequence[str], flags: Mapping[str, Any], name: str | None = None) -> None:
     """One engine, or several side by side.
+
+    Args:
+        name: of the operator, for the audit.
 
     Raises:
         EngineUnreachable: nobody listens at the endpoint, nor will soon.
         CommandFailed: ... at any of several.
     """
+    call_me(name)
     settings = resolve(DashboardSettings, "dashboard", flags)
     chosen = engines_to_show(endpoints)
     check_any(chosen)

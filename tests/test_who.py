@@ -1,0 +1,127 @@
+"""Who is named in the audit: what a key proved is marked, what somebody claims never looks so."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ptyprocess
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.engine.audit import Asker
+from stepscope.engine.client import ControlClient
+from stepscope.engine.commands import AuditPage, GetAudit
+from stepscope.engine.wire import Audited
+from stepscope.recordings.audit_text import who_text
+from stepscope.tui.commands.who import who
+
+
+def entry(who: str, key: str | None) -> Audited:
+    return Audited(number=1, command="Pause", who=who, key=key, time_ns=0)
+
+
+@given(
+    st.text(max_size=40)
+    | st.sampled_from(
+        ["key alice", " KEY  alice", "key\talice (a@b)", "ｋｅｙ alice", "kеy alice"]
+    ),
+    st.sampled_from([None, "local"]),
+)
+def test_a_claimed_name_never_looks_like_one_that_a_key_proved(name: str, key: str | None) -> None:
+    for told in (who_text(entry(name, key)), Asker(name, key).name):
+        assert told.split()[:1] != ["key"]
+        assert told.isascii() or told.startswith('"')
+        assert told
+
+
+def test_a_key_is_named_as_one_whatever_its_holder_claims() -> None:
+    assert who_text(entry("", "alice")) == "key alice"
+    assert who_text(entry("alice", "alice")) == "key alice"
+    assert who_text(entry("key bob", "alice")) == "key alice (key bob)"
+    assert Asker("bob", "alice").name == "key alice"
+    assert who_text(entry("anna/pts3@gpu-7", None)) == "anna/pts3@gpu-7"
+
+
+def _names(live_engine: Any) -> list[str]:
+    with ControlClient(live_engine.endpoint) as client:
+        page = client.ask(GetAudit())
+        assert isinstance(page, AuditPage)
+        return [each.who for each in page.entries]
+
+
+def _set_in_a_terminal(endpoint: str, value: str, folder: Path) -> str:
+    """Runs `stepscope set` in a terminal of its own; gives that terminal's name."""
+    program = (
+        "import os, sys\n"
+        "from stepscope.tui.cli import main\n"
+        "print('at', os.ttyname(0), flush=True)\n"
+        f"sys.argv = ['stepscope', 'set', 'watermark={value}', '--endpoint', {endpoint!r}]\n"
+        "main()\n"
+    )
+    process = ptyprocess.PtyProcess.spawn([sys.executable, "-c", program], cwd=str(folder))
+    said = b""
+    while True:
+        try:
+            said += process.read()
+        except EOFError:
+            break
+    assert process.wait() == 0, said.decode()
+    return next(line.split()[1] for line in said.decode().splitlines() if line.startswith("at "))
+
+
+def test_two_terminals_of_one_account_are_two_names(
+    live_engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPSCOPE_CONFIG", "none")
+    first = _set_in_a_terminal(live_engine.endpoint.control, "0.1", tmp_path)
+    [name] = _names(live_engine)
+    account, _, rest = name.partition("/")
+    assert rest.startswith(first.removeprefix("/dev/").replace("/", "") + "@")
+    assert who().startswith(account)
+
+
+def test_a_name_of_ones_own_comes_from_the_option_a_variable_or_the_config_file(
+    live_engine: Any,
+    stepscope: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("STEPSCOPE_CLIENT_NAME", raising=False)
+    address = live_engine.endpoint.control
+    config = tmp_path / "config" / "stepscope" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('[client]\nname = "from the file"\n')
+    stepscope("set", "watermark=0.1", "--endpoint", address)
+    monkeypatch.setenv("STEPSCOPE_CLIENT_NAME", "from a\nvariable")
+    stepscope("set", "watermark=0.2", "--endpoint", address)
+    with monkeypatch.context() as patch:
+        patch.setenv("STEPSCOPE_CLIENT_NAME", "")  # put back afterwards
+        stepscope("set", "watermark=0.3", "--endpoint", address, "--as", "key anna")
+    monkeypatch.delenv("STEPSCOPE_CLIENT_NAME")
+    config.unlink()
+    stepscope("set", "watermark=0.4", "--endpoint", address)
+    plain = who()
+    assert _names(live_engine) == [
+        f"from the file ({plain})",
+        f"from a variable ({plain})",
+        f"key anna ({plain})",
+        plain,
+    ]
+    assert f'"key anna ({plain})"' in stepscope("audit", address).stdout
+
+
+@pytest.mark.parametrize("name", ["", " ", "\n", "x" * 41])
+def test_what_is_no_name_is_wrong_usage(stepscope: Callable[..., Any], name: str) -> None:
+    done = stepscope("set", "watermark=0.1", "--as", name)
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert "--as: expected a name of 1 to 40 characters" in done.stderr
+
+
+def test_no_key_is_called_as_the_one_that_proves_only_an_account(
+    stepscope: Callable[..., Any], tmp_path: Path
+) -> None:
+    done = stepscope("keys", "new", "local", "--role", "viewer", "--keys", str(tmp_path / "keys"))
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert not (tmp_path / "keys").exists()
