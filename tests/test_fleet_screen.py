@@ -164,7 +164,7 @@ async def test_nothing_is_done_to_an_engine_where_several_are_shown(sources: lis
     app = dashboard(sources, control_endpoint="ipc:///nobody/here")
     async with app.run_test(size=(120, 40)) as pilot:
         for action in ACTIONS:
-            if action.changes_engine or action.id in ("record", "mark", "pause", "goto"):
+            if action.changes_engine or action.id in ("mark", "pause", "goto"):
                 assert "fleet" not in action.pages, action.id
                 await pilot.press(action.keys[0])
                 assert app.main.operator.pending == ""

@@ -166,7 +166,8 @@ _ACTIONS: tuple[Action, ...] = (
     Action("workload", ("W",), "Workload",
            "what the engine gives itself to do: rate=2 output_tokens=64, or off", "act",
            footer=24, needs=_ENGINE, changes_engine=True),
-    Action("record", ("R",), "Record", "start or end a recording", "act", footer=6,
+    Action("record", ("R",), "Record", "start or end a recording (several engines: of "
+           "the chosen one)", "act", footer=6,
            needs=frozenset({"recorder"})),
     Action("screenshot", ("S",), "Screenshot", "write this screen to an SVG file", "act",
            footer=19),
@@ -198,8 +199,8 @@ _ACTIONS: tuple[Action, ...] = (
            pages=_START),
 )  # fmt: skip
 
-# Where several engines are shown, nothing is done to one of them, nor to its time.
-_ON_FLEET = frozenset({"step_back", "step_forward", "screenshot"})
+# Where several engines are shown, one can be recorded; nothing is done to it, nor to its time.
+_ON_FLEET = frozenset({"step_back", "step_forward", "screenshot", "record"})
 # A comparison has a time of its own, and no step to mark.
 _NOT_ON_COMPARE = frozenset(
     {"pause", "previous_of_request", "next_of_request", "previous_mark", "goto", "slower"}

@@ -224,14 +224,10 @@ class Dashboard(App[None], inherit_bindings=False):
         self.session.exports.close()
         self._sides.close()
         for screen in self._screens.values():
-            session = screen.session
-            if session.link is not None:
-                session.link.close()
-            if session.record_switch is not None:
-                session.record_switch.stop()
+            if screen.session.link is not None:
+                screen.session.link.close()
+        self.session.switches.stop()
 
     def recordings(self) -> list[str]:
         """After `close`: a line for each engine whose session was recorded."""
-        switches = [screen.session.record_switch for screen in self._screens.values()]
-        told = [switch.last() for switch in switches if switch is not None]
-        return [line for line in told if line is not None]
+        return self.session.switches.last()

@@ -69,6 +69,7 @@ class FleetPage(NamedTuple):
     current: str | None  # the engine whose screens are open
     slo: SLO
     standing_out: dict[str, frozenset[Figure]]  # engine -> figures
+    recorded: frozenset[str] = frozenset()  # engines that are being recorded
 
     @property
     def is_ascending(self) -> bool:
@@ -94,7 +95,9 @@ class FleetDesk:
     def name_of(self, source: Source) -> str:
         return self.fleet.names[self.fleet.sources.index(source)]
 
-    def page(self, current: str | None, slo: SLO) -> FleetPage:
+    def page(
+        self, current: str | None, slo: SLO, recorded: frozenset[str] = frozenset()
+    ) -> FleetPage:
         """What there is to draw now."""
         picture = self.fleet.look()
         lines = self._ordered(picture)
@@ -110,7 +113,14 @@ class FleetDesk:
             current,
             slo,
             {each.name: frozenset(each.figures) for each in picture.imbalances},
+            recorded,
         )
+
+    @property
+    def chosen(self) -> Source | None:
+        """The source of the selected engine."""
+        names = self.fleet.names
+        return self.fleet.sources[names.index(self.selected)] if self.selected in names else None
 
     def sort_by(self, column: ColumnKey) -> None:
         """The same one again turns the order round."""

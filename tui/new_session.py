@@ -18,7 +18,7 @@ from stepscope.tui.export.desk import ExportDesk
 from stepscope.tui.fleet_desk import FleetDesk
 from stepscope.tui.log_file import log_path
 from stepscope.tui.preferences import Preferences
-from stepscope.tui.record_switch import RecordSwitch
+from stepscope.tui.record_switches import RecordSwitches
 from stepscope.tui.session import Session
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class SessionMaker:
     clock: Callable[[], float] = time.monotonic
     compare: CompareDesk = field(default_factory=CompareDesk)
     exports: ExportDesk = field(default_factory=ExportDesk)
+    switches: RecordSwitches = field(default_factory=RecordSwitches)
 
     def make(
         self,
@@ -50,9 +51,7 @@ class SessionMaker:
         needs: set[Need] = {"live" if source.is_live else "replay"}
         if control_endpoint is not None:
             needs.add("engine")
-        switch = None
-        if source.is_live:
-            switch = RecordSwitch(source, Path.cwd(), recorder)
+        if self.switches.of(source, recorder) is not None:
             needs.add("recorder")
         link = None
         if control_endpoint is not None and not self.readonly:
@@ -61,7 +60,7 @@ class SessionMaker:
             source,
             history,
             link,
-            switch,
+            self.switches,
             Abilities(self.readonly, frozenset(needs), self.actions),
             self.title,
             shown_endpoint(control_endpoint) or source.name,

@@ -15,6 +15,7 @@ from stepscope.tui.fleet_desk import FleetDesk
 from stepscope.tui.log_file import log_path
 from stepscope.tui.preferences import Preferences
 from stepscope.tui.record_switch import RecordSwitch
+from stepscope.tui.record_switches import RecordSwitches
 
 
 @dataclass(slots=True)
@@ -24,7 +25,7 @@ class Session:
     source: Source
     history: History
     link: EngineLink | None
-    record_switch: RecordSwitch | None
+    switches: RecordSwitches  # the same for all engines
     abilities: Abilities
     title: str
     endpoint: str
@@ -35,3 +36,8 @@ class Session:
     log_file: Path = field(default_factory=log_path)
     clock: Callable[[], float] = time.monotonic
     background_error: str | None = None  # of a thread that died, in one line
+
+    @property
+    def record_switch(self) -> RecordSwitch | None:
+        """That of this source; None for a recording."""
+        return self.switches.of(self.source)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from textual.binding import Binding, BindingsMap
 
+from stepscope.recordings.source import Source
 from stepscope.tui import format as fmt
 from stepscope.tui.action_table import Action
 from stepscope.tui.screens import compare_handlers as comparing
@@ -141,26 +142,31 @@ def _previous_session(screen: "MainScreen") -> None:
 
 
 def _record(screen: "MainScreen") -> None:
-    switch = screen.session.record_switch
-    if switch is None:
+    """Begin or end a recording: of this engine, or of the selected one of several."""
+    session, who = screen.session, ""
+    source: Source | None = session.source
+    if screen.view.page == "fleet":
+        source, who = session.desk.chosen, f"{session.desk.selected}: "
+    switch = None if source is None else session.switches.of(source)
+    if source is None or switch is None:
         return
     if switch.active:
         switch.stop()
-        screen.notices.say(f"recording ended: {switch.path}", "good")
+        screen.notices.say(f"{who}recording ended: {switch.path}", "good")
         return
     if not switch.has_engine:
-        screen.notices.say("nothing to record: no engine answers", "caution")
+        screen.notices.say(f"{who}nothing to record: no engine answers", "caution")
         return
     from stepscope.recordings.mcap_index import RecordingError  # with mcap, only when needed
 
     try:
         path = switch.start()
     except RecordingError as error:
-        screen.notices.say(f"cannot record: {error}", "breach")
+        screen.notices.say(f"{who}cannot record: {error}", "breach")
     else:
-        num_marks = len(screen.session.history.marks)
+        num_marks = len(source.history.marks)
         before = f" ({fmt.plural(num_marks, 'mark')} from before not in it)" if num_marks else ""
-        screen.notices.say(f"recording{before} to {path}", "good")
+        screen.notices.say(f"{who}recording{before} to {path}", "good")
 
 
 def _screenshot(screen: "MainScreen") -> None:

@@ -257,8 +257,7 @@ class MainScreen(Screen[None]):
         action = abilities.action(action_id)
         if not abilities.allows(action):
             return
-        if self.session.record_switch is not None:
-            self.session.record_switch.seen()
+        self.session.switches.seen(None if self.view.page == "fleet" else self.session.source)
         if self.view.page in action.pages:
             with self.failures.shown(action.label):
                 self._handlers[action_id]()

@@ -58,7 +58,8 @@ class Scene:
         if view.page == "fleet":
             desk = session.desk
             desk.shown = fleet_page.columns(canvas.size.width)
-            frame.fleet = desk.page(desk.name_of(session.source), self.history.slo)
+            recorded = frozenset(desk.name_of(each) for each in session.switches.active)
+            frame.fleet = desk.page(desk.name_of(session.source), self.history.slo, recorded)
         is_compare = view.page == "compare"
         session.compare.watch(is_compare, session.source)
         if is_compare:

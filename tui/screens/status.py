@@ -28,12 +28,13 @@ def standing(
         lines.append((f"{session.exports.active}, {key} cancels", "text"))
     if operator.pending:
         lines.append((f"asking: {operator.pending} …", "muted"))
-    for error in (
-        failure,
-        session.background_error,
-        None if view.page == "fleet" else session.source.error,
-        None if switch is None else switch.error,
-    ):
+    errors = [failure, session.background_error]
+    if view.page == "fleet":
+        told = session.switches.errors.items()
+        errors += [f"{session.desk.name_of(source)}: {error}" for source, error in told]
+    else:
+        errors += [session.source.error, None if switch is None else switch.error]
+    for error in errors:
         if error is not None:
             lines.append((error, "caution"))
     return lines

@@ -292,5 +292,9 @@ def row(places: Sequence[Placed], line: EngineLine, page: FleetPage, is_selected
         before = place.width - len(text) if column.is_right else 0
         after = place.width - len(text) - before + 1
         plain = f"text{mark}"  # a badge is as long as its text
-        runs += [(" " * before, plain), (text, f"{style}{mark}"), (" " * after, plain)]
+        runs += [(" " * before, plain), (text, f"{style}{mark}")]
+        if is_name and line.figures.name in page.recorded:
+            runs.append((" ●"[-after:], f"mark{mark}"))
+            after -= min(2, after)
+        runs.append((" " * after, plain))
     return tuple(runs)

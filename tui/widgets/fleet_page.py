@@ -127,6 +127,8 @@ def _up(page: FleetPage) -> list[Run]:
         style = "caution" if status == "starting" else "badge_down"
         if count:
             runs += [("  ", "text"), (f"{count} {status.upper()}", style)]
+    if page.recorded:
+        runs += [("  ● REC", "mark"), (f" {len(page.recorded)}" * (number > 1), "text")]
     return runs
 
 
