@@ -51,7 +51,7 @@ class Follower:
             if self._number < oldest:
                 self._number, self._is_behind = oldest, True
             payloads = self._timeline.ring.payloads_from(self._number, limit)
-            gap_steps = set(self._timeline.gap_steps)
+            gap_steps = set(self._timeline.gaps.steps)
         for payload in payloads:
             self._number += 1
             message = wire.decode(payload)

@@ -278,18 +278,18 @@ class HistoryView:
     @property
     def gaps(self) -> list[Gap]:
         with self._lock:
-            return list(self._timeline.gaps)
+            return list(self._timeline.gaps.found)
 
     @property
     def num_lost(self) -> int:
         """Messages lost for good."""
         with self._lock:
-            return self._timeline.num_lost
+            return self._timeline.gaps.num_lost
 
     @property
     def needs_snapshot(self) -> bool:
         """Messages are missing, and no snapshot has set the state right since."""
-        return self._timeline.needs_snapshot
+        return self._timeline.gaps.needs_snapshot
 
     @property
     def marks(self) -> list[Mark]:

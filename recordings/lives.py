@@ -250,7 +250,7 @@ class LifeKeeper:
         while True:
             with self._lock:
                 payloads = self._timeline.ring.payloads_from(number, _BATCH)
-                gap_steps = self._timeline.gap_steps
+                gap_steps = self._timeline.gaps.steps
             if not payloads:
                 return number
             for payload in payloads:

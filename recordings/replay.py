@@ -12,22 +12,21 @@ from typing import Literal
 
 import msgspec
 
-from stepscope.recordings.excerpt import excerpt, screenful, windows
+from stepscope.recordings.excerpt import excerpt
 from stepscope.recordings.file_events import FileEvents
 from stepscope.recordings.history import History
 from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.playhead import Playhead
+from stepscope.recordings.reach import Reach
 from stepscope.recordings.reader import Position, Recording
-from stepscope.recordings.seek import MAX_WINDOW_STEPS, WINDOW_STEPS, step_in
+from stepscope.recordings.seek import WINDOW_STEPS, step_in
 from stepscope.recordings.source import FrameTap
+from stepscope.recordings.tempo import Tempo
 
-MIN_SPEED, MAX_SPEED = 0.1, 64.0
 _TICK_S = 0.02
 # For the picture after a seek, before anything else is done; the first takes imports as well.
 _BREATH_S = 0.08
 _FIRST_BREATH_S = 0.5
-# Reaching back lets whoever draws have the interpreter every millisecond or two.
-_YIELD_S = 0.001
 
 
 class ReplaySource:
@@ -42,7 +41,7 @@ class ReplaySource:
         playing: whether it plays from the start, or stands at the first step.
 
     Attributes:
-        file_events: marks and knob changes of the whole file, also of what is not played yet.
+        file_events: what happened in the whole file, also in what is not played yet.
         on_found: called on its thread as soon as what was sought is shown; it must not wait, and
             not raise.
     """
@@ -65,24 +64,20 @@ class ReplaySource:
         self.file_events = FileEvents(recording.path)
         self.on_found: Callable[[], None] | None = None
         self._wake = threading.Condition()
-        self._speed = _clamped(speed)
+        self._tempo = Tempo(speed)
         self._playing = playing
         self._at_end = False
         self._wanted: int | None = recording.first_step or 0  # step to go to
         self._skips = 0  # steps to go from there
         self._is_seeking = False
-        self._shown_steps = WINDOW_STEPS  # on the screen
-        self._is_short = False  # the history does not reach as far back as it should
+        self._reach = Reach(recording, self.history)
         self._busy = True  # something that was asked for is not done
         self._stopping = False
         self._breath_s = _FIRST_BREATH_S
-        self._moved = True  # recorded time and host time have to be tied anew
         self._error: str | None = None
         self._thread = threading.Thread(target=self._run, name="replay", daemon=True)
         # The thread's:
         self._head = Playhead(recording)
-        self._shown_before: History | None = None  # freed when there is time for that
-        self._origin = (0.0, 0)  # host time and recorded time of the same instant
 
     # From any thread
 
@@ -98,7 +93,7 @@ class ReplaySource:
 
     @property
     def speed(self) -> float:
-        return self._speed
+        return self._tempo.speed
 
     @property
     def extent(self) -> tuple[int, int] | None:
@@ -136,10 +131,8 @@ class ReplaySource:
     def play(self, speed: float | None = None) -> None:
         """Go on playing, at another speed if one is given."""
         with self._wake:
-            if speed is not None:
-                self._speed = _clamped(speed)
+            self._tempo.restart(speed)
             self._playing = True
-            self._moved = True
             self._wake.notify_all()
 
     def pause(self) -> None:
@@ -165,12 +158,11 @@ class ReplaySource:
 
     def show(self, num_steps: int) -> None:
         """So many steps are on the screen: that many are to be there before the newest."""
-        if num_steps == self._shown_steps:
+        if num_steps == self._reach.num_shown:
             return
         with self._wake:
-            self._shown_steps = num_steps
-            if self.history.num_steps < min(num_steps, MAX_WINDOW_STEPS):
-                self._is_short = self._busy = True
+            if self._reach.note_shown(num_steps):
+                self._busy = True
                 self._wake.notify_all()
 
     def wait(self, timeout_s: float = 10.0) -> bool:
@@ -191,7 +183,7 @@ class ReplaySource:
                 self._wanted, self._skips = None, 0
                 if has_sought and not self._is_seeking and self.on_found is not None:
                     self.on_found()
-                is_short = self._is_short and not self._is_seeking
+                is_short = self._reach.is_short and not self._is_seeking
                 if is_short and self._wake.wait(self._breath_s):
                     continue
                 if is_short:
@@ -212,9 +204,9 @@ class ReplaySource:
                 if skips:
                     self._skip(skips)
                 if is_short:
-                    self._reach_back()
+                    self._reach.extend(self._head.position, self._is_wanted_elsewhere)
                 if self._is_seeking or is_short:
-                    self._moved = True
+                    self._tempo.restart()
                 else:
                     self._play_due()
             except (RecordingError, msgspec.DecodeError) as error:
@@ -224,13 +216,7 @@ class ReplaySource:
     def _due_s(self) -> float:
         """Seconds until the next message."""
         frame = self._head.next
-        if frame is None:
-            return 0.0
-        if self._moved:
-            self._moved = False
-            self._origin = (time.monotonic(), frame.log_ns)
-        started_s, started_ns = self._origin
-        return started_s + (frame.log_ns - started_ns) / 1e9 / self._speed - time.monotonic()
+        return 0.0 if frame is None else self._tempo.due_s(frame.log_ns)
 
     def _play_due(self) -> None:
         """All messages whose time has come, for a tick at most."""
@@ -278,7 +264,7 @@ class ReplaySource:
         step = min(max(step, recording.first_step), recording.last_step)
         target = recording.find_step(step) or Position(0, 0)
         newest = history.last_step
-        num_steps = min(self._shown_steps, WINDOW_STEPS)
+        num_steps = min(self._reach.num_shown, WINDOW_STEPS)
         first = history.first_step
         if first is not None and newest is not None:
             if newest <= step <= newest + num_steps and not self._at_end:
@@ -287,47 +273,14 @@ class ReplaySource:
             is_held = first <= step - num_steps or first == recording.first_step
             if is_held and step < newest and history.rewind(history.neighbour(step + 1, -1)):
                 self._read_from(target, history.last_sequence or 0)
-                self._is_short = True  # maybe: it is looked at when nothing else is to be done
+                self._reach.is_short = True  # maybe: that is seen when there is nothing else to do
                 return
         begin = recording.find_step(step - num_steps) or Position(0, 0)
         fresh = excerpt(recording, history, begin, target, lambda: not self._is_interrupted())
         if fresh is None:
             return  # what is shown stays as it was
-        self._show(fresh, is_short=begin > Position(0, 0))
+        self._reach.show(fresh, is_short=begin > Position(0, 0))
         self._read_from(target, fresh.last_sequence or 0)
-
-    def _show(self, fresh: History, *, is_short: bool) -> None:
-        history = self.history
-        history.is_short = self._is_short = is_short
-        history.adopt(fresh)
-        self._shown_before = fresh
-
-    def _reach_back(self) -> None:
-        """Make the history reach as far back as it should, unless something else is wanted."""
-        self._shown_before = None
-        history, last_step = self.history, self.history.last_step
-        fresh, is_short = None, False
-        if last_step is not None:
-            where = self.recording, history, last_step, self._shown_steps, self._head.position
-            fresh = screenful(*where, self._gives_way)
-            is_short = fresh is not None
-            if fresh is None and not self._is_wanted_elsewhere():
-                fresh = windows(*where, self._gives_way)
-            if fresh is None and self._is_wanted_elsewhere():
-                return
-        if fresh is None:
-            history.is_short = self._is_short = False
-        else:
-            self._show(fresh, is_short=is_short)
-
-    def _gives_way(self) -> bool:
-        """While one reaches back; whether to go on."""
-        time.sleep(_YIELD_S)
-        return not self._is_wanted_elsewhere()
 
     def _is_wanted_elsewhere(self) -> bool:
         return self._is_interrupted() or self._skips != 0
-
-
-def _clamped(speed: float) -> float:
-    return min(max(speed, MIN_SPEED), MAX_SPEED)

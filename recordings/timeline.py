@@ -22,8 +22,9 @@ from stepscope.engine.wire import (
 from stepscope.recordings.clocks import WallClock
 from stepscope.recordings.columns import Span, StepColumns, StepSummary
 from stepscope.recordings.event_notes import EventNotes
-from stepscope.recordings.events import EventLog, Gap, mark_event
+from stepscope.recordings.events import EventLog, mark_event
 from stepscope.recordings.fast_forward import FastForward
+from stepscope.recordings.gaps import Gaps
 from stepscope.recordings.lanes import LaneBoard
 from stepscope.recordings.latency import SLO, Latencies
 from stepscope.recordings.outcome import Outcome
@@ -68,16 +69,13 @@ class Timeline:
         self.log = EventLog()
         self._notes = EventNotes(self.log)
         self.transcripts: dict[int, Transcript] = {}  # as of the beginning, where they were told
-        self.gaps: list[Gap] = []
+        self.gaps = Gaps()
         self.marks: list[Mark] = []
         self.knob_changes: list[KnobsChanged] = []
         self._stall_steps = array("q")  # in which a gap above the ITL bound ended
         self._knob_steps: set[int] = set()
-        self.gap_steps: set[int] = set()  # the first steps after lost messages
         self.pauses = Pauses(state)
         self._mark_steps: set[int] = set()
-        self.needs_snapshot = False
-        self._num_lost_before = 0
 
     def know_transcripts(self, snapshot: Snapshot) -> None:
         """Of the snapshot that it begins from."""
@@ -153,7 +151,7 @@ class Timeline:
         if isinstance(message, StepRecord):
             self.state.step = message.step
             self.state.time_ns = max(self.state.time_ns, message.tokens_ns)
-            self._end_gaps(message.step)
+            self.gaps.end(message.step)
         elif isinstance(message, EngineStatus):
             self.state.state = message.state
             self.state.time_ns = max(self.state.time_ns, message.time_ns)
@@ -163,11 +161,11 @@ class Timeline:
         last = self.last_sequence
         if last is not None:
             if isinstance(message, Snapshot):
-                if sequence < last or (sequence == last and not self.needs_snapshot):
+                if sequence < last or (sequence == last and not self.gaps.needs_snapshot):
                     return False
                 if sequence > last:  # it stands for messages that never came
                     self._note_gap(last + 1, sequence)
-                self.needs_snapshot = False
+                self.gaps.needs_snapshot = False
             elif sequence <= last:
                 return False
             elif sequence > last + 1:
@@ -190,8 +188,7 @@ class Timeline:
         self.latencies.forget_after(self.columns.tokens_ns[-1])
         self.pauses.forget_after(self.columns.tokens_ns[-1])
         self.log.forget_after(step)
-        self.gaps = [g for g in self.gaps if g.before_step is not None and g.before_step <= step]
-        self.gap_steps = {gap_step for gap_step in self.gap_steps if gap_step <= step}
+        self.gaps.forget_after(step)
         self.knob_changes = [c for c in self.knob_changes if c.effective_step <= step]
         self._knob_steps = {change.effective_step for change in self.knob_changes}
         del self._stall_steps[bisect_right(self._stall_steps, step) :]
@@ -218,10 +215,10 @@ class Timeline:
         if index is None:
             return None
         summary = self.columns.summary(index)
-        if step in self._knob_steps or step in self.gap_steps or step in self._mark_steps:
+        if step in self._knob_steps or step in self.gaps.steps or step in self._mark_steps:
             return summary._replace(
                 has_knob_change=step in self._knob_steps,
-                after_gap=step in self.gap_steps,
+                after_gap=step in self.gaps.steps,
                 has_mark=step in self._mark_steps,
             )
         return summary
@@ -242,25 +239,9 @@ class Timeline:
         end = len(stalls) if step is None else bisect_right(stalls, step)
         return stalls[end - 1] if end else None
 
-    @property
-    def num_lost(self) -> int:
-        """Messages lost for good."""
-        return self._num_lost_before + sum(gap.num_messages for gap in self.gaps)
-
     def _note_gap(self, first_sequence: int, last_sequence: int) -> None:
         step = self.columns.steps[-1] if self.columns.steps else self.state.step
-        gap = Gap(first_sequence, last_sequence, step, None)
-        self.gaps.append(gap)
-        self.needs_snapshot = True
-        self._notes.gap(gap, self.state.time_ns)
-
-    def _end_gaps(self, step: int) -> None:
-        """The first step after lost messages says how far they reached."""
-        for index in range(len(self.gaps) - 1, -1, -1):
-            if self.gaps[index].before_step is not None:
-                break
-            self.gaps[index] = self.gaps[index]._replace(before_step=step)
-            self.gap_steps.add(step)
+        self._notes.gap(self.gaps.note(first_sequence, last_sequence, step), self.state.time_ns)
 
     def _add_step(
         self, sequence: int, record: StepRecord, outcome: Outcome, num_rows: int | None
@@ -272,8 +253,8 @@ class Timeline:
     def _note_step(self, record: StepRecord, outcome: Outcome) -> None:
         """What a step brought, all but figures; what is no latency is taken out of `outcome`."""
         step, now_ns = record.step, record.tokens_ns
-        if self.gaps:
-            self._end_gaps(step)
+        if self.gaps.found:
+            self.gaps.end(step)
         if self.known_since_ns:
             leave_out_begun(outcome, self.state, now_ns, self.known_since_ns)
         if self.pauses.has_any:
@@ -312,9 +293,6 @@ class Timeline:
         self.log.forget_before(step)
         self.knob_changes = [c for c in self.knob_changes if c.effective_step >= step]
         self._knob_steps = {change.effective_step for change in self.knob_changes}
-        recent = [gap for gap in self.gaps if gap.before_step is None or gap.before_step >= step]
-        self._num_lost_before = self.num_lost - sum(gap.num_messages for gap in recent)
-        self.gaps = recent
-        self.gap_steps = {gap_step for gap_step in self.gap_steps if gap_step >= step}
+        self.gaps.forget_before(step)
         self.marks = [mark for mark in self.marks if mark.step >= step]
         self._mark_steps = {mark.step for mark in self.marks}

@@ -17,6 +17,7 @@ from stepscope.recordings.history import History
 from stepscope.recordings.loaded_chunk import Frame
 from stepscope.recordings.packed_steps import StepPacker
 from stepscope.recordings.payloads import OpenPayloads
+from stepscope.recordings.reach import Reach
 from stepscope.recordings.reader import Position, Recording
 from stepscope.recordings.replay import ReplaySource
 from stepscope.recordings.seek import WINDOW_STEPS, state_at, window_start
@@ -273,14 +274,14 @@ def test_a_seek_shows_the_last_steps_at_once_and_the_whole_windows_when_it_is_do
 ) -> None:
     source = ReplaySource(Recording(recorded), playing=False)
     reached, go_on = threading.Event(), threading.Event()
-    reach_back = ReplaySource._reach_back
+    extend = Reach.extend
 
-    def slowly(replay: ReplaySource) -> None:
+    def slowly(reach: Reach, *where: Any) -> None:
         reached.set()
         assert go_on.wait(10)
-        reach_back(replay)
+        extend(reach, *where)
 
-    monkeypatch.setattr(ReplaySource, "_reach_back", slowly)
+    monkeypatch.setattr(Reach, "extend", slowly)
     source.start()
     assert source.wait()
     try:
@@ -323,7 +324,7 @@ def test_after_a_seek_the_screen_is_filled_before_the_windows_are(
             held.append(like.num_steps)
         return windows(recording, like, *rest)
 
-    monkeypatch.setattr("stepscope.recordings.replay.windows", noted)
+    monkeypatch.setattr("stepscope.recordings.reach.windows", noted)
     source = ReplaySource(Recording(recorded), playing=False)
     source.show(shown)
     source.start()

@@ -19,9 +19,10 @@ from stepscope.recordings.latency import SLO
 from stepscope.recordings.mcap_index import PART_SUFFIX
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recorder import Recorder
-from stepscope.recordings.replay import MAX_SPEED, MIN_SPEED, ReplaySource
+from stepscope.recordings.replay import ReplaySource
 from stepscope.recordings.service_levels import levels_in
 from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.tempo import MAX_SPEED, MIN_SPEED
 from stepscope.tui.commands.connect import choose, connect, hello, receive
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage, expected
 from stepscope.tui.commands.levels import judged_as
