@@ -16,6 +16,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._waiting: deque[Outgoing] = deque()
+        self._is_woken = False  # and has not looked since
         self.descriptor, self._write = os.pipe()
         os.set_blocking(self._write, False)
 
@@ -24,14 +25,16 @@ class Outbox:
         self.wake()
 
     def wake(self) -> None:
-        try:
+        # A step may post hundreds; one of them wakes. Whoever finds it woken has posted before it
+        # looks, for `awake` says that it looks before it does.
+        if not self._is_woken:
+            self._is_woken = True
             os.write(self._write, b"\0")
-        except BlockingIOError:
-            return  # the pipe is full of wake-ups already
 
     def awake(self) -> None:
         """To be called when `descriptor` is readable, before `take`."""
         os.read(self.descriptor, 65536)
+        self._is_woken = False
 
     def take(self) -> Iterator[Outgoing]:
         """What waits, oldest first, until nothing does."""

@@ -1,0 +1,55 @@
+"""Replies of the engine's thread wake the one that sends them once, and none is left lying."""
+
+import os
+import select
+import threading
+
+from stepscope.engine.commands import Output
+from stepscope.engine.outbox import Outbox
+from stepscope.engine.remote_client import Outgoing, RemoteClient
+
+
+def reply(number: int, client: RemoteClient) -> Outgoing:
+    message = Output(
+        request_id=number, token_ids=[], num_prompt_tokens=1, num_cached_tokens=0,
+        num_output_tokens=1,
+    )  # fmt: skip
+    return Outgoing(client, message)
+
+
+def test_a_step_with_hundreds_of_replies_wakes_once() -> None:
+    outbox = Outbox()
+    client = RemoteClient(outbox.post, b"me", b"")
+    for _ in range(3):
+        for number in range(300):
+            outbox.post(reply(number, client))
+        assert len(os.read(outbox.descriptor, 65536)) == 1
+        os.write(outbox._write, b"\0")  # what was read only to be counted
+        outbox.awake()
+        assert len(list(outbox.take())) == 300
+    outbox.close()
+
+
+def test_replies_of_several_threads_all_come_and_in_their_order() -> None:
+    outbox = Outbox()
+    count, clients = 3_000, [RemoteClient(outbox.post, b"%d" % i, b"") for i in range(3)]
+
+    def post(client: RemoteClient) -> None:
+        for number in range(count):
+            outbox.post(reply(number, client))
+
+    threads = [threading.Thread(target=post, args=(client,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    taken: dict[bytes, list[int]] = {client.identity: [] for client in clients}
+    while sum(map(len, taken.values())) < count * len(clients):
+        ready, _, _ = select.select([outbox.descriptor], [], [], 10.0)
+        assert ready, f"nobody woke us for the rest: {[len(each) for each in taken.values()]}"
+        outbox.awake()
+        for client, message in outbox.take():
+            assert isinstance(message, Output)
+            taken[client.identity].append(message.request_id)
+    for thread in threads:
+        thread.join()
+    assert all(numbers == list(range(count)) for numbers in taken.values())
+    outbox.close()
