@@ -248,8 +248,8 @@ def test_few_samples_say_so_instead_of_naming_a_winner() -> None:
 
 
 def test_the_better_run_is_named_with_what_was_set_otherwise() -> None:
-    small = side_of(run_of(256, 600), "small", max_num_batched_tokens=256, order="arrival")
-    messages = another(run_of(4096, 600))
+    small = side_of(run_of(256, 800), "small", max_num_batched_tokens=256, order="arrival")
+    messages = another(run_of(4096, 800))
     large = side_of(messages, "large", max_num_batched_tokens=4096, order="arrival")
     found = compare(small, large)
     itl = found.figure("itl_p95_ms")

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -102,6 +102,63 @@ def test_any_number_of_waits_takes_bounded_memory_and_none_is_lost(
     longest = max(wait_ns for _, wait_ns, _ in samples)
     assert start_of(kept[-1]) <= longest < start_of(kept[-1] + 1)
     assert start_of(kept[-1] + 1) - start_of(kept[-1]) <= 1 + longest / 60
+
+
+def mixed_run(
+    draw: random.Random, factor: float = 1.0, prompts_ms: Sequence[float] = ()
+) -> list[Slice]:
+    """Waits of work of many kinds, each of which comes in a few stretches only, as the number of
+    those who decode goes up and down; on a machine that is now slower and now quicker.
+    """
+    slices, level, num_decodes = WaitSlices(), 0.0, 20.0
+    for tick in range(1500):
+        level = 0.98 * level + draw.gauss(0, 0.01)
+        num_decodes = min(60.0, max(1.0, num_decodes + draw.gauss(0, 0.6)))
+        wait_ms = (12.0 + 0.02 * num_decodes) * math.exp(level + draw.gauss(0, 0.03)) * factor
+        if prompts_ms and not tick % 15:
+            wait_ms = prompts_ms[tick // 15] * math.exp(level) * factor
+        stop_ms = draw.expovariate(1 / 40) if draw.random() < 0.005 else 0.0
+        slices.add(tick * 20_000_000, round((wait_ms + stop_ms) * 1e6), stratum=round(num_decodes))
+    return slices.grouped(NUM_STRETCHES)
+
+
+@pytest.mark.parametrize("rank", [50, 99])
+def test_kinds_of_work_that_came_now_and_then_only_name_no_winner_by_chance(rank: int) -> None:
+    wrong = 0
+    for seed in range(NUM_PAIRS):
+        draw = random.Random(seed)
+        effect = Contrast(mixed_run(draw), mixed_run(draw)).percentile(rank)
+        wrong += effect is not None and effect.is_sure
+    assert wrong <= 0.05 * NUM_PAIRS
+
+
+def test_work_that_came_but_once_makes_nobody_sure() -> None:
+    """Two runs of one kind, where each stretch did work that no other did."""
+    sides = []
+    for begin_ms in (12.0, 21.0):
+        slices = WaitSlices()
+        for tick in range(100):
+            wait_ms = begin_ms + (tick // 10) * 7 % 30 + tick % 3
+            slices.add(tick * 100_000_000, round(wait_ms * 1e6), 5, stratum=tick // 10)
+        sides.append(slices.grouped(NUM_STRETCHES))
+    effect = Contrast(*sides).percentile(50)
+    assert effect is not None
+    assert not effect.is_sure
+    assert effect.low < 1 < effect.high
+
+
+def test_the_same_requests_sent_to_both_show_a_smaller_difference() -> None:
+    """What a stretch brought falls out of the difference, what the machine did does not."""
+    found = {False: 0, True: 0}
+    for seed in range(NUM_PAIRS):
+        draw = random.Random(seed)
+        prompts_ms = [draw.choice((30.0, 60.0, 90.0)) * (1 + at // 20 % 3) for at in range(100)]
+        sides = mixed_run(draw, 1.0, prompts_ms), mixed_run(draw, 1.25, prompts_ms)
+        for is_paired in found:
+            effect = Contrast(*sides, is_paired=is_paired).percentile(95)
+            assert effect is not None
+            found[is_paired] += effect.is_sure and effect.low > 1
+    assert found[True] > 1.3 * found[False]
 
 
 # Of an engine

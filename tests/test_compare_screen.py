@@ -86,7 +86,7 @@ async def test_the_samples_tell_their_story_at_a_glance() -> None:
         shown = screen_text(app)
         assert "▐COMPARE▌  A freeze  B chunked  by time" in shown
         assert "B better ITL p99 766→90.1 ms (8.5x, at least 4x)" in shown
-        assert "A better ITL p95 8.0→62.8 ms (7.8x, at least 2.9x), within 50 ms 98." in shown
+        assert "A better ITL p95 8.0→62.8 ms (7.8x, at least 2.8x)" in shown
         assert "max_num_batched_tokens 8192 | 256; enable_chunked_prefill off | on" in shown
         assert (
             "80 late, 63.3 s: shared a step with a prefill 99.9% │ TTFT: 7 late, 5.5 s: " in shown

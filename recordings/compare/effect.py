@@ -10,17 +10,18 @@ in 19 of 20 pairs of runs that are the same (measured by `tests/bench/bench_comp
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from stepscope.recordings.compare.chance import MIN_SLICES
-from stepscope.recordings.compare.slices import Slice, bin_of, start_of
+from stepscope.recordings.compare.slices import Slice, Stratum, bin_of, start_of
 from stepscope.recordings.compare.stratified import (
     Share,
     StratifiedWaits,
     num_in_strata,
     overlap_weights,
+    spread_strata,
 )
 
 CONFIDENCE = 0.99
@@ -59,23 +60,26 @@ class Contrast:
             falls out of their difference.
 
     Attributes:
-        covered: share of the waits of each side, at least, that are in strata of both.
+        covered: share of the waits of each side, at least, that are held against each other: those
+            in strata that come in several stretches of both. Where these are too few, all strata of
+            both are looked at, and nothing of it is sure.
     """
 
     def __init__(self, a: Sequence[Slice], b: Sequence[Slice], *, is_paired: bool = False) -> None:
-        counts_a, counts_b = num_in_strata(a), num_in_strata(b)
-        shares = overlap_weights(counts_a, counts_b)
-        self._a = StratifiedWaits(a, counts_a, shares)
-        self._b = StratifiedWaits(b, counts_b, shares)
+        counts = num_in_strata(a), num_in_strata(b)
+        strata = spread_strata(a) & spread_strata(b)
+        told = [{key: count[key] for key in count if key in strata} for count in counts]
+        can_tell = _covered(told, counts) >= MIN_COVERED
+        shares = overlap_weights(*(told if can_tell else counts))
+        self.covered = _covered([{key: count[key] for key in shares} for count in counts], counts)
+        self._a, self._b = (
+            StratifiedWaits(slices, count, shares)
+            for slices, count in zip((a, b), counts, strict=True)
+        )
         self._has_any = bool(shares)
         self._differ = _differ_in_pairs if is_paired else _differ
-        if min(self._a.num_stretches, self._b.num_stretches) < MIN_SLICES:
+        if not can_tell or min(self._a.num_stretches, self._b.num_stretches) < MIN_SLICES:
             self._differ = _cannot_tell
-        self.covered = 0.0
-        for key in shares:
-            share_a = self._a.nums[key] / max(1, self._a.num_all)
-            share_b = self._b.nums[key] / max(1, self._b.num_all)
-            self.covered += min(share_a, share_b)
 
     def percentile(self, rank: int) -> Effect | None:
         """None where no stratum has waits on both sides."""
@@ -109,6 +113,15 @@ class Contrast:
         return self._differ(self._a.above(at_a), self._b.above(at_b))
 
 
+def _covered(
+    some: Sequence[Mapping[Stratum, int]], counts: Sequence[Mapping[Stratum, int]]
+) -> float:
+    """Share of the waits of each side, at least, that are in these strata of both."""
+    whole = [max(1, sum(count.values())) for count in counts]
+    left, right = some
+    return sum(min(left[key] / whole[0], right[key] / whole[1]) for key in left if key in right)
+
+
 def _differ(a: Share, b: Share) -> bool:
     """Welch's t-test (Biometrika 1947)."""
     if a.share == b.share:
@@ -139,11 +152,10 @@ def _cannot_tell(a: Share, b: Share) -> bool:
 
 
 def _variance(apart: Sequence[float]) -> float:
-    """Of the sum of what stretches add, with what neighbours have in common."""
-    num = len(apart)
+    """Of a share that each stretch was left out of in turn, with what neighbours have in common."""
     variance = sum(x * x for x in apart)
     variance += 2 * max(0.0, sum(x * y for x, y in pairwise(apart)))
-    return variance * num / max(1, num - 1)
+    return variance * (len(apart) - 1) / max(1, len(apart))
 
 
 def _t_point(freedom: float) -> float:

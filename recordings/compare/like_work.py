@@ -25,11 +25,19 @@ def like_work_figures(stretches: tuple[Stretches, Stretches], load: Load) -> Ite
         stretches: of both sides.
     """
     itl_a, itl_b = (each["itl"] for each in stretches)
-    decode = _Like(DECODE_ONLY, in_strata(itl_a, _decode_only), in_strata(itl_b, _decode_only))
+    decode = _Like(
+        DECODE_ONLY,
+        in_strata(itl_a, _decode_only),
+        in_strata(itl_b, _decode_only),
+        is_paired=load.is_same,
+    )
     for rank, name in _RANKS.items():
         yield decode.figure(f"like_itl_decode_{name}_ms", f"{DECODE_ONLY} {name}", rank)
     beside = _Like(
-        BESIDE_PREFILL, in_strata(itl_a, _beside_prefill), in_strata(itl_b, _beside_prefill)
+        BESIDE_PREFILL,
+        in_strata(itl_a, _beside_prefill),
+        in_strata(itl_b, _beside_prefill),
+        is_paired=load.is_same,
     )
     for rank, name in _RANKS.items():
         figure = beside.figure(f"like_itl_prefill_{name}_ms", f"{BESIDE_PREFILL} {name}", rank)
@@ -37,7 +45,7 @@ def like_work_figures(stretches: tuple[Stretches, Stretches], load: Load) -> Ite
         if not load.has_like_prompts:
             figure = figure._replace(verdict=without_winner(figure.verdict))
         yield figure
-    steps = _Like(LIKE_STEP, *(each["step"] for each in stretches))
+    steps = _Like(LIKE_STEP, *(each["step"] for each in stretches), is_paired=load.is_same)
     yield steps.figure("like_step_p50_ms", LIKE_STEP, 50)
 
 
@@ -46,11 +54,12 @@ class _Like:
 
     Args:
         what: what they have in common.
+        is_paired: as for `Contrast`.
     """
 
-    def __init__(self, what: str, a: list[Slice], b: list[Slice]) -> None:
+    def __init__(self, what: str, a: list[Slice], b: list[Slice], *, is_paired: bool) -> None:
         self._what = what
-        self._contrast = Contrast(a, b)
+        self._contrast = Contrast(a, b, is_paired=is_paired)
         self._num_a, self._num_b = num_waits(a), num_waits(b)
 
     def figure(self, key: str, label: str, rank: int) -> Figure:

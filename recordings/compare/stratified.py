@@ -1,8 +1,10 @@
 """`StratifiedWaits`: the waits of one run in stretches of it and strata of work, to be asked for
 shares and percentiles.
 
-A share of the waits is a ratio of sums over stretches (Cochran, Sampling Techniques, 3rd ed., 6.4),
-so that its error is told by what each stretch adds to it.
+A share of the waits is a ratio of sums over stretches (Cochran, Sampling Techniques, 3rd ed., 6.4).
+How far it may be off is told by how badly all other stretches foretell each one (the jackknife:
+Efron and Stein, Annals of Statistics 1981). Held against a mean that it is part of itself, one that
+has most of a stratum would look as if it were never off.
 """
 
 from bisect import bisect_left, bisect_right
@@ -17,7 +19,8 @@ class Share(NamedTuple):
     """Of the waits, those above a bin.
 
     Attributes:
-        apart: what each stretch adds to the error of the share.
+        apart: of each stretch, what it has more of them than the others make expect, as a part of
+            all waits.
         freedom: degrees of it: stretches with any waits, less one; 1 at least.
     """
 
@@ -81,15 +84,16 @@ class StratifiedWaits:
         for stretch in longer:
             for key, number in stretch.items():
                 sums[key] += number
-        shares = {key: sums[key] / self.nums[key] for key in sums}
-        apart = [
-            sum(
-                self._weights[key] * (number - shares[key] * ordered[key].count)
-                for key, number in stretch.items()
-            )
-            for stretch, ordered in zip(longer, self._stretches, strict=True)
-        ]
         share = sum(self._weights[key] * number for key, number in sums.items())
+        apart = []
+        for stretch, ordered in zip(longer, self._stretches, strict=True):
+            error = 0.0
+            for key, number in stretch.items():
+                count = ordered[key].count
+                others = max(1, self.nums[key] - count)
+                expected = count * (sums[key] - number) / others
+                error += self._weights[key] * (number - expected)
+            apart.append(error)
         return Share(share, apart, max(1, self.num_stretches - 1))
 
 
@@ -112,6 +116,17 @@ def num_in_strata(slices: Sequence[Slice]) -> dict[Stratum, int]:
     for each in slices:
         for key, bins in each.items():
             found[key] = found.get(key, 0) + sum(bins.values())
+    return found
+
+
+def spread_strata(slices: Sequence[Slice]) -> set[Stratum]:
+    """Those with waits in two stretches at least: nothing foretells what came in one alone."""
+    seen: set[Stratum] = set()
+    found: set[Stratum] = set()
+    for each in slices:
+        for key, bins in each.items():
+            if bins:
+                (found if key in seen else seen).add(key)
     return found
 
 

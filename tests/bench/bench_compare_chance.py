@@ -1,17 +1,24 @@
 """How often a comparison names a winner where there is none, and where there is one. A table.
 
-Each pair are two simulated runs of requests that come at random, as before and after a mark in one
-session: `bench_compare_chance.py [PAIRS] [SECONDS]`. Columns: the share of pairs in which any
-latency has a winner, or any figure of like work; p99 of the waits for a token, and of those beside
-a prefill.
+    bench_compare_chance.py [PAIRS] [SECONDS]
+
+Each pair are two simulated runs: of requests that come at random, as before and after a mark in one
+session; the same on a machine with other work to do, whose speed drifts and which stops now and
+then; and there the same requests sent to both. Columns: the share of pairs in which any latency has
+a winner, or any figure of like work; p99 of the waits for a token, p50 and p99 of those beside a
+prefill.
 """
 
+import math
+import random
 import sys
+from typing import NamedTuple
 
 import msgspec
 
 from stepscope.engine.config import Knobs
 from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.step import ScheduledStep
 from stepscope.engine.wire import EngineInfo, StepRecord
 from stepscope.recordings.compare.comparison import Comparison, compare
 from stepscope.recordings.compare.side import Side
@@ -20,38 +27,89 @@ from stepscope.recordings.session import SessionState
 
 WORKLOAD = SimulatedWorkload(rate=6.0, document_share=0.15, document_tokens=2600, output_tokens=100)
 COST = CostModel(floor_ms=12.0, token_us=60.0, context_ns=4.0)
-CASES: dict[str, tuple[int, float, float]] = {  # budget, requests a second, tokens' cost of B
-    "the same": (2048, 6.0, 1.0),
-    "budget 2048, then 512": (512, 6.0, 1.0),
-    "every token costs a fifth more": (2048, 6.0, 1.2),
-    "6 requests a second, then 8": (2048, 8.0, 1.0),
-    "6, then 10": (2048, 10.0, 1.0),
-    "6, then 10, and budget 512": (512, 10.0, 1.0),
+
+
+class Noise(NamedTuple):
+    """What else a machine does; shares are of a step's time."""
+
+    drift: float  # standard deviation of what stays for some 100 steps
+    each: float  # of what is new with each step
+    stops: float  # share of the steps, 40 ms each on average
+
+
+class Case(NamedTuple):
+    """What is otherwise in B.
+
+    Attributes:
+        cost: how many times as much its tokens cost.
+        noise: of both.
+        is_sent_again: A's requests come at A's times.
+    """
+
+    budget: int = 2048
+    rate: float = 6.0
+    cost: float = 1.0
+    noise: Noise | None = None
+    is_sent_again: bool = False
+
+
+BUSY = Noise(drift=0.05, each=0.03, stops=0.005)
+CASES: dict[str, Case] = {
+    "the same": Case(),
+    "budget 2048, then 512": Case(budget=512),
+    "every token costs a fifth more": Case(cost=1.2),
+    "6 requests a second, then 8": Case(rate=8.0),
+    "6, then 10": Case(rate=10.0),
+    "6, then 10, and budget 512": Case(budget=512, rate=10.0),
+    "busy machine, the same": Case(noise=BUSY),
+    "busy, budget 512": Case(budget=512, noise=BUSY),
+    "busy, sent again, the same": Case(noise=BUSY, is_sent_again=True),
+    "busy, sent again, budget 512": Case(budget=512, noise=BUSY, is_sent_again=True),
+    "busy, sent again, costs 5 % more": Case(cost=1.05, noise=BUSY, is_sent_again=True),
 }
 
 
-def side_of(seed: int, seconds: float, budget: int, rate: float, cost: float) -> Side:
+class NoisyCost:
+    """A cost model on a machine that does other work, too."""
+
+    def __init__(self, cost: CostModel, noise: Noise, seed: int) -> None:
+        self._cost, self._noise = cost, noise
+        self._random = random.Random(seed)
+        self._level = self._random.gauss(0, noise.drift)
+
+    def duration_ns(self, step: ScheduledStep) -> int:
+        noise, kept = self._noise, 0.99
+        new = self._random.gauss(0, noise.drift * math.sqrt(1 - kept**2))
+        self._level = kept * self._level + new
+        factor = math.exp(self._level + self._random.gauss(0, noise.each))
+        stop_ns = self._random.expovariate(1 / 40e6) if self._random.random() < noise.stops else 0
+        return round(self._cost.duration_ns(step) * factor + stop_ns)
+
+
+def side_of(name: str, seed: int, noise_seed: int, seconds: float, case: Case) -> Side:
     """A run of about so many seconds, after as many that are not looked at."""
+    cost = msgspec.structs.replace(
+        COST, floor_ms=COST.floor_ms * case.cost, token_us=COST.token_us * case.cost
+    )
     messages = simulate(
         seed=seed,
         num_steps=round(seconds * 110),
-        knobs=Knobs(max_num_batched_tokens=budget, max_num_seqs=64),
-        workload=msgspec.structs.replace(WORKLOAD, rate=rate),
-        cost=msgspec.structs.replace(
-            COST, floor_ms=COST.floor_ms * cost, token_us=COST.token_us * cost
-        ),
+        knobs=Knobs(max_num_batched_tokens=case.budget, max_num_seqs=64),
+        workload=msgspec.structs.replace(WORKLOAD, rate=case.rate),
+        cost=cost if case.noise is None else NoisyCost(cost, case.noise, noise_seed),
         num_blocks=4096,
     )
     state, side, begin_ns = SessionState(), None, 0
+    skipped_s = 0.0 if case.is_sent_again else seconds / 4
     for _, message in messages:
         if isinstance(message, EngineInfo):
-            message = msgspec.structs.replace(message, engine_id="one")
+            message = msgspec.structs.replace(message, engine_id=name)
         if isinstance(message, StepRecord):
             begin_ns = begin_ns or message.tokens_ns
             now_s = (message.tokens_ns - begin_ns) / 1e9
-            if side is None and now_s > seconds / 4:
+            if side is None and now_s >= skipped_s:
                 side = Side("run", SLO(), state)
-            if side is not None and now_s > seconds / 4 + seconds:
+            if side is not None and now_s > skipped_s + seconds:
                 break
         if side is None:
             state.apply(message)
@@ -61,9 +119,12 @@ def side_of(seed: int, seconds: float, budget: int, rate: float, cost: float) ->
     return side
 
 
-def found_of(pair: int, seconds: float, case: tuple[int, float, float]) -> Comparison:
+def found_of(pair: int, seconds: float, case: Case) -> Comparison:
+    usual = Case(noise=case.noise, is_sent_again=case.is_sent_again)
+    seeds = (pair, pair) if case.is_sent_again else (2 * pair, 2 * pair + 1)
     return compare(
-        side_of(2 * pair, seconds, 2048, 6.0, 1.0), side_of(2 * pair + 1, seconds, *case)
+        side_of("one", seeds[0], 2 * pair, seconds, usual),
+        side_of("two" if case.is_sent_again else "one", seeds[1], 2 * pair + 1, seconds, case),
     )
 
 
@@ -71,9 +132,10 @@ def main() -> None:
     num_pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 30.0
     print(f"{num_pairs} pairs of {seconds:g} s")
-    print(f"{'':<32}{'other load':>11}{'latency':>9}{'like work':>11}{'p99':>6}{'beside':>8}")
+    heads = ("other load", "latency", "like work", "ITL p99", "beside p50", "beside p99")
+    print(f"{'':<34}" + "".join(f"{head:>12}" for head in heads))
     for name, case in CASES.items():
-        counts = [0] * 5
+        counts = [0] * len(heads)
         for pair in range(num_pairs):
             found = found_of(pair, seconds, case)
             won = {figure.key for figure in found.figures if figure.verdict in ("a", "b")}
@@ -83,11 +145,12 @@ def main() -> None:
                 bool(won & latencies),
                 any(key.startswith("like_") for key in won),
                 "itl_p99_ms" in won,
+                "like_itl_prefill_p50_ms" in won,
                 "like_itl_prefill_p99_ms" in won,
             )
             counts = [count + hit for count, hit in zip(counts, hits, strict=True)]
-        shares = [f"{count / num_pairs:.0%}" for count in counts]
-        print(f"{name:<32}{shares[0]:>11}{shares[1]:>9}{shares[2]:>11}{shares[3]:>6}{shares[4]:>8}")
+        shares = "".join(f"{count / num_pairs:>12.0%}" for count in counts)
+        print(f"{name:<34}{shares}", flush=True)
 
 
 if __name__ == "__main__":

@@ -96,7 +96,13 @@ def verdict(figure: Figure) -> str:
 
 def is_large(figure: Figure) -> bool:
     """Whether what is not sure differs so much that more of the same might well show it."""
-    return figure.verdict == "unclear" and (figure.factor or 0.0) >= _LARGE
+    if figure.verdict != "unclear":
+        return False
+    factor = figure.factor or 0.0
+    if figure.unit == "share" and figure.a is not None and figure.b is not None:
+        missing = sorted((1 - figure.a, 1 - figure.b))  # 98 % and 86 %: 7 times as many were late
+        factor = max(factor, missing[1] / missing[0] if missing[0] > 0 else math.inf)
+    return factor >= _LARGE
 
 
 def change(figure: Figure) -> str:
@@ -237,11 +243,9 @@ def unclear(found: Comparison) -> list[str]:
 
 
 def _unsure(figure: Figure, has_values: bool) -> str:
-    if figure.rank is None:
-        return "within SLO"
-    if not has_values or not is_large(figure):
-        return RANKS[figure.rank]
-    return _part(figure)
+    if has_values and is_large(figure):
+        return _part(figure)
+    return "within SLO" if figure.rank is None else RANKS[figure.rank]
 
 
 def paired(found: Comparison) -> list[str]:
