@@ -67,7 +67,8 @@ def test_the_samples_tell_what_chunked_prefill_does(capsys: pytest.CaptureFixtur
     assert a.startswith("ITL p95 8.0→62.8 ms (7.8x, at least 2.8x)")
     assert "ITL p50, within 50 ms 98.4%→86.0% (of 4,893, too few to be sure)" in text
     assert "ITL beside a prefill p50 776→53.7 ms (14x, at least" in text
-    assert "ITL decode only p50, p99\n" in text  # the same requests: held against each other in pairs
+    # The same requests: held against each other in pairs.
+    assert "ITL decode only p50, p99\n" in text
     assert "longest wait shorter in A for" in text
     assert told["set"] == "max_num_batched_tokens 8192 | 256"
     assert "enable_chunked_prefill off | on" in text
