@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.tui.action_table import GROUPS
+from stepscope.tui.action_table import GROUPS, Need, Place
 from stepscope.tui.actions import ACTIONS, BY_ID, Abilities, footer_entries, key_table
 from stepscope.tui.app import Dashboard
 from stepscope.tui.screens import start_handlers
@@ -13,7 +13,7 @@ from stepscope.tui.screens.handlers import handlers
 from stepscope.tui.screens.help import help_lines
 from stepscope.tui.screens.palette import Palette
 from stepscope.tui.screens.start import StartApp
-from stepscope.tui.view import PAGES
+from stepscope.tui.view import PAGES, Page
 from stepscope.tui.widgets import footer
 
 EVERYTHING = Abilities(has=frozenset({"engine", "recorder", "live"}))
@@ -70,7 +70,7 @@ def test_the_help_page_lists_every_action_and_no_other() -> None:
     text = "\n".join("".join(run for run, _ in line) for line in help_lines(EVERYTHING))
     for action in ACTIONS:
         is_shown = EVERYTHING.allows(action) and "live" in action.pages
-        assert (action.help in text) == is_shown, action.id
+        assert (action.told("live", is_replay=False) in text) == is_shown, action.id
 
 
 def test_the_documentation_lists_every_key() -> None:
@@ -166,3 +166,47 @@ async def test_the_palette_runs_actions(still_source: Callable[..., Any]) -> Non
         await pilot.click("#overlay", offset=(5, 3))  # the second of what was found
         assert app.screen is app.main
         assert app.main.view.zoom == 2
+
+
+@pytest.mark.parametrize(
+    ("page", "has", "action_id", "said"),
+    [
+        ("live", {"live"}, "live", "the newest step, and follow it"),
+        ("live", {"replay"}, "live", "the end of the file"),
+        ("knobs", {"replay"}, "oldest", "the first step of the file"),
+        ("compare", {"replay"}, "live", "the last column"),
+        ("compare", {"live"}, "live", "the last column"),
+        ("start", set(), "live", "the last line"),
+        ("live", {"live"}, "inspect", "with none selected the step at the cursor"),
+        ("fleet", {"live"}, "inspect", "the screens of the chosen engine"),
+        ("fleet", {"live", "recorder"}, "record", "a recording of the chosen engine"),
+        ("live", {"live", "recorder"}, "record", "start or end a recording"),
+        ("kv", {"live"}, "sort", "blocks by state or by owner"),
+    ],
+)
+def test_help_and_palette_say_what_a_key_does_on_this_very_screen(
+    page: Place, has: set[Need], action_id: str, said: str
+) -> None:
+    abilities = Abilities(has=frozenset(has))
+    (action,) = (each for each in abilities.on(page) if each.id == action_id)
+    assert said in action.help
+    (line,) = (
+        "".join(text for text, _ in line)
+        for line in help_lines(abilities, page)
+        if line and len(line) > 1 and line[1][0] == action.shown
+    )
+    assert line.endswith(action.help)
+    others = [text for where, text in action.elsewhere if text != action.help]
+    text = "\n".join("".join(run for run, _ in line) for line in help_lines(abilities, page))
+    assert not [each for each in others if each in text and each not in action.help]
+
+
+@pytest.mark.parametrize(
+    ("page", "has", "label"),
+    [("live", {"live"}, "Live"), ("live", {"replay"}, "End"), ("compare", {"live"}, "End")],
+)
+def test_the_footer_says_where_the_last_key_of_time_goes(
+    page: Page, has: set[Need], label: str
+) -> None:
+    line = footer.draw(Abilities(has=frozenset(has)), True, 300, page)[0]
+    assert f" L {label} " in "".join(text for text, _ in line)

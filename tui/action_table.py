@@ -20,6 +20,17 @@ GROUPS: dict[Group, str] = {
     "global": "Everywhere",
     "start": "Start screen",
 }
+# Where an action may do something else than usually: on a screen, or in a replay.
+Where: TypeAlias = Place | Literal["replay"]
+WHERE: dict[Where, str] = {
+    "live": "main screen",
+    "kv": "KV map",
+    "latency": "latencies",
+    "compare": "two runs",
+    "fleet": "several engines",
+    "start": "start screen",
+    "replay": "replay",
+}
 NO_KEY = "no key"
 # What must be there for an action to make sense.
 Need: TypeAlias = Literal["engine", "recorder", "replay", "live"]
@@ -30,8 +41,8 @@ class Action:
     """One thing an operator can do.
 
     `id` names the binding and the line of the config file; `keys` are Textual's names of the keys.
-    In `help`, `{id}` stands for the first key of an action. `footer` is the place in the footer (1
-    first), 0 for none.
+    In `help`, `{id}` stands for the first key of an action; `elsewhere` is what it does where that
+    is something else. `footer` is the place in the footer (1 first), 0 for none.
     """
 
     id: str
@@ -44,11 +55,17 @@ class Action:
     changes_engine: bool = False
     pages: frozenset[Place] = frozenset(PAGES)  # the screens it does something on
     ascii_only: bool = False  # of how its keys are written
+    elsewhere: tuple[tuple[Where, str], ...] = ()
 
     @property
     def shown(self) -> str:
         """Its keys as they are written for people."""
         return " ".join(shown(key, self.ascii_only) for key in self.keys) or NO_KEY
+
+    def told(self, page: Place, *, is_replay: bool) -> str:
+        """What it does on a screen."""
+        told = dict(self.elsewhere)
+        return told.get(page) or (told.get("replay") if is_replay else None) or self.help
 
     @property
     def key(self) -> str:
@@ -66,7 +83,9 @@ _START: frozenset[Place] = frozenset({"start"})
 _ACTIONS: tuple[Action, ...] = (
     # screens
     Action("screen_live", ("1",), "Screens",
-           "main screen; there already: follow the newest step", "screens", footer=6),
+           "main screen; there already: follow the newest step", "screens", footer=6,
+           elsewhere=(("replay", "main screen; there already: to where the replay stands"),
+                      ("fleet", "main screen of the chosen engine; the other screens likewise"))),
     Action("screen_step", ("2",), "Step", "everything about the step at the cursor",
            "screens"),
     Action("screen_request", ("3",), "Request",
@@ -86,39 +105,47 @@ _ACTIONS: tuple[Action, ...] = (
     Action(
         "pause", ("space",), "Pause", "stop here, or go on (receiving never stops)",
         "time", footer=1,
+        elsewhere=(("replay", "stop, or play on from where the replay stands; at its end from "
+                              "the beginning"),),
     ),
-    Action("step_back", ("left", "h"), "Step", "one column back in time; several engines: order "
-           "them by the column before", "time", footer=2),
-    Action("step_forward", ("right", "l"), "Step", "one column on in time; several engines: order "
-           "them by the next column", "time"),
+    Action("step_back", ("left", "h"), "Step", "one column back in time", "time", footer=2,
+           elsewhere=(("fleet", "order engines by the column before"),)),
+    Action("step_forward", ("right", "l"), "Step", "one column on in time", "time",
+           elsewhere=(("fleet", "order engines by the next column"),)),
     Action("ten_back", ("shift+left",), "×10", "ten columns back", "time"),
     Action("ten_forward", ("shift+right",), "×10", "ten columns on", "time"),
     Action("screen_back", ("pageup",), "Screen", "a screen back", "time"),
     Action("screen_forward", ("pagedown",), "Screen", "a screen on", "time"),
-    Action("oldest", ("home",), "Oldest", "the oldest step in memory; the first line of the "
-           "start screen", "time"),
-    Action("live", ("L", "end"), "Live", "the newest step, and follow it; the last line of the "
-           "start screen", "time", footer=10),
-    Action("previous_event", ("left_square_bracket",), "Find event", "previous event", "time",
-           footer=3),
+    Action("oldest", ("home",), "Oldest", "the oldest step in memory", "time",
+           elsewhere=(("replay", "the first step of the file"), ("compare", "the first column"),
+                      ("start", "the first line"))),
+    Action("live", ("L", "end"), "Live", "the newest step, and follow it", "time", footer=10,
+           elsewhere=(("replay", "the end of the file"), ("compare", "the last column"),
+                      ("start", "the last line"))),
+    Action("previous_event", ("left_square_bracket",), "Find event", "previous event: a change, "
+           "mark, preemption, abort, refusal, late token or loss", "time", footer=3,
+           elsewhere=(("replay", "previous event in the file: a change, mark, preemption, abort or "
+                       "refusal; late tokens and losses as far as they are in memory"),
+                      ("compare", "previous change, mark, preemption, late token or loss of either "
+                       "run"))),
     Action("next_event", ("right_square_bracket",), "Find event", "next event", "time"),
     Action("previous_preemption", ("left_curly_bracket",), "Preempt", "previous preemption",
            "time", footer=12),
     Action("next_preemption", ("right_curly_bracket",), "Preempt", "next preemption", "time"),
-    Action("previous_of_request", ("comma",), "Request", "previous step of the lane's request",
-           "time"),
-    Action("next_of_request", ("full_stop",), "Request", "next step of the lane's request",
-           "time"),
+    Action("previous_of_request", ("comma",), "Request", "previous step of the selected "
+           "request (in memory)", "time"),
+    Action("next_of_request", ("full_stop",), "Request", "next step of the selected request "
+           "(in memory)", "time"),
     Action("previous_mark", ("apostrophe",), "Mark", "previous mark (the last, from before "
            "the first)", "time"),
-    Action("goto", ("g",), "Go to", "go to a step (1200), a time (12:41:58) or back (-30s)",
-           "time", footer=13),
+    Action("goto", ("g",), "Go to", "go to a step (1200), a time (12:41:58), or so far from "
+           "here (-30s, +2m)", "time", footer=13),
     Action("previous_session", ("p",), "Before restart",
            "the session before the engine started anew (again, or {live}: back)", "time",
            needs=frozenset({"live"})),
-    Action("slower", ("less_than_sign",), "Speed", "replay at half the speed", "time",
+    Action("slower", ("less_than_sign",), "Speed", "play at half the speed", "time",
            footer=5, needs=frozenset({"replay"})),
-    Action("faster", ("greater_than_sign",), "Speed", "replay at twice the speed", "time",
+    Action("faster", ("greater_than_sign",), "Speed", "play at twice the speed", "time",
            needs=frozenset({"replay"})),
     # view
     Action("zoom_in", ("z",), "Zoom", "fewer steps in a column", "view", footer=11,
@@ -128,13 +155,17 @@ _ACTIONS: tuple[Action, ...] = (
            pages=_MAIN | _COMPARE),
     Action("axis", ("t",), "Axis", "columns are steps, or equal stretches of time", "view",
            footer=14, pages=_MAIN),
-    Action("lane_up", ("up", "k"), "Lane", "select the request or line above", "view"),
-    Action("lane_down", ("down", "j"), "Lane", "select the request or line below", "view"),
+    Action("lane_up", ("up", "k"), "Lane", "select the line above", "view",
+           elsewhere=(("live", "select the request above"),)),
+    Action("lane_down", ("down", "j"), "Lane", "select the line below", "view",
+           elsewhere=(("live", "select the request below"),)),
     Action("follow", ("f",), "Follow", "keep the selected request in sight (again: let go)",
            "view", footer=23),
-    Action("sort", ("o",), "Sort", "order of the lanes (arrival, state, blocks, latest "
-           "first); blocks by state or owner; kind of latency; what runs are aligned by; "
-           "column that orders engines", "view", footer=15, pages=_ORDERED),
+    Action("sort", ("o",), "Sort", "order of the lanes: arrival, state, blocks, latest first",
+           "view", footer=15, pages=_ORDERED,
+           elsewhere=(("kv", "blocks by state or by owner"), ("latency", "kind of latency"),
+                      ("compare", "align runs by time, step or request"),
+                      ("fleet", "order engines by the next column"))),
     Action("compare_with", ("c",), "Compare with", "choose what to compare: a recording, or this "
            "session before and after a mark or a knob change", "view", footer=24),
     Action("other_side", ("s",), "Other side", "the side of the comparison that {inspect} opens",
@@ -148,9 +179,13 @@ _ACTIONS: tuple[Action, ...] = (
            "service levels: a latency above is a breach (ttft=500 itl=50, in ms)", "view",
            pages=frozenset(PAGES) - _COMPARE),
     Action("glyphs", ("v",), "Glyphs", "block or ASCII characters", "view"),
-    Action("inspect", ("enter",), "Inspect", "the selected request or line; with none "
-           "selected the step at the cursor", "view", footer=5),
-    Action("copy", ("y",), "Copy", "put what this screen says on the clipboard", "view"),
+    Action("inspect", ("enter",), "Inspect", "go where the selected line leads", "view", footer=5,
+           elsewhere=(("live", "the selected request; with none selected the step at the cursor"),
+                      ("compare", "the step or request at the cursor, on the chosen side"),
+                      ("fleet", "the screens of the chosen engine"),
+                      ("start", "open the selected line"))),
+    Action("copy", ("y",), "Copy", "put what this screen says on the clipboard", "view",
+           elsewhere=(("live", "put the key figures and the last stall on the clipboard"),)),
     # act
     Action("budget", ("B",), "Budget",
            "token budget of a step: ←/→ 5 %, ⇧←/→ 25 %, digits type it, Enter applies, Esc drops",
@@ -166,14 +201,16 @@ _ACTIONS: tuple[Action, ...] = (
     Action("workload", ("W",), "Workload",
            "what the engine gives itself to do: rate=2 output_tokens=64, or off", "act",
            footer=24, needs=_ENGINE, changes_engine=True),
-    Action("record", ("R",), "Record", "start or end a recording (several engines: of "
-           "the chosen one)", "act", footer=6,
-           needs=frozenset({"recorder"})),
+    Action("record", ("R",), "Record", "start or end a recording", "act", footer=6,
+           needs=frozenset({"recorder"}),
+           elsewhere=(("fleet", "start or end a recording of the chosen engine"),)),
     Action("screenshot", ("S",), "Screenshot", "write this screen to an SVG file", "act",
            footer=19),
     Action("export", ("E",), "Export", "write the recording, or a part of it, for other programs "
            "(Perfetto, Parquet, CSV)", "act"),
-    Action("mark", ("M",), "Mark", "put a mark with a note at this step", "act", footer=17),
+    Action("mark", ("M",), "Mark", "put a mark with a note at this step", "act", footer=17,
+           elsewhere=(("replay", "put a mark with a note at this step, until the replay is left "
+                       "(not into the file)"),)),
     # global
     Action("help", ("question_mark", "f1"), "Help", "the keys and the legend", "global",
            footer=20),
@@ -186,12 +223,12 @@ _ACTIONS: tuple[Action, ...] = (
            "frames a second, CPU share and dropped frames of the dashboard itself", "global"),
     Action("redraw", ("ctrl+l",), "Redraw", "draw the whole screen again", "global"),
     Action("back", ("escape",), "Back",
-           "the screen before; on the main screen let the lanes choose by themselves again, then "
-           "back to several engines",
-           "global"),
+           "the screen before", "global",
+           elsewhere=(("live", "let go of the selected request, and the lanes choose by themselves "
+                       "again; then back to several engines, if there are"),)),
     Action("suspend", ("ctrl+z",), "Suspend", "back to the shell; 'fg' there goes on", "global"),
     Action("quit", ("q",), "Quit",
-           "leave, as ctrl+c always does (the engine goes on, unless 'demo' started it)", "global",
+           "leave, as ctrl+c always does (an engine goes on, unless 'demo' started it)", "global",
            footer=25),
     # start screen
     Action("endpoint", ("e",), "Address",

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stepscope.tui.action_table import GROUPS, TABLE, Action, Need, Place
+from stepscope.tui.action_table import GROUPS, TABLE, WHERE, Action, Need, Place
 from stepscope.tui.key_names import spelled
 from stepscope.tui.view import PAGES
 
@@ -11,10 +11,15 @@ from stepscope.tui.view import PAGES
 def named(actions: Sequence[Action]) -> tuple[Action, ...]:
     """The actions with the keys that their help speaks of."""
     keys = {action.id: action.key for action in actions}
+
+    def told(text: str, action: Action) -> str:
+        return (spelled(text) if action.ascii_only else text).format_map(keys)
+
     return tuple(
         replace(
             action,
-            help=(spelled(action.help) if action.ascii_only else action.help).format_map(keys),
+            help=told(action.help, action),
+            elsewhere=tuple((where, told(text, action)) for where, text in action.elsewhere),
         )
         for action in actions
     )
@@ -87,6 +92,15 @@ class Abilities:
     def available(self) -> Iterator[Action]:
         return (action for action in self.actions if self.allows(action))
 
+    def on(self, page: Place) -> list[Action]:
+        """What can be done on a screen, with the help of each as it is there."""
+        is_replay = "replay" in self.has
+        return [
+            replace(each, help=each.told(page, is_replay=is_replay))
+            for each in self.available()
+            if page in each.pages
+        ]
+
 
 def footer_entries(abilities: Abilities, page: Place = "live") -> list[tuple[str, str, str]]:
     """(action id, keys, label), most useful first: a narrow footer shows as many as fit."""
@@ -114,5 +128,13 @@ def key_table(actions: Iterable[Action] = ACTIONS) -> str:
     actions = list(actions)
     for group, name in GROUPS.items():
         rows.append(f"| **{name}** | | |")
-        rows += [f"| `{a.shown}` | {a.help} | `{a.id}` |" for a in actions if a.group == group]
+        for each in actions:
+            if each.group == group:
+                rows.append(f"| `{each.shown}` | {_all_help(each)} | `{each.id}` |")
     return "\n".join(rows)
+
+
+def _all_help(action: Action) -> str:
+    """What an action does anywhere."""
+    told = (f"*{WHERE[where]}*: {text}" for where, text in action.elsewhere)
+    return "; ".join((action.help, *told))

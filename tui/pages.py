@@ -93,8 +93,8 @@ PAGE_VIEWS: Mapping[Page, PageView] = {
         "A line per engine; a dash is what an engine does not tell. Latencies and preemptions are "
         "over a minute, budget and rates over ten seconds; ! is later than the service level. ▲ "
         "marks a figure that stands out: far above the median of the other engines, for seconds. "
-        "The load of all engines is drawn on one scale. An engine that is not open keeps two "
-        "minutes in memory, the one opened last as much as ever.",
+        "The load of all engines is drawn on one scale; ● is recorded. An engine that is not open "
+        "keeps two minutes in memory, the one opened last as much as ever.",
     ),
 }
 

@@ -57,7 +57,7 @@ def _blocks(
     keys = {action.id: action.key for action in abilities.actions}
     reading = reading.format_map(keys)
     blocks: list[list[Line]] = [[_heading(f"This is the {name}"), *_text(reading, width)]]
-    available = [action for action in abilities.available() if page in action.pages]
+    available = abilities.on(page)
     for group, title in GROUPS.items():
         actions = [action for action in available if action.group == group]
         if actions:

@@ -28,7 +28,7 @@ def goto(screen: "MainScreen") -> None:
             screen.navigator.goto(text)
             screen.draw_next()
 
-    question = "go to a step (1200), a time (12:41:58), back (-30s):"
+    question = "go to a step (1200), a time (12:41:58), so far from here (-30s):"
     screen.app.push_screen(Prompt(screen.skin, question, check=screen.navigator.check_target), go)
 
 
@@ -200,9 +200,6 @@ def palette(screen: "MainScreen") -> None:
         if action_id is not None:
             screen.action_do(action_id)
 
-    available = [
-        action
-        for action in screen.session.abilities.available()
-        if action.id != "palette" and screen.view.page in action.pages
-    ]
+    offered = screen.session.abilities.on(screen.view.page)
+    available = [action for action in offered if action.id != "palette"]
     screen.app.push_screen(Palette(screen.skin, available), run)

@@ -62,5 +62,5 @@ def _palette(app: "StartApp") -> None:
         if action_id is not None:
             app.do(action_id)
 
-    offered = [action for action in app.actions if action.id != "palette"]
+    offered = [action for action in app.abilities.on("start") if action.id != "palette"]
     app.push_screen(Palette(app.skin, offered), run)

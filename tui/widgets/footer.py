@@ -31,8 +31,8 @@ def _placed(
     abilities: Abilities, live: bool, width: int, page: Page
 ) -> list[tuple[str, tuple[Run, Run]]]:
     entries = [
-        (action_id, ((f" {keys} ", "key"), (f"{_label(action_id, label, live, page)} ", "muted")))
-        for action_id, keys, label in footer_entries(abilities, page)
+        (each[0], ((f" {each[1]} ", "key"), (f"{_label(abilities, each, live, page)} ", "muted")))
+        for each in footer_entries(abilities, page)
     ]
     others = [entry for entry in entries if entry[0] not in _LAST]
     shown: list[tuple[str, tuple[Run, Run]]] = []
@@ -57,9 +57,12 @@ def _fitting(
     return shown
 
 
-def _label(action_id: str, label: str, live: bool, page: Page) -> str:
+def _label(abilities: Abilities, entry: tuple[str, str, str], live: bool, page: Page) -> str:
+    action_id, _, label = entry
     if page == "fleet":
         label = {"step_back": "Order by", "inspect": "Open"}.get(action_id, label)
+    if action_id == "live" and (page == "compare" or "replay" in abilities.has):
+        return "End"
     return "Go on" if action_id == "pause" and not live else label
 
 
