@@ -15,9 +15,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as library
 
 from stepscope.engine.config import ConfigError, ModelImpl
-from stepscope.engine.models import decoder
 from stepscope.engine.models.checkpoint import Progress, read_json, refuse_file
 from stepscope.engine.models.decoder import Decoder
+from stepscope.engine.models.decoder_config import misfit
 from stepscope.engine.models.model import Model
 from stepscope.engine.models.random_model import is_random
 from stepscope.engine.models.random_weights import RandomWeights
@@ -71,7 +71,7 @@ def load_model(
             model cannot be served exactly, or not by the implementation that was asked for.
     """
     if implementation != "transformers":
-        reason = decoder.misfit(config)
+        reason = misfit(config)
         if reason is not None and implementation == "lean":
             raise ConfigError(
                 "model_impl",
