@@ -17,7 +17,7 @@ from stepscope.engine.config import Limits
 from stepscope.engine.http.app import Api, build_app
 from stepscope.engine.http.exposition import Exposition
 from stepscope.engine.http.metrics import EngineMetrics
-from stepscope.engine.http.openai_types import NO_OP_VALUES, ChatRequest, CompletionRequest
+from stepscope.engine.http.openai_requests import NO_OP_VALUES, ChatRequest, CompletionRequest
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.simulated import simulated_info
 

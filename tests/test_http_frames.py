@@ -25,7 +25,7 @@ from stepscope.engine.http.chat import chat_job
 from stepscope.engine.http.completions import completion_job
 from stepscope.engine.http.generation import Generation
 from stepscope.engine.http.job import Head, Job
-from stepscope.engine.http.openai_types import decode_chat, decode_completion
+from stepscope.engine.http.openai_requests import decode_chat, decode_completion
 from stepscope.engine.http.streaming import answer
 
 GOLDEN = Path(__file__).parent / "clients" / "frames"

@@ -30,13 +30,8 @@ from stepscope.engine.http.exposition import CONTENT_TYPE, Exposition
 from stepscope.engine.http.generation import Generation
 from stepscope.engine.http.guard import Guard
 from stepscope.engine.http.job import Head, Job
-from stepscope.engine.http.openai_types import (
-    GenerationRequest,
-    Model,
-    ModelList,
-    decode_chat,
-    decode_completion,
-)
+from stepscope.engine.http.openai_requests import GenerationRequest, decode_chat, decode_completion
+from stepscope.engine.http.openai_responses import Model, ModelList
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.http.streaming import answer
 from stepscope.engine.wire import EngineInfo

@@ -15,7 +15,8 @@ from stepscope.engine.commands import (
 from stepscope.engine.http.errors import ApiError, not_supported
 from stepscope.engine.http.generation import Piece
 from stepscope.engine.http.job import Head, Job, make_job
-from stepscope.engine.http.openai_types import (
+from stepscope.engine.http.openai_requests import ChatRequest, ChatTurn
+from stepscope.engine.http.openai_responses import (
     ChatAnswer,
     ChatChoice,
     ChatChunk,
@@ -23,10 +24,8 @@ from stepscope.engine.http.openai_types import (
     ChatCompletion,
     ChatDelta,
     ChatLogprobs,
-    ChatRequest,
     ChatTokenLogprob,
     ChatTopLogprob,
-    ChatTurn,
     Usage,
 )
 from stepscope.engine.http.sampling import check_choices, sampling_params, seed_of_choice

@@ -9,12 +9,11 @@ from stepscope.engine.commands import Output, PositionLogprobs, SamplingParams, 
 from stepscope.engine.http.errors import ApiError
 from stepscope.engine.http.generation import Piece
 from stepscope.engine.http.job import Head, Job, make_job
-from stepscope.engine.http.openai_types import (
+from stepscope.engine.http.openai_requests import CompletionRequest, TokenId
+from stepscope.engine.http.openai_responses import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
-    CompletionRequest,
-    TokenId,
     Usage,
 )
 from stepscope.engine.http.sampling import check_choices, sampling_params, seed_of_choice

@@ -7,7 +7,8 @@ from msgspec import UNSET, UnsetType
 
 from stepscope.engine.commands import Output, Submit
 from stepscope.engine.http.generation import Piece
-from stepscope.engine.http.openai_types import GenerationRequest, PromptTokensDetails, Usage
+from stepscope.engine.http.openai_requests import GenerationRequest
+from stepscope.engine.http.openai_responses import PromptTokensDetails, Usage
 
 
 class Head(NamedTuple):

@@ -2,7 +2,7 @@
 
 from stepscope.engine.commands import SamplingParams
 from stepscope.engine.http.errors import ApiError
-from stepscope.engine.http.openai_types import MAX_CHOICES, GenerationRequest
+from stepscope.engine.http.openai_requests import MAX_CHOICES, GenerationRequest
 
 _LARGEST_SEED = 2**63 - 1
 

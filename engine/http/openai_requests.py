@@ -1,4 +1,4 @@
-"""OpenAI's requests and responses as structs, with vLLM's additions to both.
+"""OpenAI's requests as structs, with vLLM's additions.
 
 A request field is either here, and honoured, or in `NO_OP_VALUES`, and then only taken with a
 value that asks for nothing. Everything else is refused by name.
@@ -7,7 +7,7 @@ value that asks for nothing. Everything else is refused by name.
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import Meta, Raw, Struct
 
 from stepscope.engine.http.errors import ApiError, from_validation, not_supported
 
@@ -141,125 +141,6 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     max_completion_tokens: AtLeastOne | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-
-
-class PromptTokensDetails(Struct, frozen=True):
-    cached_tokens: int
-
-
-class Usage(Struct, frozen=True, kw_only=True):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-
-
-class CompletionLogprobs(Struct, frozen=True, kw_only=True):
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
-
-
-class CompletionChoice(Struct, frozen=True, kw_only=True):
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-
-
-class Completion(Struct, frozen=True, kw_only=True):
-    """A whole completion, or a chunk of one: both look the same."""
-
-    id: str
-    object: str = "text_completion"
-    created: int
-    model: str
-    system_fingerprint: str | None = None
-    choices: list[CompletionChoice]
-    usage: Usage | UnsetType | None = UNSET
-
-
-class ChatTopLogprob(Struct, frozen=True, kw_only=True):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ChatTokenLogprob(Struct, frozen=True, kw_only=True):
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[ChatTopLogprob]
-
-
-class ChatLogprobs(Struct, frozen=True, kw_only=True):
-    content: list[ChatTokenLogprob]
-    refusal: None = None
-
-
-class ChatDelta(Struct, frozen=True, kw_only=True):
-    role: str | UnsetType = UNSET
-    content: str = ""
-
-
-class ChatChunkChoice(Struct, frozen=True, kw_only=True):
-    index: int
-    delta: ChatDelta
-    logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-
-
-class ChatChunk(Struct, frozen=True, kw_only=True):
-    id: str
-    object: str = "chat.completion.chunk"
-    created: int
-    model: str
-    system_fingerprint: str | None = None
-    choices: list[ChatChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
-
-
-class ChatAnswer(Struct, frozen=True, kw_only=True):
-    role: str = "assistant"
-    content: str
-    refusal: None = None
-
-
-class ChatChoice(Struct, frozen=True, kw_only=True):
-    index: int
-    message: ChatAnswer
-    logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-
-
-class ChatCompletion(Struct, frozen=True, kw_only=True):
-    id: str
-    object: str = "chat.completion"
-    created: int
-    model: str
-    system_fingerprint: str | None = None
-    choices: list[ChatChoice]
-    usage: Usage
-
-
-class Model(Struct, frozen=True, kw_only=True):
-    id: str
-    object: str = "model"
-    created: int
-    owned_by: str = "stepscope"
-    root: str
-    parent: str | None = None
-    max_model_len: int | None = None
-    with_tokens: bool = False  # who watches or records the engine gets prompts and outputs
-
-
-class ModelList(Struct, frozen=True, kw_only=True):
-    object: str = "list"
-    data: list[Model]
 
 
 _fields_decoder: msgspec.json.Decoder[dict[str, Raw]] = msgspec.json.Decoder(dict[str, Raw])
