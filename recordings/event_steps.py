@@ -38,8 +38,18 @@ class EventSteps:
         """The nearest one after (direction 1) or before (-1) `step`."""
         steps = self._steps
         at = bisect_right(steps, step) if direction > 0 else bisect_left(steps, step) - 1
-        if not 0 <= at < len(steps):
-            return None
+        return self._event(at) if 0 <= at < len(steps) else None
+
+    def spread(self, most: int) -> list[SessionEvent]:
+        """All of them; where there are more than that, one of each of `most` equal stretches."""
+        steps, number = self._steps, len(self._steps)
+        if number <= most:
+            return [self._event(at) for at in range(number)]
+        first, extent = steps[0], steps[-1] - steps[0] + 1
+        places = {bisect_left(steps, first + extent * each // most) for each in range(most)}
+        return [self._event(at) for at in sorted(places) if at < number]
+
+    def _event(self, at: int) -> SessionEvent:
         request_id = self._request_ids[at]
         text = _TEXTS[self._kind].format(request_name(request_id))
-        return SessionEvent(steps[at], self._times_ns[at], self._kind, text, request_id)
+        return SessionEvent(self._steps[at], self._times_ns[at], self._kind, text, request_id)

@@ -35,6 +35,7 @@ from stepscope.recordings.loaded_chunk import KEYFRAME
 from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.reader import Position, Recording
 
+_MAX_SPREAD = 512  # cells of the widest bar
 _PAUSE_S = 0.005  # between two chunks
 _FIRST_PAUSE_S = 0.3  # the first picture comes before
 _OF_REQUESTS: dict[type[msgspec.Struct], EventKind] = {
@@ -110,6 +111,10 @@ class FileEvents:
             if kind in kinds and (event := steps.next(step, direction)) is not None:
                 found.append(event)
         return min(found, key=lambda each: (each.step - step) * direction, default=None)
+
+    def landmarks(self) -> list[SessionEvent]:
+        """What a bar of all the file shows: marks, changes of knobs, and where it preempts."""
+        return [*self.found, *self._of_requests["preempt"].spread(_MAX_SPREAD)]
 
     # The thread
 

@@ -1,12 +1,14 @@
 """What happened in a whole file is found without playing it, and keys of a replay go there."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from stepscope.engine.wire import Aborted, Audited, KnobsChanged, StepRecord, Telemetry
+from stepscope.recordings.event_steps import EventSteps
 from stepscope.recordings.file_events import FileEvents
 from stepscope.recordings.history import History
 from stepscope.recordings.reader import Recording
@@ -96,6 +98,23 @@ def test_every_event_that_playing_the_file_tells_of_is_found_in_it(
     assert len(steps) >= least
 
 
+def test_preemptions_are_spread_over_a_bar_of_any_width(found: FileEvents) -> None:
+    steps = EventSteps("preempt")
+    for step in range(0, 100_000, 7):
+        steps.add(step, step * 10, step % 5)
+        steps.add(step, step * 10, 9)  # a second one of the same step
+    few = steps.spread(100)
+    assert len(few) == 100
+    apart = {after.step - before.step for before, after in pairwise(few)}
+    assert min(apart) >= 990
+    assert max(apart) <= 1010
+    assert all(each.step % 7 == 0 and each.request_id == each.step % 5 for each in few)
+    assert len(steps.spread(10**6)) == len(steps) == 14_286
+    assert EventSteps("preempt").spread(10) == []
+    kinds = {each.kind for each in found.landmarks()}
+    assert kinds == {"knobs", "preempt"}
+
+
 def test_the_nearest_of_all_kinds_is_next(found: FileEvents) -> None:
     kinds = NOTABLE - RECKONED
     at, seen = -1, []
@@ -113,6 +132,7 @@ async def test_the_next_preemption_is_gone_to_far_beyond_what_is_in_memory(
     app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
     async with app.run_test(size=(120, 40)) as pilot:
         assert source.history.num_steps == 1
+        assert "✗" in main_text(app).splitlines()[-3], "not on the scrub bar"
         at = 0
         for _ in range(3):
             expected = source.file_events.next(at, 1, {"preempt"})

@@ -105,10 +105,12 @@ class Frame:
 
 
 class InFile(Protocol):
-    """Marks and changes of knobs in a whole file, as far as they are known."""
+    """What a whole file holds, as far as it is known."""
 
-    found: Sequence[SessionEvent]
+    found: Sequence[SessionEvent]  # marks and changes of knobs
     changes: Sequence[KnobsChanged]
+
+    def landmarks(self) -> Sequence[SessionEvent]: ...
 
 
 class _Taken(NamedTuple):
@@ -280,11 +282,12 @@ class FrameBuilder:
         return found
 
     def _scrub_marks(self) -> list[SessionEvent]:
-        in_file = () if self._in_file is None else self._in_file.found
-        when: object = round(self._clock()), len(self._history.marks), len(in_file)
+        file = self._in_file
+        when: object = round(self._clock()), len(self._history.marks), file and len(file.found)
         if self._landmarks is None or self._landmarks[0] != when:
             kinds = frozenset({"preempt", "knobs", "mark", "gap"})
-            self._landmarks = (when, [*in_file, *self._history.events(None, 500, kinds)])
+            found = self._history.events(None, 500, kinds)
+            self._landmarks = (when, [*(file.landmarks() if file else ()), *found])
         return self._landmarks[1]
 
 

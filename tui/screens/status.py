@@ -54,7 +54,7 @@ def seen(session: Session, operator: Operator, view: View) -> object:
         astuple(view),
         session.source.status,
         session.source.error,
-        None if replay is None else len(replay.file_events.found),
+        replay and (len(replay.file_events.found), replay.file_events.is_done),
         session.background_error,
         operator.pending,
         round(now_s) if switch is not None and switch.active else round(now_s / 4),
