@@ -58,6 +58,8 @@ class KeyFolder:
         """Make the folder if it is not there; raises ConfigError when it cannot be."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise ConfigError("keys", f"{self.path} is no folder") from error
         except OSError as error:
             raise ConfigError("keys", f"{self.path}: {error.strerror}") from error
 
@@ -149,7 +151,11 @@ class KeyFolder:
             )
         credentials = Credentials(KeyPair.new(), self.server_pair().public, name, endpoint)
         write_credentials(output, credentials, role)
-        self.authorise(Holder(name, role, credentials.pair.public, time.strftime("%Y-%m-%d")))
+        try:
+            self.authorise(Holder(name, role, credentials.pair.public, time.strftime("%Y-%m-%d")))
+        except ConfigError:
+            output.unlink(missing_ok=True)  # nobody is let in with it
+            raise
         return credentials
 
     def authorise(self, holder: Holder) -> None:

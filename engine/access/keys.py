@@ -69,7 +69,7 @@ def check_public(text: str, what: str) -> str:
 
 
 def write_private(path: Path, text: str, *, replace: bool = False) -> None:
-    """Write a file that only its owner can read.
+    """Write a file that only its owner can read: all of it or nothing.
 
     Raises:
         ConfigError: it is there already, or cannot be written.
@@ -77,9 +77,13 @@ def write_private(path: Path, text: str, *, replace: bool = False) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if replace else os.O_EXCL)
     try:
         descriptor = os.open(path, flags, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as stream:
-            os.fchmod(descriptor, 0o600)
-            stream.write(text)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as stream:
+                os.fchmod(descriptor, 0o600)
+                stream.write(text)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
     except FileExistsError:
         raise ConfigError(
             "key_exists", f"{path} is there already; remove it or choose another name"
