@@ -71,7 +71,12 @@ def payload_of(command: Command) -> bytes:
         CommandRefused: it is larger than an engine takes. One that is far too large would be hung
             up on without an answer, and everything else on the connection with it.
     """
-    payload = commands.encode(command)
+    try:
+        payload = commands.encode(command)
+    except OverflowError:
+        raise CommandRefused(
+            "too_big", "a number in it has more than 64 bits; it was not sent"
+        ) from None
     if len(payload) > commands.MAX_COMMAND_BYTES:
         raise CommandRefused(
             "too_big",
