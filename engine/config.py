@@ -110,7 +110,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     threads: Annotated[
         int,
         Meta(
-            ge=0, description="CPU threads for the model (0: one or all cores, whichever is faster)"
+            ge=0,
+            le=1024,
+            description="CPU threads for the model (0: one or all cores, whichever is faster)",
         ),
     ] = 0
     overlap: Annotated[

@@ -67,7 +67,7 @@ class Endpoint:
         text = text.strip()
         if text.startswith("tcp://"):
             host, _, port = text.removeprefix("tcp://").rpartition(":")
-            if not host or not port.isdigit() or not 0 < int(port) < 65535:
+            if not host or not port.isdecimal() or not 0 < int(port) < 65535:
                 raise WrongValue(
                     "bad_endpoint", f"{text!r} is not tcp://HOST:PORT with a port of 1..65534"
                 )
@@ -219,7 +219,7 @@ class EndpointLock:
 
 def check_name(name: str) -> None:
     """Raises WrongValue when `name` cannot be a file name in the runtime folder."""
-    if "/" in name or "\0" in name or name.startswith(".") or name.endswith(_SUFFIXES):
+    if "/" in name or not name.isprintable() or name.startswith(".") or name.endswith(_SUFFIXES):
         raise WrongValue(
             "bad_name", f"{name!r} cannot name an engine: use letters, digits, '-', '_' and '.'"
         )

@@ -15,7 +15,7 @@ def check_metadata(metadata: dict[str, str], path: object) -> None:
     """
     for what, highest in (("schema", SCHEMA_VERSION), ("format", FORMAT_VERSION)):
         written = metadata.get(f"{what}_version", "")
-        if written.isdigit() and int(written) > highest:
+        if written.isdecimal() and int(written) > highest:
             by = metadata.get("software_version", "a later version")
             raise RecordingError(
                 f"{path} has {what} {written} (written by stepscope {by}), this stepscope reads "

@@ -16,7 +16,7 @@ from stepscope.engine.wire import (
 from stepscope.recordings.causes import Cause, Late
 from stepscope.recordings.explain import Explainer
 from stepscope.recordings.latency import percentiles
-from stepscope.recordings.mcap_index import RecordingError
+from stepscope.recordings.mcap_index import NotInRecording
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.session import request_name
 from stepscope.recordings.tokenless import NeverServed, Tokenless
@@ -77,7 +77,7 @@ def explain_recording(
         request_id: explain this one alone; None: all.
 
     Raises:
-        msgspec.DecodeError, RecordingError: it cannot be read, or holds no such request.
+        msgspec.DecodeError, RecordingError: it cannot be read; NotInRecording: no such request.
     """
     itl_ns = None if slo_itl_ms is None else slo_itl_ms * 1e6
     ttft_ns = None if slo_ttft_ms is None else slo_ttft_ms * 1e6
@@ -92,7 +92,7 @@ def explain_recording(
     explainer = _read(recording, itl_ns, ttft_ns, request_id, seen, tokenless)
     if request_id is not None and request_id not in seen:
         held = f"{request_name(min(seen))} to {request_name(max(seen))}" if seen else "it has none"
-        raise RecordingError(f"there is no request {request_name(request_id)} ({held})")
+        raise NotInRecording(f"there is no request {request_name(request_id)} ({held})")
     return Explanation(
         recording.info,
         explainer.num_steps,

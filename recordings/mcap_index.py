@@ -55,6 +55,10 @@ class RecordingError(Exception):
     """A file that cannot be read or written; the message is one line for a person."""
 
 
+class NotInRecording(RecordingError):  # noqa: N818 - reads as what happened
+    """The file can be read, and a step or a request that was asked for is not in it."""
+
+
 @dataclass(slots=True)
 class ChunkPlace:
     """Where a chunk lies. `length` ends with the file for one that was never finished."""

@@ -10,6 +10,7 @@ import re
 import stat
 import time
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,7 +49,7 @@ class Limits(NamedTuple):
             match = _LIMIT.fullmatch(part.strip())
             unit = "" if match is None else match[2].upper()
             if match is not None and unit in _BYTES and num_bytes is None:
-                num_bytes = round(float(match[1]) * _BYTES[unit])
+                num_bytes = int(Fraction(match[1]) * _BYTES[unit])
             elif match is not None and unit in _SECONDS and age_s is None:
                 age_s = float(match[1]) * _SECONDS[unit]
             else:

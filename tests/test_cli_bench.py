@@ -150,7 +150,7 @@ def test_a_result_that_could_not_be_written_is_refused_before_the_run(
     for file in (tmp_path, tmp_path / "none" / "out.json"):
         code, said = usage_error(monkeypatch, capsys, "bench", "throughput", "--json", str(file))
         assert code == 1
-        assert said.startswith(f"stepscope: error: --json {file} cannot be written")
+        assert said.startswith(f"stepscope: error: {file} cannot be written")
 
 
 def test_without_torch_it_says_what_to_install(

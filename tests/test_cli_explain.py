@@ -186,7 +186,7 @@ def test_a_shipped_sample_is_known_by_its_name() -> None:
         (["freeze", "--slo-itl", "soon"], 2, "--slo-itl: expected a duration such as 50ms"),
         (["freeze", "--slo-ttft", "0ms"], 2, "--slo-ttft: expected a duration"),
         (["freeze", "--request", "bob"], 2, "--request: expected a request such as r12"),
-        (["freeze", "--request", "r999"], 1, "there is no request r999 (r0 to r18)"),
+        (["freeze", "--request", "r999"], 2, "there is no request r999 (r0 to r18)"),
         (["freeze", "--limit", "-1"], 2, "--limit: expected 0 (all) or more"),
     ],
 )

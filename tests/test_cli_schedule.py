@@ -166,7 +166,12 @@ def test_a_summary_of_nothing_has_no_samples(run: Run) -> None:
         (["-", "--watermark", "0.9"], b"{}", 2, "--watermark: expected a number of at least 0"),
         (["-", "--num-blocks", "many"], b"{}", 2, "--num-blocks"),
         ([PREEMPTION, "--num-blocks", "4"], b"", 1, "request 0 can never finish"),
-        ([PREEMPTION, "--num-blocks", "0"], b"", 1, "num_blocks: expected an integer >= 2"),
+        (
+            [PREEMPTION, "--num-blocks", "0"],
+            b"",
+            2,
+            "--num-blocks: expected a whole number of at least 2",
+        ),
         (["-"], b'{"order": "fifo"}', 1, "order is one of decode_first, arrival, not 'fifo'"),
     ],
 )

@@ -477,7 +477,7 @@ def test_the_command_exports_and_says_what_it_wrote(
         assert code == 2
         assert error.count("\n") == 1
     code, _, error = run("--to", "csv", "--from", "5000", "-o", out + "2")
-    assert code == 1
+    assert code == 2
     assert "holds steps 0 to 899" in error
     for package, target in (("perfetto", "perfetto"), ("pyarrow", "parquet")):
         with monkeypatch.context() as patch:

@@ -1,5 +1,6 @@
 """The `stepscope` command: what is common to all of `stepscope.tui.command_table`, and its end."""
 
+import io
 import sys
 from typing import Annotated
 
@@ -12,7 +13,8 @@ app = typer.Typer(
     name="stepscope",
     help="See and steer every forward step of an LLM inference engine, in a terminal.",
     epilog="Alone, in a terminal, it opens a start screen.\n\n"
-    "\b\nExample:\n  stepscope demo\n\nExit codes: 0 done, 1 it failed, 2 wrong usage.",
+    "\b\nExample:\n  stepscope demo\n\n"
+    "Exit codes: 0 done, 1 it failed, 2 wrong usage, 130 interrupted.",
     add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -53,6 +55,9 @@ def _root(
 
 def main() -> None:
     """Entry point of the console script; ends the process."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Not every terminal has every character, and no table is to end for one that is missing.
+        sys.stdout.reconfigure(errors="replace")
     try:
         result = app(prog_name="stepscope", standalone_mode=False)
     except KeyboardInterrupt:

@@ -118,7 +118,7 @@ class EngineProcess:
     def _read(self, stream: IO[str]) -> None:
         for line in stream:
             self._last_lines.append(line.strip())
-            if self._is_loading:
+            if self._is_loading and not line.startswith(_ERROR):  # which is raised
                 self._on_progress(line.strip())
 
 

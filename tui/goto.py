@@ -42,7 +42,7 @@ def wanted(text: str, at: int | None, history: History, file: FileTimes | None) 
         ValueError: it means none; the message says why, or what would.
     """
     text = text.strip().replace(",", "")
-    if text.isdigit():
+    if text.isdecimal():
         return _clamped(int(text), history, file)
     summary = None if at is None else history.summary(at)
     if at is None or summary is None:

@@ -8,7 +8,7 @@ import msgspec
 from stepscope.engine import wire
 from stepscope.engine.wire import Snapshot, StepRecord, Telemetry
 from stepscope.recordings.loaded_chunk import KEYFRAME
-from stepscope.recordings.mcap_index import RecordingError
+from stepscope.recordings.mcap_index import NotInRecording, RecordingError
 from stepscope.recordings.outcome import Outcome
 from stepscope.recordings.pauses import leave_out_begun
 from stepscope.recordings.reader import Position, Recording
@@ -48,7 +48,8 @@ def moments(recording: Recording, steps: StepRange, progress: Progress) -> Itera
     """Everything but keyframes, from the first step of the range to its last.
 
     Raises:
-        RecordingError: the range holds no step.
+        NotInRecording: the range holds no step.
+        RecordingError: nor does the recording.
     """
     first, last = _bounds(recording, steps)
     before = recording.find_step(first - 1) if first > 0 else None
@@ -96,7 +97,7 @@ def _bounds(recording: Recording, steps: StepRange) -> tuple[int, int]:
             wanted = f"them up to {steps.last:,}"
         else:
             wanted = f"{steps.first:,} to {steps.last:,}"
-        raise RecordingError(
+        raise NotInRecording(
             f"{recording.path} holds steps {recording.first_step:,} to {recording.last_step:,}, "
             f"none of {wanted}"
         )

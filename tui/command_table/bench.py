@@ -26,7 +26,7 @@ def _bench(context: typer.Context) -> None:
 @commands.command(
     epilog=example(
         "stepscope bench throughput",
-        "stepscope bench throughput --num-requests 256 --json out.json",
+        "stepscope bench throughput --num-requests 256 -o out.json",
         "stepscope bench throughput --num-requests 32 --input-len 512 --output-len 64",
     )
 )
@@ -51,7 +51,13 @@ def throughput(
     ] = 2,
     json_file: Annotated[
         str | None,
-        typer.Option("--json", metavar="FILE", help="also write everything measured to this file"),
+        typer.Option(
+            "--output",
+            "-o",
+            "--json",
+            metavar="FILE",
+            help="also write everything measured to this file (JSON)",
+        ),
     ] = None,
     *,
     flags: dict[str, Any],

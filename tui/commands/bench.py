@@ -202,9 +202,7 @@ def _writable(name: str | None) -> Path | None:
         return None
     file = Path(name)
     if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise CommandFailed(
-            f"--json {name} cannot be written: there is no such folder, or no permission"
-        )
+        raise CommandFailed(f"{name} cannot be written: there is no such folder, or no permission")
     return file
 
 

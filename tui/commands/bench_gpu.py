@@ -48,7 +48,7 @@ def gpu(
         CommandFailed: there is no GPU, or a file cannot be written.
         Interrupted: the report has what was measured until then.
     """
-    if time_limit < LEAST_S:
+    if not LEAST_S <= time_limit < float("inf"):
         raise WrongUsage(f"--time-limit: expected {LEAST_S:g} seconds or more, got {time_limit:g}")
     is_quick = quick or device == "cpu"
     try:
@@ -108,11 +108,13 @@ def show(files: list[str]) -> None:
 
 
 def _device_name(device: str) -> str:
-    """Raises CommandFailed when there is no such device."""
+    """Raises CommandFailed when there is no such device, WrongUsage for what names none."""
     if importlib.util.find_spec("torch") is None:
         raise ModuleNotFoundError("torch", name="torch")
     if device == "cpu":
         return "CPU"
+    if re.fullmatch(r"cuda(:\d+)?", device) is None:
+        raise WrongUsage(f"--device: expected cuda, cuda:N or cpu, got {device!r}")
     found = host.gpu_name(device)
     if found is None:
         raise CommandFailed(

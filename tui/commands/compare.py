@@ -224,7 +224,7 @@ class Split(NamedTuple):
 def split_at(recording: Recording, mark: str) -> Split:
     first, last = recording.first_step, recording.last_step
     step = mark.replace(",", "")
-    if step.isdigit() and first is not None and last is not None:
+    if step.isdecimal() and first is not None and last is not None:
         if first < int(step) <= last:
             return Split(Landmark(int(step), f"step {int(step):,}", "step"), [])
         raise WrongUsage(

@@ -31,6 +31,8 @@ def config(section: str | None, path_only: bool, flags: Mapping[str, Any]) -> No
         WrongUsage: no such section, or the file or the environment is wrong.
     """
     path = config_path()
+    if path_only and section is not None:
+        raise WrongUsage(f"--path is where the file is, whatever the section: leave {section} out")
     if path_only:
         say(str(path))
         return

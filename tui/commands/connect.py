@@ -31,7 +31,7 @@ def choose(endpoint: str | None, usage: str) -> Endpoint:
         CommandFailed: no engine runs here.
         WrongUsage: several do.
     """
-    if endpoint:
+    if endpoint is not None:
         return Endpoint.parse(endpoint)
     found = find_local()
     if not found:

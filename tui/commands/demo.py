@@ -133,6 +133,8 @@ def _check_screenshot(path: Path) -> None:
 def _check_writable(option: str, path: Path) -> None:
     if not path.parent.is_dir():
         raise WrongUsage(f"{option}: {path} cannot be written: {path.parent} is no folder")
+    if option == "--record" and path.is_file():
+        raise CommandFailed(f"{path} is there already; remove it or choose another name")
     is_writable = os.access(path if path.exists() else path.parent, os.W_OK)
     if path.is_dir() or not is_writable:
         raise WrongUsage(f"{option}: {path} cannot be written")

@@ -1,5 +1,6 @@
 """Durations as they are typed: 50ms, 0.5s."""
 
+import math
 import re
 
 from stepscope.tui.commands.errors import WrongUsage
@@ -15,6 +16,6 @@ def milliseconds(option: str, text: str) -> float:
     """
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(us|ms|s|)", text.strip())
     value = 0.0 if match is None else float(match[1]) * _UNITS[match[2]]
-    if value <= 0:
+    if not 0 < value < math.inf:
         raise WrongUsage(f"{option}: expected a duration such as 50ms or 0.5s, got {text!r}")
     return value

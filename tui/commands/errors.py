@@ -1,5 +1,6 @@
 """How a command ends: the exceptions a person sees as one line, and their exit codes."""
 
+import errno
 import os
 import sys
 import traceback
@@ -76,7 +77,8 @@ def report(error: BaseException) -> int:
         "run it again with STEPSCOPE_DEBUG=1 and report what it shows)",
     )
     line = " ".join(message.split())
-    print(f"stepscope: error: {line}", file=sys.stderr)
+    if sys.stderr is not None:  # else Python takes standard output in its place
+        print(f"stepscope: error: {line}", file=sys.stderr)
     return exit_code
 
 
@@ -95,11 +97,16 @@ def expected(error: BaseException) -> tuple[int, str] | None:
     if client is not None and isinstance(error, client.CommandRefused):
         return FAILED, f"the engine refused: {error}"
     if files is not None and isinstance(error, files.RecordingError):
-        return FAILED, str(error)
+        is_asked_wrong = isinstance(error, files.NotInRecording)
+        return (WRONG_USAGE if is_asked_wrong else FAILED), str(error)
     if isinstance(error, typer.TyperException):
         return error.exit_code, _in_words(error) + _where_to_look(error)
     if isinstance(error, OSError) and error.filename is not None:
         return FAILED, f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return FAILED, f"cannot write: {error.strerror}"
+    if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
+        return FAILED, "a name that was given has bytes that are no UTF-8 text: rename it"
     return None
 
 

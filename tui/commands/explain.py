@@ -14,6 +14,7 @@ from stepscope.recordings.session import request_name
 from stepscope.tui.cause_names import CAUSE_NAMES
 from stepscope.tui.commands.errors import WrongUsage, say, writing_output
 from stepscope.tui.commands.levels import level_flags
+from stepscope.tui.commands.steps import request_number
 from stepscope.tui.commands.top import find_recording
 
 _MEDIAN = "median"  # instead of a time: twice the median, also of a file that carries levels
@@ -51,13 +52,6 @@ def explain(
             sys.stdout.buffer.write(msgspec.json.format(document, indent=2) + b"\n")
         return
     say(*_summary(file, found, own), *_shares(found), *_table(found, limit))
-
-
-def request_number(text: str) -> int:
-    number = text.strip().removeprefix("r")
-    if not number.isdigit():
-        raise WrongUsage(f"--request: expected a request such as r12, got {text!r}")
-    return int(number)
 
 
 # For people

@@ -1,16 +1,15 @@
 """`stepscope export`: a recording in the format of another program."""
 
-from pathlib import Path
-
 from stepscope.recordings.export.export import FORMATS, export
-from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.export.tables import TABLES
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.strip import was_stripped
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
+from stepscope.tui.commands.output_path import output_path
 from stepscope.tui.commands.progress import Progress
 from stepscope.tui.commands.record import size
+from stepscope.tui.commands.steps import step_range
 from stepscope.tui.commands.top import find_recording
 
 
@@ -35,13 +34,10 @@ def export_file(
     which = next((each for each in TABLES if each == table), None)
     if which is None:
         raise WrongUsage(f"--table: expected one of {', '.join(TABLES)}, got {table!r}")
-    if first is not None and last is not None and first > last:
-        raise WrongUsage(f"--from {first} is after --until {last}")
     if with_tokens and chosen != "jsonl":
         raise WrongUsage(f"--with-tokens: {chosen} has no place for them; --to jsonl has")
-    path = Path(output)
-    if path.is_dir():
-        raise CommandFailed(f"{output} is a folder; name the file to write in it")
+    steps = step_range(first, last)
+    path = output_path(output, is_new=True)
     with Recording(find_recording(file)) as recording, Progress() as progress:
         if with_tokens and not recording.info.with_tokens:
             why = "its engine ran without --with-tokens"
@@ -53,7 +49,7 @@ def export_file(
                 recording,
                 path,
                 chosen,
-                StepRange(first, last),
+                steps,
                 which,
                 lambda share: progress(f"exporting to {chosen}", share),
                 with_tokens=with_tokens,

@@ -13,9 +13,8 @@ from stepscope.engine.http.settings import HttpSettings, check_private, parse_ad
 from stepscope.engine.wire import EngineInfo
 from stepscope.tui.commands.connect import choose
 from stepscope.tui.commands.errors import CommandFailed, say
-from stepscope.tui.commands.options import resolve
+from stepscope.tui.commands.options import HTTP_DEFAULTS, resolve
 
-DEFAULT_BIND = "127.0.0.1:8000"
 _EXTRAS = {"starlette", "uvicorn", "prometheus_client"}
 
 
@@ -31,7 +30,7 @@ def http(endpoint: str | None, inherited: int | None, flags: Mapping[str, Any]) 
         CommandFailed: no engine runs here and none was named, or a package is missing.
         ConfigError: the address cannot be had, or would let strangers in.
     """
-    settings = resolve(HttpSettings, "http", flags, {"bind": DEFAULT_BIND})
+    settings = resolve(HttpSettings, "http", flags, HTTP_DEFAULTS)
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
     )

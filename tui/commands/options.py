@@ -25,9 +25,11 @@ from stepscope.tui.settings import (
     load_settings,
 )
 
-# What `stepscope demo` runs with, where it is not what the options say of themselves.
+# What a command runs with, where it is not what the options say of themselves.
 DEMO_DEFAULTS = {"slo_ttft_ms": 3000.0, "slo_itl_ms": 150.0}
+HTTP_DEFAULTS = {"bind": "127.0.0.1:8000"}
 _OWN_DEFAULTS: dict[str, Mapping[str, Any]] = {
+    "http": HTTP_DEFAULTS,
     "demo": DEMO_DEFAULTS,
     "schedule": dict.fromkeys(Knobs.__struct_fields__),  # the workload's own
 }
@@ -248,14 +250,18 @@ def _expected(field: FieldInfo) -> str:
         return "one of " + ", ".join(get_args(base))
     bounds = []
     if meta.gt is not None:
-        bounds.append(f"above {meta.gt:g}")
+        bounds.append(f"above {_number(meta.gt)}")
     if meta.ge is not None:
-        bounds.append(f"of at least {meta.ge:g}")
+        bounds.append(f"of at least {_number(meta.ge)}")
     if meta.le is not None:
-        bounds.append(f"of at most {meta.le:g}")
+        bounds.append(f"of at most {_number(meta.le)}")
     if meta.max_length is not None:
         bounds.append(f"of at most {meta.max_length} characters")
     return " ".join([_KINDS[base][1], " and ".join(bounds)]).strip()
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def _flag(name: str) -> str:

@@ -4,7 +4,6 @@ import re
 import time
 
 from stepscope.engine.wire import KnobValue
-from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.export.output import MissingPackage, writing
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.plot.figure import figure, num_columns
@@ -18,6 +17,7 @@ from stepscope.tui.commands.options import resolve
 from stepscope.tui.commands.progress import Progress
 from stepscope.tui.commands.record import size
 from stepscope.tui.commands.screenshot import picture_path
+from stepscope.tui.commands.steps import step_range
 from stepscope.tui.commands.top import find_recording
 from stepscope.tui.settings import DashboardSettings
 
@@ -44,8 +44,7 @@ def plot_file(
     chosen = next((each for each in COLOURS if each == theme), None)
     if chosen is None:
         raise WrongUsage(f"--theme: expected {' or '.join(COLOURS)}, got {theme!r}")
-    if first is not None and last is not None and first > last:
-        raise WrongUsage(f"--from {first} is after --until {last}")
+    steps = step_range(first, last)
     path = picture_path(output, (".svg", ".png", ".pdf"))
     inches = _inches(dimensions)
     flags = level_flags(slo_itl, slo_ttft)
@@ -56,12 +55,12 @@ def plot_file(
         with Progress() as progress:
             series = read_series(
                 recording,
-                StepRange(first, last),
+                steps,
                 slo,
                 num_columns(inches[0]),
                 lambda share: progress("reading the recording", share),
             )
-        heading = title or recording.path.stem
+        heading = title or recording.path.stem.encode(errors="replace").decode()
         details = _details(recording, series)
         message = recording.message
     try:
@@ -70,8 +69,8 @@ def plot_file(
         raise CommandFailed(str(error)) from error
     with writing(path, replace=True) as stream:
         stream.write(content)
-    steps = f"steps {series.first_step:,} to {series.last_step:,}"
-    say(f"{path}: {steps}, {inches[0]:g}x{inches[1]:g} inches, {size(len(content))}")
+    shown = f"steps {series.first_step:,} to {series.last_step:,}"
+    say(f"{path}: {shown}, {inches[0]:g}x{inches[1]:g} inches, {size(len(content))}")
     if message is not None:
         say(message)
 

@@ -20,7 +20,7 @@ class Progress:
     """
 
     def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty()
+        self._is_terminal = sys.stderr is not None and sys.stderr.isatty()
         self._bar: RichProgress | None = None
         self._task: TaskID | None = None
         self._last_what = ""
@@ -77,7 +77,7 @@ class Progress:
         now_s = time.monotonic()
         is_new = what != self._last_what
         is_due = now_s - self._last_line_s >= _LINE_INTERVAL_S
-        if not is_new and not is_due:
+        if (not is_new and not is_due) or sys.stderr is None:
             return
         self._last_what, self._last_line_s = what, now_s
         shown = detail or ("" if share is None or is_new else f"{share:.0%}")

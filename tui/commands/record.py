@@ -1,10 +1,8 @@
 """`stepscope record`: a session into a file or a series of files, without a screen."""
 
-import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 from stepscope.engine.silence import publishes
 from stepscope.recordings.journal import Journal
@@ -14,6 +12,7 @@ from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui.commands.connect import choose, connect
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
 from stepscope.tui.commands.levels import chosen_levels, level_flags
+from stepscope.tui.commands.output_path import output_path
 from stepscope.tui.commands.progress import Progress
 from stepscope.tui.commands.signals import StopSignals
 from stepscope.tui.recent import remember
@@ -45,13 +44,7 @@ def record(
     levels = chosen_levels(level_flags(slo_itl, slo_ttft))
     limits = _limits("--rotate", rotate)
     kept = _limits("--keep", keep)
-    output = Path(file)
-    if file.endswith(os.sep) or output.is_dir():
-        raise CommandFailed(f"{file} is a folder; name the file to write in it")
-    if not output.parent.is_dir():
-        raise CommandFailed(f"{output} cannot be written: {output.parent} is no folder")
-    if limits is None and output.exists():
-        raise CommandFailed(f"{output} is there already; remove it or choose another name")
+    output = output_path(file, is_new=limits is None)
     chosen = choose(endpoint, "stepscope record {} -o FILE")
     with connect(chosen) as client:
         if not publishes(client.info()):

@@ -6,7 +6,8 @@ from stepscope.recordings.mcap_index import PART_SUFFIX
 from stepscope.recordings.reader import REPAIR_HINT
 from stepscope.recordings.repair import Loss, RepairReport, default_output, repair, what_is_wrong
 from stepscope.recordings.strip import strip
-from stepscope.tui.commands.errors import CommandFailed, say
+from stepscope.tui.commands.errors import say
+from stepscope.tui.commands.output_path import output_path
 from stepscope.tui.commands.progress import Progress
 from stepscope.tui.commands.record import size
 from stepscope.tui.commands.top import find_recording
@@ -21,25 +22,23 @@ def repair_file(file: str, output: str | None, strip_tokens: bool) -> None:
     path = Path(file)
     part = path.with_name(path.name + PART_SUFFIX)
     path = part if part.exists() and not path.exists() else find_recording(file)
-    if output is not None and Path(output).exists():
-        raise CommandFailed(f"{output} is there already; remove it or choose another name")
+    chosen = None if output is None else output_path(output, is_new=True)
     if strip_tokens:
-        _strip(path, output)
+        _strip(path, chosen)
         return
     with Progress() as progress:
         wrong = what_is_wrong(path, lambda share: progress(f"reading {path.name}", share))
         if wrong is None:
             say(f"{path} is whole: nothing to repair")
             return
-        target = default_output(path) if output is None else Path(output)
+        target = chosen or default_output(path)
         report = repair(path, target, lambda share: progress(f"repairing {path.name}", share))
     say(wrong.replace(REPAIR_HINT, ""), *summary(report, target))
 
 
-def _strip(path: Path, output: str | None) -> None:
+def _strip(path: Path, output: Path | None) -> None:
     whole = path.with_name(path.name.removesuffix(PART_SUFFIX))
-    target = whole.with_name(f"{whole.stem}-stripped{whole.suffix}")
-    target = target if output is None else Path(output)
+    target = output or whole.with_name(f"{whole.stem}-stripped{whole.suffix}")
     with Progress() as progress:
         done = strip(path, target, lambda share: progress(f"stripping {path.name}", share))
     what = "without the prompts and outputs" if done.had_tokens else "there was nothing to take out"

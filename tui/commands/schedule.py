@@ -33,7 +33,7 @@ def schedule(
         flags: knobs as they were typed.
     """
     given = {name: value for name, value in settings.items() if value is not None}
-    overrides = {**given, **convert_flags(Knobs, flags)}
+    overrides = {**convert_flags(ScheduleWorkload, given), **convert_flags(Knobs, flags)}
     source = "standard input" if file == STDIN else file
     workload = parse_workload(_read(file), source, overrides)
     replay = ScheduleReplay(workload)

@@ -10,10 +10,11 @@ from stepscope.recordings.reader import Recording
 from stepscope.recordings.replay import ReplaySource
 from stepscope.recordings.service_levels import levels_in
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
-from stepscope.tui.commands.explain import request_number
 from stepscope.tui.commands.levels import judged_as, level_flags
 from stepscope.tui.commands.options import resolve
+from stepscope.tui.commands.output_path import output_path
 from stepscope.tui.commands.record import size
+from stepscope.tui.commands.steps import request_number
 from stepscope.tui.commands.top import find_recording, new_history
 from stepscope.tui.settings import DashboardSettings
 from stepscope.tui.view import PAGES, ZOOMS, Page
@@ -120,14 +121,10 @@ def picture_path(output: str, suffixes: tuple[str, ...]) -> Path:
         WrongUsage: another suffix than these.
         CommandFailed: it is a folder, or in one that is not there.
     """
-    path = Path(output)
-    if path.is_dir():
-        raise CommandFailed(f"{output} is a folder; name the file to write in it")
+    path = output_path(output)
     if path.suffix.lower() not in suffixes:
         known = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
         raise WrongUsage(f"--output: expected a name that ends in {known}, got {output!r}")
-    if not path.parent.is_dir():
-        raise CommandFailed(f"{path.parent} is no folder: {output} cannot be written")
     return path
 
 

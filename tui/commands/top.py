@@ -280,6 +280,8 @@ def _run_replay(source: ReplaySource, settings: DashboardSettings, keeps_levels:
 
 def find_recording(file: str) -> Path:
     """The file of that name, or the sample that is shipped under it."""
+    if not file:
+        raise WrongUsage("FILE: expected the name of a recording, got ''")
     path = Path(file)
     if path.exists() or path.with_name(path.name + PART_SUFFIX).exists():
         return path  # `Recording` opens the unfinished file where there is no other

@@ -1,0 +1,171 @@
+"""What is typed wrong, or where something is missing: one line that says so, a true exit code."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.engine.access import keys as key_files
+from stepscope.engine.access.authorised_keys import KeyFolder
+from stepscope.engine.config import ConfigError
+from stepscope.recordings import samples
+from stepscope.tui.commands.errors import CommandFailed, WrongUsage
+from stepscope.tui.commands.output_path import output_path
+
+MANY = "9" * 400
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with a recording, a folder that looks like one, and a workload."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(samples.shipped()["freeze"], tmp_path / "ok.mcap")
+    (tmp_path / "dir.mcap").mkdir()
+    workload = {
+        "num_blocks": 64,
+        "requests": [{"arrival_step": 0, "prompt_len": 20, "output_len": 3}],
+    }
+    (tmp_path / "w.json").write_text(json.dumps(workload))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("verify ", 2, "expected the name of a recording, got ''"),
+        ("verify dir.mcap", 1, "Is a directory"),
+        ("snapshot ", 2, "'' is not ipc://PATH"),
+        ("set watermark=0.1 --endpoint ", 2, "'' is not ipc://PATH"),
+        ("snapshot tcp://host:²", 2, "a port of 1..65534"),
+        ("compare ok.mcap --mark ²", 2, "no mark or knob change '²'"),
+        ("explain ok.mcap --request r²", 2, "expected a request such as r12"),
+        ("explain ok.mcap --request r99999", 2, "there is no request r99999"),
+        (f"explain ok.mcap --slo-itl {MANY}s", 2, "expected a duration"),
+        ("screenshot ok.mcap --request ² -o a.svg", 2, "expected a request such as r12"),
+        ("screenshot ok.mcap -o no/a.svg", 1, "no/a.svg cannot be written: no is no folder"),
+        ("plot ok.mcap -o a.svg --from -5", 2, "--from: expected a step of at least 0"),
+        ("plot ok.mcap -o a.svg --from 99999", 2, "none of them from 99,999 on"),
+        ("export ok.mcap --to csv -o ", 2, "--output: expected the name of a file, got ''"),
+        ("export ok.mcap --to csv -o -", 2, "--output: expected the name of a file, got '-'"),
+        ("export ok.mcap --to csv -o no/a.csv", 1, "no is no folder"),
+        ("export ok.mcap --to csv -o a.csv --until -1", 2, "--until: expected a step"),
+        ("repair ok.mcap --strip-tokens -o no/a.mcap", 1, "no is no folder"),
+        ("repair ok.mcap --strip-tokens -o ok.mcap", 1, "is there already"),
+        ("record nobody -o ", 2, "--output: expected the name of a file"),
+        (f"record nobody -o a.mcap --rotate {MANY}GB", 1, "there is no such socket"),
+        ("serve --threads 99999", 2, "of at most 1024, got '99999'"),
+        ("serve --name a\x07b", 2, "cannot name an engine"),
+        ("demo --headless --record ok.mcap", 1, "ok.mcap is there already"),
+        ("schedule w.json --num-blocks 0", 2, "--num-blocks: expected a whole number"),
+        ("keys new x --role viewer --keys ok.mcap", 1, "ok.mcap is no folder"),
+        ("config --path dashboard", 2, "leave dashboard out"),
+        ("bench gpu --device foo", 2, "--device: expected cuda, cuda:N or cpu, got 'foo'"),
+        ("bench gpu --time-limit nan", 2, "--time-limit: expected 10 seconds or more"),
+    ],
+)
+def test_it_is_told_in_one_line_and_nothing_is_written(
+    stepscope: Callable[..., Any], folder: Path, line: str, code: int, said: str
+) -> None:
+    before = sorted(each.name for each in folder.iterdir())
+    done = stepscope(*line.split(" "))
+    assert (done.exit_code, done.stdout) == (code, ""), done.stderr
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "bug" not in done.stderr
+    assert sorted(each.name for each in folder.iterdir() if each.name != "config") == before
+
+
+@pytest.mark.parametrize("option", ["max_num_seqs=" + "9" * 30, "--expect-version=" + "9" * 30])
+def test_a_number_that_no_message_can_carry_is_not_sent(
+    live_engine: Any, stepscope: Callable[..., Any], option: str
+) -> None:
+    done = stepscope("set", "watermark=0.1", option, "--endpoint", live_engine.endpoint.control)
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+    assert "a number in it has more than 64 bits; it was not sent" in done.stderr
+    assert live_engine.core.knobs_version == 0
+
+
+def _run(
+    line: str, folder: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """A line of shell in which $S is stepscope."""
+    return subprocess.run(
+        ["bash", "-c", line],
+        cwd=folder,
+        env={
+            **os.environ,
+            "S": f"{sys.executable} -m stepscope.tui.cli",
+            "STEPSCOPE_CONFIG": "none",
+            **(environment or {}),
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_terminal_without_the_characters_gets_others_and_the_whole_table(folder: Path) -> None:
+    ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = _run("$S compare ok.mcap freeze", folder, ascii_only)
+    assert (done.returncode, done.stderr) == (0, b"")
+    whole = _run("$S compare ok.mcap freeze", folder, {"PYTHONIOENCODING": "utf-8"}).stdout
+    assert done.stdout.decode("ascii") == whole.decode().encode("ascii", "replace").decode()
+
+
+def test_a_name_that_is_no_text_is_no_bug(folder: Path) -> None:
+    odd = b"\xff.mcap"
+    shutil.copy(folder / "ok.mcap", os.fsencode(folder) + b"/" + odd)
+    done = _run("$S verify $'\\xff.mcap' && $S verify $'\\xff.mcap' --json", folder)
+    assert done.returncode == 1
+    assert b"all is well" in done.stdout
+    assert done.stderr.splitlines()[-1].endswith(b"bytes that are no UTF-8 text: rename it")
+
+
+def test_closed_and_full_streams_are_no_bugs(folder: Path) -> None:
+    assert _run("$S verify ok.mcap >&- 2>&-", folder).returncode == 0
+    closed = _run("$S verify missing.mcap 2>&-", folder)
+    assert (closed.returncode, closed.stdout) == (1, b"")
+    full = _run("$S --help >/dev/full", folder)
+    assert full.returncode == 1
+    assert full.stderr == b"stepscope: error: cannot write: No space left on device\n"
+    assert _run("$S explain ok.mcap | head -1; exit ${PIPESTATUS[0]}", folder).returncode == 0
+
+
+def test_a_key_that_could_not_be_written_leaves_nothing_that_is_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = KeyFolder(tmp_path / "keys")
+    with monkeypatch.context() as patch:
+        patch.setattr(key_files.os, "fchmod", _disk_is_full)
+        with pytest.raises(ConfigError, match="No space left"):
+            folder.add("alice", "viewer", tmp_path / "alice.key", None)
+    assert not [each for each in tmp_path.rglob("*") if each.is_file()]
+    folder.add("alice", "viewer", tmp_path / "alice.key", None)
+
+
+def _disk_is_full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_where_to_write_is_looked_at_first(tmp_path: Path) -> None:
+    (tmp_path / "there").touch()
+    assert output_path(f"{tmp_path}/there").name == "there"
+    assert output_path(f"{tmp_path}/new", is_new=True).name == "new"
+    for text in ("", " ", "-"):
+        with pytest.raises(WrongUsage, match="--record: expected the name of a file"):
+            output_path(text, "--record")
+    for text, said in (
+        (f"{tmp_path}", "is a folder"),
+        (f"{tmp_path}/new/", "is a folder"),
+        (f"{tmp_path}/no/new", "is no folder"),
+        (f"{tmp_path}/there", "is there already"),
+    ):
+        with pytest.raises(CommandFailed, match=said):
+            output_path(text, is_new=True)
