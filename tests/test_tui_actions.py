@@ -202,6 +202,29 @@ def test_help_and_palette_say_what_a_key_does_on_this_very_screen(
 
 
 @pytest.mark.parametrize(
+    ("page", "action_id", "said"),
+    [
+        ("step", "axis", "t does nothing here; 1 is the main screen"),
+        ("fleet", "axis", "1 is the main screen of the chosen engine, Enter opens it"),
+        ("compare", "reverse", "i does nothing here; it is for several engines (8)"),
+        ("live", "other_side", "s does nothing here; it is for two runs (7)"),
+    ],
+)
+def test_a_key_that_does_nothing_here_names_a_screen_on_which_it_does(
+    page: Page, action_id: str, said: str
+) -> None:
+    assert EVERYTHING.where_else(BY_ID[action_id], page).endswith(said)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_help_explains_glyphs_of_this_screen_and_no_others(page: Page) -> None:
+    text = "\n".join("".join(run for run, _ in line) for line in help_lines(EVERYTHING, page))
+    assert ("KV blocks: shared" in text) == (page in ("live", "kv"))
+    assert ("alternates with" in text) == (page in ("live", "compare"))
+    assert ("your mark" in text) == (page not in ("request", "fleet"))
+
+
+@pytest.mark.parametrize(
     ("page", "has", "label"),
     [("live", {"live"}, "Live"), ("live", {"replay"}, "End"), ("compare", {"live"}, "End")],
 )

@@ -84,7 +84,11 @@ class Abilities:
 
     def where_else(self, action: Action, page: Place) -> str:
         """One line on where an action does something, which on this screen does nothing."""
-        text = f"{action.shown} does nothing here; {self.key('screen_live')} is the main screen"
+        text = f"{action.shown} does nothing here; "
+        if "live" not in action.pages:
+            where = next(each for each in PAGES if each in action.pages)
+            return f"{text}it is for {WHERE[where]} ({self.key(f'screen_{where}')})"
+        text += f"{self.key('screen_live')} is the main screen"
         if page == "fleet":
             text += f" of the chosen engine, {self.key('inspect')} opens it"
         return text

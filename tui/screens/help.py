@@ -1,7 +1,7 @@
 """The help page: the keys that work here, and how to read the glyphs. Made from the tables."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from textual.geometry import Region
@@ -40,6 +40,8 @@ _KV_LEGEND: tuple[Run, ...] = (
     ("·", "kv_empty"),
     ("    KV blocks: shared by requests, used, cached and free, empty", "text"),
 )
+_ON_BAR = "✗◆▼!?"  # the scrub bar, and figures
+_GLYPHS: Mapping[Page, str] = {"compare": "▓━·✗●◆▼!?", "fleet": "!"}  # others than these
 
 
 def help_lines(
@@ -105,10 +107,10 @@ def _glyphs(page: Page, width: int) -> list[Line]:
         for cause, (glyph, style) in CAUSE_GLYPHS.items():
             lines += _entry(glyph, style, CAUSE_NAMES[cause], width)
         return lines
-    if page == "live":
-        for glyph, style, meaning in LEGEND:
+    for glyph, style, meaning in LEGEND:
+        if page == "live" or glyph in _GLYPHS.get(page, _ON_BAR):
             lines += _entry(glyph, style, meaning, width)
-    return [*lines, (("  ", "text"), *_KV_LEGEND)]
+    return [*lines, (("  ", "text"), *_KV_LEGEND)] if page in ("live", "kv") else lines
 
 
 class HelpPage(Overlay[None]):
