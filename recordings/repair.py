@@ -1,5 +1,6 @@
 """Makes a whole file of one that was cut short or damaged. The old one is only read."""
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -112,7 +113,8 @@ def repair(path: Path, output: Path, progress: Progress) -> RepairReport:
                 f"{unfinished} is there: another repair is at work, or was killed (remove it then)"
             ) from error
         except OSError as error:
-            unfinished.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # as on a file system that is only read
+                unfinished.unlink(missing_ok=True)
             raise RecordingError(f"cannot write {output}: {error.strerror or error}") from error
         except BaseException:
             unfinished.unlink(missing_ok=True)

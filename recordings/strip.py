@@ -4,6 +4,7 @@ Everything else stays: what happened in each step, who asked (client ids), marks
 does not know of goes too, because nobody can say what is in it.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -87,7 +88,8 @@ def strip(path: Path, output: Path, progress: Progress) -> Stripped:
             file.close()
         except OSError as error:
             file.abandon()
-            file.part_path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # as on a file system that is only read
+                file.part_path.unlink(missing_ok=True)
             raise RecordingError(f"cannot write {output}: {error.strerror or error}") from error
         except BaseException:
             file.abandon()

@@ -15,6 +15,8 @@ from stepscope.engine.access import keys as key_files
 from stepscope.engine.access.authorised_keys import KeyFolder
 from stepscope.engine.config import ConfigError
 from stepscope.recordings import samples
+from stepscope.recordings.export.output import writing
+from stepscope.recordings.mcap_index import RecordingError
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage
 from stepscope.tui.commands.output_path import output_path
 
@@ -152,6 +154,19 @@ def test_a_key_that_could_not_be_written_leaves_nothing_that_is_in_the_way(
 
 def _disk_is_full(*_: object) -> None:
     raise OSError(28, "No space left on device")
+
+
+def test_a_file_system_that_is_only_read_is_told_with_the_name_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def only_read(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system", "another name")
+
+    monkeypatch.setattr("builtins.open", only_read)
+    monkeypatch.setattr(Path, "unlink", only_read)
+    said = r"cannot write .*/a\.svg: Read-only file system"
+    with pytest.raises(RecordingError, match=said), writing(tmp_path / "a.svg"):
+        pass
 
 
 def test_where_to_write_is_looked_at_first(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A file that is there in full or not at all."""
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +33,8 @@ def writing(path: Path, *, replace: bool = False) -> Iterator[IO[bytes]]:
             yield stream
         unfinished.replace(path)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # as on a file system that is only read
+            unfinished.unlink(missing_ok=True)
         raise RecordingError(f"cannot write {path}: {error.strerror or error}") from error
     except BaseException:
         unfinished.unlink(missing_ok=True)

@@ -175,7 +175,7 @@ def _screenshot(screen: "MainScreen") -> None:
     try:
         path = new_picture(svg(screen.app))
     except OSError as error:
-        screen.notices.say(f"no screenshot: {error}", "breach")
+        screen.notices.say(f"no screenshot: {error.filename}: {error.strerror}", "breach")
     else:
         screen.notices.say(f"screenshot: {path}", "good")
 
