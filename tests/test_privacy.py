@@ -268,8 +268,8 @@ def test_with_tokens_all_of_it_is_told_and_the_file_says_so_and_can_be_stripped(
     with Recording(bare) as recording:
         assert recording.metadata["with_tokens"] == "false"
         assert recording.info.with_tokens is False
+    again = str(tmp_path / "asked again")
     with pytest.raises(CommandFailed, match="they were taken out of it"):
-        again = str(tmp_path / "asked again")
         export_command.export_file(str(bare), "jsonl", again, None, None, "steps", True)
 
 
