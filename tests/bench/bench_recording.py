@@ -19,6 +19,7 @@ from pathlib import Path
 from synthetic_session import session
 
 from stepscope.recordings.excerpt import excerpt
+from stepscope.recordings.file_events import FileEvents
 from stepscope.recordings.history import History
 from stepscope.recordings.reader import Position, Recording
 from stepscope.recordings.seek import state_at
@@ -61,6 +62,7 @@ def measure(path: Path) -> None:
         per_chunk = num_steps / recording.num_chunks
         print(f"{recording.num_chunks:,} chunks of {per_chunk:.0f} steps")
         print(f"opened in {min(times) * 1e3:.0f} ms (first: {times[0] * 1e3:.0f} ms)")
+    look_through(path, num_steps)
     seek(path, num_steps)
     show(path, num_steps)
     print("bytes a step before compression, by topic (first 20,000 messages):")
@@ -76,6 +78,17 @@ def measure(path: Path) -> None:
                 break
         for topic, num_bytes in total.most_common():
             print(f"  {topic:10} {num_bytes / steps:8.1f}")
+
+
+def look_through(path: Path, num_steps: int) -> None:
+    """Processor time for finding what happened in the whole file, as a replay does in passing."""
+    events = FileEvents(path)
+    start_cpu_s = time.process_time()
+    events.start()
+    assert events.wait(600)
+    spent_s = time.process_time() - start_cpu_s
+    events.stop()
+    print(f"looked through for events with {spent_s / num_steps * 1e6:.1f} us of CPU a step")
 
 
 def seek(path: Path, num_steps: int, num_seeks: int = 200) -> None:
