@@ -19,7 +19,7 @@ from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.engine.wire import Arrived, EngineInfo, EngineStatus, Mark, StepRecord, Telemetry
 from stepscope.recordings.compare import counts as comparison_counts
 from stepscope.recordings.compare import points as comparison_points
-from stepscope.recordings.compare.chance import means_differ, rates_differ, shares_differ
+from stepscope.recordings.compare.chance import leans, means_differ, rates_differ, shares_differ
 from stepscope.recordings.compare.columns import axis_of
 from stepscope.recordings.compare.comparer import Comparer
 from stepscope.recordings.compare.comparison import compare, request_by_request
@@ -28,7 +28,7 @@ from stepscope.recordings.compare.feed import Stretch
 from stepscope.recordings.compare.points import KNOB, LATE, MARKED, PREEMPTED, StepPoints
 from stepscope.recordings.compare.requests import RequestRun, matched, were_sent_twice
 from stepscope.recordings.compare.side import Side
-from stepscope.recordings.compare.totals import TokensOverTime
+from stepscope.recordings.compare.totals import CountOverTime
 from stepscope.recordings.history import History
 from stepscope.recordings.history_feed import HistoryFeed
 from stepscope.recordings.latency import SLO, percentiles
@@ -196,7 +196,7 @@ def test_percentiles_are_exact_or_tell_how_exact(values: list[int]) -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 10**10), st.integers(0, 500)), min_size=1, max_size=60))
 def test_no_token_is_lost_when_a_run_grows_long(gaps: list[tuple[int, int]]) -> None:
-    over, now_ns = TokensOverTime(), 0
+    over, now_ns = CountOverTime(), 0
     for gap_ns, tokens in gaps:
         now_ns += gap_ns * 50
         over.add(now_ns, tokens)
@@ -230,6 +230,38 @@ def test_a_difference_that_can_hardly_be_chance_is_seen() -> None:
     assert means_differ([10, 11, 10, 9, 10, 11], [20, 21, 19, 20, 20, 22])
     assert not means_differ([10, 11], [20, 21])
     assert not shares_differ(0.0, 0, 1.0, 5)
+
+
+def test_requests_that_share_a_queue_are_few_facts_however_many_they_are() -> None:
+    def signs(draw: random.Random, shift: float) -> list[int]:
+        level, found = 0.0, []
+        for _ in range(200):
+            level = 0.8 * level + draw.gauss(shift, 1)
+            found.append((level > 0.5) - (level < -0.5))
+        return found
+
+    by_chance = [signs(random.Random(seed), 0.0) for seed in range(100)]
+    assert sum(leans(each) for each in by_chance) <= 6
+    real = [signs(random.Random(seed), 0.4) for seed in range(100)]
+    assert sum(leans(each) for each in real) >= 80
+    assert leans([1] * 12)
+    assert not leans([1] * 4)
+
+
+def test_preemptions_that_come_in_bursts_name_no_winner_by_chance() -> None:
+    def preempting(bursts: dict[int, int]) -> Side:
+        side = Side("run", SLO_, SessionState())
+        for tick in range(2000):
+            side.totals.preempted.add(tick * 20_000_000, bursts.get(tick, 0))
+        side.totals.num_preempted = sum(bursts.values())
+        side.points.append(0, 0, 40 * 10**9, 1, 1, None, None, 0, None, 0)
+        return side
+
+    steady = preempting(dict.fromkeys(range(0, 2000, 50), 1))
+    twice = preempting(dict.fromkeys(range(0, 2000, 25), 1))
+    burst = preempting({300: 40, 900: 40})
+    assert compare(steady, twice).figure("preemptions_per_min").verdict == "a"
+    assert compare(steady, burst).figure("preemptions_per_min").verdict == "unclear"
 
 
 def test_few_samples_say_so_instead_of_naming_a_winner() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from stepscope.recordings.causes import Cause
-from stepscope.recordings.compare.chance import rates_differ
+from stepscope.recordings.compare.chance import leans, rates_differ
 from stepscope.recordings.compare.figures import ALIKE, Figure, total_figures
 from stepscope.recordings.compare.latencies import latency_figures
 from stepscope.recordings.compare.like_work import like_work_figures
@@ -32,7 +32,8 @@ class CauseShare(NamedTuple):
 class Paired(NamedTuple):
     """In how many requests that are in both runs a side was better; the rest were alike.
 
-    A sign test tells whether that can be chance (Dixon and Mood, 1946).
+    A sign test tells whether that can be chance (Dixon and Mood, 1946); but requests that wait in
+    one queue or decode side by side are one fact, so that stretches of the run must say so, too.
     """
 
     what: str
@@ -132,17 +133,19 @@ def compare(a: Side, b: Side) -> Comparison:
 
 def request_by_request(requests: Matched) -> list[Paired]:
     """What the same requests say; nothing of a latency that none of them has on both sides."""
-    first = [(pair.a.ttft_ns, pair.b.ttft_ns) for pair in requests.pairs]
-    worst = [(pair.a.worst_itl_ns, pair.b.worst_itl_ns) for pair in requests.pairs]
+    pairs = sorted(requests.pairs, key=lambda pair: pair.a.arrival_ns)
+    first = [(pair.a.ttft_ns, pair.b.ttft_ns) for pair in pairs]
+    worst = [(pair.a.worst_itl_ns, pair.b.worst_itl_ns) for pair in pairs]
     found = [_paired("TTFT", first), _paired("longest wait", worst)]
     return [each for each in found if each.num_a + each.num_b]
 
 
 def _paired(what: str, values: Iterable[tuple[int | None, int | None]]) -> Paired:
+    """Args: values: in the order of arrival."""
     known = [(a, b) for a, b in values if a is not None and b is not None]
-    num_a = sum(a < b * (1 - ALIKE) for a, b in known)
-    num_b = sum(b < a * (1 - ALIKE) for a, b in known)
-    return Paired(what, num_a, num_b, rates_differ(num_a, 1.0, num_b, 1.0))
+    signs = [(b < a * (1 - ALIKE)) - (a < b * (1 - ALIKE)) for a, b in known]
+    num_a, num_b = signs.count(-1), signs.count(1)
+    return Paired(what, num_a, num_b, rates_differ(num_a, 1.0, num_b, 1.0) and leans(signs))
 
 
 def _causes(a: Side, b: Side) -> list[CauseShare]:

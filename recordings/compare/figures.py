@@ -149,7 +149,9 @@ def _totals(a: Side, b: Side, *, has_winner: bool) -> Iterator[Figure]:
     if hit_a is not None and hit_b is not None:
         is_sure = shares_differ(hit_a, left.num_lookups, hit_b, right.num_lookups)
     yield _figure("prefix_hit_rate", "prefix hits", "share", hit_a, hit_b, "higher", is_sure)
+    # One prompt that does not fit preempts several, and goes on doing so.
     is_sure = rates_differ(left.num_preempted, time_a, right.num_preempted, time_b)
+    is_sure = is_sure and means_differ(left.preempted.slices(), right.preempted.slices())
     yield _figure(
         "preemptions_per_min", "preemptions/min", "/min",
         _per(left.num_preempted, time_a / 60), _per(right.num_preempted, time_b / 60),

@@ -11,14 +11,14 @@ _FIRST_WIDTH_NS = 50_000_000
 _MAX_BUCKETS = 4096
 
 
-class TokensOverTime:
-    """Tokens in equal stretches of time; the stretches double as the run goes on."""
+class CountOverTime:
+    """Something that is counted, in equal stretches of time; they double as the run goes on."""
 
     def __init__(self) -> None:
         self.width_ns = _FIRST_WIDTH_NS
         self._sums = array("q")
 
-    def add(self, time_ns: int, num_tokens: int) -> None:
+    def add(self, time_ns: int, number: int) -> None:
         """Times must not run backwards."""
         while time_ns // self.width_ns >= _MAX_BUCKETS:
             self.width_ns *= 2
@@ -29,10 +29,10 @@ class TokensOverTime:
         bucket = time_ns // self.width_ns
         if bucket >= len(self._sums):
             self._sums.extend([0] * (bucket + 1 - len(self._sums)))
-        self._sums[bucket] += num_tokens
+        self._sums[bucket] += number
 
     def slices(self) -> list[float]:
-        """Tokens a second in up to `NUM_SLICES` equal slices; none of a run too short for that."""
+        """So many a second in up to `NUM_SLICES` equal slices; none of a run too short for that."""
         per_slice = max(1, (len(self._sums) - 1) // NUM_SLICES)
         num = min(NUM_SLICES, (len(self._sums) - 1) // per_slice)
         seconds = per_slice * self.width_ns / 1e9
@@ -68,8 +68,9 @@ class Totals:
     budget_share_sum: float = 0.0
     busy_ns: int = 0
     num_waiting_sum: int = 0
-    tokens_in: TokensOverTime = field(default_factory=TokensOverTime)
-    tokens_out: TokensOverTime = field(default_factory=TokensOverTime)
+    tokens_in: CountOverTime = field(default_factory=CountOverTime)
+    tokens_out: CountOverTime = field(default_factory=CountOverTime)
+    preempted: CountOverTime = field(default_factory=CountOverTime)
 
     def add(self, record: StepRecord, outcome: Outcome, end_ns: int) -> None:
         """A step that ended so long after the run began."""
@@ -93,6 +94,7 @@ class Totals:
         self.num_waiting_sum += record.num_waiting
         self.tokens_in.add(end_ns, num_in)
         self.tokens_out.add(end_ns, num_out)
+        self.preempted.add(end_ns, outcome.num_preempted)
         if record.token_budget:
             spent = prefill + decode + (record.num_padded_tokens or 0)
             self.num_budget_steps += 1
