@@ -16,6 +16,7 @@ from stepscope.engine.access.sockets import Handshakes, client_socket
 from stepscope.engine.commands import (
     Ack,
     AnyReply,
+    Bundle,
     Change,
     Command,
     Error,
@@ -147,9 +148,9 @@ class ControlClient:
 
     def receive(self, timeout_s: float) -> tuple[int, AnyReply] | None:
         """The next reply to anything that was sent, None when none comes in time."""
-        if self._early:
-            return self._early.popleft()
-        return self._receive(timeout_s)
+        if not self._early and (received := self._receive(timeout_s)) is not None:
+            return received
+        return self._early.popleft() if self._early else None
 
     def ask(
         self,
@@ -270,6 +271,10 @@ class ControlClient:
             if command_id in self._given_up:
                 self._given_up.discard(command_id)
                 return None
-            return command_id, commands.decode_reply(payload)
+            reply = commands.decode_reply(payload)
         except (ValueError, msgspec.DecodeError) as error:
             raise NoEngine(self.endpoint, "it sent what is no reply") from error
+        if isinstance(reply, Bundle):
+            self._early += reply.outputs
+            return None
+        return command_id, reply

@@ -2,7 +2,8 @@
 
 A request is `[id (u64, big-endian), msgpack command]` from a DEALER socket; every reply to it
 carries the same id: `[id, msgpack reply]`. One command has one reply, except `Submit`, which is
-answered by `Submitted` and then by `Output` messages until one of them is `finished`. A connection
+answered by `Submitted` and then by `Output` messages until one of them is `finished`. Where a
+client asks for it, outputs of several commands come in one `Bundle`, whose id is 0. A connection
 uses an id once: the same frames again are answered as the first time. Decoding is strict (no
 unknown fields) and bounded: a command of more than `MAX_COMMAND_BYTES` is answered with an error,
 and a frame of more than twice that, or a heap of what is not taken (`Backlog`), ends the connection
@@ -12,7 +13,7 @@ without an answer.
 from typing import Annotated, TypeAlias
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from stepscope.engine.sampling_params import SamplingParams as SamplingParams
 from stepscope.engine.sampling_params import TokenId as TokenId
@@ -142,6 +143,8 @@ class Submit(Command, frozen=True, kw_only=True):
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0  # lower is served first
     stream: bool = True  # one Output a token; else one at the end
     with_text: bool = True
+    # Its outputs may come in a `Bundle`; to be set where `EngineInfo.bundles` is.
+    bundle: bool | UnsetType = UNSET
 
 
 class Abort(Change, frozen=True, kw_only=True):
@@ -222,7 +225,7 @@ class PositionLogprobs(Struct, array_like=True, frozen=True):
     top: list[TokenLogprob]  # the most likely ones, best first; as many as were asked for
 
 
-class Output(Reply, frozen=True, kw_only=True):
+class Output(Reply, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens of a request. The last one has `finish_reason`: stop, length or abort.
 
     Text comes when it is certain: characters in the making, and what may begin a stop string, come
@@ -238,6 +241,12 @@ class Output(Reply, frozen=True, kw_only=True):
     num_output_tokens: int = 0  # so far
     logprobs: list[PositionLogprobs] | None = None  # one for each of token_ids, if asked for
     stop: str | int | None = None  # the stop string or token id that ended it, if one did
+
+
+class Bundle(Reply, frozen=True, kw_only=True):
+    """Outputs that were ready together, oldest first, each with the id of its `Submit`."""
+
+    outputs: list[tuple[int, Output]]
 
 
 class ReplayedFrame(Struct, array_like=True, frozen=True):
@@ -260,7 +269,7 @@ class AuditPage(Reply, frozen=True, kw_only=True):
 
 
 AnyReply: TypeAlias = (
-    Ack | Error | Submitted | Output | Replayed | AuditPage | EngineInfo | Snapshot
+    Ack | Error | Submitted | Output | Bundle | Replayed | AuditPage | EngineInfo | Snapshot
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -23,7 +23,6 @@ from stepscope.engine.access.sockets import bind, server_socket
 from stepscope.engine.answers import AnswerBook, OnceReused
 from stepscope.engine.commands import (
     AnyCommand,
-    AnyReply,
     Change,
     Error,
     GetInfo,
@@ -41,6 +40,7 @@ from stepscope.engine.intake import Intake
 from stepscope.engine.outbox import Outbox
 from stepscope.engine.output_text import OutputText
 from stepscope.engine.remote_client import RemoteClient
+from stepscope.engine.replies import Replies
 from stepscope.engine.submissions import Submissions
 from stepscope.engine.wire import ControlCounts
 
@@ -51,11 +51,6 @@ log = logging.getLogger("stepscope.engine")
 
 CLIENT_QUEUE = 100_000  # replies that may wait for a client before its requests are ended
 RECEIVE_QUEUE = 8  # commands of one client that wait here; more wait with the client
-
-_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
-_LAST = int(zmq.NOBLOCK)
-# Without the layer of pyzmq that looks for options we do not use: it takes six times as long.
-_send = zmq.backend.Socket.send
 
 
 class ControlServer:
@@ -106,11 +101,13 @@ class ControlServer:
         # libzmq hangs up on who sends more; what is only somewhat too big is answered.
         self._socket.setsockopt(zmq.MAXMSGSIZE, 2 * commands.MAX_COMMAND_BYTES)
         self._connections = Connections(self._socket, gate)
+        self._replies = Replies(self._socket, self._connections, self._forget)
         bind(self._socket, address)
         backlog = Backlog([address, telemetry], self._connections.num_taken)
         self._abuse = Abuse(self._limiter, backlog, gate)
         core.set_workload = set_workload
         core.control_counts = self.counts
+        core.info = msgspec.structs.replace(core.info, bundles=True)
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
 
     def start(self) -> None:
@@ -176,7 +173,7 @@ class ControlServer:
         if not self._limiter.admit(account, sum(map(len, frames))):
             wait_s = self._limiter.wait_s(account)
             message = f"too many commands; try again in {wait_s:.2g} s"
-            self._send(identity, answer_id, Error(code="rate_limited", message=message))
+            self._replies.send(identity, answer_id, Error(code="rate_limited", message=message))
             return
         try:
             if len(frames) != 3 or len(command_id) != 8:
@@ -189,16 +186,16 @@ class ControlServer:
         except msgspec.DecodeError as error:
             self.num_bad_messages += 1
             self._limiter.charge(account, None)
-            self._send(identity, answer_id, Error(code="bad_message", message=str(error)))
+            self._replies.send(identity, answer_id, Error(code="bad_message", message=str(error)))
             return
         self._limiter.charge(account, command)
         try:
             self._handle(identity, command_id, command, frames[2])
         except ConfigError as error:
-            self._send(identity, command_id, Error(code=error.code, message=str(error)))
+            self._replies.send(identity, command_id, Error(code=error.code, message=str(error)))
         except Exception:
             log.exception("%s could not be answered", type(command).__name__)
-            self._send(
+            self._replies.send(
                 identity,
                 command_id,
                 Error(code="internal", message="the engine failed; its log says why"),
@@ -208,13 +205,14 @@ class ControlServer:
         self, identity: bytes, command_id: bytes, command: AnyCommand, payload: bytes
     ) -> None:
         if isinstance(command, GetInfo):
-            self._send(identity, command_id, self._core.info)
+            self._replies.send(identity, command_id, self._core.info)
         elif isinstance(command, ReplayFrom):
-            self._send(identity, command_id, self._replay(command.sequence, command.limit))
+            self._replies.send(identity, command_id, self._replay(command.sequence, command.limit))
         elif isinstance(command, Submit):
             self._check_role(identity, command, command.client_id)
             text = OutputText(self._tokenizer, command)
-            client = RemoteClient(self._outbox.post, identity, command_id, text)
+            bundles = command.bundle is True
+            client = RemoteClient(self._outbox.post, identity, command_id, text, bundles=bundles)
             self._submissions.take(command, client)
         elif isinstance(command, Change):
             self._check_role(identity, command, command.who)
@@ -267,27 +265,18 @@ class ControlServer:
                     self._connections.end_request(client.identity, message.request_id)
                 if client.text is not None:
                     message = client.text.complete(message)
-            self._send(client.identity, client.command_id, message)
+                if client.bundles:
+                    self._replies.bundle(client.identity, client.command_id, message)
+                    continue
+            self._replies.send(client.identity, client.command_id, message)
             if client.once is not None:
                 self._answers.answered(client.once, message)
                 self._answer_again(client.once)
+        self._replies.send_bundles()
 
     def _answer_again(self, once: tuple[bytes, bytes]) -> None:
         for client, reply in self._answers.take_ready(once):
-            self._send(client.identity, client.command_id, reply)
-
-    def _send(self, identity: bytes, command_id: bytes, message: AnyReply) -> None:
-        if not self._connections.is_welcome(identity):
-            self._forget(identity, "its key is revoked")
-            return
-        try:
-            _send(self._socket, identity, _MORE)
-            # A message that was begun has room for all of it.
-            _send(self._socket, command_id, _MORE)
-            _send(self._socket, commands.encode(message), _LAST)
-        except zmq.ZMQError as error:
-            # Gone (EHOSTUNREACH), or its queue is full because it does not read (EAGAIN).
-            self._forget(identity, str(error))
+            self._replies.send(client.identity, client.command_id, reply)
 
     # Clients that are gone, or are too much
 

@@ -10,6 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+from msgspec import UNSET, UnsetType
+
 from stepscope.engine.client import ControlClient, EngineUnreachable
 from stepscope.engine.commands import Abort, AnyReply, Error, Output, Submitted
 from stepscope.engine.workload import Arrival
@@ -85,6 +88,7 @@ class LoadGenerator:
         self._wants_stop = wants_stop
         self._open: dict[int, _Open] = {}  # by command id
         self._heard_s = 0.0
+        self._bundles: bool | UnsetType = UNSET  # True: the engine knows them
 
     def run(self) -> LoadReport:
         """Send and receive until all is done or `wants_stop`.
@@ -92,7 +96,8 @@ class LoadGenerator:
         Raises:
             EngineUnreachable: it stopped answering; `report` holds what came until then.
         """
-        engine_id = self._client.info().engine_id
+        info = self._client.info()
+        engine_id, self._bundles = info.engine_id, info.bundles or UNSET
         start_s = self._heard_s = time.perf_counter()
         put_off_s = 0.0  # by `max_concurrency`: moves the rest along, so that no burst follows
         upcoming = next(self._arrivals, None)
@@ -136,7 +141,8 @@ class LoadGenerator:
         return self.report
 
     def _send(self, arrival: Arrival) -> None:
-        command_id = self._client.send(arrival.submit())
+        submit = msgspec.structs.replace(arrival.submit(), bundle=self._bundles)
+        command_id = self._client.send(submit)
         self._open[command_id] = _Open(sent_s=time.perf_counter())
         self.report.num_sent += 1
         self.report.num_cut += arrival.is_cut

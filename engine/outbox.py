@@ -37,8 +37,8 @@ class Outbox:
         self._is_woken = False
 
     def take(self) -> Iterator[Outgoing]:
-        """What waits, oldest first, until nothing does."""
-        while self._waiting:
+        """What waits now, oldest first; what comes meanwhile wakes again."""
+        for _ in range(len(self._waiting)):
             yield self._waiting.popleft()
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ class RemoteClient:
         identity, command_id: where it came from, and what its sender calls it.
         text: completes the outputs of a `Submit`.
         once: of a change, its place in the book of answers.
+        bundles: whether its outputs may come together with those of others.
     """
 
     def __init__(
@@ -24,12 +25,14 @@ class RemoteClient:
         command_id: bytes,
         text: OutputText | None = None,
         once: tuple[bytes, bytes] | None = None,
+        bundles: bool = False,
     ) -> None:
         self._post = post
         self.identity = identity
         self.command_id = command_id
         self.text = text
         self.once = once
+        self.bundles = bundles
 
     def reply(self, message: AnyReply) -> None:
         self._post(Outgoing(self, message))

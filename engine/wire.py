@@ -105,6 +105,7 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
     config_hash: str | None = None
     overlap: bool | None = None  # steps may be prepared while the one before runs (`hidden_ns`)
     step_costs: StepCosts | None = None  # None: the engine did not try
+    bundles: bool = False  # it knows `Submit.bundle`
 
 
 class KnobsChanged(Telemetry, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 import psutil
 import pytest
 
@@ -73,7 +74,12 @@ def published(live_engine: Any) -> list[Any]:
     return [wire.decode(frame.payload) for frame in replayed.frames]
 
 
-async def test_200_streams_at_once_all_get_every_token(live_engine: Any, served: Any) -> None:
+@pytest.mark.parametrize("bundles", [True, False], ids=["engine", "engine of before"])
+async def test_200_streams_at_once_all_get_every_token(
+    live_engine: Any, http_server: Callable[..., Any], bundles: bool
+) -> None:
+    live_engine.core.info = msgspec.structs.replace(live_engine.core.info, bundles=bundles)
+    served = http_server("http", live_engine.endpoint.control)
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=served.url, timeout=60, limits=limits) as client:
 

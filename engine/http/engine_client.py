@@ -16,7 +16,7 @@ import zmq
 from stepscope.engine import commands
 from stepscope.engine.access.sockets import client_socket
 from stepscope.engine.client import CommandRefused, EngineUnreachable, payload_of
-from stepscope.engine.commands import AnyReply, Command, Error, GetInfo
+from stepscope.engine.commands import AnyReply, Bundle, Command, Error, GetInfo, Submit
 from stepscope.engine.endpoints import Endpoint
 from stepscope.engine.http.sockets import SocketReader
 from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo
@@ -81,6 +81,8 @@ class EngineClient:
         """
         if self._socket is None or self.info is None or self._closed_because:
             raise EngineUnreachable(self._why_none())
+        if self.info.bundles and isinstance(command, Submit):
+            command = msgspec.structs.replace(command, bundle=True)
         return self._send(command, waiter)
 
     def forget(self, command_id: int) -> None:
@@ -188,7 +190,13 @@ class EngineClient:
         except (ValueError, msgspec.DecodeError) as error:
             log.error("the engine sent what is no reply: %s", error)
             return
-        command_id = int.from_bytes(identifier, "big")
+        if isinstance(reply, Bundle):
+            for command_id, output in reply.outputs:
+                self._hand(command_id, output)
+        else:
+            self._hand(int.from_bytes(identifier, "big"), reply)
+
+    def _hand(self, command_id: int, reply: AnyReply) -> None:
         waiter = self._waiters.get(command_id)
         if waiter is not None:
             waiter.take(command_id, reply)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import zmq
 
-_BURST = 500  # messages taken before others on the loop get their turn
+_BURST = 100  # messages taken before others on the loop get their turn
 
 
 class SocketReader:
