@@ -1,58 +1,26 @@
-#define _GNU_SOURCE
 #include "kept_messages.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-
-/* Memory that is only taken as it is written to: a ring that never fills costs what is in it. */
-static Region *region_of(uint64_t capacity) {
-    if (capacity > SIZE_MAX / 2) {
-        return NULL;
-    }
-    size_t num_mapped = sizeof(Region) + (size_t)capacity;
-    int flags = MAP_PRIVATE | MAP_ANONYMOUS;
-#ifdef MAP_NORESERVE
-    flags |= MAP_NORESERVE;
-#endif
-    void *memory = mmap(NULL, num_mapped, PROT_READ | PROT_WRITE, flags, -1, 0);
-    if (memory == MAP_FAILED) {
-        return NULL;
-    }
-#ifdef MADV_HUGEPAGE
-    /* Or there would be a page fault for each message until it is full. */
-    madvise(memory, num_mapped, MADV_HUGEPAGE);
-#endif
-    Region *region = memory;
-    region->before = NULL;
-    region->capacity = capacity;
-    region->num_mapped = num_mapped;
-    return region;
-}
 
 bool kept_open(KeptMessages *kept, uint64_t size, uint64_t max_bytes) {
     memset(kept, 0, sizeof *kept);
     kept->size = size;
     kept->max_bytes = max_bytes;
-    kept->places = calloc(size, sizeof(Place));
-    atomic_init(&kept->region, kept->places == NULL ? NULL : region_of(max_bytes));
+    kept->places = size > SIZE_MAX ? NULL : calloc((size_t)size, sizeof(Place));
+    atomic_init(&kept->region, kept->places == NULL ? NULL : region_open(max_bytes));
     return atomic_load(&kept->region) != NULL;
 }
 
 void kept_close(KeptMessages *kept) {
-    Region *region = atomic_load(&kept->region);
-    while (region != NULL) {
-        Region *before = region->before;
-        munmap(region, region->num_mapped);
-        region = before;
-    }
+    region_close(atomic_load(&kept->region));
     free(kept->places);
 }
 
 /* Room for a message larger than all that may be kept. Doubling bounds what the regions before it
  * hold on to. */
 static Region *larger_region(Region *region, uint64_t length) {
-    Region *larger = region_of(length > 2 * region->capacity ? length : 2 * region->capacity);
+    Region *larger = region_open(length > 2 * region->capacity ? length : 2 * region->capacity);
     if (larger != NULL) {
         larger->before = region;
     }
@@ -84,13 +52,8 @@ bool kept_add(KeptMessages *kept, const Topic *topic, const uint8_t *payload, ui
         kept->num_written = 0;
         atomic_store_explicit(&kept->region, region, memory_order_release);
     }
-    if (length > 0) {
-        uint64_t at = kept->num_written % region->capacity;
-        uint64_t to_end = region->capacity - at;
-        uint64_t first = length < to_end ? length : to_end;
-        memcpy(region->bytes + at, payload, first);
-        memcpy(region->bytes, payload + first, length - first);
-    }
+    region_give_up(region, kept->num_written - (num_bytes - length));
+    region_write(region, kept->num_written, payload, length);
     Place *place = &kept->places[next % kept->size];
     atomic_store_explicit(&place->start, kept->num_written, memory_order_relaxed);
     atomic_store_explicit(&place->length, length, memory_order_relaxed);
@@ -115,13 +78,7 @@ bool kept_copy(
         return false; /* of another message by now */
     }
     *topic = place->topic;
-    if (length > 0) {
-        uint64_t at = start % region->capacity;
-        uint64_t to_end = region->capacity - at;
-        uint64_t first = length < to_end ? length : to_end;
-        memcpy(payload, region->bytes + at, first);
-        memcpy(payload + first, region->bytes, length - first);
-    }
+    region_read(region, start, payload, length);
     atomic_thread_fence(memory_order_acquire);
     return number >= atomic_load_explicit(&kept->oldest, memory_order_relaxed);
 }

@@ -1,4 +1,4 @@
-/* `KeptMessages`: the last messages in one piece of memory that is written round and round.
+/* `KeptMessages`: the last messages in memory that is used again and again.
  *
  * One thread adds and gives up; another may read at the same time without a lock, and learns after
  * reading whether what it read was still there. So whoever adds never waits for who reads.
@@ -11,6 +11,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "region.h"
 
 enum { MAX_TOPIC_BYTES = 15 };
 
@@ -25,14 +27,6 @@ typedef struct {
     _Atomic uint64_t length;
     Topic topic;
 } Place;
-
-/* Memory that payloads are written to, from the beginning again at its end. */
-typedef struct Region {
-    struct Region *before; /* smaller ones, which a reader may still be in */
-    uint64_t capacity;
-    uint64_t num_mapped;
-    uint8_t bytes[];
-} Region;
 
 typedef struct {
     _Atomic uint64_t next;   /* number of the next message that is added */
