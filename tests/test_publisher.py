@@ -3,6 +3,7 @@
 Held for both ways of sending: a compiled thread, and the engine's own.
 """
 
+import contextlib
 import gc
 import os
 import shutil
@@ -291,6 +292,24 @@ for step in range(1000):
 """
     done = subprocess.run([sys.executable, "-c", code, address], timeout=60, check=False)
     assert done.returncode == 0
+
+
+@needs_thread
+def test_an_end_in_a_fork_leaves_the_thread_to_the_engine(
+    address: str, subscriber: "zmq.Socket[bytes]"
+) -> None:
+    publisher = Publisher(address, ring_size=5)
+    join(subscriber, address, publisher)
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            publisher.close()
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    publisher.publish(status(7))
+    assert subscriber.poll(5_000)
+    publisher.close()
 
 
 @needs_thread

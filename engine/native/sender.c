@@ -132,7 +132,7 @@ static void *run(void *argument) {
     pthread_setschedparam(pthread_self(), SCHED_BATCH, &parameter);
     pthread_setname_np(pthread_self(), "telemetry");
 #endif
-    uint64_t sent = atomic_load(&sender->kept->next);
+    uint64_t sent = sender->first;
     int64_t last_us = now_us(), noted_us = 0;
     long pause_us = MIN_PAUSE_US;
     bool is_open = true;
@@ -189,6 +189,9 @@ int sender_open(Sender *sender) {
         fcntl(ends[i], F_SETFD, FD_CLOEXEC);
     }
     fcntl(sender->wake_write, F_SETFL, O_NONBLOCK);
+    /* Here: the thread may begin long after messages have come. */
+    sender->first = atomic_load(&sender->kept->next);
+    sender->process = getpid();
     atomic_init(&sender->sleeps, false);
     atomic_init(&sender->closing, false);
     atomic_init(&sender->num_dropped, 0);
@@ -208,9 +211,11 @@ int sender_open(Sender *sender) {
 }
 
 void sender_close(Sender *sender) {
-    atomic_store(&sender->closing, true);
-    wake(sender);
-    pthread_join(sender->thread, NULL);
+    if (sender->process == getpid()) { /* a fork has our memory, but not our thread */
+        atomic_store(&sender->closing, true);
+        wake(sender);
+        pthread_join(sender->thread, NULL);
+    }
     close(sender->wake_read);
     close(sender->wake_write);
 }

@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "kept_messages.h"
 
@@ -46,7 +47,9 @@ typedef struct {
     Zmq zmq;
     void *socket;
     bool is_gated; /* an XPUB socket: subscriptions can be received from it */
+    pid_t process; /* that the thread is of */
     pthread_t thread;
+    uint64_t first; /* number of the first message that is to be sent */
     int wake_read, wake_write;
     _Atomic bool sleeps; /* and has to be woken */
     _Atomic bool closing;

@@ -17,11 +17,13 @@ typedef struct {
 } SenderObject;
 
 static void stop(SenderObject *self) {
-    if (self->socket != NULL) {
+    PyObject *socket = self->socket;
+    if (socket != NULL) {
+        self->socket = NULL; /* nobody else ends it meanwhile */
         Py_BEGIN_ALLOW_THREADS
         sender_close(&self->sender);
         Py_END_ALLOW_THREADS
-        Py_CLEAR(self->socket);
+        Py_DECREF(socket);
     }
 }
 
