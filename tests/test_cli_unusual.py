@@ -140,6 +140,26 @@ def test_closed_and_full_streams_are_no_bugs(folder: Path) -> None:
     assert _run("$S explain ok.mcap | head -1; exit ${PIPESTATUS[0]}", folder).returncode == 0
 
 
+def test_config_tells_of_variables_that_are_spelled_wrong(
+    stepscope: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPSCOPE_DASHBOARD_SLO_ITL", "20")
+    monkeypatch.setenv("STEPSCOPE_DASHBOARD_SLO_TTFT_MS", "900")
+    notes = [line for line in stepscope("config").stdout.splitlines() if "no setting" in line]
+    assert notes == ["# STEPSCOPE_DASHBOARD_SLO_ITL is set, and no setting is called so"]
+
+
+def test_a_level_without_an_end_is_refused_in_the_config_file_too(
+    stepscope: Callable[..., Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "config" / "stepscope" / "config.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text("[dashboard]\nslo_itl_ms = inf\n")
+    done = stepscope("config")
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert "[dashboard] slo_itl_ms = inf" in done.stderr
+
+
 def test_a_key_that_could_not_be_written_leaves_nothing_that_is_in_the_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,6 @@ def test_levels_are_read_as_they_are_written() -> None:
     now = SLO(500, 50)
     assert parse_levels("itl=30", now) == SLO(500, 30)
     assert parse_levels(" TTFT=1500ms itl=0.5 ", now) == SLO(1500, 0.5)
-    for text in ("", "itl", "itl=0", "itl=-3", "itl=nan", "itl=inf", "tpot=3", "500"):
+    for text in ("", "itl", "itl=0", "itl=-3", "itl=nan", "itl=inf", "itl=1e10", "tpot=3", "500"):
         with pytest.raises(ValueError, match="write ttft=500 itl=50"):
             parse_levels(text, now)

@@ -1,6 +1,7 @@
 """Service levels as an operator types them: `ttft=500 itl=50`, in milliseconds."""
 
 from stepscope.recordings.latency import SLO
+from stepscope.tui.settings import MAX_LEVEL_MS
 
 EXAMPLE = "ttft=500 itl=50"
 
@@ -18,7 +19,7 @@ def parse_levels(text: str, now: SLO) -> SLO:
             milliseconds = float(value.removesuffix("ms"))
         except ValueError:
             milliseconds = 0.0
-        if name not in ("ttft", "itl") or not 0 < milliseconds < float("inf"):
+        if name not in ("ttft", "itl") or not 0 < milliseconds <= MAX_LEVEL_MS:
             raise ValueError(f"{word!r}: write {EXAMPLE}, milliseconds above 0")
         found[f"{name}_ms"] = milliseconds
     if not found:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Section: TypeAlias = Literal["serve", "knobs", "http", "dashboard", "fleet", "load", "client"]
 KEYS = "keys"
+MAX_LEVEL_MS = 1e9  # no wait is that long
 MAX_NAME = 40  # characters of an operator's own
 NO_FILE = "none"  # as the name of the config file: read none, write none
 
@@ -65,10 +66,16 @@ class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         ),
     ] = False
     slo_ttft_ms: Annotated[
-        float, Meta(gt=0, description="a first token that takes longer is a breach, in ms")
+        float,
+        Meta(
+            gt=0, le=MAX_LEVEL_MS, description="a first token that takes longer is a breach, in ms"
+        ),
     ] = 500.0
     slo_itl_ms: Annotated[
-        float, Meta(gt=0, description="a longer gap between two tokens is a breach, in ms")
+        float,
+        Meta(
+            gt=0, le=MAX_LEVEL_MS, description="a longer gap between two tokens is a breach, in ms"
+        ),
     ] = 50.0
     keep: Annotated[
         bool, Meta(description="write what is changed in the dashboard to the config file")
@@ -170,6 +177,17 @@ def load_actions() -> "tuple[Action, ...]":
 def from_environment(section: Section, key: str) -> str | None:
     """The environment's word for one option."""
     return os.environ.get(environment_name(section, key))
+
+
+def unknown_variables() -> list[str]:
+    """What the environment says of our sections and no option has the name of."""
+    known = {
+        environment_name(section, field.name)
+        for section, kind in SECTIONS.items()
+        for field in msgspec.structs.fields(kind)
+    }
+    ours = tuple(environment_name(section, "") for section in SECTIONS)
+    return sorted(name for name in os.environ if name.startswith(ours) and name not in known)
 
 
 def environment_name(section: Section, key: str) -> str:

@@ -13,7 +13,15 @@ import tomlkit
 from stepscope.tui.commands.errors import WrongUsage, say
 from stepscope.tui.commands.options import base_and_meta, settled
 from stepscope.tui.key_names import written
-from stepscope.tui.settings import KEYS, SECTIONS, Section, config_path, load_actions, load_settings
+from stepscope.tui.settings import (
+    KEYS,
+    SECTIONS,
+    Section,
+    config_path,
+    load_actions,
+    load_settings,
+    unknown_variables,
+)
 
 _SECRET = frozenset({"api_key"})
 _COMMENT_COLUMN = 44
@@ -40,6 +48,7 @@ def config(section: str | None, path_only: bool, flags: Mapping[str, Any]) -> No
     if section is not None and section not in names:
         raise WrongUsage(f"there is no section {section!r}; there are: {', '.join(names)}")
     lines = [f"# {path}" + ("" if path.exists() else " (there is none yet)")]
+    lines += [f"# {name} is set, and no setting is called so" for name in unknown_variables()]
     for name in SECTIONS:
         if section in (None, name):
             lines += ["", f"[{name}]", *_section(name, flags if name == "dashboard" else {})]
