@@ -108,6 +108,7 @@ def open_engine(
     with (
         gate_of(config.keys, endpoint) as gate,
         EndpointLock(endpoint, local_key(gate), name or endpoint.name),
+        contextlib.ExitStack() as stack,
     ):
         # Only here: it imports torch, which reads the environment.
         from stepscope.engine.runner import ModelRunner
@@ -124,6 +125,8 @@ def open_engine(
         gc.freeze()
         scheduler = Scheduler(KVCacheManager(runner.num_blocks, config.block_size), knobs, limits)
         publisher = Publisher(endpoint.telemetry, config.replay_steps, replay_bytes, gate)
+        # Its thread uses a socket of the gate's: whatever happens, it ends first.
+        stack.callback(publisher.close)
         core = EngineCore(
             _info(config, name or endpoint.name, endpoint, limits, runner, http_endpoint),
             runner,
@@ -167,7 +170,6 @@ def open_engine(
         finally:
             workload.close()
             control.close()
-            publisher.close()
 
 
 def _info(

@@ -1,6 +1,7 @@
 """What `stepscope serve` says once its engine answers, and what it refuses before."""
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ import msgspec
 import pytest
 
 from stepscope.engine import serve as engine_serve
+from stepscope.engine.access.authorised_keys import KeyFolder
 from stepscope.engine.config import ConfigError, EngineConfig, Knobs, Limits
 from stepscope.engine.endpoints import Endpoint
+from stepscope.engine.sender import is_compiled
 from stepscope.engine.simulated import simulated_info
 from stepscope.engine.wire import StepCosts
 from stepscope.tui.commands import serve as serve_command
@@ -88,3 +91,32 @@ def test_a_budget_too_small_for_the_model_is_refused_before_its_weights_are_read
     opened = engine_serve.open_engine(config, knobs, progress=lambda what, share: None)
     with pytest.raises(ConfigError, match="at least max_model_len=8192, not 2048"), opened:
         pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are looked at in /proc")
+def test_an_engine_that_cannot_have_its_control_address_leaves_no_thread_behind(
+    runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
+    keys = KeyFolder(runtime_folder / "keys")
+    keys.make()
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        while is_compiled() and "telemetry" not in thread_names():
+            time.sleep(0.01)  # it takes its name when it gets to run
+        raise ConfigError("bad_endpoint", "cannot listen")
+
+    monkeypatch.setattr(engine_serve, "ControlServer", refuse)
+    config = EngineConfig(
+        model="random:llama-tiny", device="cpu", max_model_len=64, kv_memory="4MB",
+        keys=str(keys.path),
+    )  # fmt: skip
+    opened = engine_serve.open_engine(config, Knobs(), progress=lambda what, share: None)
+    # The error holds on to all that was being made.
+    with pytest.raises(ConfigError, match="cannot listen"), opened:
+        pass
+    assert "telemetry" not in thread_names()
+
+
+def thread_names() -> set[str]:
+    return {(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()}
