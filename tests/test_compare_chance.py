@@ -167,12 +167,12 @@ def test_the_same_requests_sent_to_both_show_a_smaller_difference() -> None:
 WORKLOAD = SimulatedWorkload(rate=6.0, document_share=0.15, document_tokens=2600, output_tokens=100)
 
 
-def side_of(seed: int, budget: int, rate: float, speed: float = 1.0) -> Side:
+def side_of(seed: int, budget: int, rate: float, speed: float = 1.0, seats: int = 64) -> Side:
     """Half a minute of requests that come at random, to one engine."""
     messages = simulate(
         seed=seed,
         num_steps=1800,
-        knobs=Knobs(max_num_batched_tokens=budget, max_num_seqs=64),
+        knobs=Knobs(max_num_batched_tokens=budget, max_num_seqs=seats),
         workload=msgspec.structs.replace(WORKLOAD, rate=rate),
         cost=CostModel(floor_ms=12.0 / speed, token_us=60.0 / speed, context_ns=4.0 / speed),
         num_blocks=4096,
@@ -239,3 +239,16 @@ def test_more_to_do_makes_nobody_worse_and_does_not_hide_who_is_better(before: S
     apart = compare(side_of(2, 2048, 10.0), side_of(1, 2048, 6.0, speed=3.0))
     assert won(apart) == {}
     assert verdict(apart.figure("like_step_p50_ms")) == "too little in common"
+
+
+def test_a_queue_near_capacity_makes_nobody_worse_whatever_its_length() -> None:
+    """A little more to do than the engine can makes of a short wait for a seat a long one."""
+    before, after = side_of(0, 2048, 8.0, seats=16), side_of(7, 2048, 8.0, seats=16)
+    found = compare(before, after)
+    assert found.different_work is None
+    ttft = found.figure("ttft_p50_ms")
+    assert (ttft.factor or 0) > 5
+    assert ttft.verdict == "differs"
+    # Who has more to do and no queue for it is better.
+    quicker = compare(before, side_of(7, 2048, 8.0, speed=3.0, seats=16))
+    assert quicker.figure("ttft_p50_ms").verdict == "b"

@@ -32,6 +32,7 @@ class _Sampled(NamedTuple):
     a: Spread
     b: Spread
     contrast: Contrast
+    queued: tuple[bool, bool]  # whether such waits were waits in a queue
 
 
 def latency_figures(
@@ -46,13 +47,21 @@ def latency_figures(
     for kind, label in KINDS.items():
         slices = [as_one(each[kind]) for each in stretches]
         sampled = _Sampled(
-            Spread(a.waits[kind]), Spread(b.waits[kind]), Contrast(*slices, is_paired=load.is_same)
+            Spread(a.waits[kind]),
+            Spread(b.waits[kind]),
+            Contrast(*slices, is_paired=load.is_same),
+            (kind == "ttft" and _has_queue(a), kind == "ttft" and _has_queue(b)),
         )
         for rank, name in RANKS.items():
             yield _percentile(kind, f"{label} {name}", rank, sampled, load)
         bound_ns = a.waits[kind].bound_ns
         if bound_ns is not None:
             yield _within(kind, f"{label} within {bound_ns / 1e6:g} ms", bound_ns, sampled, load)
+
+
+def _has_queue(side: Side) -> bool:
+    """Whether on average a request waited for its turn."""
+    return side.totals.num_waiting_sum >= side.totals.num_steps > 0
 
 
 def _percentile(kind: LatencyKind, label: str, rank: int, sampled: _Sampled, load: Load) -> Figure:
@@ -73,7 +82,7 @@ def _percentile(kind: LatencyKind, label: str, rank: int, sampled: _Sampled, loa
         None if value_a is None else value_a / 1e6,
         None if value_b is None else value_b / 1e6,
         "lower",
-        _under(load, verdict, max(factor, 1 / factor)),
+        _under(load, verdict, max(factor, 1 / factor), sampled.queued),
         left.num_samples,
         right.num_samples,
         kind,
@@ -100,23 +109,27 @@ def _within(
         within_a,
         within_b,
         "higher",
-        _under(load, verdict, factor),
+        _under(load, verdict, factor, sampled.queued),
         left.num_samples,
         right.num_samples,
         kind,
     )
 
 
-def _under(load: Load, verdict: Verdict, factor: float) -> Verdict:
+def _under(load: Load, verdict: Verdict, factor: float, queued: tuple[bool, bool]) -> Verdict:
     """What remains of a verdict when the load is looked at.
 
     Args:
         factor: by how much both differ, >= 1.
+        queued: whether the waits of A and B were waits in a queue. Near its capacity an engine
+            makes of a little more to do a queue that is many times as long, so that there no factor
+            is too large for the load.
     """
     if verdict not in ("a", "b") or load.is_same:
         return verdict
     # By how much the better one had less to do, at most.
     excess = load.more_b if verdict == "a" else load.more_a
-    if load.other_work is None:
+    is_queued = queued[1] if verdict == "a" else queued[0]
+    if load.other_work is None and not is_queued:
         return verdict if factor > excess else without_winner(verdict)
     return verdict if excess <= 1 + ALIKE_LOAD else without_winner(verdict)
