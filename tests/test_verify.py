@@ -282,5 +282,5 @@ def test_an_export_of_steps_that_are_not_there_says_which_in_words(
     late = record(tmp_path / "late.mcap", [(n, m) for n, m in MESSAGES if n < 1 or n > 60])
     output = str(tmp_path / "z.csv")
     done = stepscope("export", str(late), "--to", "csv", *steps, "-o", output)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert wanted in done.stderr
