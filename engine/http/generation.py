@@ -79,7 +79,7 @@ class Generation:
         self._joined: dict[int, _Joined] = {}  # by choice; newer than all that is pending
         self._failure: Exception | None = None
         self._is_closed = False
-        self._changed = asyncio.Event()
+        self._change: asyncio.Future[None] | None = None  # what is waited for, or was
 
     async def start(self) -> None:
         """Hand everything in.
@@ -92,7 +92,7 @@ class Generation:
         for index, submit in enumerate(self._submits):
             self._indices[self._engine.send(submit, self)] = index
         while self._num_submitted < len(self._submits):
-            await self._change()
+            await self._changed()
 
     async def next_pieces(self) -> list[Piece]:
         """What is new, in order; empty once everything has come.
@@ -104,7 +104,7 @@ class Generation:
         while not self._pending and not self._joined:
             if not self._indices and self._failure is None:
                 return []
-            await self._change()
+            await self._changed()
         pieces = [*self._pending]
         pieces += [Piece(index, joined.output()) for index, joined in self._joined.items()]
         self._pending.clear()
@@ -116,7 +116,7 @@ class Generation:
         if self._failure is None:
             self._failure = ClientGone()
         self.close()
-        self._changed.set()
+        self._wake()
 
     def close(self) -> None:
         """End what is unfinished. May be called more than once."""
@@ -148,13 +148,13 @@ class Generation:
             self._done(command_id)
             if self._failure is None:
                 self._failure = CommandRefused(reply.code, reply.message)
-        self._changed.set()
+        self._wake()
 
     def lose(self, error: EngineUnreachable) -> None:
         self._indices.clear()
         if self._failure is None:
             self._failure = error
-        self._changed.set()
+        self._wake()
 
     def _keep(self, index: int, output: Output) -> None:
         if (joined := self._joined.get(index)) is not None:
@@ -176,9 +176,14 @@ class Generation:
         except EngineUnreachable:
             return  # it has ended with its engine
 
-    async def _change(self) -> None:
+    def _wake(self) -> None:
+        if self._change is not None and not self._change.done():
+            self._change.set_result(None)
+
+    async def _changed(self) -> None:
+        """To be called in the very turn of the loop in which there was nothing new."""
         if self._failure is None:
-            await self._changed.wait()
-            self._changed.clear()
+            self._change = asyncio.get_running_loop().create_future()
+            await self._change
         if self._failure is not None:
             raise self._failure

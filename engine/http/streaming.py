@@ -38,7 +38,9 @@ async def answer(job: Job, generation: Generation, receive: Receive, send: Send)
     try:
         await generation.start()
         if job.stream:
-            await _stream(job, generation, send)
+            # A task of its own: what wakes it for each token need not go through all that is
+            # around an application.
+            await asyncio.create_task(_stream(job, generation, send))
         else:
             await _whole(job, generation, send)
     except ClientGone:
