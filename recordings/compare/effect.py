@@ -6,7 +6,9 @@ the run, not a wait, with what neighbours have in common counted in (Newey and W
 without the test telling them from those of B: it excludes 1 where, and only where, the test does.
 
 Each answer is wrong in 1 of 100 cases: a comparison gives a dozen of them, and is to name nothing
-in 19 of 20 pairs of runs that are the same (measured by `tests/bench/bench_compare_chance.py`).
+in 19 of 20 pairs of runs that are the same (measured by `tests/bench/bench_compare_chance.py`). A
+machine whose own speed drifts by some percent for seconds at a time makes that about 11 of 12: what
+lasts longer than a stretch no run can tell from a difference.
 """
 
 import math
