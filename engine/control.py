@@ -142,8 +142,10 @@ class ControlServer:
                 ready = dict(poller.poll(round(min(wait_s) * 1000) + 1 if wait_s else None))
                 if outbox in ready:
                     self._outbox.awake()
+                # Asked for first: what is posted before the end is sent.
+                is_last = self._closing
                 self._send_outbox()
-                if self._closing:
+                if is_last:
                     return
                 if self._connections.lost in ready:
                     self._forget_lost(self._connections.take_lost())

@@ -42,5 +42,6 @@ class Outbox:
             yield self._waiting.popleft()
 
     def close(self) -> None:
+        self._is_woken = True  # who posts later finds another file on our descriptor
         os.close(self.descriptor)
         os.close(self._write)

@@ -4,9 +4,13 @@ import os
 import select
 import threading
 
-from stepscope.engine.commands import Output
+import pytest
+
+from stepscope.engine.client import ControlClient
+from stepscope.engine.commands import GetSnapshot, Output
 from stepscope.engine.outbox import Outbox
 from stepscope.engine.remote_client import Outgoing, RemoteClient
+from tests.conftest import LiveEngine
 
 
 def reply(number: int, client: RemoteClient) -> Outgoing:
@@ -53,3 +57,37 @@ def test_replies_of_several_threads_all_come_and_in_their_order() -> None:
         thread.join()
     assert all(numbers == list(range(count)) for numbers in taken.values())
     outbox.close()
+
+
+def test_a_reply_posted_as_the_end_begins_is_sent(
+    live_engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = live_engine.control
+    send_outbox = control._send_outbox
+
+    def send_outbox_then_be_told_to_end() -> None:
+        waiting = list(control._outbox._waiting)
+        send_outbox()
+        if waiting and not control._closing:
+            control._outbox.post(waiting[0])
+            control._closing = True
+
+    monkeypatch.setattr(control, "_send_outbox", send_outbox_then_be_told_to_end)
+    with ControlClient(live_engine.endpoint) as client:
+        asked = client.send(GetSnapshot())
+        for _ in range(2):
+            received = client.receive(5.0)
+            assert received is not None
+            assert received[0] == asked
+
+
+def test_who_posts_after_the_end_writes_to_nobodys_file() -> None:
+    outbox = Outbox()
+    outbox.close()
+    read_end, write_end = os.pipe()  # on the descriptors that were free
+    outbox.post(reply(1, RemoteClient(outbox.post, b"me", b"")))
+    os.set_blocking(read_end, False)
+    with pytest.raises(BlockingIOError):
+        os.read(read_end, 1)
+    os.close(read_end)
+    os.close(write_end)
