@@ -124,7 +124,11 @@ def open_engine(
         gc.collect()
         gc.freeze()
         scheduler = Scheduler(KVCacheManager(runner.num_blocks, config.block_size), knobs, limits)
-        publisher = Publisher(endpoint.telemetry, config.replay_steps, replay_bytes, gate)
+        try:
+            publisher = Publisher(endpoint.telemetry, config.replay_steps, replay_bytes, gate)
+        except MemoryError as error:
+            kept = f"replay_steps={config.replay_steps}, replay_memory={config.replay_memory}"
+            raise ConfigError("bad_config", f"no memory for {kept}: ask for less") from error
         # Its thread uses a socket of the gate's: whatever happens, it ends first.
         stack.callback(publisher.close)
         core = EngineCore(

@@ -93,6 +93,19 @@ def test_a_budget_too_small_for_the_model_is_refused_before_its_weights_are_read
         pass
 
 
+def test_a_replay_that_there_is_no_memory_for_is_refused_in_one_line(
+    runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
+    config = EngineConfig(
+        model="random:llama-tiny", device="cpu", max_model_len=64, kv_memory="4MB",
+        replay_steps=10**15,
+    )  # fmt: skip
+    opened = engine_serve.open_engine(config, Knobs(), progress=lambda what, share: None)
+    with pytest.raises(ConfigError, match=r"no memory for replay_steps=10{15}, .*256MB"), opened:
+        pass
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are looked at in /proc")
 def test_an_engine_that_cannot_have_its_control_address_leaves_no_thread_behind(
     runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
