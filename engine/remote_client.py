@@ -1,7 +1,7 @@
 """`RemoteClient`: whom the core answers when a command came over the control socket."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TypeAlias
 
 from stepscope.engine.commands import AnyReply
 from stepscope.engine.output_text import OutputText
@@ -35,11 +35,9 @@ class RemoteClient:
         self.bundles = bundles
 
     def reply(self, message: AnyReply) -> None:
-        self._post(Outgoing(self, message))
+        self._post((self, message))
 
 
-class Outgoing(NamedTuple):
-    """A reply on its way to the thread that owns the socket."""
-
-    client: RemoteClient
-    message: AnyReply
+# A reply on its way to the thread that owns the socket. No type of its own: the engine's thread
+# makes one for each token, and a plain tuple is made in a tenth of the time.
+Outgoing: TypeAlias = tuple[RemoteClient, AnyReply]

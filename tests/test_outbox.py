@@ -18,7 +18,7 @@ def reply(number: int, client: RemoteClient) -> Outgoing:
         request_id=number, token_ids=[], num_prompt_tokens=1, num_cached_tokens=0,
         num_output_tokens=1,
     )  # fmt: skip
-    return Outgoing(client, message)
+    return client, message
 
 
 def test_a_step_with_hundreds_of_replies_wakes_once() -> None:
