@@ -1,9 +1,10 @@
 """What it costs an engine to send every token of many streams to a client.
 
 An engine without a model, one client in a process of its own that has so many requests at once, by
-turns streamed and answered at their end. --pause says what the engine's thread does for the 2 ms
-that a model would take. Processor time of the engine's thread and of all others of its process
-(the control thread, libzmq's) for a step, and wall time of a step; what matters is the difference.
+turns streamed (in bundles, or one by one as to older clients) and answered at their end. --pause
+says what the engine's thread does for the 2 ms that a model would take. Processor time of the
+engine's thread and of all others of its process (the control thread, libzmq's) for a step, and wall
+time of a step; what matters is the difference.
 
     python tests/bench/bench_delivery.py --requests 256 --pause sleep
 """
@@ -43,12 +44,16 @@ from stepscope.engine.commands import Output, SamplingParams, Submit
 with ControlClient(sys.argv[1]) as client:
     count, num_tokens = int(sys.argv[2]), int(sys.argv[3])
     for line in sys.stdin:
-        streams = line == "streams\\n"
+        streams = line != "at the end\\n"
         sampling = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
         for i in range(count):
             prompt = [(i * 37 + j) % 256 for j in range(64)]
             client.send(Submit(
-                client_id=str(i), prompt_token_ids=prompt, sampling=sampling, stream=streams
+                client_id=str(i),
+                prompt_token_ids=prompt,
+                sampling=sampling,
+                stream=streams,
+                bundle=line == "bundles\\n",
             ))
         ended = received = 0
         while ended < count:
@@ -115,7 +120,8 @@ def measure(num_requests: int, rounds: int, pause: str) -> None:
             )
             assert client.stdin is not None
             assert client.stdout is not None
-            found: dict[str, list[tuple[float, float, float]]] = {"streams": [], "at the end": []}
+            kinds = ("bundles", "streams", "at the end")
+            found: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
             for _ in range(rounds):
                 for kind, steps in found.items():
                     runner.steps.clear()

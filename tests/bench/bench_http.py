@@ -2,7 +2,7 @@
 
 One engine, one HTTP server, one client process that reads as little as it can; rounds alternate,
 so that both sides see the same machine. Latencies are the client's: a burst of tokens counts as
-gaps of nothing and one long one.
+gaps of nothing and one long one. Also what the HTTP process takes of a processor for a token.
 
     python tests/bench/bench_http.py [--streams 64] [--tokens 128] [--rounds 5] [--threads 1]
 """
@@ -19,6 +19,8 @@ import time
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+import psutil
+
 from stepscope.engine.client import ControlClient
 from stepscope.engine.commands import Output, SamplingParams, Submit
 
@@ -31,6 +33,7 @@ class Round:
 
     num_tokens: int = 0
     seconds: float = 0.0
+    server_seconds: float = 0.0  # of a processor, all that the HTTP process took
     first: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
 
@@ -65,7 +68,9 @@ def main() -> None:
             rounds: dict[str, list[Round]] = {"control socket": [], "HTTP": []}
             for number in range(args.rounds + 1):
                 direct = over_control_socket(endpoint, args.streams, args.tokens)
+                before_s = http_process_s(server.pid)
                 http = asyncio.run(over_http(url, args.streams, args.tokens))
+                http.server_seconds = http_process_s(server.pid) - before_s
                 if number:  # the first is a warm-up
                     rounds["control socket"].append(direct)
                     rounds["HTTP"].append(http)
@@ -73,6 +78,12 @@ def main() -> None:
         finally:
             server.terminate()
             server.wait()
+
+
+def http_process_s(engine: int) -> float:
+    """Seconds of a processor that it has taken so far; it is the only child of the engine."""
+    times = [child.cpu_times() for child in psutil.Process(engine).children()]
+    return float(sum(each.user + each.system for each in times))
 
 
 def over_control_socket(endpoint: str, num_streams: int, num_tokens: int) -> Round:
@@ -86,6 +97,7 @@ def over_control_socket(endpoint: str, num_streams: int, num_tokens: int) -> Rou
                 Submit(
                     prompt_token_ids=[number % 97] * PROMPT_TOKENS,
                     sampling=SamplingParams(max_tokens=num_tokens, ignore_eos=True),
+                    bundle=True,
                 )
             )
         num_open = num_streams
@@ -172,6 +184,8 @@ def report(rounds: dict[str, list[Round]], num_streams: int, num_tokens: int) ->
         print(f"{name:16}{row[0]:10,.0f}" + "".join(f"{each:11.2f}" for each in row[1:]))
     ratios = [http / direct for direct, http in zip(*rows.values(), strict=True)]
     print(f"{'ratio':16}{ratios[0]:10.2f}" + "".join(f"{each:11.2f}" for each in ratios[1:]))
+    each_us = [1e6 * each.server_seconds / each.num_tokens for each in rounds["HTTP"]]
+    print(f"{statistics.median(each_us):.1f} us of a processor for a token in the HTTP process")
 
 
 if __name__ == "__main__":
