@@ -197,10 +197,15 @@ int sender_open(Sender *sender) {
     atomic_init(&sender->num_dropped, 0);
     atomic_init(&sender->num_noted, 0);
     atomic_init(&sender->num_taken, 0);
-    /* Signals are for the threads that know what to do with them. */
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    /* Signals are for the threads that know what to do with them, but for a crash of its own. */
+    sigset_t others, before;
+    sigfillset(&others);
+    sigdelset(&others, SIGSEGV);
+    sigdelset(&others, SIGBUS);
+    sigdelset(&others, SIGFPE);
+    sigdelset(&others, SIGILL);
+    sigdelset(&others, SIGABRT);
+    pthread_sigmask(SIG_SETMASK, &others, &before);
     int error = pthread_create(&sender->thread, NULL, run, sender);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error != 0) {
