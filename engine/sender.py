@@ -17,6 +17,10 @@ from stepscope.engine import wire
 from stepscope.engine.access.gate import Gate
 from stepscope.engine.replay_ring import Kept, ReplayRing
 
+# Of what waits to be sent; as much is there for the sender where fewer are kept to be asked for.
+QUEUE_MESSAGES = 10_000
+QUEUE_BYTES = 32 * 1024 * 1024
+
 compiled: "type[_sender.Sender] | None" = None
 with contextlib.suppress(ImportError):  # there was no compiler when it was installed
     from stepscope.engine import _sender
@@ -86,7 +90,7 @@ def open_sender(
     functions = _functions()
     if compiled is None or functions is None:
         return InlineSender(socket, size, max_bytes, gate)
-    inner = compiled(size, max_bytes)
+    inner = compiled(size, max_bytes, QUEUE_MESSAGES, QUEUE_BYTES)
     if socket is not None:
         inner.start(socket, socket.underlying, functions, gate is not None)
     return ThreadSender(inner, gate)

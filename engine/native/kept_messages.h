@@ -1,5 +1,8 @@
 /* `KeptMessages`: the last messages in memory that is used again and again.
  *
+ * For two readers: who has missed some is offered as many as the operator wants to be kept, and the
+ * sender, who is only a little behind, finds more than that where it is very few.
+ *
  * One thread adds and gives up; another may read at the same time without a lock, and learns after
  * reading whether what it read was still there. So whoever adds never waits for who reads.
  */
@@ -29,25 +32,36 @@ typedef struct {
 } Place;
 
 typedef struct {
+    uint64_t size;  /* messages at most, ... */
+    uint64_t bytes; /* ... and bytes of them, but for the newest message alone */
+} Limits;
+
+/* The newest messages that are within some limits. */
+typedef struct {
+    Limits limits;
+    uint64_t first;
+    uint64_t num_bytes; /* of the payloads */
+} Newest;
+
+typedef struct {
     _Atomic uint64_t next;   /* number of the next message that is added */
-    _Atomic uint64_t oldest; /* the first message that is kept */
-    uint64_t num_bytes;      /* of the payloads that are kept */
+    _Atomic uint64_t oldest; /* the first message that is there, for one reader or the other */
+    Newest offered, queued;  /* to who has missed some; to the sender */
     uint64_t num_written;    /* to the region so far */
-    uint64_t size;           /* messages kept at most, ... */
-    uint64_t max_bytes;      /* ... and bytes of them, but for the newest message alone */
-    Place *places;           /* of each message, at its number modulo the size */
+    uint64_t num_places;
+    Place *places;           /* of each message, at its number modulo their number */
     _Atomic(Region *) region;
 } KeptMessages;
 
 /* All of these are for the thread that adds, unless they say otherwise. */
 
 /* False: no memory. */
-bool kept_open(KeptMessages *kept, uint64_t size, uint64_t max_bytes);
+bool kept_open(KeptMessages *kept, Limits offered, Limits queued);
 
 /* To be called when nobody reads any more. */
 void kept_close(KeptMessages *kept);
 
-/* Keep the next message, and give up the oldest ones that are too much for it.
+/* Keep the next message, and give up the oldest ones that are too much for both beside it.
  *
  * False: there is no memory for one larger than all before; nothing was kept or given up.
  */

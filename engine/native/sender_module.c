@@ -28,20 +28,26 @@ static void stop(SenderObject *self) {
 }
 
 static PyObject *sender_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"size", "max_bytes", NULL};
-    long long size, max_bytes;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LL", names, &size, &max_bytes)) {
+    static char *names[] = {"size", "max_bytes", "queue_size", "queue_bytes", NULL};
+    long long given[4];
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "LLLL", names, &given[0], &given[1], &given[2], &given[3]
+        )) {
         return NULL;
     }
-    if (size < 1 || max_bytes < 1) {
-        PyErr_SetString(PyExc_ValueError, "size and max_bytes are positive");
-        return NULL;
+    for (int i = 0; i < 4; i++) {
+        if (given[i] < 1) {
+            PyErr_Format(PyExc_ValueError, "%s is positive", names[i]);
+            return NULL;
+        }
     }
+    Limits offered = {(uint64_t)given[0], (uint64_t)given[1]};
+    Limits queued = {(uint64_t)given[2], (uint64_t)given[3]};
     SenderObject *self = (SenderObject *)type->tp_alloc(type, 0); /* zeroed */
     if (self == NULL) {
         return NULL;
     }
-    if (!kept_open(&self->kept, (uint64_t)size, (uint64_t)max_bytes)) {
+    if (!kept_open(&self->kept, offered, queued)) {
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
@@ -129,7 +135,7 @@ static PyObject *sender_get(SenderObject *self, PyObject *argument) {
         return NULL;
     }
     /* Whoever adds holds the interpreter's lock, as we do: nothing is given up meanwhile. */
-    if (number < atomic_load(&self->kept.oldest) || number >= atomic_load(&self->kept.next)) {
+    if (number < self->kept.offered.first || number >= atomic_load(&self->kept.next)) {
         Py_RETURN_NONE;
     }
     uint64_t length = kept_length(&self->kept, number);
@@ -155,11 +161,11 @@ static PyObject *get_next_sequence(SenderObject *self, void *Py_UNUSED(closure))
 }
 
 static PyObject *get_oldest_sequence(SenderObject *self, void *Py_UNUSED(closure)) {
-    return PyLong_FromUnsignedLongLong(atomic_load(&self->kept.oldest));
+    return PyLong_FromUnsignedLongLong(self->kept.offered.first);
 }
 
 static PyObject *get_num_bytes(SenderObject *self, void *Py_UNUSED(closure)) {
-    return PyLong_FromUnsignedLongLong(self->kept.num_bytes);
+    return PyLong_FromUnsignedLongLong(self->kept.offered.num_bytes);
 }
 
 static PyObject *get_num_dropped(SenderObject *self, void *Py_UNUSED(closure)) {
