@@ -208,7 +208,7 @@ def framed(
         return [fitted(line, width) for line in body[:height]]
     inner = width - 2
     head: Line = (("─ ", "frame"), *title, (" ", "frame"))
-    tail: Line = (*legend, (" ", "frame")) if legend else ()
+    tail: Line = (*legend, (" ", "frame")) if length_of(legend) else ()
     if length_of(head) + length_of(tail) + 2 > inner:
         tail = ()
     if tail:
