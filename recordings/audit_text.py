@@ -57,7 +57,7 @@ def change_text(entry: Audited) -> str:
         return f"{what} refused: {entry.detail}"
     if entry.command == "Abort" and entry.count > 1:
         names = list(entry.old or {})
-        which = f" ({names[0]} to {names[-1]})" if names else ""
+        which = f" (first {names[0]}, last {names[-1]})" if names else ""
         return f"aborted {entry.count:,} requests{which}"
     what = _DONE.get(entry.command, entry.command)
     changes = _changes(entry.old or {}, entry.new or {})

@@ -390,7 +390,7 @@ def test_aborted_requests_never_push_changes_out_of_sight(
     subscriber.stop()
     shown = stepscope("audit", live_engine.endpoint.control).stdout.splitlines()
     assert len(shown) == 3
-    assert "load                  aborted 60 requests (r0 to r59)" in shown[2]
+    assert "load                  aborted 60 requests (first r0, last r59)" in shown[2]
 
 
 def test_aborted_requests_are_told_soon_though_nothing_follows(
