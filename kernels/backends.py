@@ -1,6 +1,7 @@
 """Which attention backends there are, which of them run here, and which is taken.
 
-Adding one means a file of its own, a `_Candidate` in the table below and nothing else.
+Adding one means a file of its own, what creates it, and one entry in the table below: by
+`_for_gpus` for GPUs, a `_Candidate` otherwise.
 """
 
 import functools
@@ -41,6 +42,18 @@ class _Candidate:
     create: Callable[[], AttentionBackend]
 
 
+def _for_gpus(
+    name: str,
+    dtypes: tuple[torch.dtype, ...],
+    what: str,
+    create: Callable[[], AttentionBackend],
+) -> _Candidate:
+    """One that is usable after a trial on the current GPU; `what` it does is said of it then."""
+    return _Candidate(
+        name, "cuda", lambda _, dtype: _probe_gpu(create, dtypes, dtype, what), create
+    )
+
+
 def _create_triton() -> AttentionBackend:
     from stepscope.kernels.triton_attention import TritonAttention
     from stepscope.kernels.triton_plan import Device
@@ -60,24 +73,21 @@ def _create_torch_varlen() -> AttentionBackend:
     return GatheredAttention("torch-varlen", load_torch_varlen(), _create_triton())
 
 
-_GPU_DTYPES = {
-    "triton": (torch.float32, torch.float16, torch.bfloat16),
-    "flash-attn": (torch.float16, torch.bfloat16),
-    "torch-varlen": (torch.float16, torch.bfloat16),
-}
-
-
 @functools.cache
-def _probe_gpu(name: str, dtype: torch.dtype, what: str) -> tuple[bool, str]:
+def _probe_gpu(
+    create: Callable[[], AttentionBackend],
+    dtypes: tuple[torch.dtype, ...],
+    dtype: torch.dtype,
+    what: str,
+) -> tuple[bool, str]:
     """Whether a backend for GPUs runs on the current one, by a trial of a few tokens."""
     from stepscope.kernels import trial
 
     if not torch.cuda.is_available():
         return False, "torch sees no GPU"
-    if dtype not in _GPU_DTYPES[name]:
-        names = " and ".join(str(each).removeprefix("torch.") for each in _GPU_DTYPES[name])
+    if dtype not in dtypes:
+        names = " and ".join(str(each).removeprefix("torch.") for each in dtypes)
         return False, f"has {names}, not {str(dtype).removeprefix('torch.')}"
-    create = next(c.create for c in _CANDIDATES if c.name == name)
     try:
         backend = create()
     except ImportError as error:
@@ -124,28 +134,22 @@ def _create_reference() -> AttentionBackend:
 
 # Fastest first: 'auto' takes the first that is usable.
 _CANDIDATES = (
-    _Candidate(
+    _for_gpus(
         "flash-attn",
-        "cuda",
-        lambda device, dtype: _probe_gpu(
-            "flash-attn", dtype, "prefill by flash-attn, decode by our Triton kernel"
-        ),
+        (torch.float16, torch.bfloat16),
+        "prefill by flash-attn, decode by our Triton kernel",
         _create_flash_attn,
     ),
-    _Candidate(
+    _for_gpus(
         "triton",
-        "cuda",
-        lambda device, dtype: _probe_gpu(
-            "triton", dtype, "prefill and decode by our Triton kernel"
-        ),
+        (torch.float32, torch.float16, torch.bfloat16),
+        "prefill and decode by our Triton kernel",
         _create_triton,
     ),
-    _Candidate(
+    _for_gpus(
         "torch-varlen",
-        "cuda",
-        lambda device, dtype: _probe_gpu(
-            "torch-varlen", dtype, "prefill by torch, decode by our Triton kernel"
-        ),
+        (torch.float16, torch.bfloat16),
+        "prefill by torch, decode by our Triton kernel",
         _create_torch_varlen,
     ),
     _Candidate("cpu", "cpu", _probe_cpu, _create_cpu),

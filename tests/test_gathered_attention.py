@@ -282,10 +282,6 @@ def test_a_gpu_backend_that_cannot_be_used_says_what_is_missing(
     """As on a machine with a GPU that lacks a package, or whose driver does not answer."""
     probe = backends._probe_gpu.__wrapped__
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert probe("flash-attn", torch.float32, "") == (
-        False,
-        "has float16 and bfloat16, not float32",
-    )
 
     def lacks(module: str) -> None:
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
@@ -293,15 +289,19 @@ def test_a_gpu_backend_that_cannot_be_used_says_what_is_missing(
     def breaks() -> None:
         raise RuntimeError("CUDA driver version is insufficient\nmore")
 
+    half = (torch.float16, torch.bfloat16)
+    assert probe(breaks, half, torch.float32, "") == (
+        False,
+        "has float16 and bfloat16, not float32",
+    )
+
     for create, expected in (
         (lambda: lacks("flash_attn"), "flash-attn is not installed: pip install flash-attn"),
         (lambda: lacks("triton"), "triton is not installed: pip install triton"),
         (lambda: lacks("einops"), "does not load: No module named 'einops'"),
         (breaks, "cannot be set up: CUDA driver version is insufficient"),
     ):
-        candidate = backends._Candidate("flash-attn", "cuda", lambda *_: (True, ""), create)
-        monkeypatch.setattr(backends, "_CANDIDATES", (candidate,))
-        assert probe("flash-attn", torch.bfloat16, "") == (False, expected)
+        assert probe(create, half, torch.bfloat16, "") == (False, expected)
 
 
 def test_backends_of_a_gpu_say_where_they_would_run() -> None:
