@@ -1,7 +1,7 @@
 """`export`: a recording, or a range of it, into a file of another format."""
 
 from pathlib import Path
-from typing import IO, Literal, NamedTuple, TypeAlias, get_args
+from typing import IO, Literal, NamedTuple, TypeAlias, assert_never, get_args
 
 from stepscope.recordings.export.chrome import write_chrome
 from stepscope.recordings.export.csv_file import write_csv
@@ -74,6 +74,8 @@ def _write(
             return Exported(count, "messages")
         kept = "are in it" if with_tokens else "are left out (--with-tokens keeps them)"
         return Exported(count, "messages", (f"the prompts and outputs of the recording {kept}",))
+    if target != "mooncake":
+        assert_never(target)
     written = write_mooncake(source, stream, recording.info.block_size)
     notes = [
         "no tokens are looked at: hash_ids are equal where the engine's prefix cache showed "
