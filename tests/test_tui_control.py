@@ -213,12 +213,17 @@ async def test_a_pause_that_somebody_was_quicker_with_is_told_and_not_undone(
     app.close()
 
 
-async def test_any_knob_is_changed_in_the_editor(source: Subscriber) -> None:
+async def test_a_switch_in_the_editor_begins_as_it_is_and_goes_round(source: Subscriber) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
         names = [spec.name for spec in source.history.info.knobs]
         down = names.index("enable_prefix_caching")
-        await press(app, "K", *["down"] * down, "enter", "enter")
+        await press(app, "K", *["down"] * down, "enter")
+        await until(lambda: "◀ on ▶" in screen_text(app), "it does not show what holds")
+        await press(app, "enter")  # what holds already
+        await until(lambda: "◀" not in screen_text(app), "it is still being changed")
+        assert not source.history.knob_changes
+        await press(app, "enter", "right", "enter")
         await until(lambda: bool(source.history.knob_changes), "no change came back")
         assert source.history.knob_changes[-1].new == {"enable_prefix_caching": False}
     app.close()

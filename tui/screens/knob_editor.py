@@ -40,8 +40,8 @@ class KnobChange(NamedTuple):
 class KnobEditor(Overlay[KnobChange]):
     """Chooses a knob and a new value for it.
 
-    Numbers are typed; switches and choices go round with Enter or the arrows. Enter on a changed
-    value gives it, Escape drops it.
+    Numbers are typed; switches and choices begin as they are and go round with the arrows. Enter
+    on another value gives it, on the same one nothing; Escape drops it.
 
     Args:
         look: at the knobs as they are.
@@ -157,9 +157,7 @@ class KnobEditor(Overlay[KnobChange]):
             elif key == "enter":
                 self._draft = value_text(self._now.values.get(spec.name))
                 self._begun_version = self._noted_version = self._now.version
-                if spec.kind in ("bool", "choice"):
-                    self._turn(1)
-                else:
+                if spec.kind not in ("bool", "choice"):
                     self._draft = ""
             elif key == "q":
                 self.dismiss(None)
@@ -169,6 +167,9 @@ class KnobEditor(Overlay[KnobChange]):
         elif key == "enter":
             self._now = self._look()
             if self._wrong() is not None:
+                return
+            if self._holds_already(spec):
+                self._draft = None
                 return
             if self._is_noted:
                 value = parse_value(spec, self._draft)
@@ -181,6 +182,11 @@ class KnobEditor(Overlay[KnobChange]):
             self._draft = self._draft[:-1]
         elif character is not None and character in "0123456789.-" and len(self._draft) < 12:
             self._draft += character
+
+    def _holds_already(self, spec: KnobSpec) -> bool:
+        """What a switch or choice stands at is what holds already."""
+        goes_round = spec.kind in ("bool", "choice")
+        return goes_round and self._draft == value_text(self._now.values.get(spec.name))
 
     def _turn(self, direction: int) -> None:
         spec = self._specs[self._at]
