@@ -7,7 +7,6 @@ Where steps overlap (`Pipeline`), new requests join at any time; whatever else c
 waits until no step is in flight, so that it holds from the next one on, as without overlap.
 """
 
-import itertools
 import queue
 from collections.abc import Callable
 from typing import Protocol
@@ -18,6 +17,7 @@ from stepscope.engine.commands import Change, Submit, WorkloadSpec
 from stepscope.engine.config import Limits
 from stepscope.engine.delivery import Delivery
 from stepscope.engine.inbox import Call, Client, Denial, Departure, Inbox, Item, Refusal
+from stepscope.engine.pause_trail import PauseTrail
 from stepscope.engine.pipeline import Pipeline
 from stepscope.engine.request import Request
 from stepscope.engine.scheduler import Scheduler
@@ -86,8 +86,10 @@ class EngineCore:
         self.overlap = overlap
         self.inbox: Inbox = queue.SimpleQueue()
         self.next_step = 0
+        self.next_request_id = 0
         self.knobs_version = 0
         self.steps_allowed: int | None = None  # None: run freely; 0: paused
+        self.pauses = PauseTrail(())
         self.draining = False
         self.stopping = False
         self.audit = AuditTrail(self.publish, runner.clock)
@@ -98,7 +100,6 @@ class EngineCore:
         self.token_teller: TokenTeller | None = None  # None: tokens stay here
         self.snapshots = SnapshotDesk(self.snapshot, runner.clock)
         self._apply = apply
-        self._request_ids = itertools.count()
         self.delivery = Delivery()
         self._events: list[RequestEvent] = []
         self._signs = SignsOfLife(self)
@@ -198,7 +199,7 @@ class EngineCore:
             prompt_text: for telemetry, where it is to be told.
         """
         request = Request(
-            request_id=next(self._request_ids),
+            request_id=self._new_request_id(),
             prompt_token_ids=token_ids,
             sampling=submit.sampling,
             arrival_ns=self.runner.clock(),
@@ -228,8 +229,12 @@ class EngineCore:
     def refuse(self, client_id: str, reason: str) -> None:
         """Note in the next record that a request was turned away."""
         self._events.append(
-            Rejected(request_id=next(self._request_ids), client_id=client_id, reason=reason)
+            Rejected(request_id=self._new_request_id(), client_id=client_id, reason=reason)
         )
+
+    def _new_request_id(self) -> int:
+        self.next_request_id += 1
+        return self.next_request_id - 1
 
     def abort(self, request_id: int, reason: str) -> bool:
         """End a request now; its client gets a last Output. False if there is no such request."""
@@ -276,6 +281,7 @@ class EngineCore:
             control=self.control_counts(),
             audit=self.audit.last(),
             transcripts=None if self.token_teller is None else self.token_teller.transcripts(),
+            pauses=list(self.pauses.spans or ()),
         )
 
     def publish_signs_of_life(self, *, idle: bool) -> None:

@@ -34,6 +34,10 @@ log = logging.getLogger("stepscope.engine")
 _NO_WORKLOAD = "none"
 
 
+class _TooLateError(ConfigError):
+    """There is nothing left to do it to. Nobody was denied anything, so no audit tells of it."""
+
+
 def apply(core: EngineCore, call: Call) -> None:
     """Carry out one command and answer it. Whatever the command, the engine goes on after it."""
     try:
@@ -57,7 +61,7 @@ def _apply(core: EngineCore, call: Call, command: Command) -> None:
     handler(core, call, command)
 
 
-# Changes: done or refused whole, and in the audit trail either way
+# Changes: done or refused whole, and in the audit trail either way, unless they come too late
 
 
 def _change(core: EngineCore, call: Call, command: Change) -> None:
@@ -73,7 +77,7 @@ def _change(core: EngineCore, call: Call, command: Change) -> None:
         effect = _CHANGES[type(command)](core, command, asker)
     except ConfigError as error:
         knobs = core.scheduler.knobs.as_dict() if error.code == "conflict" else None
-        if not is_rehearsal:
+        if not is_rehearsal and not isinstance(error, _TooLateError):
             core.audit.refused(type(command).__name__, asker, error.code, str(error))
         version = core.knobs_version
         call.client.reply(
@@ -174,13 +178,14 @@ def _reset_prefix_cache(core: EngineCore, _: ResetPrefixCache, __: Asker) -> Eff
 
 
 def _abort(core: EngineCore, command: Abort, _: Asker) -> Effect:
-    request = core.scheduler.requests.get(command.request_id)
+    request_id = command.request_id
+    request = core.scheduler.requests.get(request_id)
     status = None if request is None else request.status.value
-    if status is None or not core.abort(command.request_id, "asked for"):
-        raise ConfigError(
-            "not_found", f"request {command.request_id} is not there (or has ended already)"
-        )
-    name = f"r{command.request_id}"
+    if status is None or not core.abort(request_id, "asked for"):
+        if request_id < core.next_request_id:
+            raise _TooLateError("not_found", f"request {request_id} has ended already")
+        raise ConfigError("not_found", f"there is no request {request_id}")
+    name = f"r{request_id}"
     return Effect({name: status}, {name: "aborted"})
 
 
