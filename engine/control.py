@@ -104,7 +104,7 @@ class ControlServer:
         self._replies = Replies(self._socket, self._connections, self._forget)
         bind(self._socket, address)
         backlog = Backlog([address, telemetry], self._connections.num_taken)
-        self._abuse = Abuse(self._limiter, backlog, gate)
+        self._abuse = Abuse(self._limiter, backlog, self._connections)
         core.set_workload = set_workload
         core.control_counts = self.counts
         core.info = msgspec.structs.replace(core.info, bundles=True)
@@ -173,6 +173,7 @@ class ControlServer:
         account = self._connections.account(identity)
         answer_id = command_id[:8].rjust(8, b"\0")
         if not self._limiter.admit(account, sum(map(len, frames))):
+            self._abuse.note(account, identity)
             wait_s = self._limiter.wait_s(account)
             message = f"too many commands; try again in {wait_s:.2g} s"
             self._replies.send(identity, answer_id, Error(code="rate_limited", message=message))
@@ -191,6 +192,7 @@ class ControlServer:
             self._replies.send(identity, answer_id, Error(code="bad_message", message=str(error)))
             return
         self._limiter.charge(account, command)
+        self._connections.heed(identity, command)
         try:
             self._handle(identity, command_id, command, frames[2])
         except ConfigError as error:

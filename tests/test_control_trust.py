@@ -1,6 +1,7 @@
 """A command is done once, by the engine it was meant for, and everybody can see who gave it."""
 
 import math
+import os
 import socket
 import struct
 import sys
@@ -287,8 +288,8 @@ def test_every_change_is_in_the_audit_from_what_to_what_and_in_the_recording(
     client.set_knobs({"order": "arrival"}, who="bert")
     client.ask(SetWorkload(who="bert"))
     client.ask(Abort(request_id=0, who="anna"))
-    with pytest.raises(CommandRefused):
-        client.ask(Abort(request_id=0, who="anna"))
+    with pytest.raises(CommandRefused, match="there is no request 7"):
+        client.ask(Abort(request_id=7, who="anna"))
     client.ask(ResetPrefixCache(who="anna"))
     client.ask(Drain(who="anna"))
     entries = trail(client)
@@ -393,6 +394,18 @@ def test_aborted_requests_never_push_changes_out_of_sight(
     assert "load                  aborted 60 requests (first r0, last r59)" in shown[2]
 
 
+def test_an_abort_that_came_too_late_is_answered_and_is_no_entry(client: ControlClient) -> None:
+    """As that of an HTTP client who hung up while the last token was on its way."""
+    submit = Submit(prompt_token_ids=[1], sampling=SamplingParams(max_tokens=1))
+    submitted = client.ask(submit)
+    assert isinstance(submitted, Submitted)
+    wait_for(lambda: client.snapshot().state == "idle", "it has ended")
+    with pytest.raises(CommandRefused, match="request 0 has ended already") as refused:
+        client.ask(Abort(request_id=submitted.request_id, who="http"))
+    assert refused.value.code == "not_found"
+    assert trail(client) == []
+
+
 def test_aborted_requests_are_told_soon_though_nothing_follows(
     live_engine: Any, client: ControlClient
 ) -> None:
@@ -440,7 +453,32 @@ def test_a_flood_is_refused_counted_and_told_and_others_are_answered(
     assert snapshot.control is not None
     assert snapshot.control.limited == len(refused)
     wait_for(lambda: live_engine.core.audit.newest > 0, "it is in the audit")
-    assert trail(client)[0].code == "rate_limited"
+    entry = trail(client)[0]
+    assert (entry.code, entry.who) == ("rate_limited", "a client")
+    assert f"from process {os.getpid()} of this machine" in entry.detail
+
+
+def test_who_floods_is_told_as_they_called_themselves_though_they_are_gone(
+    live_engine: Any,
+    client: ControlClient,
+    raw: Callable[[], Raw],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rate_limit, "CLIENT_BURST", 100.0)
+    monkeypatch.setattr(rate_limit, "FIRST_TELL_S", 0.2)
+    flooder = raw()
+    flooder.send(1, Submit(prompt_token_ids=[1], client_id="chat-7"))
+    flooder.send(2, ResetPrefixCache(who="anna"))
+    flooder.send(3, ResetPrefixCache())
+    for number in range(600):
+        flooder.send(number, GetInfo())
+    while not isinstance(flooder.reply()[1], Error):
+        pass
+    flooder.close()
+    wait_for(lambda: live_engine.core.audit.newest == 3, "it is in the audit")
+    entry = trail(client)[-1]
+    assert entry.who == "anna"
+    assert entry.detail.endswith("of this machine; its last request was called 'chat-7')")
 
 
 @settings(max_examples=50, deadline=None)

@@ -41,6 +41,7 @@ from stepscope.engine.commands import (
 )
 from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import Endpoint
+from stepscope.engine.local_engines import local_credentials
 from stepscope.recordings.subscriber import Subscriber
 from tests.waiting import wait_for
 
@@ -203,6 +204,34 @@ def test_a_viewer_looks_and_is_refused_every_change_and_that_is_audited(keyed: K
 
 def test_every_change_is_an_operators() -> None:
     assert {type(command) for command in OPERATORS} == {*Change.__subclasses__(), Submit}
+
+
+def test_a_flood_is_told_of_the_key_it_came_with_and_of_this_users_own(
+    keyed: Keyed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(keyed.folder))
+    _, local = local_credentials(Endpoint(keyed.control))
+    keyed.made("flooder", "viewer")
+    for endpoint in (keyed.at("flooder"), Endpoint(keyed.control, local)):
+        with closing(client_socket(zmq.DEALER, endpoint)) as socket:
+            socket.linger = 0
+            socket.connect(endpoint.control)
+            payload = commands.encode(GetInfo())
+            for number in range(4_000):
+                socket.send_multipart([number.to_bytes(8, "big"), payload])
+            reply: object = None
+            while not isinstance(reply, commands.Error):
+                assert socket.poll(5_000), "silence"
+                reply = commands.decode_reply(socket.recv_multipart()[1])
+
+    def floods() -> list[tuple[str, str | None]]:
+        with ControlClient(keyed.at("first")) as client:
+            page = client.ask(GetAudit(limit=1_000))
+        assert isinstance(page, commands.AuditPage)
+        return [(e.who, e.key) for e in page.entries if e.code == "rate_limited"]
+
+    wait_for(lambda: len(floods()) == 2, "both are in the audit")
+    assert floods() == [("a client", "flooder"), ("a client", "local")]
 
 
 def test_a_new_key_is_let_in_and_a_revoked_one_cut_off_without_a_restart(keyed: Keyed) -> None:

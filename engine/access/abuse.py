@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator
 
 from stepscope.engine.access.backlog import Backlog
-from stepscope.engine.access.gate import Gate
+from stepscope.engine.access.connections import Connections
 from stepscope.engine.access.rate_limit import RateLimiter
 from stepscope.engine.audit import Asker
 from stepscope.engine.inbox import Denial
@@ -20,13 +20,19 @@ class Abuse:
     """What is done about it has been done when it is told.
 
     Args:
-        gate: who the clients are; None where nobody can know.
+        connections: say who the clients are.
     """
 
-    def __init__(self, limiter: RateLimiter, backlog: Backlog, gate: Gate | None) -> None:
+    def __init__(self, limiter: RateLimiter, backlog: Backlog, connections: Connections) -> None:
         self._limiter = limiter
         self._backlog = backlog
-        self._gate = gate
+        self._connections = connections
+        self._flooders: dict[bytes, tuple[Asker, str]] = {}  # not told yet, by their accounts
+
+    def note(self, account: bytes, identity: bytes) -> None:
+        """The limiter refused a command of a client, who may be gone when that is told."""
+        if account not in self._flooders:
+            self._flooders[account] = self._connections.described(identity)
 
     @property
     def wait_s(self) -> float | None:
@@ -37,10 +43,10 @@ class Abuse:
     def denials(self) -> Iterator[Denial]:
         """What has not been told yet. To be called after each message and after `wait_s`."""
         for account, count in self._limiter.floods():
-            holder = None if self._gate is None else self._gate.holder(account.decode())
-            asker = Asker("a client", None if holder is None else holder.name)
+            asker, known = self._flooders.pop(account)
             log.warning("refused %d commands of %s: too many in a short time", count, asker.name)
             message = f"{count:,} commands beyond what one client may send were refused"
+            message += f" ({known})" if known else ""
             yield Denial(asker, "", "rate_limited", message, count)
         for num_bytes in self._backlog.cut_off():
             message = f"a connection with {num_bytes >> 20} MiB of unfinished messages was cut off"

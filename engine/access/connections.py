@@ -4,6 +4,7 @@ Belongs to the control thread.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -12,6 +13,19 @@ from stepscope.engine.access.authorised_keys import Holder
 from stepscope.engine.access.backlog import wire_bytes
 from stepscope.engine.access.gate import Gate
 from stepscope.engine.audit import Asker
+from stepscope.engine.commands import Change, Command, Submit
+
+_NO_NAME = Change().who
+_LOCAL_PEER = "localhost:"  # what libzmq calls the other end of a Unix socket, then uid, gid, pid
+
+
+@dataclass(slots=True)
+class _Client:
+    """What a client has told of itself, of which nothing is certain but the origin."""
+
+    origin: str
+    who: str = ""
+    client_id: str = ""  # of its last request
 
 
 class Connections:
@@ -30,6 +44,7 @@ class Connections:
         self._identities: dict[int, bytes] = {}  # by the file descriptor they come on
         self._taken: dict[int, int] = {}  # bytes of messages, as they were on the way
         self._keys: dict[bytes, str] = {}  # public, of each identity
+        self._clients: dict[bytes, _Client] = {}
         self._requests: dict[bytes, set[int]] = {}  # unfinished ones of each identity
 
     def close(self) -> None:
@@ -54,6 +69,7 @@ class Connections:
         gone = self.take_lost()
         self._identities[descriptor] = identity
         self._taken[descriptor] = num_bytes
+        self._clients[identity] = _Client(_origin(frame))
         if self._gate is not None:
             public = frame.get("User-Id")
             assert isinstance(public, str)
@@ -70,6 +86,7 @@ class Connections:
             self._taken.pop(int(descriptor), None)
             if identity is not None:
                 self._keys.pop(identity, None)
+                self._clients.pop(identity, None)
                 gone.append(identity)
         return gone
 
@@ -102,6 +119,23 @@ class Connections:
         holder = self.holder(identity)
         return Asker(who, None if holder is None else holder.name)
 
+    def heed(self, identity: bytes, command: Command) -> None:
+        """Remember what a client calls itself, for commands of it that nobody reads."""
+        client = self._clients.get(identity)
+        if client is None:
+            return
+        if isinstance(command, Change) and command.who != _NO_NAME:
+            client.who = command.who
+        elif isinstance(command, Submit):
+            client.client_id = command.client_id
+
+    def described(self, identity: bytes) -> tuple[Asker, str]:
+        """As who it would ask, and what else is known of it."""
+        client = self._clients.get(identity, _Client(""))
+        requests = f"its last request was called {client.client_id!r}" if client.client_id else ""
+        known = "; ".join(each for each in (client.origin, requests) if each)
+        return self.asker(identity, client.who or "a client"), known
+
     # Requests
 
     def add_request(self, identity: bytes, request_id: int) -> None:
@@ -113,3 +147,12 @@ class Connections:
     def take_requests(self, identity: bytes) -> list[int]:
         """What a client that is gone has left unfinished."""
         return sorted(self._requests.pop(identity, set()))
+
+
+def _origin(frame: zmq.Frame) -> str:
+    """Where a client is, as the kernel says."""
+    peer = frame.get("Peer-Address")
+    assert isinstance(peer, str)
+    if not peer.startswith(_LOCAL_PEER):
+        return f"from {peer}" if peer else ""
+    return f"from process {peer.rpartition(':')[2]} of this machine"
