@@ -25,7 +25,7 @@ from stepscope.engine.commands import (
     SetKnobs,
 )
 from stepscope.engine.endpoints import Endpoint
-from stepscope.engine.local_engines import called, starting_pid
+from stepscope.engine.local_engines import called, killed_pid, starting_pid
 from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo, KnobValue, Snapshot
 
 CHANGE_AGAIN_S = 1.0
@@ -44,6 +44,15 @@ class NoAnswer(EngineUnreachable):
 
 class EngineStarting(EngineUnreachable):
     """Its process is there and does not listen yet."""
+
+    def __init__(self, name: str, pid: int) -> None:
+        super().__init__(f"{name} (pid {pid}) is still starting")
+        self.name = name
+        self.pid = pid
+
+
+class EngineGone(EngineUnreachable):
+    """It has ended."""
 
 
 class NoEngine(EngineUnreachable):
@@ -176,7 +185,7 @@ class ControlClient:
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         path = self.endpoint.path
         if path is not None and not path.exists():
-            self._raise_if_starting()
+            self._raise_if_known()
             if not path.exists():  # it may listen since just now
                 raise EngineUnreachable(
                     f"no engine at {self.endpoint.control}: there is no such socket"
@@ -209,16 +218,21 @@ class ControlClient:
                 self._engine_id = reply.engine_id
             return reply
         self._given_up |= wanted
-        self._raise_if_starting()
+        self._raise_if_known()
         kind = NoAnswer if isinstance(command, Change) else EngineUnreachable
         raise kind(
             f"no engine answers at {self.endpoint.control} (waited {timeout_s:g} s); "
             "is it running? 'stepscope' alone lists those of this machine"
         )
 
-    def _raise_if_starting(self) -> None:
+    def _raise_if_known(self) -> None:
+        """Why nobody answers, where this machine tells."""
         if (pid := starting_pid(self.endpoint)) is not None:
-            raise EngineStarting(f"{called(self.endpoint)} (pid {pid}) is still starting")
+            raise EngineStarting(called(self.endpoint), pid)
+        if (pid := killed_pid(self.endpoint)) is not None:
+            raise EngineGone(
+                f"{called(self.endpoint)} is gone: its process (pid {pid}) was killed or crashed"
+            )
 
     def info(self, again_s: float | None = None, timeout_s: float | None = None) -> EngineInfo:
         return self._ask_for(EngineInfo, GetInfo(), again_s, timeout_s)

@@ -1,7 +1,7 @@
 """Who holds an address on this machine: what its lock file says of the engine that lives there.
 
 Read by whoever connects, while the lock is held by another process; a lock that nobody holds is of
-a dead engine and says nothing.
+an engine that was killed, and says no more than which process that was.
 """
 
 import fcntl
@@ -37,6 +37,13 @@ def starting_pid(endpoint: Endpoint) -> int | None:
     return None
 
 
+def killed_pid(endpoint: Endpoint) -> int | None:
+    """The process that had an endpoint here last and ended without leaving it tidily."""
+    told, is_held = _written(endpoint)
+    pid = told.get("pid")
+    return pid if isinstance(pid, int) and not is_held else None
+
+
 def local_credentials(endpoint: Endpoint) -> tuple[bool, Credentials | None]:
     """Whether an engine of this user holds an endpoint on this machine, and its key for us."""
     told = _told(endpoint)
@@ -49,19 +56,30 @@ def local_credentials(endpoint: Endpoint) -> tuple[bool, Credentials | None]:
 
 def _told(endpoint: Endpoint) -> dict[str, object]:
     """What the live engine of this user says that holds an endpoint here; nothing if none does."""
+    told, is_held = _written(endpoint)
+    return told if is_held else {}
+
+
+def _written(endpoint: Endpoint) -> tuple[dict[str, object], bool]:
+    """What an engine of this user wrote that has or had an endpoint here, and whether it has it."""
     try:
         fd = os.open(lock_path(endpoint), os.O_RDWR | os.O_CLOEXEC)
     except (ConfigError, OSError):
-        return {}
+        return {}, False
     try:
         if os.fstat(fd).st_uid != os.getuid():
-            return {}
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+            return {}, False
+        is_held = _is_locked(fd)
         told = holder(fd)
-    else:
-        return {}
     finally:
         os.close(fd)
     # Else it has this port of another address.
-    return told if told.get("control") == endpoint.here.control else {}
+    return (told if told.get("control") == endpoint.here.control else {}), is_held
+
+
+def _is_locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False

@@ -112,7 +112,8 @@ def test_an_engine_that_dies_while_it_starts_ends_the_wait_with_an_error(tmp_pat
         engine.kill()
         _, stderr = process.communicate(timeout=WAIT_S)
     assert process.returncode == 1
-    assert stderr.startswith(f"stepscope: error: no engine at {address}")
+    said = f"e1 (pid {engine.pid}) ended while it was starting: its terminal or log says why"
+    assert stderr.startswith(f"stepscope: error: {said}")
 
 
 def test_an_engine_on_tcp_is_waited_for_too(tmp_path: Path) -> None:

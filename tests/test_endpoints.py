@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine.client import ControlClient, EngineStarting, EngineUnreachable
+from stepscope.engine.client import ControlClient, EngineGone, EngineStarting, EngineUnreachable
 from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import (
     Endpoint,
@@ -129,6 +129,9 @@ def test_files_of_a_killed_engine_are_stale_and_do_not_stop_the_next_one() -> No
     child.communicate()
     assert find_local() == []
     assert [p.name for p in stale_files()] == ["engine-0", "engine-0.lock"]
+    said = rf"^engine-0 is gone: its process \(pid {child.pid}\) was killed or crashed$"
+    with ControlClient(endpoint, timeout_s=0.2) as client, pytest.raises(EngineGone, match=said):
+        client.info()
     with EndpointLock(endpoint):
         assert endpoint.path is not None
         assert not endpoint.path.exists()
@@ -199,7 +202,7 @@ def test_what_waits_for_an_engine_that_starts_says_so_and_ends_when_that_is_gone
         hello(endpoint)
     gone = threading.Timer(0.5, lock.__exit__, (None, None, None))
     gone.start()
-    with pytest.raises(EngineUnreachable, match="no engine at"):
+    with pytest.raises(EngineGone, match=r"^e1 \(pid \d+\) ended while it was starting: "):
         connect(endpoint)
     gone.join()
     said = capsys.readouterr().err

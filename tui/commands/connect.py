@@ -3,7 +3,7 @@
 import time
 from typing import TYPE_CHECKING
 
-from stepscope.engine.client import ControlClient, EngineStarting, EngineUnreachable
+from stepscope.engine.client import ControlClient, EngineGone, EngineStarting, EngineUnreachable
 from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import Endpoint, find_local
 from stepscope.engine.local_engines import called
@@ -61,20 +61,27 @@ def connect(endpoint: Endpoint) -> ControlClient:
     Raises:
         EngineUnreachable: nobody answers within two seconds, nor is about to; says who else would,
             on this machine.
+        EngineGone: ... and it was about to a moment ago.
     """
-    was_starting = False
+    starting: EngineStarting | None = None
+    is_over = False
     with Progress() as progress:
         while True:
             try:
                 return hello(endpoint)
             except EngineStarting as error:
-                was_starting = True
+                starting, is_over = error, False
                 progress(f"{error}; waiting for it, Ctrl-C ends that", None)
                 time.sleep(_LOOK_S)
-            except EngineUnreachable:
-                if not was_starting:
+            except EngineUnreachable as error:
+                if starting is None:
                     raise
-                was_starting = False  # it may have begun to listen just after we had asked
+                if is_over:
+                    raise EngineGone(
+                        f"{starting.name} (pid {starting.pid}) ended while it was starting: its "
+                        f"terminal or log says why; {_who_runs()}"
+                    ) from error
+                is_over = True  # it may have begun to listen just after we had asked
 
 
 def hello(endpoint: Endpoint) -> ControlClient:
@@ -92,6 +99,8 @@ def hello(endpoint: Endpoint) -> ControlClient:
         raise
     except EngineUnreachable as error:
         client.close()
+        if isinstance(error, EngineGone):
+            raise EngineGone(f"{error}; {_who_runs()}") from error
         if endpoint.path is None or endpoint.path.exists():
             raise
         raise EngineUnreachable(f"{error}; {_who_runs()}") from error
