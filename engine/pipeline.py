@@ -160,23 +160,24 @@ class Pipeline:
             books.settle(scheduler.kv, ahead.books.planned)
         is_ahead = step.launched_ns is not None
         wasted = step.num_wasted_tokens
-        sink.publish(
-            records.step_record(
-                step=step.number,
-                schedule_ns=step.schedule_ns,
-                result=result,
-                batch=step.batch,
-                books=books,
-                knobs_version=core.knobs_version,
-                events=step.events + core.drain_events() if step.events else core.drain_events(),
-                num_dropped=sink.num_dropped,
-                token_ids=None if core.token_teller is None else result.token_ids,
-                texts=texts,
-                not_before_ns=self._tokens_ns if is_ahead else 0,
-                hidden_ns=(step.launched_ns or 0) - step.schedule_ns[0] if is_ahead else None,
-                num_wasted_tokens=wasted if is_ahead or wasted else None,
-            )
+        record = records.step_record(
+            step=step.number,
+            schedule_ns=step.schedule_ns,
+            result=result,
+            batch=step.batch,
+            books=books,
+            knobs_version=core.knobs_version,
+            events=step.events + core.drain_events() if step.events else core.drain_events(),
+            num_dropped=sink.num_dropped,
+            token_ids=None if core.token_teller is None else result.token_ids,
+            texts=texts,
+            not_before_ns=self._tokens_ns if is_ahead else 0,
+            hidden_ns=(step.launched_ns or 0) - step.schedule_ns[0] if is_ahead else None,
+            num_wasted_tokens=wasted if is_ahead or wasted else None,
         )
+        if core.pauses.is_on:
+            core.pauses = core.pauses.after_step(record.schedule_start_ns, record.tokens_ns)
+        sink.publish(record)
 
     # Steps that fail
 

@@ -16,6 +16,7 @@ from stepscope.engine.wire import (
     ControlCounts,
     EngineInfo,
     EngineState,
+    PauseSpan,
     RequestEvent,
     RequestView,
     Snapshot,
@@ -116,6 +117,7 @@ def snapshot(
     control: ControlCounts | None = None,
     audit: list[Audited] | None = None,
     transcripts: list[Transcript] | None = None,
+    pauses: list[PauseSpan] | None = None,
 ) -> Snapshot:
     """Everything at once, true right after the message `sequence` was published."""
     return Snapshot(
@@ -134,4 +136,5 @@ def snapshot(
         control=control,
         audit=audit or None,
         transcripts=transcripts,
+        pauses=pauses,
     )

@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 
+from stepscope.engine.pause_trail import PauseSpan as PauseSpan
 from stepscope.engine.wire_events import Aborted as Aborted
 from stepscope.engine.wire_events import Admitted as Admitted
 from stepscope.engine.wire_events import Arrived as Arrived
@@ -224,6 +225,7 @@ class Snapshot(Telemetry, frozen=True, kw_only=True):
     control: ControlCounts | None = None
     audit: list[Audited] | None = None  # the last ones
     transcripts: list[Transcript] | None = None  # only of an engine with `with_tokens`
+    pauses: list[PauseSpan] | None = None  # the operator's, as far as they are kept; None: unknown
 
 
 class Mark(Telemetry, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from stepscope.engine.wire import (
     Telemetry,
 )
 from stepscope.recordings.causes import Piece, merged
-from stepscope.recordings.pauses import Pauses
+from stepscope.recordings.pauses import Pauses, known_since
 from stepscope.recordings.session import SessionState
 from stepscope.recordings.waited import Waited
 from stepscope.recordings.waiters import Waiters
@@ -69,6 +69,7 @@ class Explainer:
             self._pauses = Pauses(state)
             self._known_since(state.time_ns)
             self._waiters.adopt(state.requests.values())
+            self._waiters.cover_pauses(self._pauses, state.time_ns, state.step)
             self._needs_snapshot = False
             self._had_work = state.num_running + state.num_waiting > 0
 
@@ -104,11 +105,12 @@ class Explainer:
             self._meet(message.info)
             if self._needs_snapshot:
                 if self._step is None:  # nothing came before it
-                    self._known_since(message.time_ns)
+                    self._known_since(known_since(message))
                     self._pauses = Pauses(message)
                     self._step, self._end_ns = message.step, message.time_ns
                     self._had_work = any(view.status != "finished" for view in message.requests)
                 self._waiters.adopt(message.requests)
+                self._waiters.cover_pauses(self._pauses, message.time_ns, message.step)
                 self._needs_snapshot = False
         elif isinstance(message, EngineInfo):
             self._meet(message)

@@ -2,9 +2,10 @@
 
 from bisect import bisect_right
 
+from stepscope.engine.pause_trail import MAX_SPANS, PauseTrail
 from stepscope.engine.wire import EngineStatus, Snapshot, StepRecord, Telemetry
 from stepscope.recordings.outcome import Outcome
-from stepscope.recordings.session import SessionState
+from stepscope.recordings.session import SessionState, pauses_in
 
 _MAX_SPANS = 4096
 
@@ -16,7 +17,7 @@ class Pauses:
     step, for an engine that runs single steps stays paused, unless a status tells otherwise.
 
     Args:
-        state: what is known before the first message.
+        state: what is known before the first message, also of pauses before it.
     """
 
     __slots__ = ("_ends", "_is_told", "_since_ns", "_starts")
@@ -26,8 +27,8 @@ class Pauses:
         self._ends: list[int] = []
         self._is_told = True  # that it is paused now; else it was before the last step
         self._since_ns: int | None = None
-        if state is not None and state.state == "paused":
-            self._since_ns = state.time_ns
+        if state is not None:
+            self._adopt(pauses_in(state) if isinstance(state, Snapshot) else state.pauses)
 
     @property
     def since_ns(self) -> int | None:
@@ -54,6 +55,8 @@ class Pauses:
                 if self._is_told:
                     self._close(message.time_ns)
                 self._since_ns = None
+        elif isinstance(message, Snapshot) and message.pauses is not None:
+            self._adopt(pauses_in(message))  # messages that told of some may be lost
 
     def spans(self, start_ns: int, end_ns: int) -> list[tuple[int, int]]:
         """The parts of [start_ns, end_ns] that were paused, in order of time."""
@@ -78,6 +81,16 @@ class Pauses:
         del self._starts[num_kept:], self._ends[num_kept:]
         self._since_ns = None
 
+    def _adopt(self, trail: PauseTrail) -> None:
+        """Take over what is told, and keep those of before."""
+        spans = trail.spans or ()
+        num_kept = bisect_right(self._ends, spans[0].start_ns) if spans else len(self._ends)
+        ended = [(span.start_ns, span.end_ns) for span in spans if span.end_ns is not None]
+        self._starts[num_kept:] = [start_ns for start_ns, _ in ended]
+        self._ends[num_kept:] = [end_ns for _, end_ns in ended]
+        self._is_told = trail.since_ns is not None
+        self._since_ns = trail.since_ns if self._is_told else trail.stepped_ns
+
     def _close(self, end_ns: int) -> None:
         since_ns = self._since_ns
         if since_ns is not None and since_ns < end_ns:
@@ -85,6 +98,13 @@ class Pauses:
             self._ends.append(end_ns)
             if len(self._ends) > _MAX_SPANS:
                 del self._starts[: _MAX_SPANS // 2], self._ends[: _MAX_SPANS // 2]
+
+
+def known_since(snapshot: Snapshot) -> int:
+    """Engine time from which on a snapshot and what follows it tell of all pauses."""
+    if snapshot.pauses is None:
+        return snapshot.time_ns
+    return snapshot.pauses[0].start_ns if len(snapshot.pauses) >= MAX_SPANS else 0
 
 
 def leave_out_pauses(outcome: Outcome, pauses: Pauses, state: SessionState, now_ns: int) -> None:

@@ -23,6 +23,7 @@ from stepscope.recordings.mcap_index import (
     RecordingError,
     read_index,
 )
+from stepscope.recordings.pauses import known_since
 from stepscope.recordings.step_index import StepIndex
 
 REPAIR_HINT = "; 'stepscope repair' makes a whole file of it"
@@ -43,7 +44,8 @@ class Recording:
         opened_path: the file that was opened: of one that was never closed, its unfinished self.
         first_step, last_step: None when there is no step in it.
         start_ns, end_ns: wall time of the first and last message.
-        known_since_ns: engine time of the first keyframe.
+        known_since_ns: engine time from which on all pauses are told: 0, or of an engine that does
+            not tell of earlier ones that of the first keyframe.
         truncated, message: whether something is missing, and what, in one line.
 
     Raises:
@@ -249,7 +251,7 @@ class Recording:
             )
         snapshot, _ = found
         check_info(snapshot.info, self.path)
-        self.known_since_ns = snapshot.time_ns
+        self.known_since_ns = known_since(snapshot)
         return snapshot.info
 
     def _first_keyframe(self) -> tuple[Snapshot, Position] | None:

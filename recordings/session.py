@@ -10,6 +10,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from stepscope.engine.audit_fold import latest
+from stepscope.engine.pause_trail import PauseSpan, PauseTrail
 from stepscope.engine.wire import (
     Audited,
     BatchRow,
@@ -60,6 +61,7 @@ class SessionState:
     workload: str | None = None
     control: ControlCounts | None = None  # what the engine's control socket did not take
     audit: list[Audited] = field(default_factory=list)  # the last MAX_AUDIT; replaced, not changed
+    pauses: PauseTrail = PauseTrail()  # noqa: RUF009 - it is never changed
 
     # Copies
 
@@ -111,6 +113,7 @@ class SessionState:
             waiting_reasons=self.waiting_reasons,
             control=self.control,
             audit=self.audit or None,
+            pauses=None if self.pauses.spans is None else list(self.pauses.spans),
         )
 
     @classmethod
@@ -138,6 +141,7 @@ class SessionState:
             workload=snapshot.workload,
             control=snapshot.control,
             audit=snapshot.audit or [],
+            pauses=pauses_in(snapshot),
         )
 
     # Messages
@@ -168,6 +172,7 @@ class SessionState:
     def _apply_status(self, status: EngineStatus) -> None:
         self.time_ns = max(self.time_ns, status.time_ns)
         self.state = status.state
+        self.pauses = self.pauses.after_status(status.time_ns, is_paused=status.state == "paused")
         outcome = Outcome()
         for event in status.events:
             self.table.take_event(event, self.step, status.time_ns, outcome)
@@ -190,6 +195,8 @@ class SessionState:
         self.time_ns = max(self.time_ns, record.tokens_ns)
         if self.state == "idle":
             self.state = "running"
+        if self.pauses.is_on:
+            self.pauses = self.pauses.after_step(record.schedule_start_ns, record.tokens_ns)
         ends: list[RequestEvent] = []
         for event in record.events:
             # These come of the tokens that the rows below compute.
@@ -229,6 +236,21 @@ class SessionState:
     def _become(self, other: "SessionState") -> None:
         for name in self.__slots__:
             setattr(self, name, getattr(other, name))
+
+
+def pauses_in(snapshot: Snapshot) -> PauseTrail:
+    """What a snapshot tells of the operator's pauses.
+
+    Of a pause that goes on, an engine that tells of none is only known to be in it.
+    """
+    told = snapshot.pauses
+    is_paused = snapshot.state == "paused"
+    if told is None:
+        return PauseTrail((PauseSpan(snapshot.time_ns),) if is_paused else None)
+    trail = PauseTrail(tuple(told))
+    if is_paused and trail.since_ns is None:
+        return trail._replace(stepped_ns=snapshot.time_ns)
+    return trail
 
 
 def request_name(request_id: int) -> str:

@@ -13,6 +13,7 @@ from stepscope.engine.wire import (
     StepRecord,
 )
 from stepscope.recordings.causes import Piece
+from stepscope.recordings.pauses import Pauses
 from stepscope.recordings.waited import QueueTime
 from stepscope.recordings.waits import Wait, wait_of
 
@@ -111,6 +112,15 @@ class Waiters:
                 known.status = "running"
                 self.running[request_id] = known
             self.requests[request_id] = known
+
+    def cover_pauses(self, pauses: Pauses, until_ns: int, step: int) -> None:
+        """Of waits that began before anything is known, the operator's pauses are known."""
+        if not pauses.has_any:
+            return
+        for wait in self.requests.values():
+            if wait.start_ns is not None:
+                for start_ns, end_ns in pauses.spans(wait.covered_ns, until_ns):
+                    wait.add(Piece("paused", start_ns, end_ns - start_ns, step), end_ns)
 
     def _prune(self) -> None:
         """Forget what nobody waited through any more."""

@@ -37,6 +37,7 @@ from stepscope.engine.wire import (
     KnobSpec,
     KVCounts,
     Mark,
+    PauseSpan,
     Phase,
     Preempted,
     Rejected,
@@ -236,6 +237,7 @@ MESSAGES: dict[str, Telemetry] = {
         ],
         control=ControlCounts(bad=1, limited=2, denied=3, keyless=4),
         audit=[AUDITED],
+        pauses=[PauseSpan(3, 5), PauseSpan(8)],
     ),
     "Snapshot.least": Snapshot(
         **_SNAPSHOT, info=INFO, knobs={}, state="draining", requests=[], blocks=None, kv=None
