@@ -58,7 +58,7 @@ def _first_line(process: subprocess.Popen[str]) -> str:
 def _commands(address: str, folder: Path) -> dict[str, list[str]]:
     return {
         "snapshot": ["snapshot", address, "--json"],
-        "set": ["set", "watermark=0.2", "--endpoint", address],
+        "set": ["set", address, "watermark=0.2"],
         "audit": ["audit", address],
         "record": ["record", address, "-o", str(folder / "a.mcap"), "--seconds", "0.5"],
         "load": ["load", address, "--num-requests", "2", "--rate", "100"],

@@ -95,15 +95,25 @@ def load(
     command.load(endpoint, trace, time_scale, limit, seconds, flags, reset_prefix_cache, name)
 
 
-@commands.command("set", epilog=example("stepscope set max_num_batched_tokens=512 order=arrival"))
+@commands.command(
+    "set",
+    epilog=example(
+        "stepscope set max_num_batched_tokens=512 order=arrival",
+        "stepscope set engine-0 max_num_batched_tokens=512 --dry-run",
+    ),
+)
 @with_key
 def set_(
     assignments: Annotated[
-        list[str], typer.Argument(metavar="KEY=VALUE", help="knobs and their new values")
+        list[str],
+        typer.Argument(
+            metavar="[ENDPOINT] KEY=VALUE",
+            help="knobs and their new values; first an engine, where there are several",
+        ),
     ],
     endpoint: Annotated[
         str | None,
-        typer.Option(help="the engine (default: the only local one)", metavar="ENDPOINT"),
+        typer.Option(help="the engine, the same as in front", metavar="ENDPOINT"),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="only check whether the engine would take it")

@@ -22,8 +22,11 @@ def set_knobs(
 ) -> None:
     """Print `name: old -> new` and the step from which it holds."""
     call_me(name)
+    named, assignments = _engine_in(assignments)
+    if named is not None and endpoint is not None:
+        raise WrongUsage(f"one engine at a time: {named!r} in front, and --endpoint {endpoint!r}")
     texts = _texts(assignments)
-    with connect(choose(endpoint, "stepscope set KEY=VALUE --endpoint {}")) as client:
+    with connect(choose(named or endpoint, "stepscope set {} KEY=VALUE")) as client:
         specs = {spec.name: spec for spec in client.info().knobs}
         changes = {name: _value(specs.get(name), text) for name, text in texts.items()}
         old, ack = _apply(client, changes, dry_run, expect_version)
@@ -58,6 +61,15 @@ def _apply(
     raise CommandRefused("conflict", "somebody else keeps changing the knobs; try again")
 
 
+def _engine_in(words: list[str]) -> tuple[str | None, list[str]]:
+    """The engine that stands in front of the knobs, None where none does; and the rest."""
+    first, *rest = words
+    is_knob = "=" in first and "://" not in first
+    if is_knob or _as_knob(first) is not None or not rest or any("=" not in each for each in rest):
+        return None, words
+    return first, rest
+
+
 def _texts(assignments: list[str]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for place, assignment in enumerate(assignments):
@@ -73,14 +85,18 @@ def _texts(assignments: list[str]) -> dict[str, str]:
 
 def _hint(word: str, others: list[str]) -> str:
     """What a word was probably meant to be that is no KEY=VALUE; nothing where nobody can tell."""
-    name = word.replace("-", "_")
-    if name in Knobs.__struct_fields__:
+    if (name := _as_knob(word)) is not None:
         value = next((each for each in others if "=" not in each), "VALUE")
         return f"; write {name}={value}"
     is_address = "/" in word or any(each.name == word for each in find_local())
     if is_address or any("=" in each for each in others):
-        return f"; an engine is named by --endpoint {word}"
+        return f"; an engine is named in front: stepscope set {word} KEY=VALUE"
     return ""
+
+
+def _as_knob(word: str) -> str | None:
+    name = word.replace("-", "_")
+    return name if name in Knobs.__struct_fields__ else None
 
 
 def _split(assignment: str) -> tuple[str, str]:
