@@ -103,6 +103,7 @@ class Explainer:
             self._had_work = message.num_running + message.num_waiting > 0
         elif isinstance(message, Snapshot):
             self._meet(message.info)
+            self._pauses.take(message)
             if self._needs_snapshot:
                 if self._step is None:  # nothing came before it
                     self._known_since(known_since(message))

@@ -553,11 +553,12 @@ def test_the_operators_pause_is_listed_and_not_counted(
     assert found.itl.num_late == 0
 
 
+@pytest.mark.parametrize("is_told", [False, True])
 @pytest.mark.parametrize("is_over", [False, True])
 def test_the_pause_before_a_recording_is_no_latency_in_it(
-    recorded: Callable[[list[tuple[int, Telemetry]]], Path], is_over: bool
+    recorded: Callable[[list[tuple[int, Telemetry]]], Path], is_over: bool, is_told: bool
 ) -> None:
-    """One that goes on is known; one that is over is not: waits from before do not count."""
+    """Without what the snapshot tells of pauses, waits from before it count for nothing."""
     engine = Script(max_num_batched_tokens=64)
     engine.ask(Pause())
     engine.submit(200, 3)
@@ -572,6 +573,8 @@ def test_the_pause_before_a_recording_is_no_latency_in_it(
     snapshot = history.snapshot()
     assert snapshot is not None
     assert [view.first_token_ns for view in snapshot.requests] == [None]
+    if not is_told:
+        snapshot = msgspec.structs.replace(snapshot, pauses=None)
     num_before = len(engine.messages)
     engine.ask(Resume())
     engine.run(8)
@@ -579,8 +582,47 @@ def test_the_pause_before_a_recording_is_no_latency_in_it(
     with Recording(recorded(messages)) as recording:
         found = explain_recording(recording, slo_itl_ms=50, slo_ttft_ms=500)
     assert [(late.kind, late.is_excused) for late in found.late] == (
-        [] if is_over else [("TTFT", True)]
+        [("TTFT", True)] if is_told or not is_over else []
     )
-    assert (found.ttft.num_waits, found.ttft.num_late) == (0 if is_over else 1, 0)
+    assert (found.ttft.num_waits, found.ttft.num_late) == (int(is_told or not is_over), 0)
     assert found.itl.num_waits == 2
-    assert "unknown" not in {piece.cause for late in found.late for piece in late.pieces}
+    unknown_ns = {
+        piece.ns for late in found.late for piece in late.pieces if piece.cause == "unknown"
+    }
+    assert all(ns < 100 * MS for ns in unknown_ns)
+
+
+@pytest.mark.parametrize("num_single_steps", [0, 2])
+def test_who_joins_in_a_pause_counts_what_those_do_who_were_there(num_single_steps: int) -> None:
+    engine = Script(max_num_batched_tokens=64)
+    engine.submit(16, 20)
+    engine.submit(400, 4)
+    engine.run(2)
+    engine.ask(Pause())
+    engine.run(1)
+    engine.sleep(6000)
+    for _ in range(num_single_steps):
+        engine.ask(StepOnce(n=1))
+        engine.run(2)
+        engine.sleep(500)
+    engine.run(1)
+    told = engine.core.snapshot()
+    there, late = History(), History()
+    for sequence, message in engine.messages:
+        there.append(sequence, message)
+    late.append(told.sequence, told)
+    seen = len(engine.messages)
+    engine.ask(Resume())
+    engine.run(12)
+    for sequence, message in engine.messages[seen:]:
+        there.append(sequence, message)
+        late.append(sequence, message)
+    since_ns = told.time_ns
+    for kind in ("ttft", "itl"):
+        expected = there.windows.samples(kind, None, None).cut(since_ns, there.state.time_ns)
+        assert list(late.windows.samples(kind, None, None)) == list(expected) != []
+    assert late.windows.breaches(None, 100) == []
+    first = late.first_step
+    assert first is not None
+    waits = [late.wait(first, each) for each in late.state_at(first).requests]
+    assert {wait.cause for wait in waits if wait is not None} == {"paused"}
