@@ -20,7 +20,7 @@ Cause: TypeAlias = Literal[
     "between",  # the engine had work and was between two steps
     "idle",  # the engine had nothing to run
     "step",  # a step without any prompt in it took its time
-    "unknown",  # the records of that time are missing
+    "unknown",  # the records of that time are missing, or not in memory
 ]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 
@@ -50,7 +50,8 @@ class Piece(NamedTuple):
     ns: int
     step: int  # the first step it was spent in; for time between steps the one after it
     num_steps: int = 0  # 0: between steps
-    detail: str = ""  # queued, preempted: what was waited for; left_out: "prompts" or ""
+    # queued, preempted: what was waited for; left_out: "prompts" or ""; unknown: "forgotten" or ""
+    detail: str = ""
     request_id: int | None = None  # whose prefill, the largest part of it
     num_tokens: int = 0  # ... of that prefill, of its own prompt, of what it recomputed
     num_other_tokens: int = 0  # of prefill of further requests in these steps
@@ -89,6 +90,8 @@ class Piece(NamedTuple):
             return f"recomputed {self.num_tokens:,} tokens in {steps}"
         if self.cause == "step":
             return f"{steps} of decodes alone"
+        if self.is_forgotten:
+            return "before the first step in memory"
         return {
             "paused": "the operator had paused the engine",
             "between": "between steps (update, record, publish)",
@@ -109,6 +112,11 @@ class Piece(NamedTuple):
         return f"{self.text}, {times:.0f}x slower than usual: the machine or the engine was held up"
 
     @property
+    def is_forgotten(self) -> bool:
+        """Its records may be somewhere, but not in memory."""
+        return self.cause == "unknown" and self.detail == "forgotten"
+
+    @property
     def short(self) -> str:
         """For a line that has little room."""
         if self.request_id is not None:
@@ -116,6 +124,8 @@ class Piece(NamedTuple):
             return f"{verb} {request_name(self.request_id)} {self.num_tokens} tok"
         if self.cause == "recompute":
             return f"preempted, {self.num_tokens} tok again"
+        if self.is_forgotten:
+            return "not in memory"
         return {
             "queued": f"queued {_WAITED_FOR.get(self.detail, self.detail)}",
             "prompt": f"own prompt {self.num_tokens} tok",

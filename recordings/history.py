@@ -154,6 +154,12 @@ class History(HistoryView):
             self._keep_marks(old)
             self.version += 1
 
+    def end_short(self) -> None:
+        """Nothing more is about to be there."""
+        with self._lock:
+            self.is_short = False
+            self.version += 1
+
     def keep(self, max_steps: int, max_bytes: int) -> None:
         """Change what is kept at most; the oldest goes with the next message, if it has to."""
         with self._lock:

@@ -6,7 +6,7 @@ happens outside the timeline's lock, on payloads that never change.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from stepscope.engine import wire
@@ -135,7 +135,8 @@ class LifeKeeper:
                     named[step] = [columns.column(name)[index] for name in _NAMED]
         for late in found:
             if late.request_id in named.get(late.step, ()):
-                self._keep((late.step, late.request_id), late)
+                pieces = self._known_apart(late.pieces)
+                self._keep((late.step, late.request_id), late._replace(pieces=pieces))
 
     def _keep(self, key: tuple[int, int], found: Late | None) -> None:
         self._known[key] = found
@@ -159,8 +160,11 @@ class LifeKeeper:
                 explainer = follower.explainer
                 follower.life = Life(
                     view.request_id,
-                    tuple(explainer.late),
-                    tuple(explainer.life),
+                    tuple(
+                        late._replace(pieces=self._known_apart(late.pieces))
+                        for late in explainer.late
+                    ),
+                    self._known_apart(explainer.life),
                     explainer.waiting_since(view.request_id),
                     follower.transcript.told(),
                 )
@@ -194,7 +198,21 @@ class LifeKeeper:
         explainer, number = begun
         self._feed(explainer, number, step)
         late = explainer.late
-        return late[-1] if late and late[-1].step == step else None
+        if not late or late[-1].step != step:
+            return None
+        return late[-1]._replace(pieces=self._known_apart(late[-1].pieces))
+
+    def _known_apart(self, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+        """What was before the first step in memory is told apart from what was lost."""
+        with self._lock:
+            starts_ns = self._timeline.columns.column("schedule_start_ns")
+            begin_ns = starts_ns[0] if starts_ns else 0
+        return tuple(
+            piece._replace(detail="forgotten")
+            if piece.cause == "unknown" and piece.start_ns < begin_ns
+            else piece
+            for piece in pieces
+        )
 
     def _told_start(self, index: int, request_id: int) -> int | None:
         """When the longest wait of a step began, as its figures tell; None for any other wait.

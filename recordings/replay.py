@@ -165,6 +165,17 @@ class ReplaySource:
                 self._busy = True
                 self._wake.notify_all()
 
+    def look_at(self, step: int | None) -> None:
+        """A step in memory is looked at (None: the newest): what led to it is to be there, too."""
+        with self._wake:
+            if self._reach.note_look(step):
+                self._busy = True
+                self._wake.notify_all()
+
+    def has_room_at(self, step: int) -> bool:
+        """Whether what led to a step in memory is there, or can be beside the newest step."""
+        return self._reach.covers(step) or self._reach.has_room(step)
+
     def wait(self, timeout_s: float = 10.0) -> bool:
         """Until what was asked for is done; False if it takes longer."""
         with self._wake:
@@ -273,7 +284,7 @@ class ReplaySource:
             is_held = first <= step - num_steps or first == recording.first_step
             if is_held and step < newest and history.rewind(history.neighbour(step + 1, -1)):
                 self._read_from(target, history.last_sequence or 0)
-                self._reach.is_short = True  # maybe: that is seen when there is nothing else to do
+                self._reach.note_rewound()
                 return
         begin = recording.find_step(step - num_steps) or Position(0, 0)
         fresh = excerpt(recording, history, begin, target, lambda: not self._is_interrupted())

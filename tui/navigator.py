@@ -55,6 +55,10 @@ class Replay(FileTimes, Protocol):
 
     def show(self, num_steps: int) -> None: ...
 
+    def look_at(self, step: int | None) -> None: ...
+
+    def has_room_at(self, step: int) -> bool: ...
+
     def wait(self, timeout_s: float = 10.0) -> bool: ...
 
 
@@ -133,7 +137,8 @@ class Navigator:
         if replay is not None:
             if replay.status == "playing":
                 replay.pause()
-            if first is None or last is None or not first <= step <= last:
+            is_held = first is not None and last is not None and first <= step <= last
+            if not is_held or not replay.has_room_at(step):
                 self.view.follow()
                 replay.seek(step)
                 return

@@ -58,10 +58,11 @@ PAGE_VIEWS: Mapping[Page, PageView] = {
         "latency screen",
         latency_page.draw,
         latency_page.targets,
-        "Exact percentiles over three windows, and the share of samples within the service "
-        "level. The heat map has time to the right and latency upwards, in bands of equal "
-        "factors; those beyond the service level are marked !. Each breach is listed with what "
-        "the wait was made of. Time in which the operator had paused the engine counts nowhere.",
+        "Exact percentiles over three windows (all; mem: of a replay, what is in memory of it up "
+        "to the cursor), and the share of samples within the service level. The heat map has time "
+        "to the right and latency upwards, in bands of equal factors; those beyond the service "
+        "level are marked !. Each breach is listed with what the wait was made of. Time in which "
+        "the operator had paused the engine counts nowhere.",
     ),
     "knobs": PageView(
         "knobs screen",

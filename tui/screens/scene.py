@@ -53,6 +53,8 @@ class Scene:
         num_lanes = canvas.height_of("lanes")
         if self._replay is not None and view.axis == "step" and canvas.num_columns:
             self._replay.show(canvas.num_columns * view.zoom)
+        if self._replay is not None:
+            self._replay.look_at(view.cursor)
         frame = self._builder.build(view, canvas.num_columns, num_lanes, num_events)
         frame.status = session.source.status
         if view.page == "fleet":

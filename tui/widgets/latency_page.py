@@ -47,6 +47,8 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         (f"  ms; service levels: TTFT <{slo.ttft_ms:g}  ITL <{slo.itl_ms:g}", "muted"),
     )
     hint: Line = (("the operator's pauses are not counted", "muted"),)
+    if (window_s := frame.window_s) is not None:
+        hint = ((f"of the last minute {window_s:.0f} s are in memory", "caution"),)
     lines = framed(rows, width, len(rows) + 2, title, hint)
     left = height - len(lines)
     chart_height = 0 if left < 14 else min(16, left // 2)
@@ -91,7 +93,7 @@ def _figures(frame: Frame, width: int) -> list[Line]:
     for name in names:
         head += [
             ("│ ", "frame"),
-            (f"{name:<5}", "strong"),
+            (f"{_title(frame, name):<5}", "strong"),
             (f"{'samples':>8}{'p50':>6}{'p95':>7}{'p99':>7}{'max':>7}{'in SLO':>8} ", "muted"),
         ]
     lines: list[Line] = [tuple(head)]
@@ -109,6 +111,15 @@ def _figures(frame: Frame, width: int) -> list[Line]:
             line += _block(None if report is None else _series(report, kind), bound, is_told)
         lines.append(tuple(line))
     return lines
+
+
+def _title(frame: Frame, name: str) -> str:
+    """What a window really is: of a replay less may be in memory."""
+    length_s = dict(WINDOWS)[name]
+    window_s = frame.window_s
+    if length_s is None:
+        return name if frame.is_whole else "mem"
+    return name if window_s is None or window_s >= length_s else f"{window_s:.0f} s"
 
 
 def _series(report: LatencyReport, kind: LatencyKind) -> Series:

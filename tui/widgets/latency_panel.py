@@ -26,7 +26,11 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         body.append(_row(name, values, bound, trend_width))
     body.append(_wall(frame, width - 2))
     body += _stall(frame, width - 3)
-    title: Line = (("latency", "title"), (" ms (last 60 s)", "muted"))
+    window_s = frame.window_s
+    said: Run = (" ms (last 60 s)", "muted")
+    if window_s is not None:
+        said = (f" ms (last {window_s:.0f} s: the rest is not in memory)", "caution")
+    title: Line = (("latency", "title"), said)
     return framed(body, width, height, title)
 
 

@@ -1,0 +1,145 @@
+"""Whichever way one goes to a step of a recording, its figures are the same."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.engine.config import Knobs
+from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.recordings.history import History
+from stepscope.recordings.reader import Recording
+from stepscope.recordings.replay import ReplaySource
+from stepscope.tui.frame import Frame, FrameBuilder
+from stepscope.tui.navigator import Navigator, recorded_extent
+from stepscope.tui.notices import Notices
+from stepscope.tui.view import View
+from tests.seek_sessions import record
+
+NUM_STEPS = 5_000  # three minutes
+
+
+class Way:
+    """A screen, as far as it moves through time."""
+
+    def __init__(self, source: ReplaySource) -> None:
+        self.view = View()
+        notices = Notices(lambda: 0.0)
+        self.source = source
+        self.navigator = Navigator(self.view, source.history, source, notices, str)
+        self.now_s = 0.0
+        extent = recorded_extent(source)
+        self.builder = FrameBuilder(source.history, extent, lambda: self.now_s)
+
+    def picture(self) -> Frame:
+        """Once all is there that is to be."""
+        for _ in range(2):  # the first one tells the replay what is looked at
+            assert self.source.wait(30)
+            self.source.look_at(self.view.cursor)
+        assert self.source.wait(30)
+        self.now_s += 10  # figures of the newest step are taken anew once a second
+        return self.builder.build(self.view, 100, 20, 10)
+
+
+def figures(frame: Frame) -> object:
+    assert not frame.history.is_short
+    return frame.cursor, frame.latency, frame.rates, frame.stall
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    messages = simulate(
+        seed=9,
+        num_steps=NUM_STEPS,
+        num_blocks=150,
+        max_model_len=2048,
+        knobs=Knobs(max_num_batched_tokens=256, reserve="none"),
+        workload=SimulatedWorkload(rate=1.5, document_share=0.1, document_tokens=1500),
+        cost=CostModel(floor_ms=30.0),
+    )
+    return record(tmp_path_factory.mktemp("ways") / "session.mcap", messages)
+
+
+@pytest.fixture(scope="module")
+def source(file: Path) -> Iterator[ReplaySource]:
+    with Recording(file) as recording:
+        replay = ReplaySource(recording, playing=False)
+        replay.start()
+        assert replay.file_events.wait(30)
+        yield replay
+        replay.stop()
+
+
+@pytest.fixture(scope="module")
+def straight(file: Path) -> Iterator[ReplaySource]:
+    with Recording(file) as recording:
+        replay = ReplaySource(recording, playing=False)
+        replay.start()
+        yield replay
+        replay.stop()
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    moves=st.lists(
+        st.one_of(
+            st.integers(0, NUM_STEPS - 1),
+            st.sampled_from(["back to a preemption", "on to a preemption", "back", "on"]),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_figures_at_a_step_are_those_of_a_straight_jump_there(
+    source: ReplaySource, straight: ReplaySource, moves: list[int | str]
+) -> None:
+    way = Way(source)
+    for move in moves:
+        if isinstance(move, int):
+            way.navigator.go(move)
+        elif move.endswith("preemption"):
+            way.navigator.event(1 if move.startswith("on") else -1, {"preempt"})
+        else:
+            way.navigator.move(40 if move == "on" else -40)
+        frame = way.picture()
+        assert frame.cursor is not None
+        straight.seek(frame.cursor)
+        assert figures(frame) == figures(Way(straight).picture())
+
+
+def test_steps_after_the_one_that_is_looked_at_stay_in_memory(source: ReplaySource) -> None:
+    way = Way(source)
+    way.navigator.go(NUM_STEPS - 1)
+    first = way.picture().first_step
+    assert first is not None
+    assert first > 1_000
+    way.navigator.go(first + 10)
+    frame = way.picture()
+    assert (frame.cursor, frame.last_step) == (first + 10, NUM_STEPS - 1)
+    assert frame.first_step is not None
+    assert frame.first_step < first
+
+
+def test_where_memory_is_full_nothing_is_lost_and_the_picture_says_that_its_window_is_cut(
+    file: Path,
+) -> None:
+    with Recording(file) as recording:
+        replay = ReplaySource(recording, History(max_steps=1_500), playing=False)
+        replay.start()
+        try:
+            way = Way(replay)
+            way.navigator.go(NUM_STEPS - 1)
+            first = way.picture().first_step
+            assert first is not None
+            way.navigator.go(first + 400)
+            frame = way.picture()
+            assert frame.cursor == first + 400
+            assert frame.first_step is not None
+            assert frame.first_step <= first
+            assert not frame.history.is_short
+            assert frame.window_s is not None
+            assert 0 < frame.window_s < 60
+        finally:
+            replay.stop()
