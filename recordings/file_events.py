@@ -22,7 +22,7 @@ from stepscope.engine.wire import (
     Rejected,
     RequestEvent,
 )
-from stepscope.recordings.event_steps import EventSteps
+from stepscope.recordings.event_steps import EventSteps, Noted
 from stepscope.recordings.events import (
     EventKind,
     SessionEvent,
@@ -59,11 +59,18 @@ class _Told(msgspec.Struct):
 _told = msgspec.msgpack.Decoder(_Told).decode
 
 
+class Told(NamedTuple):
+    """What somebody did to the engine, or was refused, other than a change of knobs."""
+
+    step: int  # from which it holds; of what was refused the one it was asked in
+    entry: Audited
+
+
 class _ByStep(NamedTuple):
-    """An event that somebody caused, and the change it tells of if it does."""
+    """An event that somebody caused, and the message that tells of it."""
 
     event: SessionEvent
-    change: KnobsChanged | None
+    message: Mark | KnobsChanged | Audited
 
 
 class FileEvents:
@@ -72,6 +79,7 @@ class FileEvents:
     Attributes:
         found: marks and changes of knobs so far, by step.
         changes: those of knobs, oldest first.
+        told: what else somebody did or was refused, oldest first.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,9 +89,10 @@ class FileEvents:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="events of the file", daemon=True)
         self._of_engine: Sequence[SessionEvent] = ()
-        self._of_requests = {kind: EventSteps(kind) for kind in _OF_REQUESTS.values()}
+        self._of_requests = {kind: EventSteps() for kind in _OF_REQUESTS.values()}
         self.found: Sequence[SessionEvent] = ()
         self.changes: Sequence[KnobsChanged] = ()
+        self.told: Sequence[Told] = ()
 
     def start(self) -> None:
         self._thread.start()
@@ -134,10 +143,10 @@ class FileEvents:
                 self._take_in(list(_caused_in(recording, number)))
                 for told in _told_in(recording, number):
                     for event in told.events:
-                        if (kind := _OF_REQUESTS.get(type(event))) is not None:
+                        if isinstance(event, Noted):
                             time_ns = told.tokens_ns or told.time_ns
-                            steps = self._of_requests[kind]
-                            steps.add(max(told.step, 0), time_ns, event.request_id)
+                            steps = self._of_requests[_OF_REQUESTS[type(event)]]
+                            steps.add(max(told.step, 0), time_ns, event)
                 self._hurry.wait(_PAUSE_S)
                 if self._is_stopping:
                     return
@@ -146,10 +155,17 @@ class FileEvents:
         """What somebody caused. Others read what is there, and see all of it or nothing."""
         if not caused:
             return
-        changes = [each.change for each in caused if each.change is not None]
+        changes = [each.message for each in caused if isinstance(each.message, KnobsChanged)]
         if changes:
             known = {each.version: each for each in (*self.changes, *changes)}
             self.changes = [known[version] for version in sorted(known)]
+        told = [
+            Told(each.event.step, each.message)
+            for each in caused
+            if isinstance(each.message, Audited)
+        ]
+        if told:
+            self.told = sorted([*self.told, *told], key=lambda each: each.entry.time_ns)
         events = {each.event for each in caused}
         of_engine = {each for each in events if each.kind == "engine"}
         if of_engine:
@@ -165,16 +181,15 @@ def _by_step(events: set[SessionEvent]) -> list[SessionEvent]:
 def _caused_in(recording: Recording, number: int) -> Iterator[_ByStep]:
     """What somebody did in a chunk: marks, changes of knobs, other changes and refusals."""
     for place, message in messages_in(recording, number):
-        event, change = None, None
         if isinstance(message, Mark):
-            event = mark_event(message)
+            yield _ByStep(mark_event(message), message)
         elif isinstance(message, KnobsChanged):
-            event, change = knobs_event(message), message
+            if (event := knobs_event(message)) is not None:
+                yield _ByStep(event, message)
         elif isinstance(message, Audited):
             step = recording.step_before(Position(number, place)) or 0
-            event = audit_event(message, step)
-        if event is not None:
-            yield _ByStep(event, change)
+            if (event := audit_event(message, step)) is not None:
+                yield _ByStep(event, message)
 
 
 def _told_in(recording: Recording, number: int) -> Iterator[_Told]:

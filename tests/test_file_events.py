@@ -7,7 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stepscope.engine.wire import Aborted, Audited, KnobsChanged, StepRecord, Telemetry
+from stepscope.engine.wire import (
+    Aborted,
+    Audited,
+    KnobsChanged,
+    Preempted,
+    StepRecord,
+    Telemetry,
+)
 from stepscope.recordings.event_steps import EventSteps
 from stepscope.recordings.file_events import FileEvents
 from stepscope.recordings.history import History
@@ -94,15 +101,18 @@ def test_every_event_that_playing_the_file_tells_of_is_found_in_it(
         steps.append(event.step)
         at = event.step
     assert steps[::direction] == expected
+    if kind in ("preempt", "abort", "reject"):  # in the same words as once it is in memory
+        texts = {each.text for each in history.events(limit=10**6, kinds=frozenset({kind}))}
+        assert {found.next(step - 1, 1, {kind}).text for step in expected} <= texts
     least = {"preempt": 20, "knobs": 1, "abort": 1, "engine": 2}.get(kind, 0)
     assert len(steps) >= least
 
 
 def test_preemptions_are_spread_over_a_bar_of_any_width(found: FileEvents) -> None:
-    steps = EventSteps("preempt")
+    steps = EventSteps()
     for step in range(0, 100_000, 7):
-        steps.add(step, step * 10, step % 5)
-        steps.add(step, step * 10, 9)  # a second one of the same step
+        steps.add(step, step * 10, Preempted(step % 5, num_blocks=step, reason="kv_full"))
+        steps.add(step, step * 10, Preempted(9, num_blocks=1, reason=""))  # one more of that step
     few = steps.spread(100)
     assert len(few) == 100
     apart = {after.step - before.step for before, after in pairwise(few)}
@@ -110,7 +120,7 @@ def test_preemptions_are_spread_over_a_bar_of_any_width(found: FileEvents) -> No
     assert max(apart) <= 1010
     assert all(each.step % 7 == 0 and each.request_id == each.step % 5 for each in few)
     assert len(steps.spread(10**6)) == len(steps) == 14_286
-    assert EventSteps("preempt").spread(10) == []
+    assert EventSteps().spread(10) == []
     kinds = {each.kind for each in found.landmarks()}
     assert kinds == {"knobs", "preempt"}
 
@@ -161,20 +171,26 @@ async def test_changes_that_lie_ahead_are_listed_and_enter_goes_there(
     app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("6")
-        assert "; 1 ahead (])" in main_text(app)
-        (line,) = (line for line in main_text(app).splitlines() if "ahead: " in line)
+        assert "; 3 ahead (])" in main_text(app)
+        refused, paused, line = (line for line in main_text(app).splitlines() if "ahead: " in line)
+        assert f" {REFUSED:,} " in refused
+        assert f" {PAUSED + 1:,} " in paused
         assert f" {change.effective_step:,} " in line
         assert "max_num_batched_tokens 512→128" in line
-        while app.main.view.row < len(source.history.info.knobs):
+        while app.main.view.row < len(source.history.info.knobs) + 2:
             await pilot.press("down")
         await pilot.press("enter")
         step = change.effective_step
         await until(lambda: app.main.new_frame().cursor == step, "not at the change")
         assert app.main.view.page == "live"
         await pilot.press("6")
-        assert "ahead" not in main_text(app)
+        assert "; 2 ahead (])" in main_text(app)
         assert "max_num_batched_tokens 512→128" in main_text(app)
         app.main.navigator.go(step - 1)
         await until(lambda: app.main.new_frame().cursor == step - 1, "not before the change")
         app.main.draw()
-        assert "; 1 ahead (])" in main_text(app)
+        assert "; 3 ahead (])" in main_text(app)
+        app.main.navigator.go(REFUSED + 10)
+        await until(lambda: app.main.new_frame().cursor == REFUSED + 10, "not behind all of them")
+        app.main.draw()
+        assert "ahead" not in main_text(app)

@@ -12,6 +12,7 @@ from stepscope.engine.wire import KnobsChanged, StepRecord
 from stepscope.recordings.causes import Late
 from stepscope.recordings.columns import StepSummary
 from stepscope.recordings.events import SessionEvent
+from stepscope.recordings.file_events import Told
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import LatencyReport
 from stepscope.recordings.rates import Rates
@@ -53,6 +54,7 @@ class Frame:
     events: list[SessionEvent] = field(default_factory=list)
     landmarks: list[SessionEvent] = field(default_factory=list)  # for the scrub bar
     changes_in_file: Sequence[KnobsChanged] = ()  # of knobs, in all of a replayed file
+    told_in_file: Sequence[Told] = ()  # what else somebody did, or was refused, in all of it
     extent: tuple[int, int] | None = None  # all steps one can go to; of a replay, in the file
     is_replay: bool = False
     status: SourceStatus = "live"  # of the source when the picture was made
@@ -60,6 +62,23 @@ class Frame:
     fleet: FleetPage | None = None  # on the fleet screen
     compare: ComparePage | None = None  # on the compare screen
     keys: Mapping[str, str] = field(default_factory=dict)  # of actions, where they are not theirs
+
+    @property
+    def is_whole(self) -> bool:
+        """All of a replayed file that is before the cursor is in memory; true of what is live."""
+        extent, first_step = self.extent, self.first_step
+        return not self.is_replay or not extent or first_step is None or first_step <= extent[0]
+
+    @property
+    def window_s(self) -> float | None:
+        """How much of the last minute of a replay is in memory, where not all of it is."""
+        if self.is_whole or self.first_step is None or self.history.is_short:
+            return None
+        first = self.history.summary(self.first_step)
+        if first is None:
+            return None
+        seconds = max(0.0, (self.state.time_ns - first.schedule_start_ns) / 1e9)
+        return seconds if seconds < LATENCY_WINDOW_S else None
 
     @property
     def tells_requests(self) -> bool:
@@ -109,6 +128,7 @@ class InFile(Protocol):
 
     found: Sequence[SessionEvent]  # marks and changes of knobs
     changes: Sequence[KnobsChanged]
+    told: Sequence[Told]
 
     def landmarks(self) -> Sequence[SessionEvent]: ...
 
@@ -212,6 +232,7 @@ class FrameBuilder:
             events=self._events(view, num_events),
             landmarks=self._scrub_marks(),
             changes_in_file=() if self._in_file is None else self._in_file.changes,
+            told_in_file=() if self._in_file is None else self._in_file.told,
             extent=self._recorded
             or (None if first_step is None or last_step is None else (first_step, last_step)),
             is_replay=self._recorded is not None,

@@ -1,7 +1,7 @@
 """Knobs: what they are, what they may be, who changed them, and what the latencies did after it."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from stepscope.engine.commands import SetKnobs
 from stepscope.engine.wire import Audited, KnobsChanged, KnobSpec
@@ -34,7 +34,8 @@ def _log_columns(width: int) -> tuple[Column, ...]:
 def targets(frame: Frame) -> list[Target]:
     """One for each knob, then one for each line of the audit trail, the newest first."""
     knobs = [Target(knob=name) for name in _names(frame)]
-    return knobs + [Target(step=_step(frame, entry)) for entry in (*_ahead(frame), *_trail(frame))]
+    ahead = [Target(step=each.step) for each in _ahead(frame)]
+    return [*knobs, *ahead, *(Target(step=_step(frame, entry)) for entry in _trail(frame))]
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
@@ -43,7 +44,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     row = frame.view.row
     specs = _specs(frame)
     ahead, trail = _ahead(frame), _trail(frame)
-    entries = [*ahead, *trail]
+    entries = [*(each.entry for each in ahead), *trail]
     log_height = max(5, min(len(entries) + 3, height * 2 // 5))
     body_height = max(5, min(len(names) + 4, height - log_height))
     shown = max(0, body_height - 4)
@@ -74,7 +75,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     log = table(
         _log_columns(width),
         [
-            *(_coming(frame, change) for change in ahead),
+            *(_coming(frame, each) for each in ahead),
             *(
                 _change(frame, entry) if isinstance(entry, KnobsChanged) else _audited(frame, entry)
                 for entry in trail
@@ -161,6 +162,13 @@ def _about(spec: KnobSpec | None) -> str:
 _Entry: TypeAlias = KnobsChanged | Audited
 
 
+class _Ahead(NamedTuple):
+    """What lies ahead in a replayed file, and where."""
+
+    step: int
+    entry: _Entry
+
+
 def _trail(frame: Frame) -> list[_Entry]:
     """Up to the cursor, the newest first."""
     others = [
@@ -196,7 +204,7 @@ def _audited(frame: Frame, entry: Audited) -> list[Cell]:
     ]
 
 
-def _num_ahead(frame: Frame, ahead: Sequence[KnobsChanged]) -> str:
+def _num_ahead(frame: Frame, ahead: Sequence[_Ahead]) -> str:
     """How many of a replayed file are still to come, and the key that goes to the next one."""
     return f"; {len(ahead):,} ahead ({frame.key('next_event')})" if ahead else ""
 
@@ -230,12 +238,14 @@ def _changes(frame: Frame) -> list[KnobsChanged]:
     return [change for change in _known(frame) if change.effective_step <= cursor]
 
 
-def _ahead(frame: Frame) -> list[KnobsChanged]:
-    """Those of a replayed file after the cursor."""
+def _ahead(frame: Frame) -> list[_Ahead]:
+    """Of a replayed file what lies after the cursor, the farthest first."""
     cursor = frame.cursor
     if cursor is None or not frame.is_replay:
         return []
-    return [change for change in _known(frame) if change.effective_step > cursor]
+    known = [_Ahead(change.effective_step, change) for change in _known(frame)]
+    known += [_Ahead(*told) for told in frame.told_in_file if told.entry not in frame.state.audit]
+    return sorted([each for each in known if each.step > cursor], key=lambda each: -each.step)
 
 
 def _what(change: KnobsChanged) -> str:
@@ -264,13 +274,15 @@ def _change(frame: Frame, change: KnobsChanged) -> list[Cell]:
     return cells
 
 
-def _coming(frame: Frame, change: KnobsChanged) -> list[Cell]:
+def _coming(frame: Frame, ahead: _Ahead) -> list[Cell]:
     """What it did to the latencies is not known before it is played."""
+    step, entry = ahead
+    who = entry.who if isinstance(entry, KnobsChanged) else who_text(entry)
     return [
-        (f"{change.effective_step:,}", "muted"),
-        (fmt.clock(frame.history.wall_ns(change.time_ns)), "muted"),
-        (clean(change.who, _WHO_WIDTH), "muted"),
-        (f"ahead: {_what(change)}", "muted"),
+        (f"{step:,}", "muted"),
+        (fmt.clock(frame.history.wall_ns(entry.time_ns)), "muted"),
+        (clean(who, _WHO_WIDTH), "muted"),
+        (f"ahead: {_told(entry)}", "muted"),
     ]
 
 
