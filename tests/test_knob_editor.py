@@ -8,6 +8,7 @@ import pytest
 from textual import events
 
 from stepscope.engine.client import ControlClient
+from stepscope.engine.wire import Telemetry
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui.app import Dashboard
 from tests.screen_text import main_text, screen_text
@@ -40,6 +41,24 @@ async def press(app: Dashboard, *keys: str) -> None:
     for key in keys:
         app.post_message(events.Key(key, key if len(key) == 1 else None))
         await asyncio.sleep(0.05)
+
+
+class SlowTelemetry:
+    """A sink that holds everything back until it is let go."""
+
+    def __init__(self, sink: Any) -> None:
+        self.is_let_go = False
+        self._sink = sink
+        self._held: list[Telemetry] = []
+
+    def publish(self, message: Telemetry) -> None:
+        """On the engine's thread, to which the sink belongs."""
+        self._held.append(message)
+        while self.is_let_go and self._held:
+            self._sink.publish(self._held.pop(0))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sink, name)
 
 
 def row_of(app: Dashboard, name: str) -> str:
@@ -118,5 +137,53 @@ async def test_a_change_that_is_dropped_leaves_what_somebody_else_set(
         await until(lambda: "2048→1024 by anna" in screen_text(app), "what anna did")
         await press(app, "escape")
         await until(lambda: app.screen is app.main, "closed")
+        assert [each.who for each in source.history.knob_changes] == ["anna"]
+    app.close()
+
+
+async def test_what_was_typed_is_kept_when_the_engine_knew_of_a_change_first(
+    source: Subscriber, anna: ControlClient, live_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = dashboard(source)
+    telemetry = SlowTelemetry(live_engine.core.sink)
+    monkeypatch.setattr(live_engine.core, "sink", telemetry)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "K", "down", "enter", *"16")
+        anna.set_knobs({"max_num_seqs": 8}, who="anna")
+        await press(app, "enter")
+        await until(lambda: "max_num_seqs 64→8" in main_text(app), "the refusal")
+        assert source.history.state.knobs_version == 0
+        telemetry.is_let_go = True
+        await until(lambda: source.history.state.knobs_version == 1, "what anna did")
+        await press(app, "K")
+        assert "16_" in row_of(app, "max_num_seqs")
+        assert "changed meanwhile: max_num_seqs 64→8 by anna" in screen_text(app)
+        assert "Enter twice applies it all the same" in screen_text(app)
+        await press(app, "enter", "enter")
+        await until(lambda: source.history.state.knobs["max_num_seqs"] == 16, "the change")
+        await press(app, "K")
+        assert "_" not in row_of(app, "max_num_seqs").replace("max_num_seqs", "")
+    app.close()
+
+
+async def test_a_value_that_is_offered_again_is_dropped_by_escape_for_good(
+    source: Subscriber, anna: ControlClient, live_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = dashboard(source)
+    telemetry = SlowTelemetry(live_engine.core.sink)
+    monkeypatch.setattr(live_engine.core, "sink", telemetry)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "K", "down", "down", "enter", "right")
+        anna.set_knobs({"max_num_seqs": 8}, who="anna")
+        assert "◀ off ▶" in row_of(app, "enable_chunked_prefill")
+        await press(app, "enter")
+        await until(lambda: "max_num_seqs 64→8" in main_text(app), "the refusal")
+        await press(app, "K")
+        # A choice, too, and before telemetry tells of anna.
+        assert "◀ off ▶" in row_of(app, "enable_chunked_prefill")
+        await press(app, "escape", "K")
+        assert "◀" not in screen_text(app)
+        telemetry.is_let_go = True
+        await until(lambda: source.history.state.knobs_version == 1, "what anna did")
         assert [each.who for each in source.history.knob_changes] == ["anna"]
     app.close()

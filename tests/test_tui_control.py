@@ -1,6 +1,7 @@
 """What the operator does reaches the engine, and what the engine answers reaches the operator."""
 
 import asyncio
+import functools
 import os
 import re
 import threading
@@ -25,7 +26,7 @@ from stepscope.tui import engine_link
 from stepscope.tui.app import Dashboard
 from stepscope.tui.engine_link import EngineLink
 from stepscope.tui.screens.knob_editor import parse_value
-from stepscope.tui.screens.stepper import Stepper
+from stepscope.tui.screens.stepper import ByNow, Stepper
 from stepscope.tui.theme import Skin
 from stepscope.tui.workload_text import parse_workload
 from tests.screen_text import main_text, screen_text
@@ -175,6 +176,12 @@ async def test_a_change_that_somebody_was_quicker_with_is_refused(source: Subscr
         said = "not changed: other set max_num_seqs to 8 meanwhile; B again"
         await until(lambda: said in main_text(app), "no refusal is shown")
         assert source.history.state.knobs["max_num_batched_tokens"] == 2048
+        await press(app, "B")  # what was chosen is still chosen
+        assert "2048 → [     512 ]" in screen_text(app)
+        await press(app, "enter")
+        await until(lambda: "2048→512 applied at step" in main_text(app), "no answer is shown")
+        await press(app, "B")
+        assert "512 → [     512 ]" in screen_text(app)
     app.close()
 
 
@@ -184,7 +191,7 @@ async def test_the_open_stepper_says_that_somebody_changed_the_budget(source: Su
         await press(app, "B", "shift+left")
         with ControlClient(source.endpoint) as other:
             other.set_knobs({"max_num_batched_tokens": 1024}, who="anna")
-        said = "it is 1024 by now: Esc, then again"
+        said = "it is 1024 by now (anna): Esc, then again"
         await until(lambda: said in screen_text(app), "the stepper does not say it")
         await press(app, "enter")
         said = "not changed: anna set max_num_batched_tokens to 1024 meanwhile; B again"
@@ -487,7 +494,7 @@ async def test_leaving_ends_a_recording_in_good_order(
 )
 def test_the_stepper_stays_within_the_bounds(keys: list[str], value: int | None) -> None:
     spec = KnobSpec("max_num_batched_tokens", "int", 2048, low=1, high=8192)
-    stepper = Stepper(Skin("none"), spec, 1000, lambda: 1000)
+    stepper = Stepper(Skin("none"), spec, 1000, lambda: ByNow(1000))
     for key in keys:
         stepper.pressed(key, key if len(key) == 1 else None)
     line = "".join(text for text, _ in stepper.lines(120, 1)[0])
@@ -500,12 +507,21 @@ def test_the_stepper_stays_within_the_bounds(keys: list[str], value: int | None)
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
-def test_the_stepper_has_room_for_what_the_value_is_by_now(width: int) -> None:
+def test_the_stepper_has_room_for_what_the_value_is_by_now_and_who_made_it_so(width: int) -> None:
     spec = KnobSpec("max_num_batched_tokens", "int", 2048, low=1, high=8192)
-    stepper = Stepper(Skin("none"), spec, 1000, lambda: 1024)
-    line = "".join(text for text, _ in stepper.lines(width, 1)[0])
-    assert "it is 1024 by now: Esc, then again" in line
-    assert len(line) == width
+    said = {
+        "": ["it is 1024 by now: Esc, then again"] * 2,
+        "anna": ["anna set 1024: Esc, then again", "it is 1024 by now (anna): Esc, then again"],
+        "root/pts3@gpu-7": [
+            "root/pts3… set 1024: Esc, then again",
+            "it is 1024 by now (root/pts3@gpu-7): Esc, then again",
+        ],
+    }
+    for who, (narrow, wide) in said.items():
+        stepper = Stepper(Skin("none"), spec, 1000, functools.partial(ByNow, 1024, who))
+        line = "".join(text for text, _ in stepper.lines(width, 1)[0])
+        assert (narrow if width == 80 else wide) in line
+        assert len(line) == width
 
 
 def test_values_are_read_as_what_the_knob_takes() -> None:

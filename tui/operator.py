@@ -20,11 +20,12 @@ from stepscope.engine.commands import (
     StepOnce,
     WorkloadSpec,
 )
-from stepscope.engine.wire import Audited, KnobsChanged, KnobSpec, KnobValue
+from stepscope.engine.wire import Audited, KnobsChanged, KnobSpec
 from stepscope.recordings.history import History
 from stepscope.recordings.knob_trail import known_changes
 from stepscope.tui.commands.who import who
 from stepscope.tui.engine_link import Answer, EngineLink
+from stepscope.tui.knob_change import KnobChange
 from stepscope.tui.notices import Notices
 from stepscope.tui.widgets.knob_panel import value_text
 
@@ -62,6 +63,7 @@ class Operator:
         self._own: set[tuple[str, int]] = set()  # engines, and versions that we made of their knobs
         self._undos: set[tuple[str, int]] = set()  # of our own versions, those that are an undo
         self._unanswered: list[_Unanswered] = []
+        self._overtaken: tuple[str, KnobChange] | None = None  # of an engine; see `take_overtaken`
         self._num_knobs_asked = 0  # changes of knobs without an answer so far
         self._num_undos_put_off = 0  # until it is known what there is to take back
 
@@ -73,17 +75,34 @@ class Operator:
         info = self._history.info
         return next((spec for spec in info.knobs if spec.name == name), None) if info else None
 
-    def set_knob(self, name: str, value: KnobValue, expected_version: int) -> None:
-        """Ask for a change; refused when somebody changed a knob since `expected_version`."""
+    def set_knob(self, change: KnobChange, action: str) -> None:
+        """Ask for a change; refused when somebody changed a knob since its version.
+
+        Args:
+            action: of the table, that has asked for it.
+        """
+        name, value, version = change
         before = self._history.state.knobs.get(name)
         if before == value:
             self._notices.say(f"{name} is {value_text(value)} already")
             return
         self._ask(
             f"{name} {value_text(before)}→{value_text(value)}",
-            SetKnobs(changes={name: value}, expected_version=expected_version),
-            "budget" if name == BUDGET else "knobs",
+            SetKnobs(changes={name: value}, expected_version=version),
+            action,
         )
+
+    def take_overtaken(self, name: str | None = None) -> KnobChange | None:
+        """The last change that was refused because somebody was quicker, once.
+
+        Args:
+            name: of a knob, whose change alone is meant.
+        """
+        kept, self._overtaken = self._overtaken, None
+        info = self._history.info
+        if kept is None or info is None or kept[0] != info.engine_id:
+            return None
+        return kept[1] if name in (None, kept[1].name) else None
 
     def undo(self) -> None:
         """Take this operator's own last change of a knob back, if it still holds."""
@@ -166,6 +185,7 @@ class Operator:
                 self._num_knobs_asked -= 1
                 if answer.error is not None:
                     self._num_undos_put_off = 0  # of what was not done
+            self._keep_overtaken(answer)
             if answer.may_follow and info is not None and isinstance(answer.command, Change):
                 self._unanswered.append(_Unanswered(info.engine_id, answer.what, answer.command))
                 said = f"no answer yet, it may still take effect: {answer.what}"
@@ -181,6 +201,17 @@ class Operator:
         if self._num_undos_put_off and self._is_settled():
             self._num_undos_put_off -= 1
             self._undo()
+
+    def _keep_overtaken(self, answer: Answer) -> None:
+        """What a person has chosen is not to be chosen again where it was refused for another's."""
+        command, info = answer.command, self._history.state.info
+        if not isinstance(command, SetKnobs):
+            return
+        self._overtaken = None
+        if answer.code == "conflict" and answer.action in ("budget", "knobs") and info is not None:
+            ((name, value),) = command.changes.items()
+            change = KnobChange(name, value, command.expected_version or 0)
+            self._overtaken = info.engine_id, change
 
     def _conflict(self, answer: Answer) -> str | None:
         """Who was quicker, in short, where it is about knobs and known already."""

@@ -4,37 +4,18 @@ They are shown as they are, whoever changes them. What somebody else changed whi
 typed has to be taken note of before that value is applied.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 from textual.geometry import Region
 
 from stepscope.engine.wire import KnobsChanged, KnobSpec, KnobValue
+from stepscope.tui.knob_change import KnobChange, KnobsNow
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.theme import Skin
 from stepscope.tui.widgets.knob_panel import bounds_text, value_text
 from stepscope.tui.widgets.lines import Line, clean, framed
 
 _LOOK_S = 0.2  # how often it is seen whether somebody else has changed one
-
-
-class KnobsNow(NamedTuple):
-    """The knobs of an engine, and the changes that are known of, oldest first."""
-
-    version: int
-    values: Mapping[str, KnobValue]
-    changes: Sequence[KnobsChanged]
-
-    def since(self, version: int) -> list[KnobsChanged]:
-        return [change for change in self.changes if change.version > version]
-
-
-class KnobChange(NamedTuple):
-    """What is to be changed, by somebody who has seen the knobs of `version`."""
-
-    name: str
-    value: KnobValue
-    version: int
 
 
 class KnobEditor(Overlay[KnobChange]):
@@ -46,6 +27,7 @@ class KnobEditor(Overlay[KnobChange]):
     Args:
         look: at the knobs as they are.
         name: the knob to begin with.
+        overtaken: what somebody was quicker than; it is as if it were still being typed.
     """
 
     def __init__(
@@ -54,16 +36,20 @@ class KnobEditor(Overlay[KnobChange]):
         specs: tuple[KnobSpec, ...],
         look: Callable[[], KnobsNow],
         name: str | None = None,
+        overtaken: KnobChange | None = None,
     ) -> None:
         super().__init__(skin)
         self._specs = specs
         self._look = look
         self._now = look()
-        self._opened_version = self._now.version
-        self._begun_version = self._now.version  # when what is typed was begun
-        self._noted_version = self._now.version  # changes up to it were taken note of
+        version = self._now.version if overtaken is None else overtaken.version
+        self._opened_version = version
+        self._begun_version = version  # when what is typed was begun
+        self._noted_version = version  # changes up to it were taken note of
+        name = name if overtaken is None else overtaken.name
         self._at = next((at for at, spec in enumerate(specs) if spec.name == name), 0)
-        self._draft: str | None = None  # of the knob that is being edited
+        # Of the knob that is being edited.
+        self._draft: str | None = None if overtaken is None else _typed(overtaken.value)
 
     def place(self, width: int, height: int) -> Region:
         box_width = min(width, 110)
@@ -217,6 +203,11 @@ def _told(name: str, changes: Sequence[KnobsChanged]) -> str:
         return ""
     before, now = mine[0].old.get(name), mine[-1].new[name]
     return f"{value_text(before)}→{value_text(now)} by {mine[-1].who}"
+
+
+def _typed(value: KnobValue) -> str:
+    """What gives this value to `parse_value`."""
+    return value_text(value) if isinstance(value, bool) else str(value)
 
 
 def parse_value(spec: KnobSpec, text: str) -> KnobValue:

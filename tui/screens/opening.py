@@ -6,14 +6,15 @@ from stepscope.recordings.knob_trail import known_changes
 from stepscope.recordings.source import add_mark
 from stepscope.tui.export.choices import folder_for, ranges_of, recording_of
 from stepscope.tui.export.order import ExportOrder
+from stepscope.tui.knob_change import KnobChange, KnobsNow
 from stepscope.tui.lane_rows import FilterError, lane_filter
 from stepscope.tui.operator import BUDGET
 from stepscope.tui.screens import look_handlers
 from stepscope.tui.screens.help import HelpPage
-from stepscope.tui.screens.knob_editor import KnobChange, KnobEditor, KnobsNow
+from stepscope.tui.screens.knob_editor import KnobEditor
 from stepscope.tui.screens.palette import Palette
 from stepscope.tui.screens.prompt import Prompt
-from stepscope.tui.screens.stepper import Stepper
+from stepscope.tui.screens.stepper import ByNow, Stepper
 from stepscope.tui.service_levels import parse_levels
 from stepscope.tui.widgets.lines import clean
 from stepscope.tui.workload_text import EXAMPLE, OFF, parse_workload
@@ -115,13 +116,17 @@ def budget(screen: "MainScreen") -> None:
 
     def apply(chosen: int | None) -> None:
         if chosen is not None:
-            screen.operator.set_knob(BUDGET, chosen, state.knobs_version)
+            screen.operator.set_knob(KnobChange(BUDGET, chosen, state.knobs_version), "budget")
             screen.draw()
 
-    def by_now() -> object:
-        return screen.session.history.state.knobs.get(BUDGET)
+    def by_now() -> ByNow:
+        now = _knobs_now(screen)
+        return ByNow(now.values.get(BUDGET), now.changed_by(BUDGET))
 
-    screen.app.push_screen(Stepper(screen.skin, spec, value, by_now), apply)
+    overtaken = screen.operator.take_overtaken(BUDGET)
+    kept = None if overtaken is None else overtaken.value
+    chosen = kept if isinstance(kept, int) else None
+    screen.app.push_screen(Stepper(screen.skin, spec, value, by_now, chosen), apply)
 
 
 def knobs(screen: "MainScreen") -> None:
@@ -137,16 +142,21 @@ def edit_knob(screen: "MainScreen", name: str | None) -> None:
 
     def apply(change: KnobChange | None) -> None:
         if change is not None:
-            screen.operator.set_knob(change.name, change.value, change.version)
+            screen.operator.set_knob(change, "knobs")
             screen.draw()
 
     def look() -> KnobsNow:
-        history = screen.session.history
-        now = history.state
-        changes = known_changes(history.knob_changes, now.audit)
-        return KnobsNow(now.knobs_version, now.knobs, changes)
+        return _knobs_now(screen)
 
-    screen.app.push_screen(KnobEditor(screen.skin, state.info.knobs, look, name), apply)
+    overtaken = screen.operator.take_overtaken(name)
+    editor = KnobEditor(screen.skin, state.info.knobs, look, name, overtaken)
+    screen.app.push_screen(editor, apply)
+
+
+def _knobs_now(screen: "MainScreen") -> KnobsNow:
+    history = screen.session.history
+    now = history.state
+    return KnobsNow(now.knobs_version, now.knobs, known_changes(history.knob_changes, now.audit))
 
 
 def workload(screen: "MainScreen") -> None:

@@ -1,13 +1,14 @@
 """The budget stepper: one number, changed by arrows or typed, above the footer."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from textual.geometry import Region
 
-from stepscope.engine.wire import KnobSpec
+from stepscope.engine.wire import KnobSpec, KnobValue
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.theme import Skin
-from stepscope.tui.widgets.lines import Line, fitted, length_of
+from stepscope.tui.widgets.lines import Line, clean, fitted, length_of
 
 _STEPS = {"left": -0.05, "right": 0.05, "shift+left": -0.25, "shift+right": 0.25}
 _BAR_WIDTH = 24
@@ -20,22 +21,39 @@ _HINTS = (
 )
 
 
+_AGAIN = "Esc, then again"
+_LEAST_NAME = 8  # characters of one that are worth their room
+
+
+class ByNow(NamedTuple):
+    """The value that the engine has, and who gave it, if that is known."""
+
+    value: KnobValue | None
+    who: str = ""
+
+
 class Stepper(Overlay[int]):
     """Chooses a value for an int knob within its bounds; Enter gives it, Escape nothing.
 
     Args:
-        value: to begin with.
-        by_now: the value that the engine has meanwhile.
+        value: that the engine has.
+        by_now: the one that it has meanwhile.
+        chosen: to begin with, if not the engine's.
     """
 
     def __init__(
-        self, skin: Skin, spec: KnobSpec, value: int, by_now: Callable[[], object]
+        self,
+        skin: Skin,
+        spec: KnobSpec,
+        value: int,
+        by_now: Callable[[], ByNow],
+        chosen: int | None = None,
     ) -> None:
         super().__init__(skin)
         self._by_now = by_now
         self._spec = spec
         self._before = value
-        self._value = value
+        self._value = value if chosen is None else chosen
         self._typed = ""
         self._low = int(spec.low if spec.low is not None else 0)
         self._high = int(spec.high if spec.high is not None else max(value * 4, 1))
@@ -58,7 +76,7 @@ class Stepper(Overlay[int]):
             ("█" * full + "·" * (bar_width - full), "edit"),
             (f" {self._low}..{self._high}", "edit"),
         )
-        wrong = self._wrong() or self._overtaken()
+        wrong = self._wrong() or self._overtaken(width - length_of(line) - 2)
         if wrong is None or length_of((*line, *bar)) + 2 + len(wrong) <= width:
             line = (*line, *bar)
         if wrong:
@@ -92,9 +110,18 @@ class Stepper(Overlay[int]):
         super().on_mount()
         self.set_interval(_LOOK_S, self.redraw)
 
-    def _overtaken(self) -> str | None:
-        by_now = self._by_now()
-        return None if by_now == self._before else f"it is {by_now} by now: Esc, then again"
+    def _overtaken(self, room: int) -> str | None:
+        """What somebody has made of it, and who, as far as there is room."""
+        value, who = self._by_now()
+        if value == self._before:
+            return None
+        who = clean(who, max(0, room))
+        rest = f" set {value}: {_AGAIN}"
+        short = f"it is {value} by now: {_AGAIN}"
+        if not who or room - len(rest) < min(_LEAST_NAME, len(who)):
+            return short
+        whole = f"it is {value} by now ({who}): {_AGAIN}"
+        return whole if len(whole) <= room else clean(who, room - len(rest)) + rest
 
     def _wrong(self) -> str | None:
         if self._low <= self._value <= self._high:

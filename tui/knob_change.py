@@ -1,0 +1,29 @@
+"""A change of a knob before it is asked for, and the knobs as whoever wants it sees them."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from stepscope.engine.wire import KnobsChanged, KnobValue
+
+
+class KnobsNow(NamedTuple):
+    """The knobs of an engine, and the changes that are known of, oldest first."""
+
+    version: int
+    values: Mapping[str, KnobValue]
+    changes: Sequence[KnobsChanged]
+
+    def since(self, version: int) -> list[KnobsChanged]:
+        return [change for change in self.changes if change.version > version]
+
+    def changed_by(self, name: str) -> str:
+        """Who changed a knob last; empty where nobody is known to have."""
+        return next((each.who for each in reversed(self.changes) if name in each.new), "")
+
+
+class KnobChange(NamedTuple):
+    """What is to be changed, by somebody who has seen the knobs of `version`."""
+
+    name: str
+    value: KnobValue
+    version: int
