@@ -160,7 +160,7 @@ async def test_the_next_preemption_is_gone_to_far_beyond_what_is_in_memory(
         last = source.recording.last_step
         await until(lambda: app.main.new_frame().cursor == last, "not at the end")
         await pilot.press("right_curly_bracket")
-        said = f"no preemption after step {last:,} in memory"
+        said = f"no preemption after step {last:,}, the last of the file"
         await until(lambda: said in main_text(app), "it is not said that there is none")
 
 

@@ -89,7 +89,7 @@ async def test_marks_and_changes_ahead_are_on_the_bar_and_keys_go_to_them(
         assert "; 2 ahead (])" in main_text(app)
         await pilot.press("1")
         await pilot.press("left_curly_bracket")
-        await until(lambda: "no preemption before step 0 in memory" in main_text(app), "silence")
+        await until(lambda: "no preemption before step 0, the first" in main_text(app), "silence")
 
 
 async def test_a_time_is_looked_for_in_the_whole_file(source: ReplaySource) -> None:

@@ -12,7 +12,7 @@ from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.recordings.history import History
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.replay import ReplaySource
-from stepscope.tui.frame import Frame, FrameBuilder
+from stepscope.tui.frame import NOTABLE, Frame, FrameBuilder
 from stepscope.tui.navigator import Navigator, recorded_extent
 from stepscope.tui.notices import Notices
 from stepscope.tui.view import View
@@ -26,12 +26,15 @@ class Way:
 
     def __init__(self, source: ReplaySource) -> None:
         self.view = View()
-        notices = Notices(lambda: 0.0)
+        self.notices = Notices(lambda: 0.0)
         self.source = source
-        self.navigator = Navigator(self.view, source.history, source, notices, str)
+        self.navigator = Navigator(self.view, source.history, source, self.notices, str)
         self.now_s = 0.0
         extent = recorded_extent(source)
         self.builder = FrameBuilder(source.history, extent, lambda: self.now_s)
+
+    def said(self) -> str:
+        return "".join(text for text, _ in self.notices.line([], 200)).strip()
 
     def picture(self) -> Frame:
         """Once all is there that is to be."""
@@ -143,3 +146,41 @@ def test_where_memory_is_full_nothing_is_lost_and_the_picture_says_that_its_wind
             assert 0 < frame.window_s < 60
         finally:
             replay.stop()
+
+
+def test_a_jump_says_over_how_many_steps_it_passes_that_were_not_searched_for_late_tokens(
+    source: ReplaySource,
+) -> None:
+    way = Way(source)
+    source.seek(0)
+    way.picture()
+    ahead = source.file_events.next(0, 1, NOTABLE)
+    assert ahead is not None
+    assert source.history.last_step == 0
+    way.navigator.event(1)
+    number = ahead.step - 1
+    assert way.said() == f"{ahead.text}; {number:,} steps between not searched for late tokens"
+    way.picture()
+    way.navigator.go(0)
+    way.picture()
+    way.navigator.event(1, {"preempt"})  # all of those are known
+    assert "searched" not in way.said()
+
+
+def test_nothing_found_never_reads_like_nothing_there(source: ReplaySource) -> None:
+    way = Way(source)
+    way.navigator.go(NUM_STEPS - 1)
+    way.picture()
+    way.navigator.event(1)
+    assert way.said() == f"no event after step {NUM_STEPS - 1:,}, the last of the file"
+    last = source.file_events.next(NUM_STEPS - 1, -1, NOTABLE)
+    assert last is not None
+    way.navigator.go(0)
+    way.picture()
+    source.seek(last.step)
+    way.picture()
+    way.navigator.event(1)
+    rest = f"{NUM_STEPS - 1 - last.step:,} steps not in memory were not searched for them"
+    assert way.said() == f"after step {last.step:,} at most late tokens or lost messages: {rest}"
+    way.navigator.event(1, {"preempt"})
+    assert way.said() == f"no preemption after step {last.step:,} in all of the file"

@@ -11,13 +11,12 @@ from stepscope.engine.wire import Phase
 from stepscope.recordings.events import SessionEvent, mark_event
 from stepscope.recordings.history import History
 from stepscope.recordings.source import Source, SourceStatus
+from stepscope.tui import searched
 from stepscope.tui.frame import NOTABLE, Frame, InFile
 from stepscope.tui.goto import FileTimes, Wanted, wanted
 from stepscope.tui.notices import Notices
 from stepscope.tui.view import View
 
-# What a file does not tell before it is played: it has to be reckoned.
-_NOT_AHEAD = frozenset({"slo", "gap"})
 _MAX_SEARCH = 5_000  # steps decoded in search of one of a request
 
 
@@ -196,27 +195,14 @@ class Navigator:
             default=None,
         )
         if found is None:
-            where = "after" if direction > 0 else "before"
-            text = f"no {_kind(kinds)} {where} step {at:,} in memory{self._nor_in_file(kinds)}"
+            extent = None if self._replay is None else self._replay.extent
+            is_done = self._replay is None or self._replay.file_events.is_done
+            text = searched.nothing(self._history, extent, is_done, at, direction, kinds)
             self._notices.say(text, "caution")
             return
+        over = searched.passed_over(self._history, at, found.step, kinds)
         self.go(found.step)
-        self._notices.say(found.text)
-
-    def _nor_in_file(self, kinds: Collection[str]) -> str:
-        """What is known of what is not in memory, which a replay can go to."""
-        replay = self._replay
-        extent = None if replay is None else replay.extent
-        if replay is None or extent is None:
-            return ""
-        first, last = self._history.first_step, self._history.last_step
-        if (first, last) == extent:
-            return "; all of the file is in memory"
-        if not replay.file_events.is_done:
-            return "; the rest of the file is still looked through"
-        if not set(kinds) & _NOT_AHEAD:
-            return " nor in the rest of the file"
-        return "; of the rest of the file only late tokens and lost messages are not known"
+        self._notices.say(found.text + over, "caution" if over else "text")
 
     def mark(self) -> None:
         """To the mark before this step, or from before the first one to the last."""
@@ -299,7 +285,3 @@ class Navigator:
 def lane_keys(key: Callable[[str], str]) -> str:
     """What selects a request."""
     return f"{key('lane_up')} and {key('lane_down')}"
-
-
-def _kind(kinds: Collection[str]) -> str:
-    return "preemption" if set(kinds) == {"preempt"} else "event"
