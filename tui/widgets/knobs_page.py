@@ -6,15 +6,14 @@ from typing import NamedTuple, TypeAlias
 from stepscope.engine.commands import SetKnobs
 from stepscope.engine.wire import Audited, KnobsChanged, KnobSpec
 from stepscope.recordings.audit_text import change_text, who_text
-from stepscope.recordings.history import History
 from stepscope.recordings.knob_trail import known_changes
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
+from stepscope.tui.widgets.knob_effect import EFFECT_S, effect_of
 from stepscope.tui.widgets.knob_panel import bounds_text, value_text
 from stepscope.tui.widgets.lines import Line, clean, framed
-from stepscope.tui.widgets.panels import Cell, Column, Target, table
+from stepscope.tui.widgets.panels import Cell, Column, Rows, Target, table
 
-EFFECT_S = 10.0  # before and after a change, or to the next one
 _WHO_WIDTH = 12
 
 
@@ -34,8 +33,10 @@ def _log_columns(width: int) -> tuple[Column, ...]:
 def targets(frame: Frame) -> list[Target]:
     """One for each knob, then one for each line of the audit trail, the newest first."""
     knobs = [Target(knob=name) for name in _names(frame)]
-    ahead = [Target(step=each.step) for each in _ahead(frame)]
-    return [*knobs, *ahead, *(Target(step=_step(frame, entry)) for entry in _trail(frame))]
+    known = _known(frame)
+    ahead = [Target(step=each.step) for each in _ahead(frame, known)]
+    trail = _trail(frame, _past(frame, known))
+    return [*knobs, *ahead, *(Target(step=_step(frame, entry)) for entry in trail)]
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
@@ -43,7 +44,9 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     names = _names(frame)
     row = frame.view.row
     specs = _specs(frame)
-    ahead, trail = _ahead(frame), _trail(frame)
+    known = _known(frame)
+    past = _past(frame, known)
+    ahead, trail = _ahead(frame, known), _trail(frame, past)
     entries = [*(each.entry for each in ahead), *trail]
     log_height = max(5, min(len(entries) + 3, height * 2 // 5))
     body_height = max(5, min(len(names) + 4, height - log_height))
@@ -58,7 +61,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     chosen = row if row < len(names) else None
     body = table(
         _knob_columns(width),
-        [_knob(frame, name, specs.get(name)) for name in names],
+        [_knob(frame, name, specs.get(name), past) for name in names],
         width - 2,
         body_height - 3,
         chosen,
@@ -72,15 +75,16 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     body = [*body[: body_height - 3], ((f" {clean(about, width - 4)}", "muted"),)]
     lines = framed(body, width, body_height, title, hint)
     rest = height - body_height
+
+    def listed(at: int) -> list[Cell]:
+        if at < len(ahead):
+            return _coming(frame, ahead[at])
+        entry = trail[at - len(ahead)]
+        return _change(frame, entry) if isinstance(entry, KnobsChanged) else _audited(frame, entry)
+
     log = table(
         _log_columns(width),
-        [
-            *(_coming(frame, each) for each in ahead),
-            *(
-                _change(frame, entry) if isinstance(entry, KnobsChanged) else _audited(frame, entry)
-                for entry in trail
-            ),
-        ],
+        Rows(len(entries), listed),
         width - 2,
         rest - 2,
         selected,
@@ -128,7 +132,9 @@ def _knob_columns(width: int) -> tuple[Column, ...]:
     return (*columns, Column("last changed", 36), Column("what it does", 0))
 
 
-def _knob(frame: Frame, name: str, spec: KnobSpec | None) -> list[Cell]:
+def _knob(
+    frame: Frame, name: str, spec: KnobSpec | None, past: Sequence[KnobsChanged]
+) -> list[Cell]:
     value = frame.state.knobs.get(name)
     differs = spec is not None and value is not None and value != spec.default
     return [
@@ -137,14 +143,14 @@ def _knob(frame: Frame, name: str, spec: KnobSpec | None) -> list[Cell]:
         (value_text(value), "mark" if differs else "text"),
         ("—" if spec is None else value_text(spec.default), "muted"),
         ("" if spec is None else f" {bounds_text(spec)}", "muted"),
-        (_last(frame, name), "muted"),
+        (_last(frame, name, past), "muted"),
         ("" if spec is None else spec.help, "muted"),
     ]
 
 
-def _last(frame: Frame, name: str) -> str:
+def _last(frame: Frame, name: str, past: Sequence[KnobsChanged]) -> str:
     """Who changed it last; blank where nobody is known to have."""
-    for change in _changes(frame):
+    for change in past:
         if name in change.new:
             when = fmt.clock(frame.history.wall_ns(change.time_ns))
             return f"{when} by {change.who}, from step {change.effective_step:,}"
@@ -169,12 +175,12 @@ class _Ahead(NamedTuple):
     entry: _Entry
 
 
-def _trail(frame: Frame) -> list[_Entry]:
+def _trail(frame: Frame, past: Sequence[KnobsChanged]) -> list[_Entry]:
     """Up to the cursor, the newest first."""
     others = [
         entry for entry in frame.state.audit if entry.code or entry.command != SetKnobs.__name__
     ]
-    return sorted([*_changes(frame), *others], key=lambda entry: -entry.time_ns)
+    return sorted([*past, *others], key=lambda entry: -entry.time_ns)
 
 
 def _is_longer(frame: Frame) -> bool:
@@ -230,22 +236,23 @@ def _known(frame: Frame) -> list[KnobsChanged]:
     return changes[::-1]
 
 
-def _changes(frame: Frame) -> list[KnobsChanged]:
+def _past(frame: Frame, known: Sequence[KnobsChanged]) -> Sequence[KnobsChanged]:
     """Up to the cursor."""
     cursor = frame.cursor
     if cursor is None or (frame.view.live and not frame.is_replay):
-        return _known(frame)
-    return [change for change in _known(frame) if change.effective_step <= cursor]
+        return known
+    return [change for change in known if change.effective_step <= cursor]
 
 
-def _ahead(frame: Frame) -> list[_Ahead]:
+def _ahead(frame: Frame, known: Sequence[KnobsChanged]) -> list[_Ahead]:
     """Of a replayed file what lies after the cursor, the farthest first."""
     cursor = frame.cursor
     if cursor is None or not frame.is_replay:
         return []
-    known = [_Ahead(change.effective_step, change) for change in _known(frame)]
-    known += [_Ahead(*told) for told in frame.told_in_file if told.entry not in frame.state.audit]
-    return sorted([each for each in known if each.step > cursor], key=lambda each: -each.step)
+    told = [each for each in frame.told_in_file if each.entry not in frame.state.audit]
+    both = [_Ahead(change.effective_step, change) for change in known]
+    both += [_Ahead(*each) for each in told]
+    return sorted([each for each in both if each.step > cursor], key=lambda each: -each.step)
 
 
 def _what(change: KnobsChanged) -> str:
@@ -283,27 +290,4 @@ def _coming(frame: Frame, ahead: _Ahead) -> list[Cell]:
         (fmt.clock(frame.history.wall_ns(entry.time_ns)), "muted"),
         (clean(who, _WHO_WIDTH), "muted"),
         (f"ahead: {_told(entry)}", "muted"),
-    ]
-
-
-def effect_of(
-    history: History, change: KnobsChanged, now_ns: int
-) -> list[tuple[float | None, float | None]]:
-    """p50 and p99 of ITL, then of TTFT, in ms: before a change, and after it as of `now_ns`."""
-    changes = history.knob_changes
-    at = changes.index(change) if change in changes else 0
-    earlier = changes[at - 1].time_ns if at else 0
-    later = changes[at + 1].time_ns if at + 1 < len(changes) else None
-    width_ns = round(EFFECT_S * 1e9)
-    begin_ns = max(change.time_ns - width_ns, earlier)
-    end_ns = change.time_ns + width_ns
-    if later is not None:
-        end_ns = min(end_ns, later)
-    end_ns = min(end_ns, now_ns)
-    before = history.latency(change.time_ns, (change.time_ns - begin_ns) / 1e9, 1)
-    after = history.latency(end_ns, (end_ns - change.time_ns) / 1e9, 1)
-    return [
-        (getattr(getattr(before, kind), rank), getattr(getattr(after, kind), rank))
-        for kind in ("itl", "ttft")
-        for rank in ("p50_ms", "p99_ms")
     ]

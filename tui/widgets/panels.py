@@ -3,7 +3,7 @@
 Pure functions of lines and figures; nothing here knows what is drawn.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from stepscope.tui.theme import LEVELS
@@ -29,6 +29,13 @@ class Column(NamedTuple):
     is_right: bool = False
 
 
+class Rows(NamedTuple):
+    """The rows of a table that may have thousands: only those that are seen are made."""
+
+    number: int
+    make: Callable[[int], Sequence[Cell]]
+
+
 def beside(*blocks: Sequence[Line]) -> list[Line]:
     """Blocks of equal height, and of full lines, side by side."""
     return [tuple(run for line in lines for run in line) for lines in zip(*blocks, strict=True)]
@@ -36,7 +43,7 @@ def beside(*blocks: Sequence[Line]) -> list[Line]:
 
 def table(
     columns: Sequence[Column],
-    rows: Sequence[Sequence[Cell]],
+    rows: Sequence[Sequence[Cell]] | Rows,
     width: int,
     height: int,
     selected: int | None = None,
@@ -52,19 +59,20 @@ def table(
         first_target: place of the first row among the targets of the screen.
         first_row: to begin with, where none is selected and not all have room.
     """
+    number_of_rows, row = rows if isinstance(rows, Rows) else (len(rows), rows.__getitem__)
     shown = _fitting(columns, width)
     heading: list[Run] = [(" ", "muted")]
     for column, room in shown:
         heading.append((_cell(column.name, room, column.is_right) + " ", "muted"))
     lines: list[Line] = [tuple(heading)]
     room_for_rows = max(0, height - 1)
-    first = first_shown(len(rows), room_for_rows, selected)
+    first = first_shown(number_of_rows, room_for_rows, selected)
     if selected is None:
-        first = max(0, min(first_row, len(rows) - room_for_rows))
-    for number in range(first, min(len(rows), first + room_for_rows)):
+        first = max(0, min(first_row, number_of_rows - room_for_rows))
+    for number in range(first, min(number_of_rows, first + room_for_rows)):
         mark = "+cursor" if number == selected else ""
         line: list[Run] = [("▶" if mark else " ", f"text{mark}")]
-        cells = rows[number]
+        cells = row(number)
         for index, ((column, room), (text, style)) in enumerate(zip(shown, cells, strict=False)):
             if index == len(cells) - 1 and len(cells) < len(columns):
                 line.append((clean(text, width - sum(len(t) for t, _ in line)), f"{style}{mark}"))

@@ -1,0 +1,25 @@
+"""A table of thousands of rows takes no longer to draw than one that fits."""
+
+import pytest
+
+from stepscope.tui.widgets.panels import Cell, Column, Rows, table
+
+COLUMNS = (Column("step", 6, True), Column("what", 0))
+
+
+@pytest.mark.parametrize(
+    ("selected", "first_row", "first"), [(None, 0, 0), (None, 4_000, 4_000), (2_500, 0, 2_496)]
+)
+def test_of_many_rows_those_are_made_that_are_seen(
+    selected: int | None, first_row: int, first: int
+) -> None:
+    made: list[int] = []
+
+    def row(at: int) -> list[Cell]:
+        made.append(at)
+        return [(f"{at}", "text"), ("a change", "text")]
+
+    lines = table(COLUMNS, Rows(5_000, row), 40, 10, selected, 7, first_row)
+    assert made == list(range(first, first + 9))
+    every = [[(f"{at}", "text"), ("a change", "text")] for at in range(5_000)]
+    assert lines == table(COLUMNS, every, 40, 10, selected, 7, first_row)
