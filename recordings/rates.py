@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from stepscope.recordings.columns import StepColumns
 
+MINUTE_S = 60.0
+
 
 class Rates(NamedTuple):
     """How things went over a window of engine time; None is unknown or nothing to divide by."""
@@ -14,7 +16,8 @@ class Rates(NamedTuple):
     steps_per_s: float | None
     prefill_tokens_per_s: float | None
     output_tokens_per_s: float | None
-    preemptions_per_min: float | None
+    num_preempted: int | None  # over the last minute, whatever the window
+    preempted_s: float  # of that minute, what is in memory
     evictions_per_s: float | None
     prefix_hit_rate: float | None  # hit / looked-up prompt tokens
     mixed_share: float | None  # of steps that held prefill and decode
@@ -28,12 +31,13 @@ def rates_of(columns: StepColumns, start_ns: int, end_ns: int) -> Rates:
     """Over the steps that ended in (start_ns, end_ns]."""
     first = bisect_right(columns.tokens_ns, start_ns)
     last = bisect_right(columns.tokens_ns, end_ns)
+    preempted = _preempted(columns, end_ns)
     # No step reaches further back than the history does.
     seconds = 0.0
     if first < last:
         seconds = (end_ns - max(start_ns, columns.column("schedule_start_ns")[0])) / 1e9
     if seconds <= 0:
-        return Rates(0.0, last - first, *(None,) * 11)
+        return Rates(0.0, last - first, *(None,) * 3, *preempted, *(None,) * 7)
     queried = columns.total("queried_tokens", first, last)
     hit = columns.total("hit_tokens", first, last)
     busy_ns = _spent(columns, "schedule_start_ns", "tokens_ns", first, last)
@@ -45,7 +49,8 @@ def rates_of(columns: StepColumns, start_ns: int, end_ns: int) -> Rates:
             columns.known_total("num_prefill_tokens", first, last), seconds
         ),
         output_tokens_per_s=_ratio(columns.total("num_output_tokens", first, last), seconds),
-        preemptions_per_min=_ratio(columns.total("num_preempted", first, last), seconds / 60),
+        num_preempted=preempted[0],
+        preempted_s=preempted[1],
         evictions_per_s=_ratio(columns.total("num_evicted", first, last), seconds),
         prefix_hit_rate=None if queried is None else _ratio(hit, queried),
         mixed_share=columns.num_mixed(first, last) / (last - first),
@@ -56,6 +61,19 @@ def rates_of(columns: StepColumns, start_ns: int, end_ns: int) -> Rates:
         idle_share=None if busy_ns is None else max(0.0, 1.0 - busy_ns / 1e9 / seconds),
         budget_share=_budget_share(columns, first, last),
     )
+
+
+def _preempted(columns: StepColumns, end_ns: int) -> tuple[int | None, float]:
+    """How many in the last minute, and how much of it is in memory.
+
+    A count, and no rate: one preemption is never told as several a minute.
+    """
+    if not columns.steps or columns.column("schedule_start_ns")[0] >= end_ns:
+        return None, 0.0
+    start_ns = end_ns - round(MINUTE_S * 1e9)
+    first, last = bisect_right(columns.tokens_ns, start_ns), bisect_right(columns.tokens_ns, end_ns)
+    seconds = min(MINUTE_S, (end_ns - columns.column("schedule_start_ns")[0]) / 1e9)
+    return columns.total("num_preempted", first, last) if first < last else 0, seconds
 
 
 def _budget_share(columns: StepColumns, first: int, last: int) -> float | None:

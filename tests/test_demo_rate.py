@@ -127,7 +127,7 @@ def seen(times: float, prefill: int = 600, output: int = 640, idle: float = 0.0)
     assert costs is not None
     per_step = (1, prefill / 100, output / 100)
     steps_per_s = (1.0 - idle) * 1000 / (times * reckoned_ms(costs, *per_step))
-    return Rates(8.0, 100, *(None,) * 11)._replace(
+    return Rates(8.0, 100, *(None,) * 12)._replace(
         steps_per_s=steps_per_s,
         prefill_tokens_per_s=steps_per_s * per_step[1],
         output_tokens_per_s=steps_per_s * per_step[2],

@@ -54,7 +54,7 @@ def engine(name: str, **values: Any) -> EngineFigures:
         "kv_used": 0.5,
         "ttft_p95_ms": 200.0,
         "itl_p95_ms": 20.0,
-        "preemptions_per_min": 0.0,
+        "num_preempted": 0,
         "prefix_hit_rate": 0.5,
     }
     return EngineFigures(name, **{**usual, **values})
@@ -106,7 +106,7 @@ def test_what_an_engine_does_not_tell_is_unknown_and_never_nought(
         "budget_used",
         "ttft_p95_ms",
         "itl_p95_ms",
-        "preemptions_per_min",
+        "num_preempted",
         "output_tokens_per_s",
         "prefix_hit_rate",
     ):
@@ -210,7 +210,7 @@ _figures = st.builds(
     kv_used=_share,
     ttft_p95_ms=st.one_of(st.none(), st.floats(0, 1e5)),
     itl_p95_ms=st.one_of(st.none(), st.floats(0, 1e4)),
-    preemptions_per_min=st.one_of(st.none(), st.floats(0, 1e3)),
+    num_preempted=st.one_of(st.none(), st.integers(0, 1000)),
     prefix_hit_rate=_share,
 )
 

@@ -346,6 +346,20 @@ def test_rates_and_shares_of_the_wall_time_by_hand() -> None:
     assert rates.evictions_per_s is None
 
 
+def test_preemptions_are_counted_over_the_last_minute_whatever_the_window() -> None:
+    history = History()
+    history.append(0, record(0, 0, 5, [BatchRow(1, DECODE, 8, 1, 0, 1, LAST)]))
+    history.append(1, record(1, 5000, 5008, [], Preempted(1, 1, "KV full")))
+    for step in range(2, 90):
+        rows = [BatchRow(2, DECODE, 8 + step, 1, 0, 1, LAST)]
+        history.append(step, record(step, 5000 + step * 1000, 5008 + step * 1000, rows))
+    for end_s in (9, 14, 30, 64):
+        for window_s in (1.0, 10.0, 60.0):
+            rates = history.rates(end_s * 1000 * MS, window_s)
+            assert (rates.num_preempted, rates.preempted_s) == (1, min(60.0, end_s))
+    assert history.rates(66_000 * MS, 10.0).num_preempted == 0
+
+
 def test_sums_of_blocks_are_the_sums_of_what_is_in_them_whatever_is_forgotten() -> None:
     rng = random.Random(2)
     sums = BlockSums()

@@ -47,7 +47,7 @@ SORTS: dict[ColumnKey, _Rank] = {
     "ttft": lambda line: line.figures.ttft_p95_ms,
     "itl": lambda line: line.figures.itl_p95_ms,
     "budget": lambda line: line.figures.budget_used,
-    "preempt": lambda line: line.figures.preemptions_per_min,
+    "preempt": lambda line: line.figures.num_preempted,
     "gap": lambda line: line.figures.num_lost,
     "steps": lambda line: line.figures.steps_per_s,
     "out": lambda line: line.figures.output_tokens_per_s,

@@ -35,7 +35,7 @@ class EngineFigures(NamedTuple):
     itl_p95_ms: float | None = None
     step_p95_ms: float | None = None
     budget_used: float | None = None
-    preemptions_per_min: float | None = None
+    num_preempted: int | None = None  # in the last minute
     num_lost: int | None = None
     steps_per_s: float | None = None
     output_tokens_per_s: float | None = None
@@ -104,14 +104,14 @@ def figures(name: str, source: Source, measured: Measured | None) -> EngineFigur
     long, short, tells_rows = measured.long, measured.short, measured.tells_rows
     # That one which stands still runs no step is known.
     none = 0.0 if state.state in ("idle", "paused", "stopped") else None
-    preemptions = long.preemptions_per_min
+    preemptions = long.num_preempted
     return found._replace(
         ttft_p95_ms=measured.latency.ttft.p95_ms,
         itl_p95_ms=measured.latency.itl.p95_ms,
         step_p95_ms=measured.latency.step.p95_ms,
         budget_used=short.budget_share,
         # Without rows and without a single preemption nobody knows whether there was one.
-        preemptions_per_min=preemptions if tells_rows or preemptions else None,
+        num_preempted=preemptions if tells_rows or preemptions else None,
         steps_per_s=_or(short.steps_per_s, none),
         output_tokens_per_s=_or(short.output_tokens_per_s, none) if tells_rows else None,
         prefix_hit_rate=long.prefix_hit_rate,

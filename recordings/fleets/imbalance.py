@@ -84,7 +84,7 @@ _RULES = (
           lambda v, m, low: f"TTFT p95 {_times(v, m, _time)}"),
     _Rule("itl", lambda e: e.itl_p95_ms, 1.5, 10.0, 0.0,
           lambda v, m, low: f"ITL p95 {_times(v, m, _time)}"),
-    _Rule("preemptions", lambda e: e.preemptions_per_min, 3.0, 3.0, 0.0,
+    _Rule("preemptions", lambda e: e.num_preempted, 3.0, 3.0, 0.0,
           lambda v, m, low: f"{v:.0f} preemptions a minute, the others {m:.0f}"),
 )  # fmt: skip
 _WAITING_FACTOR, _WAITING_DISTANCE = 2.0, 4

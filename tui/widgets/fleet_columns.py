@@ -97,11 +97,8 @@ def _latency(ms: float | None, bound_ms: float | None) -> Run:
 
 
 def _preemptions(line: EngineLine, page: FleetPage) -> Run:
-    rate = line.figures.preemptions_per_min
-    if rate is None:
-        return _text(None)
-    text = f"{rate:.1f}" if 0 < rate < 9.95 else fmt.short(rate)
-    return _text(text, "caution" if rate else "text")
+    number = line.figures.num_preempted
+    return _text(None if number is None else fmt.short(number), "caution" if number else "text")
 
 
 def _lost(line: EngineLine, page: FleetPage) -> Run:

@@ -152,7 +152,7 @@ def _totals(page: FleetPage) -> list[Line]:
         (" run", "-" if running is None else f"{fmt.short(running)}{room}"),
         ("wait", _or_dash(_sum(engines, lambda e: e.num_waiting))),
         ("out", f"{_or_dash(_sum(engines, lambda e: e.output_tokens_per_s))} tok/s"),
-        ("preempt", f"{_or_dash(_sum(engines, lambda e: e.preemptions_per_min))}/m"),
+        ("preempt", f"{_or_dash(_sum(engines, lambda e: e.num_preempted))}/m"),
         ("gap", _or_dash(_sum(engines, lambda e: e.num_lost))),
     )
     return [((f"  {label} ", "muted"), (value, "text")) for label, value in values]

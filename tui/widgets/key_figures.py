@@ -1,6 +1,7 @@
 """The key figures: what an operator reads first."""
 
 from stepscope.recordings.latency import Series
+from stepscope.recordings.rates import MINUTE_S
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.theme import LEVELS
@@ -73,7 +74,7 @@ def _told(frame: Frame, bar_width: int) -> list[Line]:
 def _groups(frame: Frame, bar_width: int) -> list[Line]:
     """The groups in the order of their weight."""
     state, latency, rates, slo = frame.state, frame.latency, frame.rates, frame.history.slo
-    preemptions = rates.preemptions_per_min
+    preemptions = rates.num_preempted
     return [
         _budget(frame, bar_width),
         (
@@ -89,7 +90,7 @@ def _groups(frame: Frame, bar_width: int) -> list[Line]:
         (
             ("PREEMPT ", "muted"),
             (
-                "—  " if preemptions is None else f"{fmt.short(preemptions)}/m",
+                "—  " if preemptions is None else _in_a_minute(preemptions, rates.preempted_s),
                 "breach" if preemptions else "text",
             ),
         ),
@@ -102,6 +103,12 @@ def _groups(frame: Frame, bar_width: int) -> list[Line]:
         (("SLO ttft", "muted"), *_kept(latency.ttft, slo.ttft_ms)),
         (("SLO itl", "muted"), *_kept(latency.itl, slo.itl_ms)),
     ]
+
+
+def _in_a_minute(number: int, seconds: float) -> str:
+    """So many in the last minute; where less of it is known, in how much of it."""
+    is_whole = not number or seconds >= MINUTE_S - 0.5
+    return f"{fmt.short(number)}/m" if is_whole else f"{number}/{seconds:.0f}s"
 
 
 def _now(frame: Frame, number: int) -> str:
