@@ -1,7 +1,9 @@
 """`Windows`: figures of a timeline over stretches of engine time."""
 
+import math
 import threading
 from bisect import bisect_left, bisect_right
+from itertools import pairwise
 from typing import NamedTuple
 
 from stepscope.recordings.latency import LatencyKind, LatencyReport
@@ -18,6 +20,15 @@ class Breach(NamedTuple):
     kind: str  # TTFT or ITL
     ns: int  # without the operator's pauses
     request_id: int
+    num_tokens: int = 1  # of the kind that were late in the step
+
+
+class LateCounts(NamedTuple):
+    """How many tokens came later than the bounds, and in how many steps."""
+
+    num_tokens: int
+    num_steps: int
+    num_breaches: int
 
 
 class Windows:
@@ -32,6 +43,7 @@ class Windows:
         self._timeline = timeline
         self._breaches: list[Breach] = []  # up to the step that was scanned last
         self._scanned = -1
+        self._twice: list[int] = []  # steps with late tokens of both kinds
 
     def latency(self, end_ns: int | None, window_s: float | None, buckets: int) -> LatencyReport:
         """See `History.latency`."""
@@ -60,6 +72,26 @@ class Windows:
             end = len(known) if step is None else bisect_right(known, step, key=_step)
             return known[max(0, end - limit) : end]
 
+    def late(self, step: int | None) -> LateCounts:
+        """All late tokens up to `step` (None: all) that are in memory."""
+        with self._lock:
+            self._scan()
+            columns, slo = self._timeline.columns, self._timeline.slo
+            known = self._breaches
+            end = len(known) if step is None else bisect_right(known, step, key=_step)
+            if not end:
+                return LateCounts(0, 0, 0)
+            last = bisect_right(columns.steps, known[end - 1].step)
+            until_ns = columns.tokens_ns[last - 1]
+            num_tokens = 0
+            for samples, bound_ms in (
+                (self._timeline.latencies.itl, slo.itl_ms),
+                (self._timeline.latencies.ttft, slo.ttft_ms),
+            ):
+                num_tokens += _num_late(samples, 0, samples.num_until(until_ns), bound_ms * 1e6)
+            num_twice = bisect_right(self._twice, known[end - 1].step)
+            return LateCounts(num_tokens, end - num_twice, end)
+
     def _scan(self) -> None:
         """Take in the steps since the last time, and forget what the timeline has forgotten."""
         timeline, known = self._timeline, self._breaches
@@ -68,23 +100,23 @@ class Windows:
         if not steps:
             return
         del known[: bisect_left(known, steps[0], key=_step)]
+        del self._twice[: bisect_left(self._twice, steps[0])]
         found: list[Breach] = []
         for kind, bound_ms, name in (("ITL", slo.itl_ms, "itl"), ("TTFT", slo.ttft_ms, "ttft")):
             longest_ns = columns.column(f"max_{name}_ns")
             request_ids = columns.column(f"max_{name}_request_id")
             bound_ns = bound_ms * 1e6
+            samples = timeline.latencies.itl if kind == "ITL" else timeline.latencies.ttft
             for index in range(bisect_right(steps, self._scanned), len(steps)):
                 if longest_ns[index] > bound_ns:
-                    found.append(
-                        Breach(
-                            steps[index],
-                            tokens_ns[index],
-                            kind,
-                            longest_ns[index],
-                            request_ids[index],
-                        )
-                    )
-        known += sorted(found, key=_step)
+                    time_ns = tokens_ns[index]
+                    first, last = samples.num_until(time_ns - 1), samples.num_until(time_ns)
+                    number = max(1, _num_late(samples, first, last, bound_ns))
+                    ns, request_id = longest_ns[index], request_ids[index]
+                    found.append(Breach(steps[index], time_ns, kind, ns, request_id, number))
+        found.sort(key=_step)
+        known += found
+        self._twice += [each.step for each, after in pairwise(found) if each.step == after.step]
         self._scanned = steps[-1]
 
     def _window(self, end_ns: int | None, window_s: float | None) -> tuple[int, int]:
@@ -95,6 +127,12 @@ class Windows:
             return end_ns, end_ns - round(window_s * 1e9)
         tokens_ns = timeline.columns.tokens_ns
         return end_ns, (tokens_ns[0] if tokens_ns else end_ns) - 1
+
+
+def _num_late(samples: Samples, first: int, last: int, bound_ns: float) -> int:
+    """Tokens later than a bound, of the samples from one place to before another."""
+    ranked = samples.ranked(first, last)
+    return 0 if ranked is None else ranked.count - ranked.num_up_to(math.floor(bound_ns))
 
 
 def _step(breach: Breach) -> int:

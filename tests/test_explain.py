@@ -553,6 +553,28 @@ def test_the_operators_pause_is_listed_and_not_counted(
     assert found.itl.num_late == 0
 
 
+def test_the_dashboard_counts_the_late_tokens_that_explain_counts(
+    recorded: Callable[[list[tuple[int, Telemetry]]], Path],
+) -> None:
+    messages = simulated(seed=3)
+    slo = SLO(ttft_ms=60.0, itl_ms=15.0)
+    history = History(slo)
+    for sequence, message in messages:
+        history.append(sequence, message)
+    with Recording(recorded(messages)) as recording:
+        found = explain_recording(recording, slo_itl_ms=15.0, slo_ttft_ms=60.0)
+    late = history.windows.late(None)
+    breaches = history.windows.breaches(None, 10**6)
+    assert late.num_tokens == found.itl.num_late + found.ttft.num_late > late.num_steps > 10
+    assert late.num_steps == len({each.step for each in found.late if not each.is_excused})
+    assert late.num_breaches == len(breaches)
+    assert sum(breach.num_tokens for breach in breaches) == late.num_tokens
+    middle = breaches[len(breaches) // 2].step
+    until = history.windows.late(middle)
+    assert until.num_tokens == sum(b.num_tokens for b in breaches if b.step <= middle)
+    assert until.num_steps == len({b.step for b in breaches if b.step <= middle})
+
+
 @pytest.mark.parametrize("is_told", [False, True])
 @pytest.mark.parametrize("is_over", [False, True])
 def test_the_pause_before_a_recording_is_no_latency_in_it(

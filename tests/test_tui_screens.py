@@ -300,7 +300,7 @@ def test_latencies_of_three_windows_and_every_breach_with_its_cause(source: Any)
     ]
     breaches = history.windows.breaches(None, 1000)
     assert sorted({breach.step for breach in breaches}) == late
-    assert f"breaches ({len(breaches)})" in page
+    assert f"breaches ({sum(b.num_tokens for b in breaches)} tokens late in {len(late)} " in page
     newest = breaches[-1]
     row = next(line for line in page.splitlines() if f" {newest.step} " in line)
     wait = history.wait(newest.step, newest.request_id)

@@ -144,7 +144,13 @@ def zeros(drawn: str) -> list[str]:
 
 
 def test_what_would_be_a_zero_is_found() -> None:
-    for line in ("PREEMPT 0/m", "cached  =      0   │", "│ breaches (0)", "KV 0%", "took 0.0 ms"):
+    for line in (
+        "PREEMPT 0/m",
+        "cached  =      0   │",
+        "│ breaches (0 late)",
+        "KV 0%",
+        "took 0.0 ms",
+    ):
         assert zeros(line) == [line]
     assert zeros("took +0 10 0.5 r0 12:00:01 20.0 ms") == []
     assert zeros("│     0 │ ████") == []

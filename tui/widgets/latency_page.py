@@ -27,7 +27,7 @@ _COLUMNS = (
     Column("step", 9, True),
     Column("at", 8),
     Column("kind", 4),
-    Column("request", 8),
+    Column("request", 10),
     Column("ms", 8, True),
     Column("why", 0),
 )
@@ -70,8 +70,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         body = [((" no token came later than the service levels", "good"),)]
         if not frame.tells_requests:
             body = [((" the engine does not tell when whose tokens came", "muted"),)]
-    more = "" if len(breaches) < MAX_BREACHES else f", the last {MAX_BREACHES}"
-    counted = f" ({len(breaches)}{more})" if breaches or frame.tells_requests else ""
+    counted = f" ({_counted(frame)})" if breaches or frame.tells_requests else ""
     heading: Line = ((f"breaches{counted}", "title"), ("  newest first", "muted"))
     lines += framed(body, width, rest, heading, ((f"{frame.key('inspect')} goes there", "muted"),))
     if chosen is not None and pieces_height:
@@ -184,6 +183,17 @@ def _extent_s(frame: Frame) -> float:
 # Breaches
 
 
+def _counted(frame: Frame) -> str:
+    """Tokens, as `explain` counts them: several are late in a step; a line is one step and kind."""
+    late = frame.history.windows.late(frame.cursor)
+    if not late.num_breaches:
+        return "0 tokens late"
+    tokens = "1 token" if late.num_tokens == 1 else f"{late.num_tokens:,} tokens"
+    steps = "1 step" if late.num_steps == 1 else f"{late.num_steps:,} steps"
+    more = "" if late.num_breaches <= MAX_BREACHES else f", the last {MAX_BREACHES} shown"
+    return f"{tokens} late in {steps}{more}"
+
+
 def _breaches(frame: Frame) -> list[Breach]:
     found = frame.history.windows.breaches(frame.cursor, MAX_BREACHES)
     return found[::-1]
@@ -246,9 +256,15 @@ def _explained(
                 (f"{breach.step:,}", "text"),
                 (fmt.clock(frame.history.wall_ns(breach.time_ns)), "muted"),
                 (breach.kind, "text"),
-                (request_name(breach.request_id), "strong"),
+                (_request(breach), "strong"),
                 (f"{fmt.milliseconds(breach.ns / 1e6)}!", "breach"),
                 (clean(why, 300), "text"),
             ]
         )
     return rows
+
+
+def _request(breach: Breach) -> str:
+    """The one that waited longest, and how many more tokens of the step were late."""
+    more = f" +{breach.num_tokens - 1}" if breach.num_tokens > 1 else ""
+    return f"{request_name(breach.request_id)}{more}"
