@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pytest
 import zmq
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from stepscope.engine import sender, telemetry, wire
 from stepscope.engine.telemetry import Publisher
@@ -173,46 +171,6 @@ def test_a_subscriber_that_does_not_read_is_counted_and_holds_up_nobody(
     for socket in (slow, quick):
         socket.close(linger=0)
     publisher.close()
-
-
-def test_the_ring_is_bounded_in_bytes_too_and_says_what_it_still_has(way: str) -> None:
-    size = len(wire.encode(status(100)))
-    publisher = Publisher(None, ring_size=100, ring_bytes=5 * size)
-    for step in range(100, 120):
-        publisher.publish(status(step))
-    replayed = publisher.replay(0, limit=100)
-    assert [frame.sequence for frame in replayed.frames] == [15, 16, 17, 18, 19]
-    assert replayed.oldest_sequence == publisher.sender.oldest_sequence == 15
-    assert publisher.sender.num_bytes == 5 * size
-    # Alone it is more than the ring may hold, and it is the newest.
-    publisher.publish(status(0, "x" * 9 * size))
-    assert [frame.sequence for frame in publisher.replay(0, limit=100).frames] == [20]
-    publisher.publish(status(121))
-    assert [frame.sequence for frame in publisher.replay(0, limit=100).frames] == [21]
-    assert publisher.sender.num_bytes == size
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    sizes=st.lists(st.integers(0, 300) | st.integers(0, 3000), max_size=60),
-    ring_size=st.integers(1, 12),
-    ring_bytes=st.integers(100, 900),
-)
-def test_the_ring_holds_the_newest_messages_that_fit_and_no_others(
-    way: str, sizes: list[int], ring_size: int, ring_bytes: int
-) -> None:
-    publisher = Publisher(None, ring_size, ring_bytes)
-    kept: list[tuple[int, bytes]] = []
-    for sequence, size in enumerate(sizes):
-        message = status(sequence, chr(97 + sequence % 26) * size)
-        publisher.publish(message)
-        kept = [*kept, (sequence, wire.encode(message))][-ring_size:]
-        while len(kept) > 1 and sum(len(payload) for _, payload in kept) > ring_bytes:
-            kept.pop(0)
-        replayed = publisher.replay(0, limit=1000)
-        assert [(frame.sequence, frame.payload) for frame in replayed.frames] == kept
-        assert replayed.oldest_sequence == publisher.sender.oldest_sequence == kept[0][0]
-        assert publisher.sender.num_bytes == sum(len(payload) for _, payload in kept)
 
 
 # The thread
