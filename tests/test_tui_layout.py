@@ -8,6 +8,7 @@ from textual.geometry import Region
 
 from stepscope.tui import layout
 from stepscope.tui.app import Dashboard
+from stepscope.tui.screens import canvas
 
 SIZES = [(120, 40), (200, 60), (90, 24), (100, 20), (160, 45), (159, 50), (80, 20), (300, 100)]
 TINY = [(79, 24), (80, 19), (40, 10), (10, 3), (5, 1), (1, 5), (2, 2), (1, 1)]
@@ -30,7 +31,7 @@ def test_the_views_share_the_screen_without_overlap(size: tuple[int, int]) -> No
     screen = Region(0, 0, *size)
     covered = 0
     for name, region in places.items():
-        assert name in layout.VIEWS
+        assert name in canvas.NAMES
         assert screen.contains_region(region), name
         covered += region.area
         for other_name, other in places.items():

@@ -9,24 +9,6 @@ NORMAL_WIDTH = 100  # from here on with budget chart, KV map and latency panel
 WIDE_WIDTH = 160  # from here on with the right rail
 RAIL_WIDTH = 60
 
-VIEWS = (
-    "header",
-    "figures",
-    "chart",
-    "lanes",
-    "kv",
-    "latency",
-    "latency_line",
-    "inspector",
-    "knobs",
-    "events",
-    "scrub",
-    "notice",
-    "footer",
-    "page",
-    "too_small",
-)
-
 
 def plan(width: int, height: int, page: Page = "live") -> dict[str, Region]:
     """View -> region, for the views that are shown at this size. Regions never overlap.

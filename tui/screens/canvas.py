@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import ParamSpec
+from typing import NamedTuple, ParamSpec
 
 from textual.geometry import Region, Size
 from textual.widget import Widget
@@ -32,23 +32,35 @@ from stepscope.tui.widgets import (
 )
 from stepscope.tui.widgets.lines import Line, Lines
 
-_VIEWS: Mapping[str, Callable[[Frame, int, int, int], list[Line]]] = {
-    "figures": key_figures.draw,
-    "chart": budget_chart.draw,
-    "lanes": lanes.draw,
-    "kv": kv_map.draw,
-    "latency": latency_panel.draw,
-    "latency_line": latency_panel.one_line,
-    "inspector": inspector.draw,
-    "events": event_list.draw,
-    "scrub": scrub_bar.draw,
-}
 log = logging.getLogger("stepscope.tui")
 
 _P = ParamSpec("_P")
-# Of the main screen. The others are read rather than watched; these name a step, or count what it
-# left running and waiting, as the header does: all of them tell of the same one.
-_FAST_VIEWS = frozenset({"figures", "chart", "lanes", "inspector"})
+
+
+class _View(NamedTuple):
+    """A view of the main screen.
+
+    Most are read rather than watched. The fast ones name a step, or count what it left running and
+    waiting, as the header does: all of them tell of the same one, in every frame.
+    """
+
+    draw: Callable[[Frame, int, int, int], list[Line]]
+    is_fast: bool = False
+
+
+_VIEWS: Mapping[str, _View] = {
+    "figures": _View(key_figures.draw, is_fast=True),
+    "chart": _View(budget_chart.draw, is_fast=True),
+    "lanes": _View(lanes.draw, is_fast=True),
+    "kv": _View(kv_map.draw),
+    "latency": _View(latency_panel.draw),
+    "latency_line": _View(latency_panel.one_line),
+    "inspector": _View(inspector.draw, is_fast=True),
+    "events": _View(event_list.draw),
+    "scrub": _View(scrub_bar.draw),
+}
+# Of all that has a place on a screen; the others are drawn from more than a frame.
+NAMES = ("header", *_VIEWS, "knobs", "notice", "footer", "page", "too_small")
 
 
 class Canvas:
@@ -58,7 +70,7 @@ class Canvas:
     """
 
     def __init__(self, session: Session, skin: Skin) -> None:
-        self.widgets = {name: Lines(skin, id=name) for name in layout.VIEWS}
+        self.widgets = {name: Lines(skin, id=name) for name in NAMES}
         self.places: dict[str, Region] = {}
         self.page: Page = "live"  # that the places are for
         self.size = Size(0, 0)
@@ -144,11 +156,11 @@ class Canvas:
         if page is not None and everything:
             self._show("page", PAGE_VIEWS[self.page].draw, frame, page.width, page.height)
         gutter = self.label_width
-        for name, draw in _VIEWS.items():
+        for name, view in _VIEWS.items():
             place = self.places.get(name)
-            is_fast = name in _FAST_VIEWS and page is None
+            is_fast = view.is_fast and page is None
             if place is not None and (everything or is_fast):
-                self._show(name, draw, frame, place.width, place.height, gutter)
+                self._show(name, view.draw, frame, place.width, place.height, gutter)
         if self.page == "fleet":
             self._show("header", fleet_page.header, frame, connection.title, connection.fps, width)
         elif self.page == "compare":
