@@ -1,18 +1,21 @@
 """`Healing`: messages of one engine in the order of their numbers; what is missing is asked for.
 
-It owns what has been taken into the history and what comes next. Belongs to the thread of its
-`Subscriber`.
+It owns what has been taken into the history, what comes next, and what has come and waits for what
+is missing before it. Belongs to the thread of its `Subscriber`.
 """
 
 import logging
 import threading
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 
 from stepscope.engine import wire
 from stepscope.engine.client import CommandRefused, ControlClient, EngineUnreachable
-from stepscope.engine.commands import Error, GetSnapshot, Replayed, ReplayFrom
+from stepscope.engine.commands import Error, GetSnapshot, Replayed, ReplayedFrame, ReplayFrom
+from stepscope.engine.held import Held, Received
 from stepscope.engine.wire import Snapshot
 from stepscope.recordings.history import History
 from stepscope.recordings.source import FrameTap
@@ -23,6 +26,8 @@ ASK_TIMEOUT_S = 2.0
 ASK_AGAIN_S = 0.4  # an answer may have been on a connection that was lost
 SNAPSHOT_AGAIN_S = 4.0  # ... a snapshot is larger, and waits for the end of a step
 SNAPSHOT_TIMEOUT_S = 30.0
+SNAPSHOT_REST_S = 0.25  # between two that are asked for: each costs the engine something
+LAST_ASK_S = 1.0  # that answers are waited for, all together, when it is to stop
 TOPICS = frozenset(wire.TOPICS.values())
 _POLL_S = 0.05
 _MAX_REPLAY = 2_000  # messages asked for at once, ...
@@ -55,22 +60,27 @@ class Healing:
         self._history = history
         self._tap = tap
         self._stopping = stopping
+        self._last_ask_s = LAST_ASK_S  # left of it
+        self._next_snapshot_s = 0.0
         # Of the engine that is joined:
         self._engine_id = ""
         self._next_sequence = 0  # the one that continues the history
         self._replay_limit = _MAX_REPLAY
+        self._held = Held()
         self._pending: Snapshot | None = None  # until the messages before it have come
 
     def join(self, client: ControlClient, snapshot: Snapshot) -> None:
         """Begin with what an engine is like; what came since the last time is asked for."""
         info = snapshot.info
         known = self._history.info
-        self._engine_id = info.engine_id
+        is_new = known is None or known.engine_id != info.engine_id
         self._pending = None
+        if is_new:
+            self.end()  # with the one before
+        self._engine_id = info.engine_id
         last_sequence = self._history.last_sequence
         if last_sequence is None:
             last_sequence = -1
-        is_new = known is None or known.engine_id != info.engine_id
         if is_new or last_sequence > snapshot.sequence:
             if is_new and known is not None:
                 self._history.append(snapshot.sequence, snapshot)
@@ -84,30 +94,37 @@ class Healing:
             self._heal(client, snapshot.sequence + 1)
             self._next_sequence = snapshot.sequence + 1
             self._settle()
+        self._held.clear()
 
-    def take(
-        self,
-        client: ControlClient,
-        topic: bytes,
-        sequence: int,
-        message: wire.Telemetry | None,
-        payload: bytes,
-    ) -> None:
-        """A message that came by itself, after those that are missing before it.
+    def take(self, client: ControlClient, batch: Iterable[Received]) -> None:
+        """Messages that came by themselves, each after those that are missing before it.
 
         Raises:
             JoinAgain: another engine has taken the place of the one that was joined.
         """
-        if sequence > self._next_sequence:
-            self.check(client)
-            self._heal(client, sequence)
-        self._accept(topic, sequence, message, payload)
-        if self._history.needs_snapshot and self._pending is None:
-            snapshot = self.snapshot(client)
-            if snapshot.info.engine_id != self._engine_id:
-                raise JoinAgain  # it came while we asked, and counts anew
-            self._pending = snapshot
-            self._settle()
+        held = self._held
+        for received in batch:
+            if not held and received.sequence <= self._next_sequence:
+                self._accept(*received)
+            else:
+                held.add(received)
+        if held:
+            self._check_held(client)
+            self._heal(client, held.newest + 1)
+        now_s = time.monotonic()
+        if (
+            self._history.needs_snapshot
+            and self._pending is None
+            and now_s >= self._next_snapshot_s
+            and not self._stopping.is_set()
+        ):
+            self._next_snapshot_s = now_s + SNAPSHOT_REST_S
+            self._set_right(client)
+
+    def end(self) -> None:
+        """Take what is held; what is missing before it is lost."""
+        while self._held:
+            self._accept(*self._held.pop())
 
     def is_of(self, engine_id: str) -> bool:
         """Whether it is this engine that is joined."""
@@ -115,7 +132,9 @@ class Healing:
 
     def check(self, client: ControlClient) -> None:
         """Raises JoinAgain when it is another engine that answers by now."""
-        if not self.is_of(client.info(ASK_AGAIN_S).engine_id):
+        with self._asking() as timeout_s:
+            info = client.info(ASK_AGAIN_S, timeout_s)
+        if not self.is_of(info.engine_id):
             raise JoinAgain
 
     def note_bad(self, error: Exception) -> None:
@@ -149,39 +168,83 @@ class Healing:
             f"{client.endpoint.control} gave no snapshot within {SNAPSHOT_TIMEOUT_S:g} s"
         )
 
-    def _heal(self, client: ControlClient, end: int) -> None:
-        """Ask for the messages from the next one up to, not including, `end`."""
-        while self._next_sequence < end:
+    def _check_held(self, client: ControlClient) -> None:
+        """Raises JoinAgain, and holds nothing, when it may be of another engine by now."""
+        try:
+            self.check(client)
+        except JoinAgain:
+            self._held.clear()
+            raise
+        except (EngineUnreachable, CommandRefused):
+            if not self._stopping.is_set():
+                raise
+
+    def _set_right(self, client: ControlClient) -> None:
+        """Ask for what the state is, after a loss."""
+        try:
+            snapshot = self.snapshot(client)
+        except EngineUnreachable:
             if self._stopping.is_set():
-                raise JoinAgain  # what has not come yet is not lost
-            limit = min(self._replay_limit, end - self._next_sequence)
+                return  # what has come meanwhile is still to be taken
+            raise
+        if not self.is_of(snapshot.info.engine_id):
+            raise JoinAgain  # it came while we asked, and counts anew
+        self._pending = snapshot
+        self._settle()
+
+    def _heal(self, client: ControlClient, end: int) -> None:
+        """Go on up to, not including, `end`; what is neither held nor to be had is lost."""
+        held = self._held
+        while True:
+            while held and held.oldest <= self._next_sequence:
+                self._accept(*held.pop())
+            first = self._next_sequence
+            num_missing = held.num_to_ask(first, end, self._replay_limit)
+            if not num_missing:
+                return
+            answer = self._ask(client, first, num_missing)
+            settled, reach = held.settle(first, num_missing, end, answer)
+            for each in settled:
+                if isinstance(each, Received):
+                    self._accept(*each)
+                else:
+                    self._accept_late(each)
+            self._next_sequence = max(self._next_sequence, reach)
+
+    def _ask(self, client: ControlClient, sequence: int, limit: int) -> Replayed | None:
+        """What the engine has of them, None when it gives nothing."""
+        while self._last_ask_s > 0:
             try:
-                replayed = self._replay(client, self._next_sequence, limit)
+                return self._replay(client, sequence, limit)
             except CommandRefused as error:
                 if error.code == "rate_limited" and not self._stopping.wait(ASK_AGAIN_S):
                     continue
                 log.warning("%s replays nothing: %s", client.endpoint.control, error)
-                return
-            before = self._next_sequence
-            for frame in replayed.frames:
-                if not self._next_sequence <= frame.sequence < end:
-                    continue
-                try:
-                    known = frame.topic in TOPICS
-                    message = wire.decode(frame.payload) if known else None
-                except msgspec.DecodeError as error:
-                    self.note_bad(error)
-                    continue
-                self.num_healed += 1
-                self._accept(frame.topic, frame.sequence, message, frame.payload)
-            if self._next_sequence == before:
-                return  # it does not have them any more
+                return None
+            except (EngineUnreachable, JoinAgain):
+                if not self._stopping.is_set():
+                    raise
+                return None
+        return None
+
+    @contextmanager
+    def _asking(self) -> Iterator[float | None]:
+        """Gives how long an answer may take, None: as long as usual."""
+        if not self._stopping.is_set():
+            yield None
+            return
+        start_s = time.monotonic()
+        try:
+            yield self._last_ask_s
+        finally:
+            self._last_ask_s = max(0.0, self._last_ask_s - (time.monotonic() - start_s))
 
     def _replay(self, client: ControlClient, sequence: int, limit: int) -> Replayed:
         command = ReplayFrom(sequence=sequence, limit=limit)
         try:
             # Not again and again: each answer may be megabytes, on the same slow way.
-            reply = client.ask(command, again_s=ASK_TIMEOUT_S / 2)
+            with self._asking() as timeout_s:
+                reply = client.ask(command, timeout_s, again_s=ASK_TIMEOUT_S / 2)
         except EngineUnreachable:
             self._replay_limit = max(_MIN_REPLAY, self._replay_limit // 4)
             raise
@@ -195,12 +258,26 @@ class Healing:
         self.check(client)
         return reply
 
+    def _accept_late(self, frame: ReplayedFrame) -> None:
+        """A message that was missing."""
+        try:
+            message = wire.decode(frame.payload) if frame.topic in TOPICS else None
+        except msgspec.DecodeError as error:
+            self.note_bad(error)
+            return
+        self.num_healed += 1
+        self._accept(frame.sequence, frame.topic, frame.payload, message)
+
     def _accept(
-        self, topic: bytes, sequence: int, message: wire.Telemetry | None, payload: bytes
+        self, sequence: int, topic: bytes, payload: bytes, message: wire.Telemetry | None
     ) -> None:
         """Make a message part of the history, unless it is already."""
         if sequence < self._next_sequence:
             return
+        if self._pending is not None and sequence > self._pending.sequence:
+            # What is missing before it is lost, and it is older than this message.
+            self._next_sequence = self._pending.sequence + 1
+            self._settle()
         if message is None:  # of a newer engine: a kind that we do not know
             self._history.skip(sequence)
         else:

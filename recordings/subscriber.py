@@ -22,6 +22,7 @@ from stepscope.engine.client import (
     EngineUnreachable,
 )
 from stepscope.engine.endpoints import Endpoint
+from stepscope.engine.held import Received
 from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo
 from stepscope.recordings.healing import ASK_TIMEOUT_S, TOPICS, Healing, JoinAgain
 from stepscope.recordings.history import History
@@ -121,6 +122,7 @@ class Subscriber:
                 self._status = "down"
                 self._error = f"internal error, see the log: {error!r}"
             self._stopping.wait(self._retry_s)
+        self._healing.end()
 
     def _follow(self) -> None:
         """Join the engine and receive until something is wrong or all is over."""
@@ -159,6 +161,9 @@ class Subscriber:
                             socket.disconnect(self.endpoint.telemetry)
                             socket.connect(self.endpoint.telemetry)
                             self._put_off_reconnecting()
+                for _ in range(RECEIVE_QUEUE // _BURST):  # an engine may go on without end
+                    if self._receive(socket, client):
+                        break
         finally:
             socket.disable_monitor()
             socket.close()
@@ -178,14 +183,32 @@ class Subscriber:
         self._heard()
 
     def _receive(self, socket: zmq.Socket[bytes], client: ControlClient) -> bool:
-        """Take what is there; false where that was too much for one turn."""
+        """Take what is there; false where that was too much for one turn.
+
+        It is taken together, so that all that is missing in it costs one question.
+        """
+        batch: list[Received] = []
+        is_all = is_of_another = False
         for _ in range(_BURST):
             try:
                 frames = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return True
-            self._take(frames, client)
-        return False
+                is_all = True
+                break
+            if (received := self._read(frames)) is None:
+                continue
+            if is_of_another := self._is_of_another(received):
+                break
+            batch.append(received)
+            self._last_published = received.sequence
+        if batch:
+            if self._doubt:
+                self._healing.check(client)
+            self._heard()
+            self._healing.take(client, batch)
+        if is_of_another:
+            raise JoinAgain
+        return is_all
 
     def _rest(
         self, disconnected: zmq.Poller, socket: zmq.Socket[bytes], client: ControlClient
@@ -196,25 +219,24 @@ class Subscriber:
         if is_lost and time.monotonic() - start_s < RECONNECT_MS / 1000:
             self._receive(socket, client)  # too soon for one that has come back in its place
 
-    def _take(self, frames: list[bytes], client: ControlClient) -> None:
-        """A message that came by itself."""
-        healing = self._healing
+    def _read(self, frames: list[bytes]) -> Received | None:
+        """A message that came by itself, None when it cannot be read."""
         try:
             topic, number, payload = frames
             sequence = wire.sequence_of(number)
             message = wire.decode(payload) if topic in TOPICS else None
         except (ValueError, msgspec.DecodeError) as error:
-            healing.note_bad(error)
-            return
-        if self._doubt:
-            healing.check(client)
-        self._heard()
-        if isinstance(message, EngineInfo) and not healing.is_of(message.engine_id):
-            raise JoinAgain
-        if self._last_published is not None and sequence <= self._last_published:
-            raise JoinAgain  # numbers only go back when an engine starts anew
-        self._last_published = sequence
-        healing.take(client, topic, sequence, message, payload)
+            self._healing.note_bad(error)
+            return None
+        return Received(sequence, topic, payload, message)
+
+    def _is_of_another(self, received: Received) -> bool:
+        """Whether it cannot be of the engine that is joined."""
+        message = received.message
+        if isinstance(message, EngineInfo) and not self._healing.is_of(message.engine_id):
+            return True
+        # Numbers only go back when an engine starts anew.
+        return self._last_published is not None and received.sequence <= self._last_published
 
     def _is_probe_due(self) -> bool:
         now_s = time.monotonic()

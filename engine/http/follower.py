@@ -1,13 +1,12 @@
 """`TelemetryFollower`: the engine's telemetry on an asyncio loop, for the metrics.
 
 It subscribes first and asks for a snapshot then, so that nothing falls between the two. Messages
-that are missing are asked for again; what the engine does not have any more is counted as lost.
+that are missing are asked for again, those of all gaps together; what the engine does not have any
+more is counted as lost.
 """
 
 import asyncio
 import logging
-from collections import deque
-from typing import NamedTuple
 
 import msgspec
 import zmq
@@ -16,6 +15,7 @@ from stepscope.engine import wire
 from stepscope.engine.access.sockets import client_socket
 from stepscope.engine.client import CommandRefused, EngineUnreachable
 from stepscope.engine.commands import GetSnapshot, Replayed, ReplayFrom
+from stepscope.engine.held import Held, Received
 from stepscope.engine.http.engine_client import EngineClient
 from stepscope.engine.http.metrics import EngineMetrics
 from stepscope.engine.http.sockets import SocketReader
@@ -27,12 +27,8 @@ SNAPSHOT_S = 60.0
 REPLAY_S = 5.0
 RECEIVE_QUEUE = 50_000
 _MAX_REPLAY = 1_000
+_REST_S = 0.1  # between two questions: gaps gather meanwhile, and cost one together
 _TOPICS = frozenset(wire.TOPICS.values())
-
-
-class _Message(NamedTuple):
-    sequence: int
-    message: Telemetry | None  # None: of a kind that we do not know
 
 
 class TelemetryFollower:
@@ -42,7 +38,8 @@ class TelemetryFollower:
         self._engine = engine
         self._metrics = metrics
         self._next_sequence: int | None = None  # None: a snapshot is needed first
-        self._held: deque[_Message] = deque()  # came out of order, or before the snapshot
+        self._held = Held()  # what came after a gap, or before the snapshot
+        self._next_ask_s = 0.0
         self._catching_up = False
         self._wanted = asyncio.Event()  # something is held that cannot be applied as it is
 
@@ -70,23 +67,24 @@ class TelemetryFollower:
                 self._wanted.clear()
                 await self._wanted.wait()
         finally:
-            self._metrics.leave()
             reader.close()
+            self._finish(socket)
+            self._metrics.leave()
             socket.close()
 
     def _take(self, frames: list[bytes]) -> None:
         try:
             topic, number, payload = frames
-            message = _decoded(topic, payload)
-            received = _Message(wire.sequence_of(number), message)
+            sequence = wire.sequence_of(number)
+            received = Received(sequence, topic, payload, _decoded(topic, payload))
         except (ValueError, msgspec.DecodeError) as error:
             log.warning("the engine published what is no message: %s", error)
             return
         if self._catching_up or received.sequence != self._next_sequence:
-            self._held.append(received)
+            self._held.add(received)
             self._wanted.set()
         else:
-            self._apply(received)
+            self._apply(received.sequence, received.message)
 
     async def _catch_up(self) -> None:
         """Until all that is held is applied.
@@ -99,36 +97,72 @@ class TelemetryFollower:
             self._metrics.join(snapshot)
             self._next_sequence = snapshot.sequence + 1
         while self._held:
-            received = self._held[0]
-            if received.sequence > self._next_sequence:
-                await self._heal(received.sequence)
-            if received.sequence == self._next_sequence:
-                self._apply(received)
-            self._held.popleft()
+            if self._held.oldest <= self._next_sequence:
+                received = self._held.pop()
+                self._apply(received.sequence, received.message)
+            else:
+                await self._heal()
 
-    async def _heal(self, end: int) -> None:
-        """Ask for the messages from the next one up to, not including, `end`."""
+    async def _heal(self) -> None:
+        """Ask for what is missing before the newest message that is held."""
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._next_ask_s - loop.time())
+        self._next_ask_s = loop.time() + _REST_S
         assert self._next_sequence is not None
-        while self._next_sequence < end:
-            limit = min(_MAX_REPLAY, end - self._next_sequence)
-            command = ReplayFrom(sequence=self._next_sequence, limit=limit)
-            replayed = await self._engine.ask_for(Replayed, command, REPLAY_S)
-            frames = [frame for frame in replayed.frames if frame.sequence < end]
-            if not frames or frames[0].sequence > self._next_sequence:
-                break
-            for frame in frames:
-                self._metrics.num_healed_messages += 1
-                self._apply(_Message(frame.sequence, _decoded(frame.topic, frame.payload)))
-        if self._next_sequence < end:
-            num_lost = end - self._next_sequence
-            log.warning("%d messages of the engine are lost to the metrics", num_lost)
-            self._metrics.lose(num_lost)
-            self._next_sequence = end
+        first, end = self._next_sequence, self._held.newest + 1
+        num_missing = self._held.num_to_ask(first, end, _MAX_REPLAY)
+        command = ReplayFrom(sequence=first, limit=num_missing)
+        answer = await self._engine.ask_for(Replayed, command, REPLAY_S)
+        self._go_on(first, num_missing, end, answer)
 
-    def _apply(self, received: _Message) -> None:
-        self._next_sequence = received.sequence + 1
-        if received.message is not None:
-            self._metrics.apply(received.message)
+    def _go_on(self, first: int, num_asked: int, end: int, answer: Replayed | None) -> None:
+        """Apply what an answer (None: there is none) lets go on; what is still missing is lost."""
+        num_lost_before = self._metrics.num_lost_messages
+        settled, reach = self._held.settle(first, num_asked, end, answer)
+        for each in settled:
+            if isinstance(each, Received):
+                self._apply(each.sequence, each.message)
+                continue
+            try:
+                message = _decoded(each.topic, each.payload)
+            except msgspec.DecodeError as error:
+                log.warning("the engine replayed what is no message: %s", error)
+                continue
+            self._metrics.num_healed_messages += 1
+            self._apply(each.sequence, message)
+        self._lose_up_to(reach)
+        if num_lost := self._metrics.num_lost_messages - num_lost_before:
+            log.warning("%d messages of the engine are lost to the metrics", num_lost)
+
+    def _finish(self, socket: "zmq.Socket[bytes]") -> None:
+        """Nothing is asked for any more: apply what has come."""
+        if self._next_sequence is None:
+            return
+        self._catching_up = True
+        for _ in range(RECEIVE_QUEUE):
+            try:
+                self._take(socket.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                break
+        if self._held:
+            self._go_on(self._next_sequence, 0, self._held.newest + 1, None)
+
+    def _apply(self, sequence: int, message: Telemetry | None) -> None:
+        """The next message that there is; None: of a kind that we do not know."""
+        assert self._next_sequence is not None
+        if sequence < self._next_sequence:
+            return
+        self._lose_up_to(sequence)
+        self._next_sequence = sequence + 1
+        if message is not None:
+            self._metrics.apply(message)
+
+    def _lose_up_to(self, sequence: int) -> None:
+        """Messages from the next one up to, not including, `sequence` will never come."""
+        assert self._next_sequence is not None
+        if (num_lost := sequence - self._next_sequence) > 0:
+            self._metrics.lose(num_lost)
+            self._next_sequence = sequence
 
 
 def _decoded(topic: bytes, payload: bytes) -> Telemetry | None:

@@ -8,12 +8,15 @@ import json
 import zlib
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from truth import Client, Engine, Wrong
 
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.verify import verify
+
+# Of each answer of the replay ring: from where, to where, and the oldest message that there was.
+Replays: TypeAlias = list[tuple[int, int, int]]
 
 
 def check_observer(client: Client, engines: list[Engine]) -> dict[str, int]:
@@ -22,9 +25,8 @@ def check_observer(client: Client, engines: list[Engine]) -> dict[str, int]:
     by_name = {engine.name: engine for engine in engines}
     got: dict[str, dict[int, tuple[str, int]]] = {}
     joined: dict[str, list[int]] = {}
-    replays: dict[str, dict[int, int]] = {}
+    replays: dict[str, Replays] = {}
     now = ""
-    asked: dict[int, int] = {}  # before the first message of an engine is known
     sessions: dict[str, dict[str, Any]] = {}
     for line in client.log_lines():
         words = line.split(maxsplit=1)
@@ -34,9 +36,7 @@ def check_observer(client: Client, engines: list[Engine]) -> dict[str, int]:
             joined.setdefault(now, []).append(sequence)
             got.setdefault(now, {})
         elif words[0] == "replay":
-            asked = replays.setdefault(now, {})
-            first, oldest = map(int, words[1].split())
-            asked[first] = max(oldest, asked.get(first, 0))
+            replays.setdefault(now, []).append(_replay(words[1]))
         elif words[0] == "got":
             number, topic, checksum = words[1].split()
             mine = got[now]
@@ -63,7 +63,7 @@ def check_observer(client: Client, engines: list[Engine]) -> dict[str, int]:
                 f"{session['num_lost']} counted"
             )
         check_steps(who, engine, session, mine, missing)
-        check_heard(who, missing, replays.get(name, {}), joined[name])
+        check_heard(who, missing, replays.get(name, []))
         if session["num_bad"]:
             raise Wrong(f"{who}: {session['num_bad']} messages could not be read")
         told["received"] += len(mine)
@@ -96,26 +96,23 @@ def check_steps(
             raise Wrong(f"{who}: step {step} is lost and no gap shows it")
 
 
-def check_heard(who: str, missing: list[int], replays: dict[int, int], joins: list[int]) -> None:
-    """Each run of lost messages was asked for, and was not in the ring any more.
+def check_heard(who: str, missing: list[int], replays: Replays) -> None:
+    """Each lost message was asked for, and was not in the ring any more."""
+    oldest_told: dict[int, int] = {}
+    wanted = set(missing)
+    for first, end, oldest in replays:
+        for number in wanted.intersection(range(first, end)):
+            oldest_told[number] = max(oldest, oldest_told.get(number, 0))
+    for number in missing:
+        if number not in oldest_told:
+            raise Wrong(f"{who}: message {number} was never asked for")
+        if oldest_told[number] <= number:
+            raise Wrong(f"{who}: {number} is lost, the engine still had {oldest_told[number]}")
 
-    Who joins asks for what is before the snapshot, and for what is behind it when that comes: two
-    runs, if both are lost.
-    """
-    borders = set(joins)
-    first: int | None = None
-    oldest: int | None = None
-    for place, number in enumerate(missing):
-        first = number if first is None else first
-        goes_on = place + 1 < len(missing) and missing[place + 1] == number + 1
-        if goes_on and number not in borders:
-            continue
-        oldest = replays.get(first, oldest)
-        if oldest is None:
-            raise Wrong(f"{who}: messages {first} to {number} were never asked for")
-        if oldest <= number:
-            raise Wrong(f"{who}: {first} to {number} are lost, the engine still had {oldest}")
-        first, oldest = None, oldest if goes_on else None
+
+def _replay(words: str) -> tuple[int, int, int]:
+    first, end, oldest = map(int, words.split())
+    return first, end, oldest
 
 
 def check_recorder(client: Client, engines: list[Engine], folder: Path) -> dict[str, int]:
@@ -123,27 +120,23 @@ def check_recorder(client: Client, engines: list[Engine], folder: Path) -> dict[
     told = Counter[str]()
     now = ""
     received: list[dict[int, str]] = []
-    replays_of: list[dict[int, int]] = []
-    joins_of: list[list[int]] = []
+    replays_of: list[Replays] = []
     for line in client.log_lines():
         words = line.split()
         if words[0] == "replay":
-            first, oldest = int(words[1]), int(words[2])
-            replays_of[-1][first] = max(oldest, replays_of[-1].get(first, 0))
+            replays_of[-1].append(_replay(line.removeprefix("replay ")))
         elif words[0] == "join":
             if words[1] != now:
                 now = words[1]
                 received.append({})
-                replays_of.append({})
-                joins_of.append([])
-            joins_of[-1].append(int(words[2]))
+                replays_of.append([])
         elif words[0] == "got":
             received[-1][int(words[1])] = words[2]
     files = sorted(folder.glob("session-*.mcap"))
     if len(files) != len(engines):
         raise Wrong(f"{len(files)} files of {len(engines)} engines: {[f.name for f in files]}")
-    noted = zip(files, engines, received, replays_of, joins_of, strict=True)
-    for path, engine, mine, asked, joins in noted:
+    noted = zip(files, engines, received, replays_of, strict=True)
+    for path, engine, mine, asked in noted:
         report = verify(path, lambda share: None)
         bad = [check.name for check in report.checks if not check.is_good]
         with Recording(path) as recording:
@@ -159,7 +152,7 @@ def check_recorder(client: Client, engines: list[Engine], folder: Path) -> dict[
         if held != list(mine):
             raise Wrong(f"{path.name}: {len(held)} messages, {len(mine)} were received")
         missing = sorted(set(range(begin + 1, held[-1] + 1)) - set(held))
-        check_heard(path.name, missing, asked, joins)
+        check_heard(path.name, missing, asked)
         if report.num_lost_messages != len(missing):
             raise Wrong(f"{path.name}: {report.num_lost_messages} lost, {len(missing)} missing")
         if bad != (["sequence"] if missing else []):

@@ -3,8 +3,9 @@
     observer.py ENDPOINT LOG [--slow-ms 3]
 
 LOG gets a line `join ENGINE NUMBER` for each snapshot it begins from, `got NUMBER TOPIC CHECKSUM`
-for each message, `replay OLDEST` for each answer of the replay ring, and `session {...}` for each
-engine when it is over. SIGUSR1: it is slow no more. SIGTERM: it ends, once nothing is wrong.
+for each message, `replay FROM END OLDEST` for each answer of the replay ring, and `session {...}`
+for each engine when it is over. SIGUSR1: it is slow no more. SIGTERM: it ends, once nothing is
+wrong.
 """
 
 import argparse
