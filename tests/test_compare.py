@@ -22,9 +22,10 @@ from stepscope.recordings.compare import points as comparison_points
 from stepscope.recordings.compare.chance import leans, means_differ, rates_differ, shares_differ
 from stepscope.recordings.compare.columns import axis_of
 from stepscope.recordings.compare.comparer import Comparer
-from stepscope.recordings.compare.comparison import compare, request_by_request
+from stepscope.recordings.compare.comparison import compare
 from stepscope.recordings.compare.counts import Spread, WaitCounts
 from stepscope.recordings.compare.feed import Stretch
+from stepscope.recordings.compare.paired import request_by_request
 from stepscope.recordings.compare.points import KNOB, LATE, MARKED, PREEMPTED, StepPoints
 from stepscope.recordings.compare.requests import RequestRun, matched, were_sent_twice
 from stepscope.recordings.compare.side import Side
@@ -356,7 +357,7 @@ def test_under_another_load_no_side_is_called_better_in_anything() -> None:
         told = dict([outcome(found, "a"), outcome(found, "b")])
         assert list(told) == ["A lower", "B lower"]
         assert any(phrase.startswith("ITL") for phrase in told["B lower"])
-        assert "judged by like waits alone" in (load_text(found) or "")
+        assert "asked for other work; like waits judge: " in (load_text(found) or "")
 
 
 def test_what_an_engine_does_not_tell_is_unknown_never_zero(
@@ -385,9 +386,15 @@ def test_the_same_requests_tell_what_percentiles_of_few_cannot() -> None:
     for side, ttft_ns in ((a, 100), (b, 110)):
         side.requests = {n: run(n, f"q-{n}", n, ttft_ns + n) for n in range(12)}
     found = request_by_request(matched(a.requests, b.requests))
-    assert found == [("TTFT", 12, 0, True)]
+    assert [(each.what, each.num_a, each.num_b, each.winner) for each in found] == [
+        ("TTFT", 12, 0, "a")
+    ]
     b.requests = {n: run(n, f"q-{n}", n, 100 + n + (9 if n % 2 else -9)) for n in range(12)}
     assert not request_by_request(matched(a.requests, b.requests))[0].is_sure
+    b.requests = {n: run(n, f"q-{n}", n, 103 + n) for n in range(12)}  # a machine that is slower
+    assert not request_by_request(matched(a.requests, b.requests))[0].is_sure
+    b.requests = {n: run(n, f"q-{n}", n, 110 + n, prompt=8) for n in range(12)}
+    assert request_by_request(matched(a.requests, b.requests)) == []  # these are others
     assert compare(a, b).paired == []  # both are of the same engine's session
 
 

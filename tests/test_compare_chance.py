@@ -229,7 +229,7 @@ def test_more_to_do_makes_nobody_worse_and_does_not_hide_who_is_better(before: S
     assert {won(faster).get(key) for key in ("itl_p50_ms", "ttft_p50_ms", "like_step_p50_ms")} == {
         "b"
     }
-    assert "better with more to do" in (load(faster) or "")
+    assert "like waits judge, and who was better with more: " in (load(faster) or "")
     assert set(won(faster).values()) == {"b"}
     # And the other way round: that one with less to do is quicker says nothing by itself.
     slower = compare(side_of(2, 2048, 10.0), side_of(4, 2048, 6.0, speed=1.1))

@@ -199,7 +199,7 @@ async def test_a_large_difference_that_is_not_sure_is_told_and_what_it_rests_on(
         "ttft_p50_ms", "TTFT p50", "ms", 22.6, 484.0, "lower", "unclear", 39, 78, "ttft", 50
     )
     small = large._replace(key="ttft_p95_ms", label="TTFT p95", b=25.0, rank=95)
-    found = found._replace(figures=[large, small])
+    found = found._replace(figures=[large, small], paired=[])
     assert outcome(found, "a") == (
         "A better",
         ["in nothing for sure; perhaps TTFT p50 22.6→484 ms (21x): too few to be sure"],
@@ -280,7 +280,7 @@ async def test_one_chooses_among_ones_own_past_and_recordings(
             body = text(compare_page.draw(frame, width, height))
             last = next(n for n, line in enumerate(body) if "B lower" in line)
             told = " ".join(line.strip("│ ") for line in body[1:last])
-            judged = "! work   other work; judged by like waits alone: "
+            judged = "! work   asked for other work; like waits judge: "
             assert told == judged + first.different_work
             assert "better" not in "\n".join(body[1:])
         # The end of a session goes on while one looks at it.

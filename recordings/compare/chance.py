@@ -15,6 +15,8 @@ _MOST_KEPT = 0.95  # of a batch by the next one
 _MAX_TERMS = 2000  # of an exact sum; above it the normal distribution is as good
 # Two-sided 5 % points of Student's t for fewer degrees of freedom than the key; never too small.
 _T_POINTS = {5: 2.78, 7: 2.58, 9: 2.37, 12: 2.27, 16: 2.18, 24: 2.12, 40: 2.07, 120: 2.03}
+# The 2 % points for exactly so many, of batches less one.
+_SURER_T_POINTS = {4: 3.75, 5: 3.36, 6: 3.14, 7: 3.00, 8: 2.90, 9: 2.82}
 
 
 def shares_differ(a: float, num_a: int, b: float, num_b: int) -> bool:
@@ -80,9 +82,9 @@ def means_differ(a: Sequence[float], b: Sequence[float]) -> bool:
 def leans(values: Sequence[float]) -> bool:
     """Whether values, given in the order of time, are not 0 on average.
 
-    Student's t-test over batches of them. Each batch goes on as the one before it did (an
+    Student's t-test at 2 % over batches of them. Each batch goes on as the one before it did (an
     autoregression, its bias in few batches taken off: Kendall, Biometrika 1954), so that many
-    values may be few facts.
+    values may be few facts; how it goes on is guessed from few.
     """
     num = min(_MAX_BATCHES, len(values))
     if num < MIN_SLICES:
@@ -97,7 +99,7 @@ def leans(values: Sequence[float]) -> bool:
     kept = (sum(x * y for x, y in pairwise(apart)) / squares + 1 / num) / (1 - 3 / num)
     kept = min(_MOST_KEPT, max(0.0, kept))
     error = squares * num / (num - 1) * (1 + kept) / (1 - kept)
-    return abs(sum(values)) / math.sqrt(error) > _t_point(num - 1)
+    return abs(sum(values)) / math.sqrt(error) > _SURER_T_POINTS[num - 1]
 
 
 def _variance(apart: Sequence[float]) -> float:

@@ -3,15 +3,14 @@
 A is what one starts from, B what is held against it: a ratio is B / A, a change is B - A.
 """
 
-from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from stepscope.recordings.causes import Cause
-from stepscope.recordings.compare.chance import leans, rates_differ
-from stepscope.recordings.compare.figures import ALIKE, Figure, total_figures
+from stepscope.recordings.compare.figures import Figure, total_figures
 from stepscope.recordings.compare.latencies import latency_figures
 from stepscope.recordings.compare.like_work import like_work_figures
 from stepscope.recordings.compare.load import Load, load_of
+from stepscope.recordings.compare.paired import Paired, request_by_request
 from stepscope.recordings.compare.requests import Matched, lived_in_both, matched, were_sent_twice
 from stepscope.recordings.compare.settings import Setting, differing_settings
 from stepscope.recordings.compare.side import Kind, Side
@@ -27,19 +26,6 @@ class CauseShare(NamedTuple):
     b_ns: int
     num_a: int  # late tokens with it as their largest cause
     num_b: int
-
-
-class Paired(NamedTuple):
-    """In how many requests that are in both runs a side was better; the rest were alike.
-
-    A sign test tells whether that can be chance (Dixon and Mood, 1946); but requests that wait in
-    one queue or decode side by side are one fact, so that stretches of the run must say so, too.
-    """
-
-    what: str
-    num_a: int
-    num_b: int
-    is_sure: bool
 
 
 class Work(NamedTuple):
@@ -58,8 +44,7 @@ class Comparison(NamedTuple):
 
     Attributes:
         causes: of waits beyond the service level, what took most time first.
-        paired: first tokens and longest waits, request by request; none for parts of one session
-            and none where the work differs.
+        paired: first tokens and longest waits, request by request, where both were given the same.
         load: how what they were given to do compares.
         is_one_session: both sides are parts of one, so that they may be of any length; one engine
             that was sent the same twice makes two.
@@ -127,25 +112,8 @@ def compare(a: Side, b: Side) -> Comparison:
         a.num_unlisted + b.num_unlisted,
         is_one_session,
         load,
-        request_by_request(requests) if is_same_offer and not is_one_session else [],
+        request_by_request(requests) if load.is_same else [],
     )
-
-
-def request_by_request(requests: Matched) -> list[Paired]:
-    """What the same requests say; nothing of a latency that none of them has on both sides."""
-    pairs = sorted(requests.pairs, key=lambda pair: pair.a.arrival_ns)
-    first = [(pair.a.ttft_ns, pair.b.ttft_ns) for pair in pairs]
-    worst = [(pair.a.worst_itl_ns, pair.b.worst_itl_ns) for pair in pairs]
-    found = [_paired("TTFT", first), _paired("longest wait", worst)]
-    return [each for each in found if each.num_a + each.num_b]
-
-
-def _paired(what: str, values: Iterable[tuple[int | None, int | None]]) -> Paired:
-    """Args: values: in the order of arrival."""
-    known = [(a, b) for a, b in values if a is not None and b is not None]
-    signs = [(b < a * (1 - ALIKE)) - (a < b * (1 - ALIKE)) for a, b in known]
-    num_a, num_b = signs.count(-1), signs.count(1)
-    return Paired(what, num_a, num_b, rates_differ(num_a, 1.0, num_b, 1.0) and leans(signs))
 
 
 def _causes(a: Side, b: Side) -> list[CauseShare]:

@@ -1,12 +1,12 @@
 """How often a comparison names a winner where there is none, and where there is one. A table.
 
-    bench_compare_chance.py [PAIRS] [SECONDS]
+    bench_compare_chance.py [PAIRS] [SECONDS] [FIRST SEED] [CASE...]
 
 Each pair are two simulated runs: of requests that come at random, as before and after a mark in one
 session; the same on a machine with other work to do, whose speed drifts and which stops now and
 then; and there the same requests sent to both. Columns: the share of pairs in which any latency has
-a winner, or any figure of like work; p99 of the waits for a token, p50 and p99 of those beside a
-prefill.
+a winner, or any figure of like work; first tokens, by a figure or request by request, and these
+alone; p99 of the waits for a token, p50 and p99 of those beside a prefill.
 """
 
 import math
@@ -131,19 +131,29 @@ def found_of(pair: int, seconds: float, case: Case) -> Comparison:
 def main() -> None:
     num_pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 30.0
+    first = int(sys.argv[3]) if len(sys.argv) > 3 else 0
     print(f"{num_pairs} pairs of {seconds:g} s")
-    heads = ("other load", "latency", "like work", "ITL p99", "beside p50", "beside p99")
+    heads = (
+        "other load", "latency", "like work", "TTFT", "TTFT pairs", "ITL p99",
+        "beside p50", "beside p99",
+    )  # fmt: skip
     print(f"{'':<34}" + "".join(f"{head:>12}" for head in heads))
     for name, case in CASES.items():
+        if name not in (sys.argv[4:] or CASES):
+            continue
         counts = [0] * len(heads)
-        for pair in range(num_pairs):
+        for pair in range(first, first + num_pairs):
             found = found_of(pair, seconds, case)
             won = {figure.key for figure in found.figures if figure.verdict in ("a", "b")}
             latencies = {figure.key for figure in found.figures if figure.kind is not None}
+            pairs = {each.what for each in found.paired if each.is_sure}
+            has_ttft = any(key.startswith("ttft") for key in won)
             hits = (
                 found.different_work is not None,
-                bool(won & latencies),
+                bool(won & latencies or pairs),
                 any(key.startswith("like_") for key in won),
+                has_ttft or "TTFT" in pairs,
+                "TTFT" in pairs,
                 "itl_p99_ms" in won,
                 "like_itl_prefill_p50_ms" in won,
                 "like_itl_prefill_p99_ms" in won,

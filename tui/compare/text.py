@@ -125,17 +125,21 @@ def load(found: Comparison) -> str | None:
     if told is None:
         return None
     if found.load.is_chance:
-        return f"other work, maybe by chance; only larger differences count: {told}"
+        return f"asked for other work, maybe by chance; only larger differences count: {told}"
     if any(figure.kind is not None for figure in (*found.better("a"), *found.better("b"))):
-        return f"other work; judged by like waits, and if better with more to do: {told}"
-    return f"other work; judged by like waits alone: {told}"
+        return f"asked for other work; like waits judge, and who was better with more: {told}"
+    return f"asked for other work; like waits judge: {told}"
 
 
 def outcome(found: Comparison, side: Literal["a", "b"]) -> tuple[str, list[str]]:
     """A heading and what belongs below it: in what a side is better, or only lower."""
     letter = side.upper()
     if found.names_winner(side):
-        return f"{letter} better", _phrases(found.better(side)) or [_nothing(found, side)]
+        sure = _phrases(found.better(side)) + _same_requests(found, side)
+        perhaps = _perhaps(found, side)
+        if not found.better(side) and perhaps:
+            sure = [f"{', '.join(sure) or NOTHING}; perhaps {', '.join(perhaps)}: {TOO_FEW}"]
+        return f"{letter} better", sure or [NOTHING]
     lower = [
         figure
         for figure in found.figures
@@ -149,18 +153,32 @@ def outcome(found: Comparison, side: Literal["a", "b"]) -> tuple[str, list[str]]
     return f"{letter} lower", _phrases(lower) or [NONE_LOWER]
 
 
-def _nothing(found: Comparison, side: Literal["a", "b"]) -> str:
-    """What a side is better in where that is not sure of anything: what it may well be."""
-    perhaps = [
-        figure
-        for figure in found.figures
-        if is_large(figure)
-        and figure.a is not None
-        and figure.b is not None
-        and (figure.a < figure.b) == ((figure.better == "lower") == (side == "a"))
-    ]
-    told = _phrases(perhaps)
-    return f"{NOTHING}; perhaps {', '.join(told)}: {TOO_FEW}" if told else NOTHING
+def _same_requests(found: Comparison, side: Literal["a", "b"]) -> list[str]:
+    """In what a side was better request by request."""
+    phrases = []
+    for each in found.paired:
+        if each.winner == side:
+            mine, others = sorted((each.num_a, each.num_b), reverse=True)
+            factor = factor_text(max(each.factor, 1 / each.factor))
+            phrases.append(
+                f"{each.what} of the same requests: shorter for {mine:,}, longer for {others:,} "
+                f"of {len(found.requests.pairs):,} ({factor} at the median)"
+            )
+    return phrases
+
+
+def _perhaps(found: Comparison, side: Literal["a", "b"]) -> list[str]:
+    """What a side may well be better in, and that is not sure."""
+    return _phrases(
+        [
+            figure
+            for figure in found.figures
+            if is_large(figure)
+            and figure.a is not None
+            and figure.b is not None
+            and (figure.a < figure.b) == ((figure.better == "lower") == (side == "a"))
+        ]
+    )
 
 
 def _phrases(figures: Sequence[Figure]) -> list[str]:
@@ -253,7 +271,7 @@ def paired(found: Comparison) -> list[str]:
     number = len(found.requests.pairs)
     return [
         f"{each.what} shorter in A for {each.num_a:,}, in B for {each.num_b:,} of {number:,}"
-        + ("" if each.is_sure else ", which may be chance")
+        + (" (hardly chance)" if each.is_sure else " (may be chance)")
         for each in found.paired
     ]
 
