@@ -26,6 +26,7 @@ from stepscope.recordings.event_steps import EventSteps, Noted
 from stepscope.recordings.events import (
     EventKind,
     SessionEvent,
+    Told,
     audit_event,
     knobs_event,
     mark_event,
@@ -57,13 +58,6 @@ class _Told(msgspec.Struct):
 
 
 _told = msgspec.msgpack.Decoder(_Told).decode
-
-
-class Told(NamedTuple):
-    """What somebody did to the engine, or was refused, other than a change of knobs."""
-
-    step: int  # from which it holds; of what was refused the one it was asked in
-    entry: Audited
 
 
 class _ByStep(NamedTuple):

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from stepscope.engine.config import Knobs
 from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.recordings.history import History
-from stepscope.recordings.reader import Recording
+from stepscope.recordings.reader import Position, Recording
 from stepscope.recordings.replay import ReplaySource
 from stepscope.tui.frame import NOTABLE, Frame, FrameBuilder
 from stepscope.tui.navigator import Navigator, recorded_extent
 from stepscope.tui.notices import Notices
 from stepscope.tui.view import View
-from tests.seek_sessions import record
+from tests.seek_sessions import one_by_one, record
 
 NUM_STEPS = 5_000  # three minutes
 
@@ -184,3 +184,21 @@ def test_nothing_found_never_reads_like_nothing_there(source: ReplaySource) -> N
     assert way.said() == f"after step {last.step:,} at most late tokens or lost messages: {rest}"
     way.navigator.event(1, {"preempt"})
     assert way.said() == f"no preemption after step {last.step:,} in all of the file"
+
+
+def test_what_was_before_the_first_step_in_memory_is_not_called_missing(file: Path) -> None:
+    with Recording(file) as recording:
+        last = recording.last_step
+        whole = one_by_one(recording, Position(0, 0), recording.find_step(last))
+        breach = max(whole.windows.breaches(None, NUM_STEPS), key=lambda each: each.ns)
+        late = whole.wait(breach.step, breach.request_id)
+        assert late is not None
+        assert not any(piece.cause == "unknown" for piece in late.pieces)
+        begin = recording.find_step(breach.step - 3)
+        cut = one_by_one(recording, begin, recording.find_step(last))
+        late = cut.wait(breach.step, breach.request_id)
+        assert late is not None
+        assert late.gap_ns == sum(piece.ns for piece in late.pieces)
+        assert "before the first step in memory" in late.explanation
+        assert "not in memory" in late.text
+        assert "missing" not in late.explanation

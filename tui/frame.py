@@ -11,8 +11,7 @@ from typing import NamedTuple, Protocol
 from stepscope.engine.wire import KnobsChanged, StepRecord
 from stepscope.recordings.causes import Late
 from stepscope.recordings.columns import StepSummary
-from stepscope.recordings.events import SessionEvent
-from stepscope.recordings.file_events import Told
+from stepscope.recordings.events import SessionEvent, Told
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import LatencyReport
 from stepscope.recordings.rates import Rates
