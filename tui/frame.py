@@ -165,7 +165,7 @@ class FrameBuilder:
         self._columns = ChartColumns(history)
         self._windows = LatencyWindows(history, clock)
         self._figures: tuple[LatencyReport, Rates, Late | None, int] | None = None
-        self._figures_mode: tuple[bool, str | None, bool] = (True, None, False)
+        self._figures_mode: object = None
         self._figures_at: int | None = None
         self._figures_due_s = 0.0
         self._figures_taken: _Taken | None = None
@@ -253,7 +253,8 @@ class FrameBuilder:
         info = history.info
         # A minute that is not all there yet is no minute.
         window_s = 0.0 if history.is_short else LATENCY_WINDOW_S
-        mode = (view.live, None if info is None else info.engine_id, history.is_short)
+        reach = None if view.live else history.first_step
+        mode = (view.live, None if info is None else info.engine_id, history.is_short, reach)
         start_s = self._clock()
         is_due = start_s >= self._figures_due_s and (view.live or self._figures_at != cursor)
         if self._figures is None or self._figures_mode != mode or is_due:
