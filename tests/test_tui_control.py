@@ -191,7 +191,7 @@ async def test_the_open_stepper_says_that_somebody_changed_the_budget(source: Su
         await press(app, "B", "shift+left")
         with ControlClient(source.endpoint) as other:
             other.set_knobs({"max_num_batched_tokens": 1024}, who="anna")
-        said = "it is 1024 by now (anna): Esc, then again"
+        said = "it is 1024 by now, by anna: Esc, then again"
         await until(lambda: said in screen_text(app), "the stepper does not say it")
         await press(app, "enter")
         said = "not changed: anna set max_num_batched_tokens to 1024 meanwhile; B again"
@@ -511,10 +511,10 @@ def test_the_stepper_has_room_for_what_the_value_is_by_now_and_who_made_it_so(wi
     spec = KnobSpec("max_num_batched_tokens", "int", 2048, low=1, high=8192)
     said = {
         "": ["it is 1024 by now: Esc, then again"] * 2,
-        "anna": ["anna set 1024: Esc, then again", "it is 1024 by now (anna): Esc, then again"],
+        "anna": ["anna set 1024: Esc, then again", "it is 1024 by now, by anna: Esc, then again"],
         "root/pts3@gpu-7": [
             "root/pts3… set 1024: Esc, then again",
-            "it is 1024 by now (root/pts3@gpu-7): Esc, then again",
+            "it is 1024 by now, by root/pts3@gpu-7: Esc, then again",
         ],
     }
     for who, (narrow, wide) in said.items():

@@ -120,7 +120,7 @@ class Stepper(Overlay[int]):
         short = f"it is {value} by now: {_AGAIN}"
         if not who or room - len(rest) < min(_LEAST_NAME, len(who)):
             return short
-        whole = f"it is {value} by now ({who}): {_AGAIN}"
+        whole = f"it is {value} by now, by {who}: {_AGAIN}"
         return whole if len(whole) <= room else clean(who, room - len(rest)) + rest
 
     def _wrong(self) -> str | None:
