@@ -14,6 +14,7 @@ import stepscope.recordings.samples
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.replay import ReplaySource
 from stepscope.tui.app import Dashboard
+from stepscope.tui.notices import Notices
 from stepscope.tui.screens.canvas import Canvas
 from stepscope.tui.widgets import scrub_bar
 from tests.screen_text import main_text
@@ -184,3 +185,14 @@ async def test_keys_typed_in_one_burst_reach_the_prompt_that_the_first_one_opens
         for key in ("g", "7", "enter"):
             app.post_message(events.Key(key, key if len(key) == 1 else None))
         await until(lambda: app.main.view.cursor == 7 or source.history.last_step == 7, "not there")
+
+
+def test_what_was_said_of_a_place_goes_with_it_and_other_news_stay() -> None:
+    notices = Notices(lambda: 0.0)
+    notices.say_of_place("no preemption after step 7,745", "caution")
+    assert notices.line([], 80)
+    notices.leave_place()
+    assert not notices.line([], 80)
+    notices.say("recording to x.mcap")
+    notices.leave_place()
+    assert notices.line([], 80)

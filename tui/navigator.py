@@ -131,6 +131,7 @@ class Navigator:
 
     def go(self, step: int) -> None:
         """To a step, in memory or in the file."""
+        self._notices.leave_place()
         history, replay = self._history, self._replay
         first, last = history.first_step, history.last_step
         if replay is not None:
@@ -198,11 +199,11 @@ class Navigator:
             extent = None if self._replay is None else self._replay.extent
             is_done = self._replay is None or self._replay.file_events.is_done
             text = searched.nothing(self._history, extent, is_done, at, direction, kinds)
-            self._notices.say(text, "caution")
+            self._notices.say_of_place(text, "caution")
             return
         over = searched.passed_over(self._history, at, found.step, kinds)
         self.go(found.step)
-        self._notices.say(found.text + over, "caution" if over else "text")
+        self._notices.say_of_place(found.text + over, "caution" if over else "text")
 
     def mark(self) -> None:
         """To the mark before this step, or from before the first one to the last."""
@@ -216,13 +217,13 @@ class Navigator:
             text = f"no mark yet; {self._key('mark')} sets one"
             if not is_done:
                 text = "no mark yet; the rest of the file is still looked through"
-            self._notices.say(text, "caution")
+            self._notices.say_of_place(text, "caution")
             return
         is_newest = self.view.live and self._replay is None
         before = [mark for mark in marks if mark[0] < at] if not is_newest else marks
         step, text = (before or marks)[-1]
         self.go(step)
-        self._notices.say(f"mark: {text}")
+        self._notices.say_of_place(f"mark: {text}")
 
     def of_request(self, direction: int) -> None:
         """To the next step in which the selected request has a row."""
@@ -238,9 +239,9 @@ class Navigator:
                 row = next(row for row in record.batch or () if row.request_id == request_id)
                 self.go(step)
                 what = Phase(row.phase).name.lower()
-                self._notices.say(f"r{request_id}: {what} of {row.num_tokens} tokens")
+                self._notices.say_of_place(f"r{request_id}: {what} of {row.num_tokens} tokens")
                 return
-        self._notices.say(f"r{request_id} has no such step in memory", "caution")
+        self._notices.say_of_place(f"r{request_id} has no such step in memory", "caution")
 
     # Words
 

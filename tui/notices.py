@@ -21,24 +21,29 @@ class Notices:
         self._text = ""
         self._tone: Tone = "text"
         self._until_s = 0.0
-        self._is_refusal = False
+        self._is_of_place = False
 
     def say(self, text: str, tone: Tone = "text") -> None:
         self._text = text
         self._tone = tone
         shown_s = _ERROR_SHOWN_S if tone in ("breach", "caution") else _SHOWN_S
         self._until_s = self._clock() + shown_s
-        self._is_refusal = False
+        self._is_of_place = False
 
     def refuse(self, text: str) -> None:
         """Why a key does nothing: only of interest right after it, on the screen it was for."""
         self.say(text, "caution")
         self._until_s = self._clock() + _REFUSAL_SHOWN_S
-        self._is_refusal = True
+        self._is_of_place = True
 
-    def turn_page(self) -> None:
-        """Another screen is shown now."""
-        if self._is_refusal:
+    def say_of_place(self, text: str, tone: Tone = "text") -> None:
+        """What is true at this step, on this screen: it goes with either."""
+        self.say(text, tone)
+        self._is_of_place = True
+
+    def leave_place(self) -> None:
+        """Another screen or another step is shown now."""
+        if self._is_of_place:
             self.dismiss()
 
     def dismiss(self) -> None:
