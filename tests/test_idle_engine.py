@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine.wire import EngineStatus
+from stepscope.engine.wire import EngineStatus, KnobsChanged
 from stepscope.recordings.history import History
 from stepscope.tui.app import Dashboard
 from stepscope.tui.widgets import header, key_figures
@@ -71,3 +71,32 @@ async def test_an_engine_that_does_no_step_does_not_look_busy(
         assert part.format(spent=spent) in shown, shown
     for part in not_said:
         assert part.format(spent=spent) not in shown, shown
+
+
+async def test_a_budget_and_seats_set_while_it_is_idle_are_shown_at_once(
+    still_source: Callable[..., Any],
+) -> None:
+    source = still_source()
+    history = source.history
+    last = history.record(399)
+    time_ns = last.tokens_ns + 10**9
+    messages = [
+        EngineStatus(state="idle", step=399, time_ns=time_ns, num_running=0, num_waiting=0),
+        KnobsChanged(
+            version=9,
+            effective_step=400,
+            who="anna",
+            old={},
+            new={"max_num_batched_tokens": 300, "max_num_seqs": 7},
+            time_ns=time_ns + 1,
+        ),
+    ]
+    for message in messages:
+        history.append(history.last_sequence + 1, message)
+    app = Dashboard(source, history, control_endpoint="ipc:///nobody", any_terminal=True, fps=10.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        text = main_text(app)
+    app.close()
+    assert "BUDGET     0/300" in text
+    assert "RUN 0/7" in text

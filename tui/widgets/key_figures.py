@@ -128,13 +128,15 @@ _TREND = {1: " ▲", 0: "  ", -1: " ▼"}
 
 
 def _limit(frame: Frame) -> int | None:
-    if frame.summary is None:
-        return _knob(frame, "max_num_seqs")
-    return frame.summary.max_num_seqs
+    summary = frame.summary
+    if summary is None or frame.is_idle:
+        knob = _knob(frame, "max_num_seqs")
+        return knob if knob is not None or summary is None else summary.max_num_seqs
+    return summary.max_num_seqs
 
 
 def _knob(frame: Frame, name: str) -> int | None:
-    """What holds for the next step, where there was none yet; None where nobody tells."""
+    """What holds for the next step; None where nobody tells."""
     value = frame.state.knobs.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -161,6 +163,8 @@ def _budget(frame: Frame, bar_width: int) -> Line:
 def _budget_of_last(frame: Frame, spent: int, budget: int, bar_width: int) -> Line:
     """No step runs: an idle engine spends nothing; else the last step, which is said."""
     now, words = (0, ("idle",)) if frame.is_idle else (spent, ("last step", "last"))
+    if frame.is_idle:  # nobody has spent anything of a budget that was set since
+        budget = _knob(frame, "max_num_batched_tokens") or budget
     style = "strong" if frame.is_idle else "muted"
     word = next((word for word in words if len(word) <= bar_width), "")
     return (
