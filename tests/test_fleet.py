@@ -422,3 +422,14 @@ def test_an_engine_without_a_step_is_live_with_what_its_snapshot_says(
     assert (found.num_running, found.num_seats, found.kv_used) == (0, 4, 0.1)
     assert found.steps_per_s == 0.0  # it is idle: that is known
     assert found.itl_p95_ms is None
+
+
+def test_an_engine_that_was_starting_is_told_to_be_up(still_source: Callable[..., Any]) -> None:
+    source, clock = still_source(), Clock()
+    fleet = Fleet([source], clock, clock)
+    for status in ("starting", "connecting", "live", "live"):
+        source.status = status
+        clock.now_s += 1.0
+        fleet.look()
+    assert [event.text for event in fleet.picture.events][-1] == "is up"
+    assert sum(event.text == "is up" for event in fleet.picture.events) == 1

@@ -85,6 +85,7 @@ class _Member:
         self.heard_s: float | None = now_s if self.version else None
         self.engine_id: str | None = None
         self.new_since_s: float | None = None
+        self.was_starting = False  # and nobody was told yet what became of it
 
 
 class Fleet:
@@ -227,7 +228,10 @@ class Fleet:
             member.engine_id = engine_id
         if now.status != before.status:
             member.status_since_s = now_s
+        if now.status == "starting":
+            member.was_starting = True
         if is_new:
+            member.was_starting = False
             member.new_since_s, member.measured = now_s, None
             pid = "" if info is None or info.pid is None else f" (pid {info.pid})"
             self._say(member, f"started anew{pid}: another engine than before", True)
@@ -236,6 +240,9 @@ class Fleet:
                 was_away = before.status in ("stale", "down") and member.heard_s is not None
                 if was_away:
                     self._say(member, "is back, the same engine as before", True)
+                elif member.was_starting:
+                    self._say(member, "is up", True)
+                member.was_starting = False
             elif now.status == "stale":
                 self._say(member, "answers, but sends no telemetry", False)
             elif now.status == "starting":
