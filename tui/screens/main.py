@@ -199,14 +199,17 @@ class MainScreen(Screen[None]):
             return
         if canvas.page != self.view.page:
             canvas.place(self.size, self.view.page)
-            self.notices.turn_page()
+            self.notices.leave_place()
             everything = True
         # A page is drawn with everything only, and the header stays at the moment of the page.
-        frame = self.frame if self.view.page != "live" and not everything else None
+        shown = self.frame
+        frame = shown if self.view.page != "live" and not everything else None
         if frame is None:
             frame = self.new_frame()
             if canvas.fit(frame):
                 frame = self.new_frame()
+            # The header and the panels that are drawn less often tell the same figures.
+            everything |= shown is None or frame.latency is not shown.latency
         self._drawn.note_views(everything)
         load = self.meter.load() if self.view.own_load else None
         connection = status.connection(self.session, self.history, self.fps, load)

@@ -146,8 +146,10 @@ def _block(series: Series | None, bound: float | None, is_told: bool) -> Line:
 def _charts(frame: Frame, width: int, height: int) -> list[Line]:
     """Heat map and spread of the latency that is chosen."""
     kind = frame.view.latency
-    window_s = _extent_s(frame)
-    end_ns = frame.state.time_ns
+    minute = frame.windows.get("60 s")
+    # What the table counts, which is not taken anew as often as this is drawn.
+    end_ns = frame.state.time_ns if minute is None else minute.end_ns
+    window_s = _extent_s(frame, end_ns)
     samples = frame.history.windows.samples(kind, end_ns, window_s)
     slo = frame.history.slo
     bound = {"ttft": slo.ttft_ms, "itl": slo.itl_ms}.get(kind)
@@ -171,12 +173,12 @@ def _charts(frame: Frame, width: int, height: int) -> list[Line]:
     return beside(left, framed(spread, spread_width, height, title))
 
 
-def _extent_s(frame: Frame) -> float:
+def _extent_s(frame: Frame, end_ns: int) -> float:
     """The last minute, or what of it there is, in steps of four seconds."""
     first = None if frame.first_step is None else frame.history.summary(frame.first_step)
     if first is None:
         return 60.0
-    seconds = (frame.state.time_ns - first.schedule_start_ns) / 1e9
+    seconds = (end_ns - first.schedule_start_ns) / 1e9
     return float(min(60, max(4, math.ceil(seconds / 4) * 4)))
 
 
