@@ -375,6 +375,16 @@ async def test_without_a_file_to_write_to_it_says_so_and_goes_on(
     assert config_file.read_text() == "[dashboard\n"
 
 
+def test_all_that_is_not_kept_is_said_in_words_with_its_values() -> None:
+    preferences = Preferences(None, {"slo_ttft_ms": 500.0, "slo_itl_ms": 50.0}, "--no-keep")
+    preferences.set("slo_ttft_ms", 400.0)
+    preferences.set("slo_itl_ms", 40.0)
+    said = "TTFT within 400 ms, ITL within 40 ms: for this session only, --no-keep"
+    assert preferences.news() == (said, "text")
+    preferences.set("slo_itl_ms", 60.0)
+    assert preferences.news() == ("ITL within 60 ms: for this session only, --no-keep", "text")
+
+
 # stepscope config
 
 

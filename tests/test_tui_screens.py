@@ -392,6 +392,22 @@ async def test_enter_on_a_breach_goes_to_its_step_and_escape_comes_back(source: 
         assert app.main.view.page == "latency"
 
 
+async def test_a_list_is_moved_through_by_ten_rows_and_time_stands_still(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("5", "space", "down", "pagedown")
+        cursor, last = app.main.view.cursor, len(targets(app.main.frame)) - 1
+        assert app.main.view.row == min(11, last)
+        await pilot.press("pagedown", "pageup")
+        assert app.main.view.row == max(0, min(21, last) - 10)
+        assert app.main.view.cursor == cursor
+        await pilot.press("pageup", "pageup", "pageup")
+        assert app.main.view.row == 0
+        await pilot.press("1", "pageup")
+        assert app.main.view.cursor < cursor
+    app.close()
+
+
 def test_knobs_show_who_changed_them_and_what_came_of_it(source: Any) -> None:
     history = source.history
     page = drawn(history, "knobs", (160, 40))

@@ -39,6 +39,7 @@ class Preferences:
         self._writing = threading.Lock()  # is held for as long as the disk takes
         self._timer: threading.Timer | None = None
         self._news: News | None = None
+        self._unkept: dict[str, str] = {}  # of those that are not told yet
 
     def set(self, name: str, value: Value) -> None:
         """The operator has chosen a value."""
@@ -48,7 +49,9 @@ class Preferences:
             self._current[name] = value
             if self._path is None:
                 if self._why_not:
-                    self._news = (f"{name}: for this session only, {self._why_not}", "text")
+                    self._unkept[name] = _in_words(name, value)
+                    what = ", ".join(self._unkept.values())
+                    self._news = (f"{what}: for this session only, {self._why_not}", "text")
                 return
             if self._timer is not None:
                 self._timer.cancel()
@@ -60,6 +63,7 @@ class Preferences:
         """What became of the last change, once."""
         with self._lock:
             news, self._news = self._news, None
+            self._unkept.clear()
         return news
 
     def flush(self) -> None:
@@ -97,3 +101,11 @@ def _said(value: Value) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float) else value
+
+
+_WORDS = {"slo_ttft_ms": "TTFT within", "slo_itl_ms": "ITL within", "own_load": "own load",
+          "ascii": "ASCII only", "fps": "frames a second"}  # fmt: skip
+
+
+def _in_words(name: str, value: Value) -> str:
+    return f"{_WORDS.get(name, name)} {_said(value)}{' ms' if name.endswith('_ms') else ''}"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stepscope.tui.screens.main import MainScreen
 
 _PREEMPTIONS = ("preempt",)
+_ROWS = 10  # of a list at a time
 
 
 def bindings(actions: Iterable[Action]) -> BindingsMap:
@@ -42,8 +43,8 @@ def handlers(screen: "MainScreen") -> Mapping[str, Callable[[], None]]:
         "step_forward": partial(_column, screen, 1),
         "ten_back": partial(navigator.move, -10),
         "ten_forward": partial(navigator.move, 10),
-        "screen_back": partial(navigator.move_screen, -1),
-        "screen_forward": partial(navigator.move_screen, 1),
+        "screen_back": partial(_screen, screen, -1),
+        "screen_forward": partial(_screen, screen, 1),
         "oldest": navigator.oldest,
         "live": navigator.live,
         "previous_event": partial(navigator.event, -1),
@@ -118,6 +119,14 @@ def _column(screen: "MainScreen", direction: int) -> None:
         screen.session.desk.move_sort(direction)
     else:
         screen.navigator.move(direction)
+
+
+def _screen(screen: "MainScreen", direction: int) -> None:
+    """A screen on in time, or through a list."""
+    if screen.view.page == "live":
+        screen.navigator.move_screen(direction)
+    else:
+        pages.select(screen, direction * _ROWS)
 
 
 def _sort(screen: "MainScreen") -> None:
