@@ -210,7 +210,8 @@ _ACTIONS: tuple[Action, ...] = (
            footer=19),
     Action("export", ("E",), "Export", "write the recording, or a part of it, for other programs "
            "(Perfetto, Parquet, CSV)", "act"),
-    Action("mark", ("M",), "Mark", "put a mark with a note at this step", "act", footer=17,
+    Action("mark", ("M",), "Mark", "put a mark with a note at this step: in this dashboard "
+           "and what it records, nowhere else", "act", footer=17,
            elsewhere=(("replay", "put a mark with a note at this step, until the replay is left "
                        "(not into the file)"),)),
     # global

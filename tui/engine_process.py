@@ -86,6 +86,11 @@ class EngineProcess:
                 self._is_loading = False  # the terminal may be the dashboard's from now on
                 return info
 
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return None if self._process is None else self._process.poll()
+
     def check(self) -> None:
         """Raises CommandFailed when the engine is not running any more."""
         assert self._process is not None

@@ -102,7 +102,8 @@ def demo(
                 else:
                     progress.close()
                     say(*_told(pace.offers))
-                    run_live(source, settings, recorder, keeps_levels=False, news=pace.news)
+                    news = _News(engine, pace)
+                    run_live(source, settings, recorder, keeps_levels=False, news=news)
             finally:
                 pace.stop()
                 source.stop()
@@ -187,6 +188,21 @@ def _wait_until_live(engine: EngineProcess, source: Subscriber, stop: StopSignal
             raise CommandFailed(f"no telemetry comes from the engine: {source.error}")
         if stop.wait(0.02):
             return
+
+
+class _News:
+    """What there is to tell the operator: called in every frame."""
+
+    def __init__(self, engine: EngineProcess, pace: Pace) -> None:
+        self._engine = engine
+        self._pace = pace
+        self._has_told_end = False
+
+    def __call__(self) -> str | None:
+        if self._has_told_end or self._engine.exit_code is None:
+            return self._pace.news()
+        self._has_told_end = True
+        return "the demo's own engine has ended and does not return"
 
 
 def _set_workload(engine: EngineProcess, workload: WorkloadSpec) -> None:
