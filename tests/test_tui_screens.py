@@ -581,7 +581,7 @@ async def test_digits_typed_in_a_burst_go_to_the_number_and_not_to_screens(
     app = dashboard(source, control_endpoint="ipc:///nobody/here")
     asked: list[int] = []
     async with app.run_test(size=(120, 40)) as pilot:
-        app.main.operator.set_knob = lambda name, value, version: asked.append(value)
+        app.main.operator.set_knob = lambda change, said: asked.append(change.value)
         for key in keys:
             app.post_message(events.Key(key, key if len(key) == 1 else None))
         for _ in range(50):
@@ -596,7 +596,7 @@ async def test_a_key_never_overtakes_one_that_is_still_on_its_way(source: Any) -
     app = dashboard(source, control_endpoint="ipc:///nobody/here")
     asked: list[int] = []
     async with app.run_test(size=(120, 40)) as pilot:
-        app.main.operator.set_knob = lambda name, value, version: asked.append(value)
+        app.main.operator.set_knob = lambda change, said: asked.append(change.value)
         await pilot.press("B")
         late = events.Key("7", "7")
         app.key_order.num_under_way = 1  # it was sent to the main screen before the overlay opened

@@ -163,8 +163,8 @@ def _compute() -> Iterator[Finding]:
             "note",
             "telemetry",
             "encoded and sent in Python, which takes some 100 us of a step at 256 requests and not "
-            "some 30: there was no C compiler when stepscope was installed, or pyzmq brings a libzmq "
-            "whose functions cannot be found",
+            "some 30: there was no C compiler when stepscope was installed, or pyzmq brings a "
+            "libzmq whose functions cannot be found",
         )
     try:
         chosen = attention.choose("auto", device, dtype)
