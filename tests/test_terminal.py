@@ -176,6 +176,9 @@ def test_a_terminal_that_changes_its_size_and_one_that_was_written_over(
         screen.wait_for(words)
     colours = {cell.fg for row in screen.cells() for cell in row}
     assert "4fb3ff" in colours, "decode has its own colour on a terminal of true colours"
+    before = ""
+    while before != (before := screen.text()):  # what is written before all is drawn is drawn over
+        time.sleep(0.5)
     screen.scribble()
     screen.wait_for("noise noise")
     screen.send(CTRL_L)
