@@ -43,16 +43,23 @@ def row_of(app: Dashboard, name: str) -> str:
     return next(line for line in main_text(app).splitlines()[3:] if name in line[:24])
 
 
-async def test_an_engine_that_was_never_opened_is_recorded_and_says_so(
+@pytest.fixture
+def app(
     busy: Subscriber,
     still_source: Callable[..., Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> Dashboard:
+    """Of two engines, `still` and `busy`, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     still = still_source(12)
     still.name, busy.name = "still", "busy"
-    app = Dashboard(still, still.history, any_terminal=True, fleet=Fleet([still, busy]))
+    return Dashboard(still, still.history, any_terminal=True, fleet=Fleet([still, busy]))
+
+
+async def test_an_engine_that_was_never_opened_is_recorded_and_says_so(
+    app: Dashboard, busy: Subscriber, tmp_path: Path
+) -> None:
     async with app.run_test(size=(120, 40)):
         await press(app, "home", "down")
         assert app.session.desk.selected == "still"  # in the order of names
@@ -77,16 +84,7 @@ async def test_an_engine_that_was_never_opened_is_recorded_and_says_so(
         assert not recording.truncated
 
 
-async def test_leaving_ends_the_recordings_of_all_engines(
-    busy: Subscriber,
-    still_source: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    still = still_source(12)
-    still.name, busy.name = "still", "busy"
-    app = Dashboard(still, still.history, any_terminal=True, fleet=Fleet([still, busy]))
+async def test_leaving_ends_the_recordings_of_all_engines(app: Dashboard, tmp_path: Path) -> None:
     async with app.run_test(size=(120, 40)):
         await press(app, "R", "up", "R")
         await until(lambda: "● REC 2" in main_text(app), "that both are recorded")

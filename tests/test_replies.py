@@ -1,6 +1,7 @@
 """Outputs that are ready together may come in one message, and nothing else changes by it."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -151,7 +152,7 @@ def test_an_engine_of_before_takes_what_does_not_ask_for_bundles() -> None:
     ).bundles is False  # fmt: skip
 
 
-def test_who_asks_gets_bundles_and_who_does_not_gets_outputs(live_engine) -> None:  # type: ignore[no-untyped-def]
+def test_who_asks_gets_bundles_and_who_does_not_gets_outputs(live_engine: Any) -> None:
     raw = zmq.Context.instance().socket(zmq.DEALER)
     raw.linger = 0
     raw.connect(live_engine.endpoint.control)
@@ -189,7 +190,7 @@ def test_who_asks_gets_bundles_and_who_does_not_gets_outputs(live_engine) -> Non
         assert len({output.request_id for output in received}) == 1
 
 
-def test_a_client_reads_bundles_as_outputs_also_while_it_asks(live_engine) -> None:  # type: ignore[no-untyped-def]
+def test_a_client_reads_bundles_as_outputs_also_while_it_asks(live_engine: Any) -> None:
     with ControlClient(live_engine.endpoint, timeout_s=10.0) as client:
         assert client.info().bundles
         sent = [client.send(submit(number, 10, bundle=True)) for number in range(30)]
@@ -206,7 +207,7 @@ def test_a_client_reads_bundles_as_outputs_also_while_it_asks(live_engine) -> No
         assert set(tokens.values()) == {10}
 
 
-def test_an_abort_ends_a_bundled_request_and_its_answer_comes(live_engine) -> None:  # type: ignore[no-untyped-def]
+def test_an_abort_ends_a_bundled_request_and_its_answer_comes(live_engine: Any) -> None:
     with ControlClient(live_engine.endpoint, timeout_s=10.0) as client:
         for number in range(20):
             client.send(submit(number, 900, bundle=True))
@@ -222,7 +223,7 @@ def test_an_abort_ends_a_bundled_request_and_its_answer_comes(live_engine) -> No
         assert reasons == ["abort"] * 20
 
 
-def test_bundled_requests_of_a_client_that_vanishes_are_ended(live_engine) -> None:  # type: ignore[no-untyped-def]
+def test_bundled_requests_of_a_client_that_vanishes_are_ended(live_engine: Any) -> None:
     with ControlClient(live_engine.endpoint, timeout_s=10.0) as client:
         with ControlClient(live_engine.endpoint) as other:
             for number in range(20):

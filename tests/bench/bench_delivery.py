@@ -18,7 +18,6 @@ import tempfile
 import threading
 import time
 
-from bench_wire import Silent  # type: ignore[import-not-found]
 from pausing_runner import PausingRunner  # type: ignore[import-not-found]
 
 from stepscope.engine import dispatch
@@ -31,6 +30,7 @@ from stepscope.engine.inbox import Call
 from stepscope.engine.intake import Intake
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.scheduler import Scheduler
+from stepscope.engine.serve import Silent
 from stepscope.engine.simulated import VOCAB_SIZE, simulated_info
 from stepscope.engine.step import ScheduledStep, StepResult
 from stepscope.engine.telemetry import Publisher
