@@ -24,9 +24,9 @@ Encode: TypeAlias = Callable[
 
 compiled: Encode | None = None
 with contextlib.suppress(ImportError):  # there was no compiler when it was installed
-    from stepscope.engine import _batch_rows
+    from stepscope.engine import _wire_rows
 
-    compiled = _batch_rows.encode
+    compiled = _wire_rows.encode_batch
 
 _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
 _FIRST_TOKEN = int(RowFlag.FIRST_TOKEN)
@@ -35,30 +35,28 @@ _DECODE = int(Phase.DECODE)
 _ARRAY_16, _ARRAY_32 = 0xDC, 0xDD  # msgpack
 
 
-class BatchRows(msgspec.Struct, frozen=True, gc=False):
-    """The rows of one step.
+class BatchRows:
+    """Tells the rows of the steps of one scheduler, as msgpack: an array of `wire.BatchRow`s."""
 
-    Attributes:
-        payload: msgpack, an array of `wire.BatchRow`s.
-    """
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._describe = partial(_describe, scheduler)
 
-    payload: bytes
-
-    @classmethod
-    def of(cls, rows: list[ScheduledRow], scheduler: Scheduler) -> "BatchRows":
+    def encode(self, rows: list[ScheduledRow]) -> msgspec.Raw:
         """The batch as observers see it.
 
         To be called between `schedule` and `update`: after it, finished requests hold no blocks and
         a first token cannot be told from a later one.
         """
         # A resumed request may have only its newest token to compute, which is no ordinary decode.
-        ordinary = None if scheduler.resumed_now else Phase.DECODE
-        return cls(_encode(rows, ordinary, Request, partial(_describe, scheduler)))
+        ordinary = None if self._scheduler.resumed_now else Phase.DECODE
+        return msgspec.Raw(_encode(rows, ordinary, Request, self._describe))
 
-    def keep(self, indices: Sequence[int]) -> "BatchRows":
-        """The rows at these places."""
-        rows = msgspec.msgpack.decode(self.payload)
-        return BatchRows(msgspec.msgpack.encode([rows[i] for i in indices]))
+
+def keep_rows(batch: msgspec.Raw, indices: Sequence[int]) -> msgspec.Raw:
+    """The rows at these places."""
+    rows = msgspec.msgpack.decode(batch)
+    return msgspec.Raw(msgspec.msgpack.encode([rows[i] for i in indices]))
 
 
 def num_rows(batch: Sequence[BatchRow] | msgspec.Raw | None) -> int:

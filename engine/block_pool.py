@@ -6,16 +6,29 @@ first, the latest freed one first; then cached ones, the least recently used fir
 vLLM's free queue). No operation costs more in a larger pool.
 """
 
+import contextlib
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress, islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+
+import msgspec
 
 from stepscope.engine.wire import CACHED, EMPTY, BlockMove, BlockRun
 
 _REF_BITS = 32
 _REF_MASK = (1 << _REF_BITS) - 1
+
+
+_Drain: TypeAlias = Callable[
+    [dict[int, None], list[int], list[int], list[int], list[bytes | None]], bytes
+]
+compiled: _Drain | None = None
+with contextlib.suppress(ImportError):  # there was no compiler when it was installed
+    from stepscope.engine import _wire_rows
+
+    compiled = _wire_rows.drain_moves
 
 
 class KVCacheIntegrityError(AssertionError):
@@ -38,8 +51,8 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks
         self._owners = [EMPTY] * num_blocks  # the latest holder; meaningful while held
         self._digests: list[bytes | None] = [None] * num_blocks
-        self._empty = list(range(num_blocks - 1, -1, -1))  # the next one to reuse is last
-        self._cached: OrderedDict[int, None] = OrderedDict()  # the next one to reuse is first
+        self.empty = list(range(num_blocks - 1, -1, -1))  # the next one to reuse is last
+        self.cached: OrderedDict[int, None] = OrderedDict()  # the next one to reuse is first
         self._by_digest: dict[bytes, int] = {}
         self._copies: dict[bytes, list[int]] = {}  # further blocks with the same content
         self._changed: dict[int, None] = {}
@@ -49,16 +62,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        return len(self._empty) + len(self._cached)
-
-    @property
-    def num_empty(self) -> int:
-        return len(self._empty)
-
-    @property
-    def num_cached(self) -> int:
-        """Blocks that are free and can still be hit."""
-        return len(self._cached)
+        return len(self.empty) + len(self.cached)
 
     def find(self, digest: bytes) -> int | None:
         """The block that holds this content, the first registered one if there are several."""
@@ -75,7 +79,7 @@ class BlockPool:
         Raises:
             KVCacheIntegrityError: fewer than `count` are free (the caller has to look first).
         """
-        empty = self._empty
+        empty = self.empty
         if count <= len(empty):
             blocks = empty[-count:] if count else []
             blocks.reverse()
@@ -86,7 +90,7 @@ class BlockPool:
             blocks = empty[::-1]
             empty.clear()
             for _ in range(count - len(blocks)):
-                block, _ = self._cached.popitem(last=False)
+                block, _ = self.cached.popitem(last=False)
                 self._forget(block)
                 self.num_evicted += 1
                 blocks.append(block)
@@ -100,7 +104,7 @@ class BlockPool:
         """Hold blocks found by their content: `owner` is their latest holder now."""
         for block in blocks:
             if not self._ref_counts[block]:
-                del self._cached[block]
+                del self.cached[block]
             self._ref_counts[block] += 1
             self._owners[block] = owner
             self._changed[block] = None
@@ -122,11 +126,11 @@ class BlockPool:
                 if owners[block] == owner:
                     owners[block] = _known(heir(index, block), block)
             elif digests[block] is None:
-                self._empty.append(block)
+                self.empty.append(block)
             else:
                 cached.append(block)
         for block in reversed(cached):
-            self._cached[block] = None
+            self.cached[block] = None
 
     def register(self, block: int, digest: bytes) -> None:
         """The content of a held block is full and can be hit from now on."""
@@ -140,9 +144,9 @@ class BlockPool:
         self._by_digest.clear()
         self._copies.clear()
         self._digests = [None] * self.num_blocks
-        self._changed.update(self._cached)
-        self._empty[:0] = reversed(self._cached)
-        self._cached.clear()
+        self._changed.update(self.cached)
+        self.empty[:0] = reversed(self.cached)
+        self.cached.clear()
         return num_forgotten
 
     def _forget(self, block: int) -> None:
@@ -175,6 +179,17 @@ class BlockPool:
             moves.append(BlockMove(block, owner, refs))
         self._changed.clear()
         return moves
+
+    def encode_moves(self) -> msgspec.Raw | None:
+        """`drain_moves` as msgpack, which takes less time; None: no block changed."""
+        changed = self._changed
+        if not changed:
+            return None
+        if compiled is None:
+            return msgspec.Raw(msgspec.msgpack.encode(self.drain_moves()))
+        return msgspec.Raw(
+            compiled(changed, self._told, self._ref_counts, self._owners, self._digests)
+        )
 
     def drain_changes(self) -> dict[int, tuple[BlockState, BlockState]]:
         """`drain_moves` with what each block was at the last drain: (before, now)."""
@@ -239,12 +254,12 @@ class BlockPool:
                 ref_counts[block] += 1
                 if self._owners[block] == owner:
                     owned.add(block)
-        empty = set(self._empty)
-        if len(empty) != len(self._empty):
+        empty = set(self.empty)
+        if len(empty) != len(self.empty):
             yield "a block is twice among the empty ones"
         for block, expected in enumerate(ref_counts):
             digest = self._digests[block]
-            places = [block in empty, block in self._cached, expected > 0]
+            places = [block in empty, block in self.cached, expected > 0]
             if self._ref_counts[block] != expected:
                 yield f"block {block}: {expected} holders, {self._ref_counts[block]} counted"
             if expected and block not in owned:

@@ -11,7 +11,6 @@ import queue
 from collections.abc import Callable
 from typing import Protocol
 
-from stepscope.engine import records
 from stepscope.engine.audit import AuditTrail
 from stepscope.engine.commands import Change, Submit, WorkloadSpec
 from stepscope.engine.config import Limits
@@ -23,6 +22,7 @@ from stepscope.engine.request import Request
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.signs_of_life import SignsOfLife
 from stepscope.engine.snapshot_desk import SnapshotDesk
+from stepscope.engine.snapshots import snapshot
 from stepscope.engine.step import Runner
 from stepscope.engine.stop_strings import StopText
 from stepscope.engine.token_teller import TokenTeller
@@ -89,7 +89,7 @@ class EngineCore:
         self.next_request_id = 0
         self.knobs_version = 0
         self.steps_allowed: int | None = None  # None: run freely; 0: paused
-        self.pauses = PauseTrail(())
+        self.set_pauses(PauseTrail(()))
         self.draining = False
         self.stopping = False
         self.audit = AuditTrail(self.publish, runner.clock)
@@ -250,6 +250,10 @@ class EngineCore:
         if self.sink is not None:
             self.sink.publish(message)
 
+    def set_pauses(self, trail: PauseTrail) -> None:
+        self.pauses = trail
+        self.tells_of_pause = trail.is_on  # kept, for every step asks
+
     @property
     def state(self) -> EngineState:
         if self.steps_allowed == 0:
@@ -267,7 +271,7 @@ class EngineCore:
         self.settle()
         self.audit.tell()
         self._signs.publish_status(self.state)
-        return records.snapshot(
+        return snapshot(
             sequence=self.sink.next_sequence - 1 if self.sink is not None else 0,
             step=self.next_step - 1,
             time_ns=self.runner.clock(),
@@ -291,8 +295,9 @@ class EngineCore:
 
     def drain_events(self) -> list[RequestEvent]:
         """What happened to requests and was not told yet, in order."""
-        events = self._events + self.scheduler.drain_events()
-        self._events = []
+        events = self.scheduler.drain_events()
+        if self._events:
+            events, self._events = self._events + events, []
         self.has_untold = False
         return events
 

@@ -11,6 +11,8 @@ import hashlib
 from array import array
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from stepscope.engine.block_pool import BlockPool, BlockState, KVCacheIntegrityError
 from stepscope.engine.request import Request
 from stepscope.engine.wire import BlockMove, BlockRun, KVCounts
@@ -130,14 +132,14 @@ class KVCacheManager:
     def counts(self) -> KVCounts:
         """Blocks by state now; evicted, queried and hit count from the last `drain_moves`."""
         pool = self._pool
-        num_cached, num_empty = pool.num_cached, pool.num_empty
+        num_cached, num_empty = len(pool.cached), len(pool.empty)
         return KVCounts(
-            used=self.num_blocks - num_cached - num_empty,
-            cached=num_cached,
-            empty=num_empty,
-            evicted=pool.num_evicted - self._num_evicted_before,
-            queried_tokens=self._num_queried_tokens,
-            hit_tokens=self._num_hit_tokens,
+            self.num_blocks - num_cached - num_empty,
+            num_cached,
+            num_empty,
+            pool.num_evicted - self._num_evicted_before,
+            self._num_queried_tokens,
+            self._num_hit_tokens,
         )
 
     def drain_moves(self) -> list[BlockMove]:
@@ -146,6 +148,19 @@ class KVCacheManager:
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
         return self._pool.drain_moves()
+
+    def drain(self) -> tuple[KVCounts, msgspec.Raw | None]:
+        """`counts`, and `drain_moves` as msgpack, in a fraction of the time.
+
+        Returns:
+            The moves are None where no block changed.
+        """
+        pool = self._pool
+        counts = self.counts()
+        self._num_evicted_before = pool.num_evicted
+        self._num_queried_tokens = 0
+        self._num_hit_tokens = 0
+        return counts, pool.encode_moves()
 
     def drain_changes(self) -> dict[int, tuple[BlockState, BlockState]]:
         """`drain_moves`, with the state of each block at the last drain before its state now."""

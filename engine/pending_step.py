@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from stepscope.engine.batch_rows import BatchRows
+from stepscope.engine.planned_blocks import PlannedBlocks
 from stepscope.engine.request import Request, RequestStatus
 from stepscope.engine.step import InFlight, Runner, ScheduledRow, ScheduledStep, StepResult
-from stepscope.engine.step_books import StepBooks
+from stepscope.engine.step_draft import StepDraft
 from stepscope.engine.wire import Phase, RequestEvent
 
 
@@ -40,12 +40,13 @@ class PendingStep:
     """What is known of a step before it has ended. Belongs to the engine's thread.
 
     Attributes:
-        rows: those of requests that have not ended; `batch` tells the same ones.
-        batch, books: None where nobody is told anything.
-        events: of the requests until it was scheduled, itself included.
+        rows: those of requests that have not ended; `draft` tells the same ones.
         schedule_ns: when scheduling began and ended.
         launched_ns: it was launched while the step before it ran, and nothing was left to do at
             that time; None: that step had ended before.
+        draft: of its record; None where nobody is told anything.
+        planned: what it did to the blocks, where the next was scheduled upon it.
+        events: of the requests until it was scheduled, itself included.
         num_wasted_tokens: of rows that were dropped.
     """
 
@@ -54,8 +55,8 @@ class PendingStep:
     handle: InFlight
     schedule_ns: tuple[int, int]
     launched_ns: int | None
-    batch: BatchRows | None
-    books: StepBooks | None
+    draft: StepDraft | None
+    planned: PlannedBlocks | None = None
     events: list[RequestEvent] = field(default_factory=list)
     num_wasted_tokens: int = 0
     _kept: list[int] | None = None  # rows that are left, by their index when it was launched
@@ -65,20 +66,14 @@ class PendingStep:
         kept = [i for i, row in enumerate(self.rows) if row.request.status is RequestStatus.RUNNING]
         if len(kept) == len(self.rows):
             return
-        rows, books = self.rows, self.books
-        for row in rows:
-            if row.request.status is RequestStatus.RUNNING:
-                continue
-            self.num_wasted_tokens += row.num_tokens
-            if books is None:
-                continue
-            if row.phase is Phase.DECODE:
-                books.num_decode_tokens -= row.num_tokens
-            else:
-                books.num_prefill_tokens -= row.num_tokens
+        rows = self.rows
+        ended = [row for row in rows if row.request.status is not RequestStatus.RUNNING]
+        num_tokens = sum(row.num_tokens for row in ended)
+        self.num_wasted_tokens += num_tokens
+        if self.draft is not None:
+            num_decode = sum(row.num_tokens for row in ended if row.phase is Phase.DECODE)
+            self.draft.drop_rows(kept, num_tokens - num_decode, num_decode)
         self.rows = [rows[i] for i in kept]
-        if self.batch is not None:
-            self.batch = self.batch.keep(kept)
         before = self._kept
         self._kept = kept if before is None else [before[i] for i in kept]
 

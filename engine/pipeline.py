@@ -14,12 +14,12 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from stepscope.engine import records
 from stepscope.engine.batch_rows import BatchRows
 from stepscope.engine.pending_step import FailedLaunch, PendingStep, Unlaunched
+from stepscope.engine.planned_blocks import PlannedBlocks
 from stepscope.engine.request import RequestStatus
 from stepscope.engine.step import InFlight, ScheduledStep, StepResult
-from stepscope.engine.step_books import PlannedBlocks, StepBooks
+from stepscope.engine.step_draft import StepDraft
 from stepscope.engine.token_limit import TokenLimit
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Pipeline:
         self._core = core
         self._runner = core.runner
         self._scheduler = core.scheduler
+        self._batch_rows = BatchRows(core.scheduler)
         self._token_limit = TokenLimit()
         self._ahead: PendingStep | None = None  # launched, and everything before it is told of
         self._tokens_ns = 0  # when those of the last step were known
@@ -87,14 +88,14 @@ class Pipeline:
         except Exception as error:  # noqa: BLE001 - it is told when its turn comes
             handle = FailedLaunch(error)
         launched_ns = None if before is None else clock()
-        # While what they are made of is still in the processor's caches.
-        is_told = core.sink is not None
-        batch = BatchRows.of(rows, scheduler) if is_told else None
-        books = StepBooks.open(scheduler) if is_told else None
+        draft = None
+        if core.sink is not None:
+            batch = self._batch_rows.encode(rows)
+            draft = StepDraft.open(number, (start_ns, end_ns), batch, scheduler, core.knobs_version)
         core.next_step += 1
         if core.steps_allowed is not None:
             core.steps_allowed -= 1
-        return PendingStep(number, rows, handle, (start_ns, end_ns), launched_ns, batch, books)
+        return PendingStep(number, rows, handle, (start_ns, end_ns), launched_ns, draft)
 
     def _may_run_ahead(self, step: PendingStep) -> bool:
         return (
@@ -114,9 +115,9 @@ class Pipeline:
 
     def _set_apart(self, step: PendingStep) -> None:
         """What has happened until it was scheduled is told with it, and not with the next one."""
-        if step.books is not None and step.books.planned is None:
+        if step.draft is not None and step.planned is None:
             step.events += self._core.drain_events()
-            step.books.planned = PlannedBlocks.drain(self._scheduler.kv)
+            step.planned = PlannedBlocks.drain(self._scheduler.kv)
 
     def _finish(self, step: PendingStep) -> None:
         """Wait for a step, take in its tokens, deliver them and tell of it."""
@@ -132,52 +133,51 @@ class Pipeline:
         finished = scheduler.update(step.rows, result.token_ids)
         if finished and ahead is not None:
             ahead.drop_ended()
-        teller = core.token_teller
-        texts = None if teller is None else teller.texts(step.rows, result.token_ids)
+        draft, teller = step.draft, core.token_teller
+        if draft is not None and teller is not None:
+            draft.token_ids = result.token_ids
+            draft.texts = teller.texts(step.rows, result.token_ids)
         core.delivery.deliver(step.rows, result)
-        if core.sink is not None:
-            self._tell(core.sink, step, result, texts, len(finished))
+        if core.sink is not None and draft is not None:
+            self._tell(core.sink, draft, step, result, len(finished))
         self._tokens_ns = result.tokens_ns
 
     def _tell(
         self,
         sink: "TelemetrySink",
+        draft: StepDraft,
         step: PendingStep,
         result: StepResult,
-        texts: list[str | None] | None,
         num_finished: int,
     ) -> None:
         """Publish the record of a step that has ended."""
-        core, scheduler, ahead, books = self._core, self._scheduler, self._ahead, step.books
-        if books is None or step.batch is None:  # nobody was to be told when it began
-            return
-        if ahead is None or ahead.books is None:
-            books.num_running, books.num_waiting = len(scheduler.running), len(scheduler.waiting)
-            books.settle(scheduler.kv, None)
+        core, scheduler = self._core, self._scheduler
+        draft.end(result)
+        if core.overlap:
+            self._settle_overlapped(draft, step, num_finished)
         else:
-            books.num_running -= num_finished
-            ahead.books.num_running -= num_finished
-            books.settle(scheduler.kv, ahead.books.planned)
-        is_ahead = step.launched_ns is not None
-        wasted = step.num_wasted_tokens
-        record = records.step_record(
-            step=step.number,
-            schedule_ns=step.schedule_ns,
-            result=result,
-            batch=step.batch,
-            books=books,
-            knobs_version=core.knobs_version,
-            events=step.events + core.drain_events() if step.events else core.drain_events(),
-            num_dropped=sink.num_dropped,
-            token_ids=None if core.token_teller is None else result.token_ids,
-            texts=texts,
-            not_before_ns=self._tokens_ns if is_ahead else 0,
-            hidden_ns=(step.launched_ns or 0) - step.schedule_ns[0] if is_ahead else None,
-            num_wasted_tokens=wasted if is_ahead or wasted else None,
-        )
-        if core.pauses.is_on:
-            core.pauses = core.pauses.after_step(record.schedule_start_ns, record.tokens_ns)
-        sink.publish(record)
+            draft.num_running = len(scheduler.running)
+            draft.settle(scheduler.kv)
+        if step.num_wasted_tokens:
+            draft.num_wasted_tokens = step.num_wasted_tokens
+        draft.events = step.events + core.drain_events()
+        draft.num_dropped = sink.num_dropped
+        if core.tells_of_pause:
+            core.set_pauses(core.pauses.after_step(draft.schedule_start_ns, draft.tokens_ns))
+        sink.publish(draft)
+
+    def _settle_overlapped(self, draft: StepDraft, step: PendingStep, num_finished: int) -> None:
+        scheduler, ahead = self._scheduler, self._ahead
+        if ahead is None or ahead.draft is None:
+            draft.num_running, draft.num_waiting = len(scheduler.running), len(scheduler.waiting)
+        else:
+            draft.num_running -= num_finished
+            ahead.draft.num_running -= num_finished
+        planned_upon = None if ahead is None else ahead.planned
+        draft.settle_between(scheduler.kv, step.planned, planned_upon)
+        if step.launched_ns is not None:
+            draft.hide(step.launched_ns, self._tokens_ns)
+            draft.num_wasted_tokens = step.num_wasted_tokens
 
     # Steps that fail
 
@@ -202,6 +202,8 @@ class Pipeline:
         # Whoever was admitted in this step upon blocks that were to be filled in it.
         for request in [r for r in scheduler.running if not unwritten.isdisjoint(r.block_table)]:
             scheduler.requeue(request, "device_memory")
+        if step.draft is not None:
+            step.draft.num_waiting = len(scheduler.waiting)
         step.drop_ended()
 
     def _give_up(self, step: PendingStep) -> None:
@@ -217,8 +219,8 @@ class Pipeline:
                 ahead.handle.collect()  # the device is done with its blocks
         for each in undone:
             core.return_events(each.events)
-            if each.books is not None and each.books.planned is not None:
-                each.books.planned.give_back(scheduler.kv)
+            if each.planned is not None:
+                each.planned.give_back(scheduler.kv)
             if core.steps_allowed is not None:
                 core.steps_allowed += 1
         core.next_step = step.number

@@ -9,17 +9,18 @@ Elsewhere the engine's thread sends for itself: `InlineSender`.
 
 import contextlib
 import ctypes
+import time
 from typing import Protocol
 
 import zmq
 
 from stepscope.engine import wire
-from stepscope.engine.access.gate import Gate
-from stepscope.engine.replay_ring import Kept, ReplayRing
+from stepscope.engine.replay_ring import ReplayRing
 
 # Of what waits to be sent; as much is there for the sender where fewer are kept to be asked for.
 QUEUE_MESSAGES = 10_000
 QUEUE_BYTES = 32 * 1024 * 1024
+LOOK_S = 0.05  # how often the engine's thread asks who has subscribed
 
 compiled: "type[_sender.Sender] | None" = None
 with contextlib.suppress(ImportError):  # there was no compiler when it was installed
@@ -65,21 +66,25 @@ class Sender(Protocol):
     @property
     def num_dropped(self) -> int: ...
 
-    def add(self, topic: bytes, payload: bytearray, /) -> None:
-        """Keep a message and send it, now or soon. Never waits."""
+    def add(self, topic: bytes, payload: bytearray, /) -> int:
+        """Keep a message and send it, now or soon. Never waits. Returns `num_dropped`."""
 
-    def get(self, sequence: int, /) -> Kept | None:
-        """A message by its number; None when it is not there any more, or not yet."""
+    def get(self, sequence: int, /) -> tuple[int, bytes, bytes] | None:
+        """A message by its number; None when it is not there any more, or not yet.
 
-    def note_subscribers(self) -> None:
-        """Tell the gate who has subscribed since."""
+        Returns:
+            Number, topic, payload.
+        """
+
+    def take_subscription(self) -> tuple[str, int] | None:
+        """The next one who has subscribed to an XPUB socket: public key, file descriptor."""
 
     def stop(self) -> None:
         """Hand all messages to libzmq. The socket may be closed then."""
 
 
 def open_sender(
-    socket: "zmq.Socket[bytes] | None", size: int, max_bytes: int, gate: Gate | None
+    socket: "zmq.Socket[bytes] | None", size: int, max_bytes: int, is_gated: bool
 ) -> Sender:
     """The best there is for a bound PUB socket, or XPUB if there is a gate.
 
@@ -89,11 +94,11 @@ def open_sender(
     """
     functions = _functions()
     if compiled is None or functions is None:
-        return InlineSender(socket, size, max_bytes, gate)
-    inner = compiled(size, max_bytes, QUEUE_MESSAGES, QUEUE_BYTES)
+        return InlineSender(socket, size, max_bytes, is_gated)
+    sender = compiled(size, max_bytes, QUEUE_MESSAGES, QUEUE_BYTES)
     if socket is not None:
-        inner.start(socket, socket.underlying, functions, gate is not None)
-    return ThreadSender(inner, gate)
+        sender.start(socket, socket.underlying, functions, is_gated)
+    return sender
 
 
 def is_compiled() -> bool:
@@ -101,53 +106,17 @@ def is_compiled() -> bool:
     return compiled is not None and _functions() is not None
 
 
-class ThreadSender:
-    """`Sender` whose messages a thread without Python sends."""
-
-    def __init__(self, inner: "_sender.Sender", gate: Gate | None) -> None:
-        self._inner = inner
-        self._gate = gate
-        self.add = inner.add  # without a step in between: this is part of every step
-
-    @property
-    def next_sequence(self) -> int:
-        return self._inner.next_sequence
-
-    @property
-    def oldest_sequence(self) -> int:
-        return self._inner.oldest_sequence
-
-    @property
-    def num_bytes(self) -> int:
-        return self._inner.num_bytes
-
-    @property
-    def num_dropped(self) -> int:
-        return self._inner.num_dropped
-
-    def get(self, sequence: int, /) -> Kept | None:
-        found = self._inner.get(sequence)
-        return None if found is None else Kept(sequence, *found)
-
-    def note_subscribers(self) -> None:
-        while self._gate is not None and (noted := self._inner.take_subscription()) is not None:
-            public, descriptor = noted
-            self._gate.note(descriptor, public)
-
-    def stop(self) -> None:
-        self._inner.stop()
-
-
 class InlineSender:
     """`Sender` that sends as soon as a message is added."""
 
     def __init__(
-        self, socket: "zmq.Socket[bytes] | None", size: int, max_bytes: int, gate: Gate | None
+        self, socket: "zmq.Socket[bytes] | None", size: int, max_bytes: int, is_gated: bool
     ) -> None:
         self.num_dropped = 0
         self._ring = ReplayRing(size, max_bytes)
         self._socket = socket
-        self._gate = gate
+        self._is_gated = is_gated
+        self._next_look_s = 0.0
         self.get = self._ring.get
 
     @property
@@ -162,12 +131,12 @@ class InlineSender:
     def num_bytes(self) -> int:
         return self._ring.num_bytes
 
-    def add(self, topic: bytes, payload: bytearray, /) -> None:
+    def add(self, topic: bytes, payload: bytearray, /) -> int:
         socket = self._socket
         number = wire.sequence_frame(self._ring.next_sequence)
         self._ring.add(topic, payload)
         if socket is None:
-            return
+            return 0
         try:
             _send(socket, topic, _FIRST)
         except zmq.Again:
@@ -181,10 +150,24 @@ class InlineSender:
             # A message that was begun has room for all of it.
             _send(socket, number, _FIRST)
             _send(socket, payload, _LAST)
+        return self.num_dropped
 
-    def note_subscribers(self) -> None:
-        if self._gate is not None and self._socket is not None:
-            self._gate.note_subscribers(self._socket)
+    def take_subscription(self) -> tuple[str, int] | None:
+        if self._socket is None or not self._is_gated:
+            return None
+        now_s = time.monotonic()
+        if now_s < self._next_look_s:
+            return None
+        with contextlib.suppress(zmq.Again):
+            while True:
+                frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+                with contextlib.suppress(zmq.ZMQError):  # who has left has no name any more
+                    public, descriptor = frame.get("User-Id"), frame.get(zmq.SRCFD)
+                    assert isinstance(public, str)
+                    assert isinstance(descriptor, int)
+                    return public, descriptor
+        self._next_look_s = now_s + LOOK_S
+        return None
 
     def stop(self) -> None:
         self._socket = None

@@ -52,7 +52,7 @@ class SignsOfLife:
         core = self._core
         kv, now_ns = core.scheduler.kv, core.runner.clock()
         self._told_state = state
-        core.pauses = core.pauses.after_status(now_ns, is_paused=state == "paused")
+        core.set_pauses(core.pauses.after_status(now_ns, is_paused=state == "paused"))
         self.next_status_ns = now_ns + STATUS_INTERVAL_NS
         core.publish(
             EngineStatus(

@@ -10,7 +10,8 @@ import msgspec
 
 from stepscope.engine.batch_rows import num_rows
 from stepscope.engine.core import TelemetrySink
-from stepscope.engine.wire import Preempted, StepRecord, Telemetry
+from stepscope.engine.step_draft import StepDraft
+from stepscope.engine.wire import Preempted, Telemetry
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,10 +103,10 @@ class StepMeter:
         self._sink.publish(message)
         self.next_sequence = self._sink.next_sequence
         self.num_dropped = self._sink.num_dropped
-        if isinstance(message, StepRecord) and message.step >= self._first_step:
+        if isinstance(message, StepDraft) and message.step >= self._first_step:
             self._add(message, self._clock())
 
-    def _add(self, record: StepRecord, end_ns: int) -> None:
+    def _add(self, record: StepDraft, end_ns: int) -> None:
         # A step that was prepared while the one before it ran counts from that one's end.
         start_ns = max(record.schedule_start_ns, self._end_ns)
         schedule_end_ns = max(record.schedule_end_ns or 0, start_ns)

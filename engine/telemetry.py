@@ -11,9 +11,10 @@ from stepscope.engine.access.gate import Gate
 from stepscope.engine.access.sockets import bind, server_socket
 from stepscope.engine.commands import Replayed, ReplayedFrame
 from stepscope.engine.sender import Sender, open_sender
-from stepscope.engine.wire import TOPICS, Telemetry
+from stepscope.engine.wire import Telemetry
 
 MAX_SUBSCRIPTION_BYTES = 1_024
+MAX_SUBSCRIPTIONS = 100  # noted at a time; they come from outside, and the engine waits meanwhile
 SUBSCRIBER_QUEUE = 10_000  # messages per subscriber before it misses some
 RING_BYTES = 256 * 1024 * 1024
 MAX_REPLAY_BYTES = 4 * 1024 * 1024  # of one answer; the asker comes again for more
@@ -21,6 +22,11 @@ MAX_REPLAY_BYTES = 4 * 1024 * 1024  # of one answer; the asker comes again for m
 
 class Publisher:
     """PUB socket and what it sent last.
+
+    Attributes:
+        num_dropped: messages that at least one subscriber missed, as far as that was known when the
+            last one was published; `sender.num_dropped` is the newest.
+        sender: numbers, keeps and sends.
 
     Args:
         address: ZeroMQ address to bind, None to number and keep only.
@@ -39,25 +45,29 @@ class Publisher:
         self._payload = bytearray()  # made anew for each message, in the same memory
         self._gate = gate
         self._socket = None if address is None else _publishing_socket(address, gate)
-        self.sender: Sender = open_sender(self._socket, ring_size, ring_bytes, gate)
+        self.num_dropped = 0
+        self.sender: Sender = open_sender(self._socket, ring_size, ring_bytes, gate is not None)
 
     @property
     def next_sequence(self) -> int:
         """Number of the next message."""
         return self.sender.next_sequence
 
-    @property
-    def num_dropped(self) -> int:
-        """Messages that at least one subscriber missed, as far as they were sent by now."""
-        return self.sender.num_dropped
-
     def publish(self, message: Telemetry) -> None:
         """Number, keep and send one message."""
         sender, payload = self.sender, self._payload
         wire.encode_into(message, payload)
         if self._gate is not None:
-            sender.note_subscribers()
-        sender.add(TOPICS[type(message)], payload)
+            self._note_subscribers(self._gate)
+        self.num_dropped = sender.add(message.topic, payload)
+
+    def _note_subscribers(self, gate: Gate) -> None:
+        for _ in range(MAX_SUBSCRIPTIONS):
+            subscription = self.sender.take_subscription()
+            if subscription is None:
+                return
+            public, descriptor = subscription
+            gate.note(descriptor, public)
 
     def replay(self, sequence: int, limit: int) -> Replayed:
         """Up to `limit` messages from `sequence` on, oldest first, as far as they are kept."""
@@ -70,10 +80,11 @@ class Publisher:
             kept = sender.get(number)
             if kept is None:
                 continue  # given up while we were reading
-            num_bytes += len(kept.payload)
+            _, topic, payload = kept
+            num_bytes += len(payload)
             if frames and num_bytes > MAX_REPLAY_BYTES:
                 break
-            frames.append(ReplayedFrame(kept.topic, kept.sequence, kept.payload))
+            frames.append(ReplayedFrame(topic, number, payload))
         # What was given up meanwhile is not among the frames: it is not there any more.
         return Replayed(frames=frames, oldest_sequence=sender.oldest_sequence, next_sequence=end)
 

@@ -10,7 +10,8 @@ map-encoded, so that an older reader skips the fields it does not know. Whoever 
 telemetry imports it all from here.
 """
 
-from typing import Literal, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import ClassVar, Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 from msgspec import Struct
@@ -47,6 +48,8 @@ KnobValue: TypeAlias = bool | int | float | str
 class Telemetry(Struct, frozen=True, tag_field="type", tag=True, omit_defaults=True):
     """Base of what is published."""
 
+    topic: ClassVar[bytes]
+
 
 class KnobSpec(Struct, frozen=True):
     """One live setting, described for people and for clients that never import the engine."""
@@ -72,6 +75,8 @@ class StepCosts(Struct, frozen=True, kw_only=True):
 
 class EngineInfo(Telemetry, frozen=True, kw_only=True):
     """Who is speaking. Published at start and every few seconds."""
+
+    topic = b"info"
 
     engine_id: str  # new at every start of an engine
     name: str
@@ -110,6 +115,8 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
 
 
 class KnobsChanged(Telemetry, frozen=True, kw_only=True):
+    topic = b"knobs"
+
     version: int
     effective_step: int  # the first step scheduled with the new values
     who: str
@@ -126,6 +133,8 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
     says how long the preparation took that nobody waited for. What moved, who ran and who waited
     is told as if the step had been scheduled after the one before it had ended.
     """
+
+    topic = b"step"
 
     step: int
     schedule_start_ns: int
@@ -174,6 +183,8 @@ EngineState: TypeAlias = Literal["running", "idle", "paused", "draining", "stopp
 class EngineStatus(Telemetry, frozen=True, kw_only=True):
     """A sign of life, once a second and at every change, and what happened outside of any step."""
 
+    topic = b"status"
+
     time_ns: int
     state: EngineState
     step: int  # the last step that ran, -1 before the first
@@ -189,6 +200,8 @@ class EngineStatus(Telemetry, frozen=True, kw_only=True):
 
 class Audited(Telemetry, frozen=True, kw_only=True):
     """Somebody changed the engine, or was refused to. Numbered from 1 without gaps."""
+
+    topic = b"audit"
 
     number: int
     command: str  # SetKnobs, Pause, ...
@@ -206,6 +219,8 @@ class Audited(Telemetry, frozen=True, kw_only=True):
 
 class Snapshot(Telemetry, frozen=True, kw_only=True):
     """Everything a late joiner needs, true right after the message `sequence` was published."""
+
+    topic = b"keyframe"
 
     sequence: int
     step: int
@@ -231,6 +246,8 @@ class Snapshot(Telemetry, frozen=True, kw_only=True):
 class Mark(Telemetry, frozen=True, kw_only=True):
     """A person's note at a step. Made by an observer and kept in recordings."""
 
+    topic = b"mark"
+
     step: int
     time_ns: int
     text: str
@@ -241,15 +258,7 @@ TelemetryMessage: TypeAlias = (
     EngineInfo | KnobsChanged | StepRecord | EngineStatus | Snapshot | Mark | Audited
 )
 
-TOPICS: dict[type[Telemetry], bytes] = {
-    EngineInfo: b"info",
-    KnobsChanged: b"knobs",
-    StepRecord: b"step",
-    EngineStatus: b"status",
-    Snapshot: b"keyframe",
-    Mark: b"mark",
-    Audited: b"audit",
-}
+TOPICS: dict[type[Telemetry], bytes] = {kind: kind.topic for kind in get_args(TelemetryMessage)}
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[TelemetryMessage] = msgspec.msgpack.Decoder(TelemetryMessage)
@@ -260,9 +269,8 @@ def encode(message: Telemetry) -> bytes:
     return _encoder.encode(message)
 
 
-def encode_into(message: Telemetry, buffer: bytearray) -> None:
-    """As `encode`, in place of what is in `buffer`."""
-    _encoder.encode_into(message, buffer)
+encode_into: Callable[[Telemetry, bytearray], None] = _encoder.encode_into
+"""As `encode`, in place of what is in the buffer."""
 
 
 def decode(payload: bytes | memoryview) -> TelemetryMessage:

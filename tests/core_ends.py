@@ -2,6 +2,7 @@
 
 from stepscope.engine import wire
 from stepscope.engine.commands import AnyReply, Output
+from stepscope.engine.step_draft import StepDraft
 from stepscope.engine.wire import StepRecord, Telemetry
 
 
@@ -32,7 +33,11 @@ class Sink:
         self.messages: list[Telemetry] = []
 
     def publish(self, message: Telemetry) -> None:
-        self.messages.append(wire.decode(wire.encode(message)))
+        payload = wire.encode(message)
+        received = wire.decode(payload)
+        if isinstance(message, StepDraft):
+            assert wire.encode(received) == payload  # to the byte, as a `StepRecord`
+        self.messages.append(received)
         self.next_sequence += 1
 
     @property

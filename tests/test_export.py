@@ -21,6 +21,7 @@ from stepscope.engine import wire
 from stepscope.engine.config import Knobs
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.simulated import SimulatedWorkload, simulate
+from stepscope.engine.step_draft import StepDraft
 from stepscope.engine.traces import read_trace
 from stepscope.engine.wire import (
     Admitted,
@@ -345,7 +346,7 @@ def replayed_hits(rows: list[Any]) -> int:
         next_sequence = num_dropped = num_hit_tokens = num_finished = 0
 
         def publish(self, message: Telemetry) -> None:
-            if isinstance(message, StepRecord) and message.kv is not None:
+            if isinstance(message, StepDraft) and message.kv is not None:
                 self.num_hit_tokens += message.kv.hit_tokens
                 self.num_finished += sum(isinstance(e, Finished) for e in message.events)
 

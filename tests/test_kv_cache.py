@@ -1,7 +1,13 @@
 """What the scheduler, the runner and an observer of the KV map rely on in the block accounting."""
 
-import pytest
+from typing import Any
 
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.engine import block_pool
 from stepscope.engine.block_pool import BlockPool, KVCacheIntegrityError
 from stepscope.engine.commands import SamplingParams
 from stepscope.engine.kv_cache import KVCacheManager
@@ -9,6 +15,7 @@ from stepscope.engine.request import Request
 from stepscope.engine.wire import CACHED, EMPTY, BlockMove, BlockRun
 
 BLOCK_SIZE = 4
+needs_compiled = pytest.mark.skipif(block_pool.compiled is None, reason="it could not be compiled")
 
 
 def make_request(number: int, prompt: list[int]) -> Request:
@@ -247,3 +254,131 @@ def test_computed_tokens_without_a_block_are_reported() -> None:
 def test_taking_more_than_is_free_is_our_bug_and_says_so() -> None:
     with pytest.raises(KVCacheIntegrityError, match="3 blocks wanted, 2 are free"):
         BlockPool(2).take(3, owner=1)
+
+
+# What is told in a step
+
+
+def told(raw: msgspec.Raw | None) -> list[BlockMove]:
+    return [] if raw is None else msgspec.msgpack.decode(raw, type=list[BlockMove])
+
+
+class Ways:
+    """The same cache three times: moves as objects, as msgpack from Python, and compiled."""
+
+    def __init__(self) -> None:
+        self.caches = [manager(num_blocks=14) for _ in range(3)]
+        self.requests: list[list[Request]] = []  # of each cache, that hold blocks
+        self.num_admitted = 0
+
+    def admit(self, prompt: list[int]) -> None:
+        self.num_admitted += 1
+        requests = [make_request(self.num_admitted, prompt) for _ in self.caches]
+        kv, request = self.caches[0], requests[0]
+        if kv.num_blocks_taken(len(prompt), kv.lookup(request)) <= kv.num_free_blocks:
+            for each, kv in zip(requests, self.caches, strict=True):
+                compute(kv, each)
+            self.requests.append(requests)
+
+    def free(self, place: int) -> None:
+        if self.requests:
+            requests = self.requests.pop(place % len(self.requests))
+            for request, kv in zip(requests, self.caches, strict=True):
+                kv.free(request)
+
+    def drain(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        as_objects, plain, compiled = self.caches
+        expected = as_objects.counts(), as_objects.drain_moves()
+        with monkeypatch.context() as patch:
+            patch.setattr(block_pool, "compiled", None)
+            drained = [plain.drain()]
+        drained.append(compiled.drain())
+        for counts, moves in drained:
+            assert (counts, told(moves)) == expected
+            assert (moves is None) == (not expected[1])
+        payloads = {bytes(moves) for _, moves in drained if moves is not None}
+        assert len(payloads) <= 1
+        assert as_objects.runs() == plain.runs() == compiled.runs()
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.lists(st.integers(1, 2), min_size=1, max_size=12),  # a prompt
+            st.integers(0, 9),  # who goes
+            st.none(),  # the end of a step
+        ),
+        max_size=40,
+    )
+)
+def test_moves_are_told_alike_however_they_are_made(actions: list[list[int] | int | None]) -> None:
+    ways = Ways()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for action in [*actions, None]:
+            if isinstance(action, list):
+                ways.admit(action)
+            elif action is None:
+                ways.drain(monkeypatch)
+            else:
+                ways.free(action)
+    for kv in ways.caches:
+        kv.check_integrity()
+
+
+@needs_compiled
+@pytest.mark.parametrize("number", [0, 127, 128, 255, 256, 2**16 - 1, 2**16, 2**31 - 2])
+def test_a_compiled_move_has_the_shortest_form_of_each_number(number: int) -> None:
+    assert block_pool.compiled is not None
+    lists = [0, 0], [3, 1], [5, number], [None, None]
+    payload = block_pool.compiled({1: None, 0: None}, *lists)
+    moves = [BlockMove(1, number, 1), BlockMove(0, 5, 3)]
+    assert payload == msgspec.msgpack.encode(moves)
+    assert lists[0] == [5 << 32 | 3, number << 32 | 1]
+
+
+def broken(case: str) -> tuple[Any, ...]:
+    """Books that contradict each other."""
+    good: tuple[Any, ...] = ({0: None}, [0], [1], [7], [None])
+    cases: dict[str, tuple[int, Any]] = {
+        "no dict": (0, [0]),
+        "no number": (0, {"0": None}),
+        "no such block": (0, {1: None}),
+        "a negative block": (0, {-1: None}),
+        "no list": (1, (0,)),
+        "a list that is too short": (2, []),
+        "half a holder": (2, [0.5]),
+        "fewer than none": (2, [-1]),
+        "nobody": (3, [None]),
+        "a holder beyond all": (3, [2**31]),
+        "a holder beyond reason": (3, [2**80]),
+    }
+    if case == "too few":
+        return good[:4]
+    place, wrong = cases[case]
+    return (*good[:place], wrong, *good[place + 1 :])
+
+
+@needs_compiled
+@pytest.mark.parametrize(
+    ("case", "error"),
+    [
+        ("no dict", TypeError),
+        ("no number", ValueError),
+        ("no such block", ValueError),
+        ("a negative block", ValueError),
+        ("no list", TypeError),
+        ("a list that is too short", TypeError),
+        ("half a holder", ValueError),
+        ("fewer than none", ValueError),
+        ("nobody", ValueError),
+        ("a holder beyond all", ValueError),
+        ("a holder beyond reason", OverflowError),
+        ("too few", TypeError),
+    ],
+)
+def test_books_that_do_not_fit_are_an_error_and_no_crash(case: str, error: type[Exception]) -> None:
+    assert block_pool.compiled is not None
+    arguments = broken(case)
+    with pytest.raises(error):
+        block_pool.compiled(*arguments)
+    assert len(arguments[0]) == 1  # nothing was forgotten

@@ -41,6 +41,7 @@ from stepscope.engine.simulated import (
     simulated_info,
 )
 from stepscope.engine.step import InFlight, ScheduledStep, StepResult
+from stepscope.engine.step_draft import StepDraft
 from stepscope.engine.token_teller import TokenTeller
 from stepscope.engine.wire import (
     Aborted,
@@ -133,7 +134,7 @@ def test_the_host_works_while_the_device_does() -> None:
     publish = engine.sink.publish
 
     def noted(message: Telemetry) -> None:
-        if isinstance(message, StepRecord):
+        if isinstance(message, StepDraft):
             log.append(f"tell {message.step}")
         publish(message)
 

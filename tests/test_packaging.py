@@ -107,7 +107,7 @@ def test_the_wheel_holds_the_tree_and_what_is_compiled_for_this_python(tmp_path:
     if platform.machine() != "x86_64":
         kernels = {f"stepscope/kernels/_cpu_baseline{suffix}"}
     has_headers = (Path(sysconfig.get_path("include")) / "Python.h").exists()
-    names = ("_batch_rows", "_sender") if has_headers else ()
+    names = ("_wire_rows", "_sender") if has_headers else ()
     telemetry = {f"stepscope/engine/{name}{suffix}" for name in names}
     assert build_wheel(tmp_path) == tree() | kernels | telemetry
 

@@ -97,7 +97,7 @@ def test_what_was_published_before_the_end_arrives_however_little_is_kept(
     while len(numbers) < 2_000 and subscriber.poll(5_000):
         numbers.append(wire.sequence_of(subscriber.recv_multipart()[1]))
     assert numbers == list(range(first, first + 2_000))
-    assert publisher.num_dropped == 0
+    assert publisher.sender.num_dropped == 0
 
 
 def test_a_message_after_a_silence_arrives_as_one_among_many_does(
@@ -165,9 +165,9 @@ def test_a_subscriber_that_does_not_read_is_counted_and_holds_up_nobody(
         while number not in received:
             assert quick.poll(5_000), f"the quick subscriber never got message {number}"
             received.add(wire.sequence_of(quick.recv_multipart()[1]))
-        if publisher.num_dropped and step > 50:
+        if publisher.sender.num_dropped and step > 50:
             break
-    assert publisher.num_dropped > 0
+    assert publisher.sender.num_dropped > 0
     for socket in (slow, quick):
         socket.close(linger=0)
     publisher.close()
@@ -184,7 +184,7 @@ def test_what_is_overwritten_before_it_is_sent_is_counted_and_never_sent_half(
     monkeypatch.setattr(sender, "QUEUE_BYTES", 20_000)
     publisher = Publisher(address, ring_size=5, ring_bytes=20_000)
     join(subscriber, address, publisher)
-    first, dropped_before = publisher.next_sequence, publisher.num_dropped
+    first, dropped_before = publisher.next_sequence, publisher.sender.num_dropped
     num_messages = 20_000
     for step in range(num_messages):
         publisher.publish(status(step, chr(97 + step % 26) * (step * 37 % 9_000)))
@@ -198,7 +198,7 @@ def test_what_is_overwritten_before_it_is_sent_is_counted_and_never_sent_half(
         numbers.append(step)
     assert numbers == sorted(set(numbers))
     assert numbers[-1] == num_messages - 1
-    assert 0 < publisher.num_dropped - dropped_before == num_messages - len(numbers)
+    assert 0 < publisher.sender.num_dropped - dropped_before == num_messages - len(numbers)
 
 
 @needs_thread

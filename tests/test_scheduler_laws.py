@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import Phase as Stage
 from hypothesis import strategies as st
 
-from stepscope.engine import records, wire
+from stepscope.engine import wire
 from stepscope.engine.batch_rows import BatchRows
 from stepscope.engine.commands import SamplingParams
 from stepscope.engine.config import Batching, Knobs, Limits
@@ -21,7 +21,7 @@ from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.request import Request, RequestStatus
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.step import ScheduledRow, StepResult
-from stepscope.engine.step_books import StepBooks
+from stepscope.engine.step_draft import StepDraft
 from stepscope.engine.wire import (
     CACHED,
     EMPTY,
@@ -185,20 +185,15 @@ class Driver:
         self.check_rows(rows, num_running)
         self.check_batching(rows, num_running)
         self.execute(rows)
-        batch = BatchRows.of(rows, scheduler)
+        batch = BatchRows(scheduler).encode(rows)
+        draft = StepDraft.open(len(self.records), (0, 0), batch, scheduler, knobs_version=0)
         token_ids = [self.token_after(row) for row in rows]
         scheduler.update(rows, token_ids)
-        record = records.step_record(
-            step=len(self.records),
-            schedule_ns=(0, 0),
-            result=StepResult(token_ids, launch_ns=0, tokens_ns=0),
-            batch=batch,
-            books=StepBooks.of(scheduler),
-            knobs_version=0,
-            events=scheduler.drain_events(),
-            num_dropped=0,
-        )
-        self.records.append(wire.encode(record))
+        draft.end(StepResult(token_ids, launch_ns=0, tokens_ns=0))
+        draft.num_running, draft.num_waiting = len(scheduler.running), len(scheduler.waiting)
+        draft.settle(scheduler.kv)
+        draft.events = scheduler.drain_events()
+        self.records.append(wire.encode(draft))
         told = wire.decode(self.records[-1])
         assert isinstance(told, StepRecord)
         self.check_record(told, rows)

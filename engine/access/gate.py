@@ -29,9 +29,7 @@ log = logging.getLogger("stepscope.engine")
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"stepscope"
 LOOK_S = 0.25  # between two looks at the folder, ...
-NOTE_S = 0.05  # ... and at who has subscribed
 _LOG_S = 5.0
-_MAX_SUBSCRIPTIONS = 100  # noted at a time; they come from outside, and the engine waits meanwhile
 LOCAL = "local"  # name of the key that is for this user on this machine
 
 
@@ -72,7 +70,6 @@ class Gate:
         self._lock = threading.Lock()
         self.num_refused = 0
         self._next_log_s = 0.0
-        self._next_note_s = 0.0
         self._look()
         self._closing = threading.Event()
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -106,26 +103,6 @@ class Gate:
                 self._connections[descriptor] = connection
         if self.holder(public) is None:  # revoked since its handshake
             self._cut_off()
-
-    def note_subscribers(self, publisher: "zmq.Socket[bytes]") -> None:
-        """Take what subscribers have sent to an XPUB socket: it tells who they are.
-
-        To be called before each message; it looks as often as is worth it.
-        """
-        now_s = time.monotonic()
-        if now_s < self._next_note_s:
-            return
-        self._next_note_s = now_s + NOTE_S
-        for _ in range(_MAX_SUBSCRIPTIONS):
-            try:
-                frame = publisher.recv(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            with contextlib.suppress(zmq.ZMQError):  # one that has left has no name any more
-                public, descriptor = frame.get("User-Id"), frame.get(zmq.SRCFD)
-                assert isinstance(public, str)
-                assert isinstance(descriptor, int)
-                self.note(descriptor, public)
 
     # The thread
 

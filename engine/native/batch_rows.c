@@ -6,63 +6,21 @@
  * telemetry takes of the engine's thread.
  */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "wire_rows.h"
+
 #include <structmember.h>
 
-#include <stdint.h>
+#include <stdbool.h>
+
+#include "msgpack.h"
 
 enum {
-    NUM_FIELDS = 7,                         /* of `wire.BatchRow` */
-    MAX_INT_BYTES = 9,                      /* a tag and 64 bits */
+    NUM_FIELDS = 7,                 /* of `wire.BatchRow` */
     MAX_ROW_BYTES = 1 + NUM_FIELDS * MAX_INT_BYTES,
-    MAX_HEADER_BYTES = 5,
-    ROW_HEADER = 0x90 | NUM_FIELDS,         /* an array of so many */
-    DECODE = 1,                             /* `wire.Phase.DECODE` */
-    LAST_CHUNK = 1,                         /* `wire.RowFlag.LAST_CHUNK` */
+    ROW_HEADER = 0x90 | NUM_FIELDS, /* an array of so many */
+    DECODE = 1,                     /* `wire.Phase.DECODE` */
+    LAST_CHUNK = 1,                 /* `wire.RowFlag.LAST_CHUNK` */
 };
-
-static uint8_t *put_bytes(uint8_t *at, uint64_t value, int num_bytes) {
-    for (int shift = 8 * (num_bytes - 1); shift >= 0; shift -= 8) {
-        *at++ = (uint8_t)(value >> shift);
-    }
-    return at;
-}
-
-/* The shortest form of an integer, as msgpack wants it. */
-static uint8_t *put_number(uint8_t *at, uint64_t value) {
-    if (value < 0x80) {
-        *at++ = (uint8_t)value;
-        return at;
-    }
-    if (value <= UINT8_MAX) {
-        *at++ = 0xcc;
-        return put_bytes(at, value, 1);
-    }
-    if (value <= UINT16_MAX) {
-        *at++ = 0xcd;
-        return put_bytes(at, value, 2);
-    }
-    if (value <= UINT32_MAX) {
-        *at++ = 0xce;
-        return put_bytes(at, value, 4);
-    }
-    *at++ = 0xcf;
-    return put_bytes(at, value, 8);
-}
-
-static uint8_t *put_array_header(uint8_t *at, uint64_t length) {
-    if (length < 16) {
-        *at++ = (uint8_t)(0x90 | length);
-        return at;
-    }
-    if (length <= UINT16_MAX) {
-        *at++ = 0xdc;
-        return put_bytes(at, length, 2);
-    }
-    *at++ = 0xdd;
-    return put_bytes(at, length, 4);
-}
 
 /* NULL with an error set where it is no int, or none that a row may hold. */
 static uint8_t *put_int(uint8_t *at, PyObject *number) {
@@ -97,6 +55,28 @@ static Py_ssize_t offset_of(PyObject *type, const char *name) {
     return offset;
 }
 
+/* Of the last class that was asked about, which there is only one of. */
+static struct {
+    PyObject *type;
+    Py_ssize_t id_at;
+    Py_ssize_t table_at;
+} known;
+
+static bool know(PyObject *type) {
+    if (known.type == type) {
+        return true;
+    }
+    Py_ssize_t id_at = offset_of(type, "request_id");
+    Py_ssize_t table_at = id_at < 0 ? -1 : offset_of(type, "block_table");
+    if (table_at < 0) {
+        return false;
+    }
+    Py_XSETREF(known.type, Py_NewRef(type));
+    known.id_at = id_at;
+    known.table_at = table_at;
+    return true;
+}
+
 static PyObject *slot(PyObject *object, Py_ssize_t offset) {
     PyObject *value = *(PyObject **)((char *)object + offset);
     if (value == NULL) {
@@ -106,16 +86,14 @@ static PyObject *slot(PyObject *object, Py_ssize_t offset) {
 }
 
 /* A decode: one token, behind those that were computed. */
-static uint8_t *put_decode(
-    uint8_t *at, PyObject *row, PyTypeObject *request_type, Py_ssize_t id_at, Py_ssize_t table_at
-) {
+static uint8_t *put_decode(uint8_t *at, PyObject *row) {
     PyObject *request = PyTuple_GET_ITEM(row, 0);
-    if (!Py_IS_TYPE(request, request_type)) {
+    if ((PyObject *)Py_TYPE(request) != known.type) {
         PyErr_Format(PyExc_TypeError, "a row is of a request, not %s", Py_TYPE(request)->tp_name);
         return NULL;
     }
-    PyObject *request_id = slot(request, id_at);
-    PyObject *block_table = slot(request, table_at);
+    PyObject *request_id = slot(request, known.id_at);
+    PyObject *block_table = slot(request, known.table_at);
     if (request_id == NULL || block_table == NULL) {
         return NULL;
     }
@@ -159,22 +137,13 @@ static uint8_t *put_described(uint8_t *at, PyObject *row, PyObject *describe) {
     return at;
 }
 
-PyDoc_STRVAR(
-    encode_doc,
-    "encode(rows, ordinary, request_type, describe, /)\n--\n\n"
-    "Msgpack of the rows of a step (`ScheduledRow`s): `wire.BatchRow`s.\n\n"
-    "Rows whose phase is the object `ordinary` are decodes of one token; of the others `describe`\n"
-    "makes the fields. `request_type` is the class of the requests.");
-
-static PyObject *encode(PyObject *module, PyObject *const *args, Py_ssize_t num_args) {
+PyObject *encode_batch(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t num_args) {
     if (num_args != 4 || !PyList_Check(args[0]) || !PyType_Check(args[2])) {
-        PyErr_SetString(PyExc_TypeError, "encode(rows: list, ordinary, request_type, describe)");
+        PyErr_SetString(PyExc_TypeError, "encode_batch(rows: list, ordinary, request_type, describe)");
         return NULL;
     }
-    PyObject *rows = args[0], *ordinary = args[1], *request_type = args[2], *describe = args[3];
-    Py_ssize_t id_at = offset_of(request_type, "request_id");
-    Py_ssize_t table_at = id_at < 0 ? -1 : offset_of(request_type, "block_table");
-    if (table_at < 0) {
+    PyObject *rows = args[0], *ordinary = args[1], *describe = args[3];
+    if (!know(args[2])) {
         return NULL;
     }
     Py_ssize_t num_rows = PyList_GET_SIZE(rows);
@@ -196,7 +165,7 @@ static PyObject *encode(PyObject *module, PyObject *const *args, Py_ssize_t num_
             goto failed;
         }
         if (PyTuple_GET_ITEM(row, 1) == ordinary) {
-            at = put_decode(at, row, (PyTypeObject *)request_type, id_at, table_at);
+            at = put_decode(at, row);
         } else {
             Py_INCREF(row);
             at = put_described(at, row, describe);
@@ -213,18 +182,3 @@ failed:
     Py_DECREF(payload);
     return NULL;
 }
-
-static PyMethodDef methods[] = {
-    {"encode", (PyCFunction)(void (*)(void))encode, METH_FASTCALL, encode_doc},
-    {NULL, NULL, 0, NULL},
-};
-
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "stepscope.engine._batch_rows",
-    .m_doc = "The rows of a step as msgpack; see batch_rows.py.",
-    .m_size = 0,
-    .m_methods = methods,
-};
-
-PyMODINIT_FUNC PyInit__batch_rows(void) { return PyModuleDef_Init(&definition); }

@@ -126,7 +126,7 @@ static PyObject *sender_add(SenderObject *self, PyObject *const *args, Py_ssize_
     if (self->socket != NULL) {
         sender_note(&self->sender);
     }
-    Py_RETURN_NONE;
+    return PyLong_FromUnsignedLongLong(atomic_load(&self->sender.num_dropped));
 }
 
 static PyObject *sender_get(SenderObject *self, PyObject *argument) {
@@ -145,7 +145,7 @@ static PyObject *sender_get(SenderObject *self, PyObject *argument) {
     }
     Topic topic;
     kept_copy(&self->kept, number, &topic, (uint8_t *)PyBytes_AS_STRING(payload), length);
-    return Py_BuildValue("(y#N)", topic.bytes, (Py_ssize_t)topic.length, payload);
+    return Py_BuildValue("(Ky#N)", number, topic.bytes, (Py_ssize_t)topic.length, payload);
 }
 
 static PyObject *sender_take_subscription(SenderObject *self, PyObject *Py_UNUSED(nothing)) {
@@ -175,8 +175,8 @@ static PyObject *get_num_dropped(SenderObject *self, void *Py_UNUSED(closure)) {
 static PyMethodDef methods[] = {
     {"start", (PyCFunction)sender_start, METH_VARARGS, "start(socket, address, functions, is_gated)"},
     {"stop", (PyCFunction)sender_stop, METH_NOARGS, "stop()"},
-    {"add", (PyCFunction)(void (*)(void))sender_add, METH_FASTCALL, "add(topic, payload)"},
-    {"get", (PyCFunction)sender_get, METH_O, "get(sequence) -> (topic, payload) or None"},
+    {"add", (PyCFunction)(void (*)(void))sender_add, METH_FASTCALL, "add(topic, payload) -> num_dropped"},
+    {"get", (PyCFunction)sender_get, METH_O, "get(sequence) -> (sequence, topic, payload) or None"},
     {"take_subscription", (PyCFunction)sender_take_subscription, METH_NOARGS,
      "take_subscription() -> (user, descriptor) or None"},
     {NULL, NULL, 0, NULL},

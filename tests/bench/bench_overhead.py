@@ -18,24 +18,26 @@ import time
 from collections.abc import Callable
 from unittest.mock import patch
 
+import msgspec
 from bench_wire import engine, subscribers  # type: ignore[import-not-found]
 from pausing_runner import PAUSES, PausingRunner  # type: ignore[import-not-found]
 
-from stepscope.engine import records, wire
+from stepscope.engine import wire
 from stepscope.engine.batch_rows import BatchRows
 from stepscope.engine.config import Limits
+from stepscope.engine.pipeline import Pipeline
 from stepscope.engine.telemetry import Publisher
 from stepscope.engine.wire import Telemetry
 
 STEPS_A_TURN = 10
 NUM_WARM = 2  # steps of a turn that are not counted
-NO_ROWS = BatchRows(b"\x90")
+NO_ROWS = msgspec.Raw(b"\x90")
 KEPT = Publisher(None, 20_000)  # sends nothing
 
 
 def without_sending(publisher: Publisher, message: Telemetry) -> None:
     wire.encode_into(message, publisher._payload)
-    KEPT.sender.add(wire.TOPICS[type(message)], publisher._payload)
+    KEPT.sender.add(message.topic, publisher._payload)
 
 
 def only_encoding(publisher: Publisher, message: Telemetry) -> None:
@@ -46,7 +48,7 @@ def nothing(*_: object, **__: object) -> None:
     return
 
 
-def no_rows(*_: object) -> BatchRows:
+def no_rows(*_: object) -> msgspec.Raw:
     return NO_ROWS
 
 
@@ -56,10 +58,10 @@ LEFT: dict[str, dict[str, Callable[..., object]]] = {
     "without sending": {"publish": without_sending},
     "without the ring": {"publish": only_encoding},
     "without encoding": {"publish": nothing},
-    "without the record": {"publish": nothing, "step_record": nothing},
-    "without its rows": {"publish": nothing, "step_record": nothing, "of": no_rows},
+    "without its end": {"_tell": nothing},
+    "without its rows": {"_tell": nothing, "encode": no_rows},
 }
-PLACES = {"publish": Publisher, "step_record": records, "of": BatchRows}
+PLACES = {"publish": Publisher, "_tell": Pipeline, "encode": BatchRows}
 
 
 def measure(num_requests: int, num_subscribers: int, rounds: int, pause: str) -> None:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from stepscope.engine import records, wire
+from stepscope.engine import wire
 from stepscope.engine.batch_rows import BatchRows
 from stepscope.engine.commands import SamplingParams
 from stepscope.engine.config import Knobs, Limits
@@ -29,7 +29,7 @@ from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.request import Request
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.step import ScheduledRow, StepResult
-from stepscope.engine.step_books import StepBooks
+from stepscope.engine.step_draft import StepDraft
 from stepscope.engine.telemetry import Publisher
 
 BLOCK_SIZE = 16
@@ -54,6 +54,7 @@ class Timed:
     def __init__(self, publisher: Publisher, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self._publisher = publisher
+        self._batch_rows = BatchRows(scheduler)
         self._step = 0
 
     def step(self) -> Cost:
@@ -61,18 +62,21 @@ class Timed:
         start = clock()
         rows = scheduler.schedule()
         scheduled = clock()
-        batch = BatchRows.of(rows, scheduler)
+        batch = self._batch_rows.encode(rows)
+        draft = StepDraft.open(self._step, (0, 1), batch, scheduler, knobs_version=0)
         batched = clock()
         token_ids: list[int | None] = [7 if row.samples else None for row in rows]
         result = StepResult(token_ids, launch_ns=start, tokens_ns=batched)
         known = clock()
         scheduler.update(rows, token_ids)
         updated = clock()
-        record = self._record(result, batch)
+        draft.end(result)
+        draft.settle(scheduler.kv)
+        draft.events = scheduler.drain_events()
         built = clock()
-        wire.encode(record)
+        wire.encode(draft)
         encoded = clock()
-        self._publisher.publish(record)
+        self._publisher.publish(draft)
         published = clock()
         self._step += 1
         return Cost(
@@ -81,18 +85,6 @@ class Timed:
             build=(batched - scheduled + built - updated) / 1e3,
             encode=(encoded - built) / 1e3,
             publish=(published - encoded) / 1e3,
-        )
-
-    def _record(self, result: StepResult, batch: BatchRows) -> wire.StepRecord:
-        return records.step_record(
-            step=self._step,
-            schedule_ns=(0, 1),
-            result=result,
-            batch=batch,
-            books=StepBooks.of(self.scheduler),
-            knobs_version=0,
-            events=self.scheduler.drain_events(),
-            num_dropped=0,
         )
 
 

@@ -110,7 +110,10 @@ def main() -> None:
         engine.publisher.publish(end)
         time.sleep(0.5)
     publisher = engine.publisher
-    print(f"{publisher.next_sequence} {num_steps} {publisher.num_dropped} {took_s:.3f}", flush=True)
+    print(
+        f"{publisher.next_sequence} {num_steps} {publisher.sender.num_dropped} {took_s:.3f}",
+        flush=True,
+    )
     sys.stdin.read()
 
 

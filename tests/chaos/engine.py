@@ -30,8 +30,9 @@ from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.serve import Silent
 from stepscope.engine.simulated import VOCAB_SIZE, CostModel, SimulatedRunner, simulated_info
 from stepscope.engine.step import ScheduledStep, StepResult
+from stepscope.engine.step_draft import StepDraft
 from stepscope.engine.telemetry import Publisher
-from stepscope.engine.wire import StepRecord, Telemetry
+from stepscope.engine.wire import Telemetry
 
 NUM_RUNNING = 8
 NUM_BLOCKS = 512
@@ -65,8 +66,8 @@ class TruthfulPublisher(Publisher):
         self._truth = truth
 
     def publish(self, message: Telemetry) -> None:
-        step = message.step if isinstance(message, StepRecord) else -1
-        topic = wire.TOPICS[type(message)].decode()
+        step = message.step if isinstance(message, StepDraft) else -1
+        topic = message.topic.decode()
         checksum = zlib.crc32(wire.encode(message))
         self._truth.write(f"{self.next_sequence} {topic} {step} {checksum}\n")
         super().publish(message)

@@ -4,10 +4,18 @@ from stepscope.engine.request import Request
 from stepscope.engine.step import ScheduledRow
 from stepscope.engine.wire import Phase
 
-def encode(
+def encode_batch(
     rows: list[ScheduledRow],
     ordinary: Phase | None,
     request_type: type[Request],
     describe: Callable[[ScheduledRow], tuple[int, int, int, int, int, int, int]],
+    /,
+) -> bytes: ...
+def drain_moves(
+    changed: dict[int, None],
+    told: list[int],
+    ref_counts: list[int],
+    owners: list[int],
+    digests: list[bytes | None],
     /,
 ) -> bytes: ...

@@ -1,0 +1,93 @@
+/* The blocks that changed in a step as msgpack, straight from the pool's books.
+ *
+ * What `BlockPool.drain_moves` tells, to the byte once it is encoded. A step of a few hundred
+ * requests changes some dozens of blocks.
+ */
+
+#include "wire_rows.h"
+
+#include <stdbool.h>
+
+#include "msgpack.h"
+
+enum {
+    CACHED = -1,    /* `wire.CACHED` */
+    EMPTY = -2,     /* `wire.EMPTY` */
+    NUM_FIELDS = 3, /* of `wire.BlockMove` */
+    MAX_MOVE_BYTES = 1 + NUM_FIELDS * MAX_INT_BYTES,
+    MOVE_HEADER = 0x90 | NUM_FIELDS,
+    NUM_BOOKS = 4, /* told, ref_counts, owners, digests */
+};
+
+static const long long REFS = 1LL << 32; /* `block_pool._REF_BITS`: owner and references in one */
+
+/* False with an error set. */
+static bool number_of(PyObject *object, long long most, const char *what, long long *number) {
+    *number = PyLong_Check(object) ? PyLong_AsLongLong(object) : -1;
+    if (*number >= 0 && *number < most) {
+        return true;
+    }
+    if (!PyErr_Occurred()) {
+        PyErr_Format(PyExc_ValueError, "%R is no %s", object, what);
+    }
+    return false;
+}
+
+/* Where the next move goes; NULL with an error set. */
+static uint8_t *put_move(uint8_t *at, PyObject *key, PyObject *const *books) {
+    PyObject *told = books[0], *ref_counts = books[1], *owners = books[2], *digests = books[3];
+    long long block, refs, owner = EMPTY;
+    if (!number_of(key, PyList_GET_SIZE(told), "block", &block) ||
+        !number_of(PyList_GET_ITEM(ref_counts, block), REFS, "number of holders", &refs)) {
+        return NULL;
+    }
+    if (refs != 0) {
+        if (!number_of(PyList_GET_ITEM(owners, block), INT32_MAX, "holder", &owner)) {
+            return NULL;
+        }
+    } else if (PyList_GET_ITEM(digests, block) != Py_None) {
+        owner = CACHED;
+    }
+    PyObject *state = PyLong_FromLongLong(owner * REFS + refs);
+    if (state == NULL || PyList_SetItem(told, (Py_ssize_t)block, state) != 0) {
+        return NULL;
+    }
+    *at++ = MOVE_HEADER;
+    at = put_number(at, (uint64_t)block);
+    at = owner < 0 ? put_small_negative(at, (int)owner) : put_number(at, (uint64_t)owner);
+    return put_number(at, (uint64_t)refs);
+}
+
+PyObject *drain_moves(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t num_args) {
+    bool fits = num_args == 1 + NUM_BOOKS && PyDict_Check(args[0]);
+    for (Py_ssize_t i = 1; fits && i <= NUM_BOOKS; i++) {
+        fits = PyList_Check(args[i]) && PyList_GET_SIZE(args[i]) == PyList_GET_SIZE(args[1]);
+    }
+    if (!fits) {
+        PyErr_SetString(
+            PyExc_TypeError, "drain_moves(changed: dict, four lists with an entry for each block)"
+        );
+        return NULL;
+    }
+    PyObject *changed = args[0];
+    Py_ssize_t num_moves = PyDict_GET_SIZE(changed);
+    PyObject *payload =
+        PyBytes_FromStringAndSize(NULL, MAX_HEADER_BYTES + num_moves * MAX_MOVE_BYTES);
+    if (payload == NULL) {
+        return NULL;
+    }
+    uint8_t *begin = (uint8_t *)PyBytes_AS_STRING(payload);
+    uint8_t *at = put_array_header(begin, (uint64_t)num_moves);
+    PyObject *key;
+    Py_ssize_t position = 0;
+    while (PyDict_Next(changed, &position, &key, NULL)) {
+        at = put_move(at, key, args + 1);
+        if (at == NULL) {
+            Py_DECREF(payload);
+            return NULL;
+        }
+    }
+    PyDict_Clear(changed);
+    _PyBytes_Resize(&payload, (Py_ssize_t)(at - begin)); /* NULL with an error set if it fails */
+    return payload;
+}
