@@ -152,12 +152,12 @@ class Pipeline:
     ) -> None:
         """Publish the record of a step that has ended."""
         core, scheduler = self._core, self._scheduler
-        draft.end(result)
         if core.overlap:
+            draft.end(result, None)
             self._settle_overlapped(draft, step, num_finished)
         else:
             draft.num_running = len(scheduler.running)
-            draft.settle(scheduler.kv)
+            draft.end(result, scheduler.kv)
         if step.num_wasted_tokens:
             draft.num_wasted_tokens = step.num_wasted_tokens
         draft.events = step.events + core.drain_events()

@@ -85,13 +85,21 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
         self.num_decode_tokens -= num_decode_tokens
         self.batch = keep_rows(self.batch, kept)
 
-    def end(self, result: StepResult) -> None:
-        """The tokens are known."""
+    def end(self, result: StepResult, kv: KVCacheManager | None) -> None:
+        """The tokens are known, and what ended with them has been freed.
+
+        Args:
+            kv: where nothing was scheduled meanwhile; None: `settle_between` comes next.
+        """
         self.launch_ns = result.launch_ns
         self.tokens_ns = result.tokens_ns
         self.device_ns = result.device_ns
         if result.num_padded_tokens:
             self.num_padded_tokens += result.num_padded_tokens
+        if kv is not None:
+            self.kv, moves = kv.drain()
+            if moves is not None:
+                self.moves = moves
 
     def hide(self, launched_ns: int, not_before_ns: int) -> None:
         """It was prepared while the step before it ran, and nobody waited for that.
@@ -106,16 +114,10 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
         self.schedule_end_ns = max(self.schedule_end_ns, not_before_ns)
         self.launch_ns = max(self.launch_ns or 0, not_before_ns)
 
-    def settle(self, kv: KVCacheManager) -> None:
-        """The step has freed what its end frees, and nothing was scheduled upon it."""
-        self.kv, moves = kv.drain()
-        if moves is not None:
-            self.moves = moves
-
     def settle_between(
         self, kv: KVCacheManager, own: PlannedBlocks | None, ahead: PlannedBlocks | None
     ) -> None:
-        """As `settle`, where steps were scheduled one upon another.
+        """What an ended step did to the blocks, where steps were scheduled one upon another.
 
         Args:
             own: what this step was planned with, upon the one before it.

@@ -189,9 +189,8 @@ class Driver:
         draft = StepDraft.open(len(self.records), (0, 0), batch, scheduler, knobs_version=0)
         token_ids = [self.token_after(row) for row in rows]
         scheduler.update(rows, token_ids)
-        draft.end(StepResult(token_ids, launch_ns=0, tokens_ns=0))
+        draft.end(StepResult(token_ids, launch_ns=0, tokens_ns=0), scheduler.kv)
         draft.num_running, draft.num_waiting = len(scheduler.running), len(scheduler.waiting)
-        draft.settle(scheduler.kv)
         draft.events = scheduler.drain_events()
         self.records.append(wire.encode(draft))
         told = wire.decode(self.records[-1])
