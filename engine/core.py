@@ -93,7 +93,7 @@ class EngineCore:
         self.draining = False
         self.stopping = False
         self.audit = AuditTrail(self.publish, runner.clock)
-        self.describe_workload: Callable[[], str | None] = lambda: None
+        self.own_workload: Callable[[], WorkloadSpec | None] = lambda: None
         self.set_workload: Callable[[WorkloadSpec | None], None] = lambda spec: None
         self.control_counts: Callable[[], ControlCounts | None] = lambda: None
         self.anchored: Callable[[EngineInfo], EngineInfo] = lambda info: info
@@ -281,7 +281,7 @@ class EngineCore:
             state=self.state,
             scheduler=self.scheduler,
             num_dropped=self.sink.num_dropped if self.sink is not None else 0,
-            workload=self.describe_workload(),
+            workload=self.own_workload(),
             control=self.control_counts(),
             audit=self.audit.last(),
             transcripts=None if self.token_teller is None else self.token_teller.transcripts(),

@@ -23,11 +23,13 @@ from stepscope.engine.commands import (
     StepOnce,
     Submit,
     Submitted,
+    WorkloadSpec,
 )
 from stepscope.engine.config import ConfigError
 from stepscope.engine.core import EngineCore
 from stepscope.engine.inbox import Call
 from stepscope.engine.wire import Audited, KnobsChanged, KnobValue
+from stepscope.engine.workload import describe
 
 log = logging.getLogger("stepscope.engine")
 
@@ -190,9 +192,13 @@ def _abort(core: EngineCore, command: Abort, _: Asker) -> Effect:
 
 
 def _set_workload(core: EngineCore, command: SetWorkload, _: Asker) -> Effect:
-    old = core.describe_workload() or _NO_WORKLOAD
+    old = core.own_workload()
     core.set_workload(command.workload)
-    return Effect({"workload": old}, {"workload": core.describe_workload() or _NO_WORKLOAD})
+    return Effect({"workload": _in_words(old)}, {"workload": _in_words(core.own_workload())})
+
+
+def _in_words(workload: WorkloadSpec | None) -> str:
+    return _NO_WORKLOAD if workload is None else describe(workload)
 
 
 def _drain(core: EngineCore, _: Drain, __: Asker) -> Effect:

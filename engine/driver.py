@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from stepscope.engine.commands import Submit, WorkloadSpec
 from stepscope.engine.corpus import Corpus
-from stepscope.engine.workload import PromptWriter, describe, synthetic
+from stepscope.engine.workload import PromptWriter, synthetic
 
 _RECHECK_S = 0.05  # how soon a put-off arrival looks again whether there is room
 
@@ -53,11 +53,6 @@ class WorkloadDriver:
         """The mix that is running, None when there is none (any more)."""
         run = self._run
         return None if run is None or run.stopped.is_set() else run.spec
-
-    @property
-    def description(self) -> str | None:
-        spec = self.spec
-        return None if spec is None else describe(spec)
 
     def set(self, spec: WorkloadSpec | None) -> None:
         """Start `spec` in place of what runs; None stops it. No old arrival comes after this."""

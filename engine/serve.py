@@ -156,7 +156,7 @@ def open_engine(
             max_model_len=limits.max_model_len,
             num_unfinished=lambda: len(scheduler.requests),
         )
-        core.describe_workload = lambda: workload.description
+        core.own_workload = lambda: workload.spec
         core.anchored = anchored
         control = ControlServer(
             endpoint.control,

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from stepscope.engine.wire import EngineState, EngineStatus
+from stepscope.engine.workload import describe, fields_of
 
 if TYPE_CHECKING:
     from stepscope.engine.core import EngineCore
@@ -51,6 +52,7 @@ class SignsOfLife:
         """How the engine stands. There must be no step in flight."""
         core = self._core
         kv, now_ns = core.scheduler.kv, core.runner.clock()
+        workload = core.own_workload()  # once: it may end meanwhile
         self._told_state = state
         core.set_pauses(core.pauses.after_status(now_ns, is_paused=state == "paused"))
         self.next_status_ns = now_ns + STATUS_INTERVAL_NS
@@ -65,7 +67,8 @@ class SignsOfLife:
                 moves=kv.drain_moves(),
                 events=core.drain_events(),
                 num_dropped=core.sink.num_dropped if core.sink is not None else 0,
-                workload=core.describe_workload(),
+                workload=None if workload is None else describe(workload),
                 control=core.control_counts(),
+                workload_spec=None if workload is None else fields_of(workload),
             )
         )

@@ -1,5 +1,6 @@
 """Snapshots: from the engine's state to what a late joiner is told of it."""
 
+from stepscope.engine.commands import WorkloadSpec
 from stepscope.engine.config import Knobs
 from stepscope.engine.request import Request
 from stepscope.engine.scheduler import Scheduler
@@ -13,6 +14,7 @@ from stepscope.engine.wire import (
     Snapshot,
     Transcript,
 )
+from stepscope.engine.workload import describe, fields_of
 
 
 def request_view(request: Request) -> RequestView:
@@ -46,7 +48,7 @@ def snapshot(
     state: EngineState,
     scheduler: Scheduler,
     num_dropped: int,
-    workload: str | None,
+    workload: WorkloadSpec | None,
     control: ControlCounts | None = None,
     audit: list[Audited] | None = None,
     transcripts: list[Transcript] | None = None,
@@ -65,7 +67,8 @@ def snapshot(
         blocks=scheduler.kv.runs(),
         kv=scheduler.kv.counts(),
         num_dropped=num_dropped,
-        workload=workload,
+        workload=None if workload is None else describe(workload),
+        workload_spec=None if workload is None else fields_of(workload),
         control=control,
         audit=audit or None,
         transcripts=transcripts,

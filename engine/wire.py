@@ -196,6 +196,8 @@ class EngineStatus(Telemetry, frozen=True, kw_only=True):
     num_dropped: int = 0
     workload: str | None = None  # what the engine's own workload is, None when it has none
     control: ControlCounts | None = None  # None: nothing was refused
+    # The fields of its `WorkloadSpec` that have a value; None: no workload, or it is not told.
+    workload_spec: dict[str, KnobValue] | None = None
 
 
 class Audited(Telemetry, frozen=True, kw_only=True):
@@ -241,6 +243,7 @@ class Snapshot(Telemetry, frozen=True, kw_only=True):
     audit: list[Audited] | None = None  # the last ones
     transcripts: list[Transcript] | None = None  # only of an engine with `with_tokens`
     pauses: list[PauseSpan] | None = None  # the operator's, as far as they are kept; None: unknown
+    workload_spec: dict[str, KnobValue] | None = None  # as in `EngineStatus`
 
 
 class Mark(Telemetry, frozen=True, kw_only=True):

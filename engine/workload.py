@@ -11,9 +11,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from stepscope.engine.commands import SamplingParams, Submit, WorkloadSpec
 from stepscope.engine.corpus import Corpus
 from stepscope.engine.traces import HASH_BLOCK_TOKENS, TraceRow
+from stepscope.engine.wire import KnobValue
 
 _SYSTEM_PROMPT = (
     "You are a helpful assistant who knows the Python language well. Answer in plain words, say "
@@ -200,7 +203,17 @@ def describe(spec: WorkloadSpec) -> str:
         else ""
     )
     most = "" if spec.max_concurrency is None else f", at most {spec.max_concurrency} under way"
-    return f"{spec.rate:g} requests/s: chats of {spec.chat_tokens} tokens{documents}{most}"
+    heat = f", at temperature {spec.temperature:g}" if spec.temperature else ""
+    return (
+        f"{spec.rate:g} requests/s: chats of {spec.chat_tokens} tokens{documents}, "
+        f"outputs of {spec.output_tokens}{most}{heat}"
+    )
+
+
+def fields_of(spec: WorkloadSpec) -> dict[str, KnobValue]:
+    """The mix as telemetry tells it, by field; one without a value is left out."""
+    values = msgspec.structs.asdict(spec)
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _log_normal(source: random.Random, mean: float, spread: float) -> int:

@@ -59,6 +59,7 @@ class SessionState:
     waiting_reasons: dict[str, int] | None = None
     num_dropped: int = 0
     workload: str | None = None
+    workload_spec: dict[str, KnobValue] | None = None  # replaced, not changed
     control: ControlCounts | None = None  # what the engine's control socket did not take
     audit: list[Audited] = field(default_factory=list)  # the last MAX_AUDIT; replaced, not changed
     pauses: PauseTrail = PauseTrail()  # noqa: RUF009 - it is never changed
@@ -108,6 +109,7 @@ class SessionState:
             kv=self.kv,
             num_dropped=self.num_dropped,
             workload=self.workload,
+            workload_spec=self.workload_spec,
             num_running=self.num_running,
             num_waiting=self.num_waiting,
             waiting_reasons=self.waiting_reasons,
@@ -139,6 +141,7 @@ class SessionState:
             waiting_reasons=snapshot.waiting_reasons,
             num_dropped=snapshot.num_dropped,
             workload=snapshot.workload,
+            workload_spec=snapshot.workload_spec,
             control=snapshot.control,
             audit=snapshot.audit or [],
             pauses=pauses_in(snapshot),
@@ -185,6 +188,7 @@ class SessionState:
         self.kv = status.kv
         self.num_dropped = status.num_dropped
         self.workload = status.workload
+        self.workload_spec = status.workload_spec
         self.control = status.control
 
     def take_step(self, record: StepRecord, rows: list[BatchRow] | None) -> Outcome:

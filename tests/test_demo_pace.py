@@ -29,7 +29,7 @@ from stepscope.engine.simulated import (
 )
 from stepscope.engine.step import ScheduledStep
 from stepscope.engine.wire import Telemetry
-from stepscope.engine.workload import Arrival, PromptWriter, describe, synthetic
+from stepscope.engine.workload import Arrival, PromptWriter, synthetic
 from stepscope.recordings.history import History
 from stepscope.tui.commands.demo import KNOBS, WORKLOAD
 from stepscope.tui.commands.demo_pace import TICK_S, Pace
@@ -77,7 +77,7 @@ class DemoSession:
         )
         scheduler = Scheduler(KVCacheManager(NUM_BLOCKS, BLOCK_SIZE), KNOBS, limits)
         self.core = EngineCore(info, self._runner, scheduler, limits, self, dispatch.apply)
-        self.core.describe_workload = lambda: describe(self.spec) if self.spec else None
+        self.core.own_workload = lambda: self.spec
         self.spec: WorkloadSpec | None = None
         self._arrivals: Iterator[Arrival] = iter(())
         self._next: Arrival | None = None

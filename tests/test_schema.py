@@ -211,6 +211,7 @@ MESSAGES: dict[str, Telemetry] = {
         num_dropped=9,
         workload="mixed",
         control=ControlCounts(bad=1, limited=2, denied=3, keyless=4),
+        workload_spec={"rate": 2.5, "output_tokens": 64},
     ),
     "EngineStatus.least": EngineStatus(**_STATUS, state="idle"),
     "Snapshot.full": Snapshot(
@@ -238,6 +239,7 @@ MESSAGES: dict[str, Telemetry] = {
         control=ControlCounts(bad=1, limited=2, denied=3, keyless=4),
         audit=[AUDITED],
         pauses=[PauseSpan(3, 5), PauseSpan(8)],
+        workload_spec={"rate": 2.5, "output_tokens": 64},
     ),
     "Snapshot.least": Snapshot(
         **_SNAPSHOT, info=INFO, knobs={}, state="draining", requests=[], blocks=None, kv=None

@@ -18,17 +18,20 @@ from textual import events
 from stepscope.engine.client import ControlClient
 from stepscope.engine.commands import Pause, Resume, SamplingParams, Submit, WorkloadSpec
 from stepscope.engine.wire import KnobSpec
+from stepscope.engine.workload import fields_of
 from stepscope.recordings.landmarks import landmarks
 from stepscope.recordings.reader import Recording
+from stepscope.recordings.session import SessionState
 from stepscope.recordings.source import add_mark
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui import engine_link
 from stepscope.tui.app import Dashboard
+from stepscope.tui.asked_workload import AskedWorkload
 from stepscope.tui.engine_link import EngineLink
 from stepscope.tui.screens.knob_editor import parse_value
 from stepscope.tui.screens.stepper import ByNow, Stepper
 from stepscope.tui.theme import Skin
-from stepscope.tui.workload_text import parse_workload
+from stepscope.tui.workload_text import parse_workload, told_workload, workload_text
 from tests.screen_text import main_text, screen_text
 from tests.waiting import until
 
@@ -269,9 +272,74 @@ async def test_the_engine_is_given_work_and_relieved_of_it(
     app.close()
 
 
+async def test_of_the_workload_only_what_was_named_changes_and_it_is_shown_as_it_is(
+    source: Subscriber, live_engine: Any
+) -> None:
+    core = live_engine.core
+    mix = WorkloadSpec(rate=0.5, chat_tokens=77, max_concurrency=3, seed=9)
+    given: list[WorkloadSpec | None] = [mix]
+    core.set_workload = given.append
+    core.own_workload = lambda: given[-1]
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        await until(lambda: source.history.state.workload_spec is not None, "it is not told")
+        await press(app, "W")
+        assert "now rate=0.5 document_share=0.1 chat_tokens=77 " in screen_text(app)
+        assert "seed=9; what is not named stays as it is" in " ".join(screen_text(app).split())
+        await press(app, *"rate=2", "enter")
+        # Not a second later: telemetry need not have told of the change.
+        await press(app, "W", *"output_tokens=9 max_concurrency=none", "enter")
+        await until(lambda: len(given) == 3, "no workload came")
+        faster = msgspec.structs.replace(mix, rate=2.0)
+        smaller = msgspec.structs.replace(faster, output_tokens=9, max_concurrency=None)
+        assert given[1:] == [faster, smaller]
+        told = source.history
+        await until(lambda: told_workload(told.state.workload_spec) == smaller, "it is not told")
+        # Somebody else's change is what the next one changes.
+        given.append(msgspec.structs.replace(smaller, chat_tokens=5))
+        await until(lambda: told_workload(told.state.workload_spec) == given[-1], "it is not told")
+        await press(app, "W", *"rate=3", "enter")
+        await until(lambda: len(given) == 5, "no workload came")
+        assert given[-1] == msgspec.structs.replace(smaller, chat_tokens=5, rate=3.0)
+    app.close()
+
+
+async def test_of_a_workload_that_is_not_told_in_full_the_rest_becomes_the_default_and_that_is_said(
+    source: Subscriber, live_engine: Any
+) -> None:
+    app = dashboard(source)
+    state = SessionState(workload="2 requests/s: of an earlier version")
+    note = app.main.operator.workload.note
+    for told in (None, {"rate": 2.0, "of_a_later_version": 7}):
+        state.workload_spec = told
+        assert told_workload(told) is None
+        said = note(state)
+        assert "now 2 requests/s: of an earlier version; more of it is not known here" in said
+        assert "what is not named becomes rate=1 document_share=0.1 " in said
+    assert "now none; what is not named is rate=1 " in note(SessionState())
+    assert parse_workload("rate=3") == WorkloadSpec(rate=3.0)
+    app.close()
+
+
+def test_a_workload_comes_back_from_what_an_engine_tells_and_from_what_is_shown() -> None:
+    for spec in (WorkloadSpec(), WorkloadSpec(rate=0.25, num_requests=7, max_concurrency=2)):
+        assert told_workload(fields_of(spec)) == spec
+        assert parse_workload(workload_text(spec), WorkloadSpec(rate=8.0, temperature=1.0)) == spec
+
+
+def test_a_workload_that_was_refused_is_not_what_the_next_change_begins_with() -> None:
+    asked, state = AskedWorkload(), SessionState(workload_spec=fields_of(WorkloadSpec(rate=5.0)))
+    asked.ask(WorkloadSpec(rate=7.0), state)
+    assert asked.now(state) == WorkloadSpec(rate=7.0)
+    asked.forget()
+    assert asked.now(state) == WorkloadSpec(rate=5.0)
+
+
 def test_a_value_that_a_workload_does_not_take_is_told_with_what_was_typed() -> None:
     with pytest.raises(ValueError, match=r"^rate: expected a number, got 'banana'$"):
         parse_workload("rate=banana")
+    with pytest.raises(ValueError, match=r"^rate: expected a number, got 'none'$"):
+        parse_workload("rate=none")
 
 
 @pytest.mark.parametrize("text", ["", "fast", "rate", "speed=3", "rate=0", "rate=2 off"])

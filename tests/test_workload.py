@@ -3,6 +3,7 @@
 import itertools
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,14 @@ from stepscope.engine.commands import Submit, WorkloadSpec
 from stepscope.engine.corpus import Corpus
 from stepscope.engine.driver import WorkloadDriver
 from stepscope.engine.traces import HASH_BLOCK_TOKENS, TraceRow
-from stepscope.engine.workload import Arrival, PromptWriter, fit, from_trace, synthetic
+from stepscope.engine.workload import (
+    Arrival,
+    PromptWriter,
+    describe,
+    fit,
+    from_trace,
+    synthetic,
+)
 
 WAIT_S = 20.0
 
@@ -168,15 +176,32 @@ class Inbox:
 def test_the_driver_submits_until_it_is_told_to_stop() -> None:
     inbox = Inbox()
     driver = WorkloadDriver(inbox.submit, chars_per_token=1.0, max_model_len=4096)
-    assert driver.description is None
+    assert driver.spec is None
     driver.set(WorkloadSpec(rate=500.0))
-    assert "500 requests/s" in (driver.description or "")
+    assert driver.spec == WorkloadSpec(rate=500.0)
     inbox.wait_for(5)
     driver.set(None)
     num = len(inbox.taken)
-    assert driver.description is None
+    assert driver.spec is None
     time.sleep(0.1)
     assert len(inbox.taken) == num
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rate": 3.0},
+        {"document_share": 0.5},
+        {"chat_tokens": 99},
+        {"document_tokens": 999},
+        {"output_tokens": 9},
+        {"max_concurrency": 4},
+        {"temperature": 0.5},
+    ],
+)
+def test_whatever_of_a_mix_is_changed_its_words_change(changed: dict[str, Any]) -> None:
+    """They are what the audit, a comparison and the demo know a workload by."""
+    assert describe(WorkloadSpec(**changed)) != describe(WorkloadSpec())
 
 
 def test_a_new_mix_replaces_the_old_one_and_a_bounded_one_ends() -> None:

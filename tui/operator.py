@@ -23,6 +23,7 @@ from stepscope.engine.commands import (
 from stepscope.engine.wire import Audited, KnobsChanged, KnobSpec
 from stepscope.recordings.history import History
 from stepscope.recordings.knob_trail import known_changes
+from stepscope.tui.asked_workload import AskedWorkload
 from stepscope.tui.commands.who import who
 from stepscope.tui.engine_link import Answer, EngineLink
 from stepscope.tui.knob_change import KnobChange
@@ -64,6 +65,7 @@ class Operator:
         self._undos: set[tuple[str, int]] = set()  # of our own versions, those that are an undo
         self._unanswered: list[_Unanswered] = []
         self._overtaken: tuple[str, KnobChange] | None = None  # of an engine; see `take_overtaken`
+        self.workload = AskedWorkload()
         self._num_knobs_asked = 0  # changes of knobs without an answer so far
         self._num_undos_put_off = 0  # until it is known what there is to take back
 
@@ -165,6 +167,8 @@ class Operator:
         """Start, replace or (None) stop what the engine gives itself to do."""
         what = "stop the workload" if spec is None else f"workload of {spec.rate:g} requests/s"
         self._ask(what, SetWorkload(workload=spec))
+        if self._link is not None:
+            self.workload.ask(spec, self._history.state)
 
     def _ask(self, what: str, command: Change, action: str = "") -> None:
         """Ask as this operator, who has seen what is on the screen: else it is a conflict."""
@@ -186,6 +190,8 @@ class Operator:
                 if answer.error is not None:
                     self._num_undos_put_off = 0  # of what was not done
             self._keep_overtaken(answer)
+            if isinstance(answer.command, SetWorkload) and answer.error is not None:
+                self.workload.forget()
             if answer.may_follow and info is not None and isinstance(answer.command, Change):
                 self._unanswered.append(_Unanswered(info.engine_id, answer.what, answer.command))
                 said = f"no answer yet, it may still take effect: {answer.what}"
@@ -198,6 +204,7 @@ class Operator:
                     self._remember(answer.command, answer.reply.version)
                 self._notices.say(_told(answer), "good")
         self._take_late_ones()
+        self.workload.look(self._history.state)
         if self._num_undos_put_off and self._is_settled():
             self._num_undos_put_off -= 1
             self._undo()

@@ -1,4 +1,7 @@
-"""An engine's own workload as an operator types it: `rate=2 document_share=0.3`, or `off`."""
+"""An engine's own workload as an operator types it: `rate=2 document_share=0.3`, or `off`.
+
+What is not named stays as it is, as far as the engine tells its workload.
+"""
 
 from typing import Any
 
@@ -6,13 +9,33 @@ import msgspec
 
 from stepscope.engine.commands import WorkloadSpec
 from stepscope.engine.field_errors import in_words
+from stepscope.engine.wire import KnobValue
+from stepscope.engine.workload import fields_of
+from stepscope.recordings.audit_text import value_text
 
 OFF = "off"
+NO_VALUE = "none"  # of a field that need not have one
 EXAMPLE = "rate=2 document_share=0.1 output_tokens=64"
 
 
-def parse_workload(text: str) -> WorkloadSpec | None:
+def told_workload(told: dict[str, KnobValue] | None) -> WorkloadSpec | None:
+    """What telemetry tells of a workload; None: nothing, or of one that a later version knows."""
+    try:
+        return None if told is None else msgspec.convert(told, WorkloadSpec)
+    except msgspec.ValidationError:
+        return None
+
+
+def workload_text(spec: WorkloadSpec) -> str:
+    """As it may be typed."""
+    return " ".join(f"{name}={value_text(value)}" for name, value in fields_of(spec).items())
+
+
+def parse_workload(text: str, now: WorkloadSpec | None = None) -> WorkloadSpec | None:
     """The workload that `text` means; None stops the one that runs.
+
+    Args:
+        now: what it changes; None: the default.
 
     Raises:
         ValueError: it means none; the message says what would.
@@ -26,13 +49,14 @@ def parse_workload(text: str) -> WorkloadSpec | None:
         name, separator, value = word.partition("=")
         if not separator or name not in fields:
             raise ValueError(f"{word!r}: off or {EXAMPLE}; there are {', '.join(fields)}")
-        values[name] = value
+        values[name] = None if value == NO_VALUE else value
     if not values:
         raise ValueError(f"write off, or {EXAMPLE}")
     try:
-        return msgspec.convert(values, WorkloadSpec, strict=False)
+        before = {} if now is None else fields_of(now)
+        return msgspec.convert(before | values, WorkloadSpec, strict=False)
     except msgspec.ValidationError as error:
         wrong = in_words(error)
         expected = wrong.message.partition(", got ")[0]
-        given = values.get(wrong.field or "")
+        given = values.get(wrong.field or "") or NO_VALUE
         raise ValueError(f"{wrong.field}: {expected}, got {given!r}") from error

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from stepscope.engine.commands import WorkloadSpec
 from stepscope.recordings.knob_trail import known_changes
 from stepscope.recordings.source import add_mark
 from stepscope.tui.export.choices import folder_for, ranges_of, recording_of
@@ -16,7 +17,6 @@ from stepscope.tui.screens.palette import Palette
 from stepscope.tui.screens.prompt import Prompt
 from stepscope.tui.screens.stepper import ByNow, Stepper
 from stepscope.tui.service_levels import parse_levels
-from stepscope.tui.widgets.lines import clean
 from stepscope.tui.workload_text import EXAMPLE, OFF, parse_workload
 
 if TYPE_CHECKING:
@@ -160,23 +160,26 @@ def _knobs_now(screen: "MainScreen") -> KnobsNow:
 
 
 def workload(screen: "MainScreen") -> None:
-    """What the engine gives itself to do."""
+    """What the engine gives itself to do; what is not named stays as it is."""
+
+    def parsed(text: str) -> WorkloadSpec | None:
+        return parse_workload(text, screen.operator.workload.now(screen.session.history.state))
 
     def check(text: str) -> str | None:
         try:
-            parse_workload(text)
+            parsed(text)
         except ValueError as error:
             return str(error)
         return None
 
     def use(text: str | None) -> None:
         if text is not None:
-            screen.operator.set_workload(parse_workload(text))
+            screen.operator.set_workload(parsed(text))
             screen.draw()
 
-    now = screen.session.history.state.workload or "none"
-    question = f"{OFF} or {EXAMPLE} (now: {clean(now, 40)}):"
-    screen.app.push_screen(Prompt(screen.skin, question, check=check), use)
+    question = f"{OFF} or {EXAMPLE}:"
+    note = screen.operator.workload.note(screen.session.history.state)
+    screen.app.push_screen(Prompt(screen.skin, question, check=check, note=note), use)
 
 
 def service_levels(screen: "MainScreen") -> None:

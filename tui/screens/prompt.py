@@ -11,7 +11,7 @@ from stepscope.tui.widgets.lines import Line, clean
 
 _MAX_LENGTH = 200
 _MIN_ROOM = 22  # cells to type in
-_MOST_BENEATH = 4  # lines about what is wrong, where it does not fit beside what was typed
+_MOST_BENEATH = 4  # lines of a note, or about what is wrong where it does not fit beside the text
 
 
 class Prompt(Overlay[str]):
@@ -25,6 +25,7 @@ class Prompt(Overlay[str]):
         text: to begin with.
         check: one line about what is wrong with a text, None when it is fine.
         submit: takes a text that is fine; `refuse` says later what is wrong with it after all.
+        note: what there is to know, in lines of its own.
     """
 
     def __init__(
@@ -34,12 +35,14 @@ class Prompt(Overlay[str]):
         text: str = "",
         check: Callable[[str], str | None] | None = None,
         submit: Callable[[str], None] | None = None,
+        note: str = "",
     ) -> None:
         super().__init__(skin)
         self._question = question
         self._text = text
         self._check = check
         self._submit = submit
+        self._note = note
         self._wrong: str | None = None
         self._is_waiting = False
 
@@ -54,7 +57,8 @@ class Prompt(Overlay[str]):
 
     def lines(self, width: int, height: int) -> list[Line]:
         beneath = self._beneath(width)
-        wrong = "" if self._wrong is None or beneath else f"  {self._wrong}"
+        style = "edit" if self._fits(width) else "breach"
+        wrong = "" if self._wrong is None or not self._fits(width) else f"  {self._wrong}"
         if self._is_waiting:
             wrong = "  …"
         question = f" {clean(self._question, max(1, width - _MIN_ROOM))} "
@@ -71,14 +75,17 @@ class Prompt(Overlay[str]):
         rest = width - sum(len(text) for text, _ in line)
         return [
             (*line, (" " * max(0, rest), "edit")),
-            *(((f" {clean(each, width - 1):<{width - 1}}", "breach"),) for each in beneath),
+            *(((f" {clean(each, width - 1):<{width - 1}}", style),) for each in beneath),
         ]
 
     def _beneath(self, width: int) -> list[str]:
-        """What is wrong, in lines of its own where there is no room for it."""
-        if self._wrong is None or len(self._text) + len(self._wrong) + 4 <= width:
-            return []
-        return textwrap.wrap(self._wrong, max(1, width - 2))[:_MOST_BENEATH]
+        """What is wrong, in lines of its own where there is no room for it; else the note."""
+        text = self._note if self._wrong is None or self._fits(width) else self._wrong
+        return textwrap.wrap(text, max(1, width - 2))[:_MOST_BENEATH]
+
+    def _fits(self, width: int) -> bool:
+        """What is wrong has room beside what was typed."""
+        return self._wrong is None or len(self._text) + len(self._wrong) + 4 <= width
 
     def pressed(self, key: str, character: str | None) -> None:
         if key == "enter":
