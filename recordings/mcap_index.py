@@ -82,7 +82,7 @@ class McapIndex:
         metadata: records of that kind before the first chunk, by name.
         why_incomplete: in words for a person; None for one that was closed and whose summary is
             as it was written.
-        was_closed: it has a summary, be it damaged.
+        was_closed: it was written to its end, be its summary damaged or cut off.
         num_lost_bytes: that belong to no record, in a file that was walked.
         num_messages, num_steps: as the summary has it.
     """
@@ -122,7 +122,10 @@ def read_index(stream: IO[bytes], *, walk: bool = False) -> McapIndex | None:
         index.why_incomplete = _read_summary(stream, size, index)
     if walk or not index.is_complete:
         index.chunks.clear()
-        _walk(stream, size, index)
+        reaches_end = _walk(stream, size, index)
+        if reaches_end and not index.was_closed:
+            index.was_closed = True
+            index.why_incomplete = "its index is cut off"
     return index
 
 
@@ -226,8 +229,12 @@ def _read_groups(summary: bytes, size: int, index: McapIndex) -> None:
         position += length
 
 
-def _walk(stream: IO[bytes], size: int, index: McapIndex) -> None:
-    """All chunks that begin like one, whatever lies between them."""
+def _walk(stream: IO[bytes], size: int, index: McapIndex) -> bool:
+    """All chunks that begin like one, whatever lies between them.
+
+    Returns:
+        Whether the file was written to its end: only what tells where things are may be missing.
+    """
     position = len(MAGIC)
     while position < size:
         record = _record_at(stream, position, size)
@@ -238,11 +245,12 @@ def _walk(stream: IO[bytes], size: int, index: McapIndex) -> None:
             continue
         opcode, length = record
         if opcode == Opcode.DATA_END and _is_end(stream, position + length, size):
-            return
+            return True
         if opcode == Opcode.CHUNK:
             index.chunks.append(_chunk_at(stream, position, length, size))
             length = index.chunks[-1].length
         position += length
+    return False
 
 
 def _is_end(stream: IO[bytes], position: int, size: int) -> bool:

@@ -37,7 +37,8 @@ class RecordingFile:
     that, so that it can be read without those before it.
 
     Args:
-        path: of the file, replaced if there is one.
+        path: of the file, replaced if there is one; its unfinished self never is: that is of a
+            recorder that is at work, or all that is left of one that was killed.
         is_new: it must not be there, under this name or that of its unfinished self.
 
     Raises:
@@ -58,11 +59,15 @@ class RecordingFile:
             raise FileExistsError(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            mode = "xb" if is_new else "wb"
-            self._stream = open(self.part_path, mode)  # noqa: SIM115 - closed by close()
+            self._stream = open(self.part_path, "xb")  # noqa: SIM115 - closed by close()
         except OSError as error:
-            if is_new and isinstance(error, FileExistsError) and path.parent.is_dir():
-                raise
+            if isinstance(error, FileExistsError) and path.parent.is_dir():
+                if is_new:
+                    raise
+                raise RecordingError(
+                    f"{self.part_path} is there: another recorder is at work, or was killed "
+                    "('stepscope repair' makes a whole file of it); choose another name"
+                ) from error
             raise RecordingError(f"cannot write {path}: {error.strerror or error}") from error
         self._sink: McapSink | None = None
         self.opened_s = time.monotonic()

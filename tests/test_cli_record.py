@@ -82,6 +82,21 @@ def test_a_signal_finishes_the_file_and_is_a_good_end(
         assert not recording.truncated
 
 
+def test_what_a_killed_recorder_left_is_not_written_over(
+    busy_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
+) -> None:
+    """As when the same command is started again: the unfinished file is all there is."""
+    path = tmp_path / "session.mcap"
+    left = path.with_name(path.name + ".part")
+    left.write_bytes(b"an hour of steps")
+    done = stepscope("record", busy_engine.endpoint.control, "-o", str(path), "--seconds", "60")
+    assert done.exit_code == 1
+    assert f"{left} is there" in done.stderr
+    assert "stepscope repair" in done.stderr
+    assert left.read_bytes() == b"an hour of steps"
+    assert not path.exists()
+
+
 def test_record_ends_with_its_engine(
     busy_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -137,7 +137,9 @@ def test_of_a_long_file_cut_anywhere_all_is_read_that_was_flushed(
         try:
             with Recording(path) as recording:
                 assert recording.truncated
-                assert "was not closed" in (recording.message or "")
+                is_all = length >= large.chunks[-1].end + 13
+                why = "index is cut off" if is_all else "was not closed"
+                assert why in (recording.message or "")
                 chunks = range(recording.num_chunks)
                 num_kept = sum(len(recording.chunk_frames(chunk)) for chunk in chunks)
                 assert num_kept >= num_safe
@@ -146,6 +148,30 @@ def test_of_a_long_file_cut_anywhere_all_is_read_that_was_flushed(
                     assert kept == large.frames[:num_kept]
         except RecordingError:
             assert num_safe == 0
+
+
+def test_of_a_file_cut_in_its_index_nothing_is_said_to_be_lost(
+    small: Written, tmp_path: Path
+) -> None:
+    """Its last bytes only tell where everything is: no step lies there."""
+    end_of_data = small.chunks[-1].end + 13
+    for length in range(len(small.content) - 1, small.chunks[-1].end - 1, -1):
+        path = tmp_path / f"cut-{length}.mcap"
+        path.write_bytes(small.content[:length])
+        with Recording(path) as recording:
+            assert recording.last_step is not None
+            last = recording.last_step
+            assert recording.truncated
+            said = recording.message or ""
+        report = repair(path, tmp_path / f"mended-{length}.mcap", nothing)
+        if length >= end_of_data:
+            assert "its index is cut off" in said
+            assert "missing" not in said
+            assert report.losses == []
+            assert (tmp_path / f"mended-{length}.mcap").read_bytes() == small.content
+        else:  # whether more was to follow cannot be seen
+            assert f"what came after step {last:,} is missing" in said
+            assert len(report.losses) == 1
 
 
 def test_a_flipped_byte_costs_what_it_is_in_and_nothing_else(

@@ -52,9 +52,9 @@ def record(
             print(f"stepscope: note: {chosen.name} {note}", file=sys.stderr)
     source = Subscriber(chosen, Journal())
     target = output if limits is None else FileSeries(output, limits, kept)
-    recorder = Recorder(source, target, lambda: levels)
     stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    with stop:
+    with stop:  # before there is a file that a signal could leave unfinished
+        recorder = Recorder(source, target, lambda: levels)
         source.start()
         try:
             with Progress() as progress:
