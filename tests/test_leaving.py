@@ -1,8 +1,11 @@
 """A signal ends a screen: the terminal is as it was, what was recorded can be read."""
 
 import os
+import select
 import signal
+import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +55,7 @@ def test_a_recording_is_finished_when_a_signal_ends_the_dashboard(
     screen = terminal(
         *(*_CLI, "top", live_engine.endpoint.control, "--no-keep"),
         XDG_CONFIG_HOME=str(tmp_path),
+        XDG_STATE_HOME=str(tmp_path / "state"),
         cwd=str(tmp_path),
     )
     screen.wait_for("LIVE")
@@ -69,7 +73,55 @@ def test_a_recording_is_finished_when_a_signal_ends_the_dashboard(
         os.kill(screen.process.pid, signal.SIGTERM)
         expected = 128 + signal.SIGTERM
     assert screen.wait_for_exit() == expected
-    assert not list(tmp_path.glob(f"*{PART_SUFFIX}"))
-    with Recording(next(tmp_path.glob("*.mcap"))) as recording:
+    assert_whole_and_quiet(tmp_path)
+
+
+def test_a_terminal_that_goes_without_a_signal_ends_the_dashboard_and_its_recording_is_whole(
+    live_engine: Any, tmp_path: Path
+) -> None:
+    """As in a session of its own, which no terminal controls."""
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (40, 120))
+    state = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
+    process = subprocess.Popen(
+        [*_CLI, "top", live_engine.endpoint.control, "--no-keep"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm-256color", **state},
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        read_until(ours, b"LIVE")
+        os.write(ours, b"R")
+        read_until(ours, b"REC")
+        with ControlClient(live_engine.endpoint) as client:
+            sampling = SamplingParams(max_tokens=900, ignore_eos=True)
+            client.send(Submit(prompt_token_ids=[1] * 20, sampling=sampling))
+            read_until(ours, b"DEC")
+        os.close(ours)
+        assert process.wait(15) == 128 + signal.SIGHUP
+    finally:
+        process.kill()
+        process.wait()
+    assert_whole_and_quiet(tmp_path)
+
+
+def read_until(terminal: int, what: bytes) -> None:
+    drawn, deadline_s = b"", time.monotonic() + 30.0
+    while what not in drawn:
+        assert time.monotonic() < deadline_s, f"never: {what!r}"
+        if select.select([terminal], [], [], 0.2)[0]:
+            drawn += os.read(terminal, 65536)
+
+
+def assert_whole_and_quiet(folder: Path) -> None:
+    """The recording is finished, and nothing was logged."""
+    assert not list(folder.glob(f"*{PART_SUFFIX}"))
+    with Recording(next(folder.glob("*.mcap"))) as recording:
         assert recording.message is None
         assert recording.last_step is not None
+    logged = [path.read_text("utf-8") for path in (folder / "state").rglob("*.log*")]
+    assert logged == []

@@ -3,11 +3,12 @@
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO, cast
 
 from textual.app import App
 
@@ -17,7 +18,7 @@ _GRACE_S = 5.0  # a screen that is not left by then waits for a terminal that is
 
 @contextmanager
 def left_on_signals(app: App[Any], close: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM, and SIGHUP of a terminal that goes away, leave the screen; a second one is patience.
+    """SIGTERM, and a terminal that goes away, leave the screen; a second signal is patience.
 
     Args:
         app: it is run inside.
@@ -50,7 +51,8 @@ def left_on_signals(app: App[Any], close: Callable[[], None]) -> Iterator[None]:
     before = [signal.signal(each, leave) for each in _ENDING]
     try:
         try:
-            yield
+            with _terminal_may_go():
+                yield
         finally:
             is_left.set()
             close()
@@ -59,3 +61,52 @@ def left_on_signals(app: App[Any], close: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in zip(_ENDING, before, strict=True):
             signal.signal(number, handler)
+
+
+class _Terminal:
+    """What Textual's writer thread writes to; a terminal that is gone is written to no more.
+
+    A thread that died of it would be in the log as a fault of ours, and the screen would wait for
+    it for ever.
+    """
+
+    def __init__(self, terminal: TextIO) -> None:
+        self._terminal = terminal
+        self._is_gone = False
+
+    def write(self, text: str) -> None:
+        if not self._is_gone:
+            with self._noticed():
+                self._terminal.write(text)
+
+    def flush(self) -> None:
+        if not self._is_gone:
+            with self._noticed():
+                self._terminal.flush()
+
+    def fileno(self) -> int:
+        return self._terminal.fileno()
+
+    def isatty(self) -> bool:
+        return self._terminal.isatty()
+
+    @contextmanager
+    def _noticed(self) -> Iterator[None]:
+        """The kernel's own signal need not come, or comes later: leave as if it had."""
+        try:
+            yield
+        except OSError:
+            self._is_gone = True
+            os.kill(os.getpid(), signal.SIGHUP)
+
+
+@contextmanager
+def _terminal_may_go() -> Iterator[None]:
+    """What is drawn goes through a `_Terminal`; Textual takes standard error by this name."""
+    before = sys.__stderr__
+    if before is not None:
+        sys.__stderr__ = cast("Any", _Terminal(before))  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        sys.__stderr__ = before  # type: ignore[misc]
