@@ -22,9 +22,9 @@ from stepscope.engine.access.keys import Credentials
 from stepscope.engine.config import ConfigError, WrongValue
 
 MAX_IPC_PATH = 103  # sun_path holds 108 bytes on Linux and 104 on macOS
-_TELEMETRY_SUFFIX = ".telemetry"
-_LOCK_SUFFIX = ".lock"
-_SUFFIXES = (_TELEMETRY_SUFFIX, _LOCK_SUFFIX)
+TELEMETRY_SUFFIX = ".telemetry"
+LOCK_SUFFIX = ".lock"
+_SUFFIXES = (TELEMETRY_SUFFIX, LOCK_SUFFIX)
 _HERE = {"*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "[::1]", "localhost": "127.0.0.1"}
 
 
@@ -78,7 +78,7 @@ class Endpoint:
                 "bad_endpoint", f"{text!r} is not ipc://PATH, tcp://HOST:PORT or an engine's name"
             )
         full = Path(path).absolute() if "/" in path else runtime_dir() / path
-        if len(os.fsencode(full)) + len(_TELEMETRY_SUFFIX) > MAX_IPC_PATH:
+        if len(os.fsencode(full)) + len(TELEMETRY_SUFFIX) > MAX_IPC_PATH:
             raise ConfigError(
                 "bad_endpoint", f"{full} is too long for a socket; choose a shorter path"
             )
@@ -97,7 +97,7 @@ class Endpoint:
     def telemetry(self) -> str:
         """Address of the PUB socket."""
         if self.is_ipc:
-            return self.control + _TELEMETRY_SUFFIX
+            return self.control + TELEMETRY_SUFFIX
         host, _, port = self.control.rpartition(":")
         return f"{host}:{int(port) + 1}"
 
@@ -179,7 +179,7 @@ class EndpointLock:
                 os.close(self._fd)
                 time.sleep(0.02)
                 continue
-            if _same_file(self._fd, self.path):
+            if same_file(self._fd, self.path):
                 break
             os.close(self._fd)  # the holder before us removed the file after we opened it
         else:
@@ -234,7 +234,7 @@ def free_name() -> str:
 def find_local() -> list[Endpoint]:
     """Endpoints of the engines of this user that are alive on this machine, by name."""
     found = []
-    for path in sorted(runtime_dir().glob("*" + _LOCK_SUFFIX)):
+    for path in sorted(runtime_dir().glob("*" + LOCK_SUFFIX)):
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -249,33 +249,17 @@ def find_local() -> list[Endpoint]:
     return found
 
 
-def stale_files() -> list[Path]:
-    """Files in the runtime folder that dead engines left behind."""
-    alive = {e.control for e in find_local()}
-    stale = []
-    for path in sorted(runtime_dir().iterdir()):
-        base = str(path).removesuffix(_LOCK_SUFFIX).removesuffix(_TELEMETRY_SUFFIX)
-        if f"ipc://{base}" in alive:
-            continue
-        if Path(base).name.startswith("tcp-") and any(
-            control.endswith(":" + base.rpartition("-")[2]) for control in alive
-        ):
-            continue
-        stale.append(path)
-    return stale
-
-
 def lock_path(endpoint: Endpoint) -> Path:
     """The file that the engine at an address holds locked."""
     if (path := endpoint.path) is not None:
-        return Path(str(path) + _LOCK_SUFFIX)
-    return runtime_dir() / f"tcp-{endpoint.control.rpartition(':')[2]}{_LOCK_SUFFIX}"
+        return Path(str(path) + LOCK_SUFFIX)
+    return runtime_dir() / f"tcp-{endpoint.control.rpartition(':')[2]}{LOCK_SUFFIX}"
 
 
 def _sockets(endpoint: Endpoint) -> list[Path]:
     """The files of both sockets; none for TCP."""
     path = endpoint.path
-    return [] if path is None else [path, Path(str(path) + _TELEMETRY_SUFFIX)]
+    return [] if path is None else [path, Path(str(path) + TELEMETRY_SUFFIX)]
 
 
 def holder(fd: int) -> dict[str, object]:
@@ -287,7 +271,8 @@ def holder(fd: int) -> dict[str, object]:
     return told if isinstance(told, dict) else {}
 
 
-def _same_file(fd: int, path: Path) -> bool:
+def same_file(fd: int, path: Path) -> bool:
+    """Whether what is open here is what has that name now."""
     try:
         named = path.stat()
     except FileNotFoundError:

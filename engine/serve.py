@@ -26,6 +26,7 @@ from stepscope.engine.execution.memory import replay_memory_bytes
 from stepscope.engine.inbox import Call, Refusal
 from stepscope.engine.intake import Intake
 from stepscope.engine.kv_cache import KVCacheManager
+from stepscope.engine.leftovers import sweep
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.start_check import check_settings, limits_of
 from stepscope.engine.telemetry import Publisher
@@ -105,6 +106,7 @@ def open_engine(
     endpoint = Endpoint.parse(config.endpoint or name)
     replay_bytes = replay_memory_bytes(config.replay_memory)
     prepare_environment(config)
+    sweep()
     with (
         gate_of(config.keys, endpoint) as gate,
         EndpointLock(endpoint, local_key(gate), name or endpoint.name),

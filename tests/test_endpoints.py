@@ -20,8 +20,8 @@ from stepscope.engine.endpoints import (
     find_local,
     free_name,
     runtime_dir,
-    stale_files,
 )
+from stepscope.engine.leftovers import stale_files
 from stepscope.engine.local_engines import called, starting_pid
 from stepscope.recordings.history import History
 from stepscope.tui.commands.connect import connect, hello, receive

@@ -19,8 +19,8 @@ from stepscope.engine.endpoints import (
     Endpoint,
     find_local,
     runtime_dir,
-    stale_files,
 )
+from stepscope.engine.leftovers import stale_files
 from stepscope.engine.local_engines import starting_pid
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
 from stepscope.tui.settings import config_path, load_settings
