@@ -20,7 +20,8 @@ from stepscope.engine.replay_ring import ReplayRing
 # Of what waits to be sent; as much is there for the sender where fewer are kept to be asked for.
 QUEUE_MESSAGES = 10_000
 QUEUE_BYTES = 32 * 1024 * 1024
-LOOK_S = 0.05  # how often the engine's thread asks who has subscribed
+LOOK_S = 0.05  # how often the engine's thread asks who has subscribed, ...
+MAX_SUBSCRIPTIONS = 100  # ... and of how many; they come from outside, and it waits meanwhile
 
 compiled: "type[_sender.Sender] | None" = None
 with contextlib.suppress(ImportError):  # there was no compiler when it was installed
@@ -77,7 +78,10 @@ class Sender(Protocol):
         """
 
     def take_subscription(self) -> tuple[str, int] | None:
-        """The next one who has subscribed to an XPUB socket: public key, file descriptor."""
+        """The next one who has subscribed to an XPUB socket: public key, file descriptor.
+
+        None: nobody, or enough for now, however many come.
+        """
 
     def stop(self) -> None:
         """Hand all messages to libzmq. The socket may be closed then."""
@@ -117,6 +121,7 @@ class InlineSender:
         self._socket = socket
         self._is_gated = is_gated
         self._next_look_s = 0.0
+        self._num_left = 0  # to be asked about before the next look
         self.get = self._ring.get
 
     @property
@@ -136,7 +141,7 @@ class InlineSender:
         number = wire.sequence_frame(self._ring.next_sequence)
         self._ring.add(topic, payload)
         if socket is None:
-            return 0
+            return self.num_dropped
         try:
             _send(socket, topic, _FIRST)
         except zmq.Again:
@@ -156,17 +161,21 @@ class InlineSender:
         if self._socket is None or not self._is_gated:
             return None
         now_s = time.monotonic()
-        if now_s < self._next_look_s:
-            return None
-        with contextlib.suppress(zmq.Again):
-            while True:
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + LOOK_S
+            self._num_left = MAX_SUBSCRIPTIONS
+        while self._num_left:
+            self._num_left -= 1
+            try:
                 frame = self._socket.recv(zmq.NOBLOCK, copy=False)
-                with contextlib.suppress(zmq.ZMQError):  # who has left has no name any more
-                    public, descriptor = frame.get("User-Id"), frame.get(zmq.SRCFD)
-                    assert isinstance(public, str)
-                    assert isinstance(descriptor, int)
-                    return public, descriptor
-        self._next_look_s = now_s + LOOK_S
+            except zmq.Again:
+                self._num_left = 0
+                break
+            with contextlib.suppress(zmq.ZMQError):  # who has left has no name any more
+                public, descriptor = frame.get("User-Id"), frame.get(zmq.SRCFD)
+                assert isinstance(public, str)
+                assert isinstance(descriptor, int)
+                return public, descriptor
         return None
 
     def stop(self) -> None:

@@ -14,7 +14,6 @@ from stepscope.engine.sender import Sender, open_sender
 from stepscope.engine.wire import Telemetry
 
 MAX_SUBSCRIPTION_BYTES = 1_024
-MAX_SUBSCRIPTIONS = 100  # noted at a time; they come from outside, and the engine waits meanwhile
 SUBSCRIBER_QUEUE = 10_000  # messages per subscriber before it misses some
 RING_BYTES = 256 * 1024 * 1024
 MAX_REPLAY_BYTES = 4 * 1024 * 1024  # of one answer; the asker comes again for more
@@ -62,10 +61,7 @@ class Publisher:
         self.num_dropped = sender.add(message.topic, payload)
 
     def _note_subscribers(self, gate: Gate) -> None:
-        for _ in range(MAX_SUBSCRIPTIONS):
-            subscription = self.sender.take_subscription()
-            if subscription is None:
-                return
+        while (subscription := self.sender.take_subscription()) is not None:
             public, descriptor = subscription
             gate.note(descriptor, public)
 

@@ -7,19 +7,24 @@ import contextlib
 import gc
 import os
 import shutil
+import socket as sockets
 import subprocess
 import sys
 import sysconfig
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import zmq
 
 from stepscope.engine import sender, telemetry, wire
+from stepscope.engine.access.authorised_keys import KeyFolder
+from stepscope.engine.access.gate import Gate
 from stepscope.engine.telemetry import Publisher
 from stepscope.engine.wire import EngineStatus
+from tests.waiting import wait_for
 
 WAYS = ["thread", "inline"] if sender.is_compiled() else ["inline"]
 needs_thread = pytest.mark.skipif(not sender.is_compiled(), reason="it could not be compiled")
@@ -60,6 +65,12 @@ def join(socket: "zmq.Socket[bytes]", address: str, publisher: Publisher) -> Non
     number = -1
     while number < publisher.next_sequence - 1:
         number = wire.sequence_of(socket.recv_multipart()[1])
+
+
+def free_port() -> int:
+    with closing(sockets.socket()) as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def test_the_thread_is_compiled_wherever_that_can_be_done() -> None:
@@ -167,10 +178,58 @@ def test_a_subscriber_that_does_not_read_is_counted_and_holds_up_nobody(
             received.add(wire.sequence_of(quick.recv_multipart()[1]))
         if publisher.sender.num_dropped and step > 50:
             break
-    assert publisher.sender.num_dropped > 0
+    num_dropped = publisher.sender.num_dropped
+    assert num_dropped > 0
     for socket in (slow, quick):
         socket.close(linger=0)
     publisher.close()
+    publisher.publish(status(0))  # is kept only
+    assert publisher.num_dropped >= num_dropped
+
+
+# The gate
+
+
+def test_who_has_subscribed_with_a_key_is_cut_off_once_it_is_revoked(
+    way: str, tmp_path: Path, subscriber: "zmq.Socket[bytes]"
+) -> None:
+    keys = KeyFolder(tmp_path / "keys")
+    credentials = keys.add("leaver", "viewer", tmp_path / "leaver.key", None)
+    with closing(Gate(keys)) as gate:
+        address = f"tcp://127.0.0.1:{free_port()}"
+        publisher = Publisher(address, ring_size=8, gate=gate)
+        subscriber.curve_publickey = credentials.pair.public.encode()
+        subscriber.curve_secretkey = credentials.pair.secret.encode()
+        subscriber.curve_serverkey = gate.server.public.encode()
+        join(subscriber, address, publisher)
+        monitor = subscriber.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        keys.revoke("leaver")
+
+        def is_cut_off() -> bool:
+            publisher.publish(status(1))  # who has subscribed is asked before each message
+            return bool(monitor.poll(20))
+
+        wait_for(is_cut_off, "the connection has ended")
+        subscriber.disable_monitor()
+        publisher.close()
+
+
+def test_a_flood_of_subscriptions_holds_up_a_sender_without_a_thread_for_few_at_a_time(
+    subscriber: "zmq.Socket[bytes]",
+) -> None:
+    num_sent = 3 * sender.MAX_SUBSCRIPTIONS
+    with closing(zmq.Context.instance().socket(zmq.XPUB)) as publishing:
+        publishing.bind("inproc://flood")
+        subscriber.connect("inproc://flood")
+        for number in range(num_sent):  # without a key there is no name, as of who has left
+            subscriber.subscribe(str(number))
+        inline = sender.InlineSender(publishing, 8, 1_000, is_gated=True)
+        assert inline.take_subscription() is None
+        num_left = 0
+        while publishing.poll(0):
+            publishing.recv()
+            num_left += 1
+    assert num_left == num_sent - sender.MAX_SUBSCRIPTIONS
 
 
 # The thread
