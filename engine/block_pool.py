@@ -17,7 +17,7 @@ import msgspec
 
 from stepscope.engine.wire import CACHED, EMPTY, BlockMove, BlockRun
 
-_REF_BITS = 32
+_REF_BITS = 24  # more than run at once; request ids beyond 2^31 have room besides
 _REF_MASK = (1 << _REF_BITS) - 1
 
 

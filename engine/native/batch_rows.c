@@ -71,9 +71,9 @@ static bool know(PyObject *type) {
     if (table_at < 0) {
         return false;
     }
-    Py_XSETREF(known.type, Py_NewRef(type));
     known.id_at = id_at;
     known.table_at = table_at;
+    Py_XSETREF(known.type, Py_NewRef(type)); /* last: whatever the one before it ends with may run */
     return true;
 }
 

@@ -19,7 +19,8 @@ enum {
     NUM_BOOKS = 4, /* told, ref_counts, owners, digests */
 };
 
-static const long long REFS = 1LL << 32; /* `block_pool._REF_BITS`: owner and references in one */
+/* Owner and references as one number: `block_pool._REF_BITS`, and what is left of 63. */
+static const long long REFS = 1LL << 24, OWNERS = 1LL << 39;
 
 /* False with an error set. */
 static bool number_of(PyObject *object, long long most, const char *what, long long *number) {
@@ -42,7 +43,7 @@ static uint8_t *put_move(uint8_t *at, PyObject *key, PyObject *const *books) {
         return NULL;
     }
     if (refs != 0) {
-        if (!number_of(PyList_GET_ITEM(owners, block), INT32_MAX, "holder", &owner)) {
+        if (!number_of(PyList_GET_ITEM(owners, block), OWNERS, "holder", &owner)) {
             return NULL;
         }
     } else if (PyList_GET_ITEM(digests, block) != Py_None) {
