@@ -41,7 +41,6 @@ class PendingStep:
 
     Attributes:
         rows: those of requests that have not ended; `draft` tells the same ones.
-        schedule_ns: when scheduling began and ended.
         launched_ns: it was launched while the step before it ran, and nothing was left to do at
             that time; None: that step had ended before.
         draft: of its record; None where nobody is told anything.
@@ -53,7 +52,6 @@ class PendingStep:
     number: int
     rows: list[ScheduledRow]
     handle: InFlight
-    schedule_ns: tuple[int, int]
     launched_ns: int | None
     draft: StepDraft | None
     planned: PlannedBlocks | None = None

@@ -95,7 +95,7 @@ class Pipeline:
         core.next_step += 1
         if core.steps_allowed is not None:
             core.steps_allowed -= 1
-        return PendingStep(number, rows, handle, (start_ns, end_ns), launched_ns, draft)
+        return PendingStep(number, rows, handle, launched_ns, draft)
 
     def _may_run_ahead(self, step: PendingStep) -> bool:
         return (
@@ -134,9 +134,10 @@ class Pipeline:
         if finished and ahead is not None:
             ahead.drop_ended()
         draft, teller = step.draft, core.token_teller
-        if draft is not None and teller is not None:
-            draft.token_ids = result.token_ids
-            draft.texts = teller.texts(step.rows, result.token_ids)
+        if teller is not None:  # it keeps what it was given, whether or not anybody is told
+            texts = teller.texts(step.rows, result.token_ids)
+            if draft is not None:
+                draft.token_ids, draft.texts = result.token_ids, texts
         core.delivery.deliver(step.rows, result)
         if core.sink is not None and draft is not None:
             self._tell(core.sink, draft, step, result, len(finished))

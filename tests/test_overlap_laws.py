@@ -518,15 +518,17 @@ def test_blocks_that_one_leaves_and_another_hits_at_the_same_time_have_one_owner
     assert sum(record.num_wasted_tokens or 0 for record in run.records) > 0
 
 
-def test_nobody_hits_a_block_that_a_row_without_memory_was_to_fill() -> None:
+@pytest.mark.parametrize("overlap", [True, False])
+def test_nobody_hits_a_block_that_a_row_without_memory_was_to_fill(*, overlap: bool) -> None:
     case = alike([0, 0, 0, 4])
     case.unfit = {0: 0}
-    run = Run(case)
+    run = Run(case, overlap=overlap)
     run.run()
     assert run.device.problems == []
     run.check_outputs()
     run.check_messages()
     assert [reason for _, reason in run.outputs()] == ["abort", "length", "length", "length"]
+    assert (run.records[0].num_wasted_tokens or 0) > 0
 
 
 def test_who_was_admitted_upon_the_blocks_of_a_step_that_fails_is_computed_anew() -> None:
