@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine import batch_rows
@@ -54,6 +54,7 @@ def test_it_is_compiled_wherever_that_can_be_done() -> None:
 
 
 @needs_compiled
+@settings(deadline=None)
 @given(ROWS, st.sampled_from([Phase.DECODE, None]))
 def test_the_compiled_encoder_writes_what_the_one_in_python_writes_to_the_byte(
     numbers: list[tuple[int, Phase, int, int]], ordinary: Phase | None
@@ -137,6 +138,7 @@ def test_rows_that_change_while_they_are_told_are_an_error_and_no_crash() -> Non
         batch_rows.compiled(rows, None, Request, clear)
 
 
+@settings(deadline=None)
 @given(ROWS, st.data())
 def test_rows_that_are_kept_are_told_as_before(
     numbers: list[tuple[int, Phase, int, int]], data: st.DataObject

@@ -88,7 +88,7 @@ def test_the_ring_is_bounded_in_bytes_too_and_says_what_it_still_has(way: str) -
     assert publisher.sender.num_bytes == size
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.lists(st.integers(0, 300) | st.integers(0, 3000), max_size=60),
     ring_size=st.integers(1, 12),
