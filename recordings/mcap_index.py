@@ -84,6 +84,7 @@ class McapIndex:
             as it was written.
         was_closed: it was written to its end, be its summary damaged or cut off.
         num_lost_bytes: that belong to no record, in a file that was walked.
+        lost_at: where each stretch of them begins.
         num_messages, num_steps: as the summary has it.
     """
 
@@ -94,6 +95,7 @@ class McapIndex:
     why_incomplete: str | None = None
     was_closed: bool = True
     num_lost_bytes: int = 0
+    lost_at: list[int] = field(default_factory=list)
     num_messages: int | None = None
     num_steps: int | None = None
 
@@ -241,6 +243,7 @@ def _walk(stream: IO[bytes], size: int, index: McapIndex) -> bool:
         if record is None:
             found = _find_chunk(stream, position, size)
             index.num_lost_bytes += found - position
+            index.lost_at.append(position)
             position = found
             continue
         opcode, length = record

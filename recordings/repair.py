@@ -129,7 +129,13 @@ def _copy(
     size = os.fstat(source.fileno()).st_size
     sink: McapSink | None = None
     has_lost = False
+    end: int | None = None  # of the chunk before
     for place in index.chunks:
+        # Of a chunk whose head is damaged too there is only a stretch that belongs to nothing.
+        # (Before the first one it may as well be what the file says of itself.)
+        if end is not None and any(end <= each < place.offset for each in index.lost_at):
+            has_lost = True
+        end = place.end
         records, is_damaged = read_chunk(source, place)
         chunk = LoadedChunk(records)
         if sink is None and chunk.frames:

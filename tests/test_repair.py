@@ -26,7 +26,7 @@ from stepscope.recordings.loaded_chunk import Frame
 from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recording_file import RecordingFile
-from stepscope.recordings.repair import default_output, repair, what_is_wrong
+from stepscope.recordings.repair import Loss, default_output, repair, what_is_wrong
 from stepscope.recordings.verify import verify
 from stepscope.recordings.writer import RecordingWriter
 from stepscope.tui.commands.repair import summary
@@ -299,6 +299,26 @@ def test_a_repaired_file_is_whole_and_holds_all_that_could_be_read(
     assert (end_loss.after_step, end_loss.before_step) == (max(found), None)
     with open(output, "rb") as stream:
         assert sum(1 for _ in make_reader(stream, validate_crcs=True).iter_messages()) == len(kept)
+
+
+def test_steps_of_a_chunk_of_which_not_even_its_head_is_left_are_told_as_lost(
+    large: Written, tmp_path: Path
+) -> None:
+    """As when the disk gives zeros back, and the file was cut too: no index has the chunk."""
+    path = tmp_path / "zeros.mcap"
+    gone = large.chunks[3]
+    content = bytearray(large.content[:-20])
+    content[gone.offset : gone.end] = bytes(gone.length)
+    path.write_bytes(content)
+    with Recording(large.path) as recording:
+        before, hit, after = (recording.steps_in(number) for number in (2, 3, 4))
+    assert before is not None
+    assert hit is not None
+    assert after is not None
+    report = repair(path, tmp_path / "new.mcap", nothing)
+    assert report.losses == [Loss(before[1], after[0])]
+    assert before[1] < hit[0] <= hit[1] < after[0]
+    assert f"({hit[0]:,} to {hit[1]:,})" in "".join(summary(report, path))
 
 
 def test_steps_that_were_never_recorded_are_not_told_as_lost(

@@ -2,14 +2,17 @@
 
 import os
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stepscope.engine import wire
 from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import SamplingParams, Submit
+from stepscope.engine.commands import SamplingParams, Shutdown, Submit
 from stepscope.engine.simulated import simulate
 from stepscope.engine.wire import StepRecord, Telemetry
 from stepscope.recordings.mcap_index import RecordingError
@@ -20,6 +23,8 @@ from stepscope.recordings.session import SessionState
 from stepscope.recordings.verify import verify
 from stepscope.recordings.writer import RecordingWriter
 from stepscope.tui.cli import main
+from stepscope.tui.commands import record
+from tests.waiting import wait_for
 
 MESSAGES = simulate(seed=9, num_steps=2000)
 
@@ -187,3 +192,29 @@ def test_record_rotates_and_waits_for_a_signal(
     for wrong in (["--rotate", "1kB"], ["--rotate", "soon"], ["--keep", "1h"]):
         assert run("-o", str(output), *wrong) == 2
         assert capfd.readouterr().err.count("\n") == 1
+
+
+def test_a_series_says_that_nothing_comes_and_why(
+    live_engine: Any,
+    stepscope: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It goes on for days if need be; its operator is not left to believe that it records."""
+    monkeypatch.setattr(record, "_GONE_S", 0.5)
+    output = tmp_path / "s.mcap"
+
+    def shut_down() -> None:
+        wait_for(lambda: any(tmp_path.glob("s-*")), "a file")
+        with ControlClient(live_engine.endpoint) as client:
+            client.ask(Shutdown())
+
+    thread = threading.Thread(target=shut_down)
+    thread.start()
+    control = live_engine.endpoint.control
+    done = stepscope("record", control, "-o", str(output), "--rotate", "1h", "--seconds", "8")
+    thread.join()
+    assert done.exit_code == 0, done.stderr
+    assert "recording engine" in done.stderr
+    waiting = next(line for line in done.stderr.splitlines() if line.startswith("waiting for"))
+    assert "file 1" in waiting

@@ -98,17 +98,23 @@ def _watch(
     progress: Progress,
 ) -> str | None:
     """Wait for the end; what was wrong when it came too early."""
-    start_s = last_live_s = time.monotonic()
+    start_s = last_live_s = last_heard_s = time.monotonic()
     while not stop.wait(_TICK_S):
         now_s = time.monotonic()
         if source.status in ("live", "stale"):
             last_live_s = now_s
+        if source.status == "live":
+            last_heard_s = now_s
         elapsed_s = now_s - start_s
         share = None if seconds is None else min(1.0, elapsed_s / seconds)
         written = f"{recorder.num_steps:,} steps, {size(recorder.num_bytes)}"
         if is_series:
             written += f", file {recorder.num_files}"
-        progress(f"recording {source.name}", share, f"{elapsed_s:.0f} s, {written}")
+        what = "recording"
+        if now_s - last_heard_s > _GONE_S:  # nobody is to believe for a week that it records
+            what = "waiting for"
+            written += f"; {source.error}"
+        progress(f"{what} {source.name}", share, f"{elapsed_s:.0f} s, {written}")
         if recorder.state != "recording" or recorder.error is not None:
             return None
         if seconds is not None and elapsed_s >= seconds:
