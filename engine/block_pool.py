@@ -43,11 +43,16 @@ class BlockState(NamedTuple):
 
 
 class BlockPool:
-    """States of `num_blocks` blocks with ids 0..num_blocks-1."""
+    """States of `num_blocks` blocks with ids 0..num_blocks-1.
+
+    Attributes:
+        num_evicted: cached blocks reused so far.
+        empty, cached: the free blocks, in the order in which they are reused; to be counted only.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.num_evicted = 0  # cached blocks reused so far
+        self.num_evicted = 0
         self._ref_counts = [0] * num_blocks
         self._owners = [EMPTY] * num_blocks  # the latest holder; meaningful while held
         self._digests: list[bytes | None] = [None] * num_blocks
