@@ -1,7 +1,10 @@
 """Whichever way one goes to a step of a recording, its figures are the same."""
 
+import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,12 +13,14 @@ from hypothesis import strategies as st
 from stepscope.engine.config import Knobs
 from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.recordings.history import History
+from stepscope.recordings.reach import Reach
 from stepscope.recordings.reader import Position, Recording
 from stepscope.recordings.replay import ReplaySource
 from stepscope.tui.frame import NOTABLE, Frame, FrameBuilder
 from stepscope.tui.navigator import Navigator, recorded_extent
 from stepscope.tui.notices import Notices
 from stepscope.tui.view import View
+from stepscope.tui.widgets import key_figures, latency_panel
 from tests.seek_sessions import one_by_one, record
 
 NUM_STEPS = 5_000  # three minutes
@@ -44,6 +49,11 @@ class Way:
         assert self.source.wait(30)
         self.now_s += 10  # figures of the newest step are taken anew once a second
         return self.builder.build(self.view, 100, 20, 10)
+
+
+def line_of(frame: Frame) -> str:
+    """The key figures."""
+    return "".join(text for line in key_figures.draw(frame, 300, 1, 0) for text, _ in line)
 
 
 def figures(frame: Frame) -> object:
@@ -144,7 +154,56 @@ def test_where_memory_is_full_nothing_is_lost_and_the_picture_says_that_its_wind
             assert not frame.history.is_short
             assert frame.window_s is not None
             assert 0 < frame.window_s < 60
+            told = line_of(frame)
+            seconds = f"/{frame.window_s:.0f}s"
+            for name in ("TTFT p95", "ITL p95", "SLO ttft", "SLO itl"):
+                assert f"{name}{seconds} " in told
+            assert re.search(rf"PREEMPT \d+{seconds}", told)
+            assert re.search(r"hit [\d—].* out \d", told)  # these are of ten seconds
+            for width in (60, 120):
+                (line,) = latency_panel.one_line(frame, width, 1, 0)
+                assert f" {frame.window_s:.0f} s: TTFT" in "".join(text for text, _ in line)
+            way.navigator.go(frame.first_step + 100)
+            frame = way.picture()
+            assert frame.window_s is not None
+            assert frame.window_s < 10
+            told = line_of(frame)
+            for name in ("hit", "out", "TTFT p95"):
+                assert f"{name}/{frame.window_s:.1f}s " in told
         finally:
+            replay.stop()
+
+
+def test_right_after_a_jump_no_figure_is_of_less_than_its_window_without_saying_so(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+    extend = Reach.extend
+
+    def slowly(reach: Reach, *where: Any) -> None:
+        reached.set()
+        assert go_on.wait(30)
+        extend(reach, *where)
+
+    with Recording(file) as recording:
+        replay = ReplaySource(recording, playing=False)
+        replay.start()
+        try:
+            way = Way(replay)
+            way.picture()
+            monkeypatch.setattr(Reach, "extend", slowly)
+            replay.seek(NUM_STEPS - 1)
+            assert reached.wait(30)
+            frame = way.builder.build(way.view, 100, 20, 10)
+            assert frame.history.is_short
+            told = line_of(frame)
+            assert re.search(r" hit — .* TTFT p95 — .* ITL p95 — .* out — tok/s  in — tok/s", told)
+            assert re.search(r"PREEMPT \d+/\ds ", told)
+            go_on.set()
+            told = line_of(way.picture())
+            assert re.search(r" hit .* TTFT p95 \d.* PREEMPT \d+/m .* out \d.* in \d", told)
+        finally:
+            go_on.set()
             replay.stop()
 
 

@@ -26,6 +26,7 @@ from stepscope.tui.latency_windows import LatencyWindows
 from stepscope.tui.view import View
 
 LATENCY_WINDOW_S = 60.0
+RATES_WINDOW_S = 10.0
 _EVENTS_S = 0.5  # between two looks at the log of a live picture
 _REFRESH_S = 1.0  # of what is too dear, or too restless to read, ten times a second
 NOTABLE = frozenset({"preempt", "abort", "reject", "knobs", "slo", "gap", "mark", "engine"})
@@ -71,13 +72,20 @@ class Frame:
     @property
     def window_s(self) -> float | None:
         """How much of the last minute of a replay is in memory, where not all of it is."""
+        return self.cut_s(LATENCY_WINDOW_S)
+
+    def cut_s(self, window_s: float) -> float | None:
+        """How much of a window of a replay is in memory, where not all of it is.
+
+        None, too, where figures of it are left out because more of it is about to be there.
+        """
         if self.is_whole or self.first_step is None or self.history.is_short:
             return None
         first = self.history.summary(self.first_step)
         if first is None:
             return None
         seconds = max(0.0, (self.state.time_ns - first.schedule_start_ns) / 1e9)
-        return seconds if seconds < LATENCY_WINDOW_S else None
+        return seconds if seconds < window_s else None
 
     @property
     def tells_requests(self) -> bool:
@@ -261,7 +269,7 @@ class FrameBuilder:
             end_ns = None if view.live else state.time_ns
             self._figures = (
                 minute or history.latency(end_ns, window_s),
-                history.rates(end_ns),
+                self._rates(end_ns),
                 history.last_stall(cursor),
                 self._waiting_trend(cursor, state),
             )
@@ -271,6 +279,14 @@ class FrameBuilder:
             self._figures_due_s = now_s + (max(_REFRESH_S, 150 * took_s) if view.live else took_s)
             self._figures_taken = _Taken(self._built_of, self._figures_due_s)
         return self._figures
+
+    def _rates(self, end_ns: int | None) -> Rates:
+        """Of ten seconds; unknown where those are about to be there and are not yet."""
+        history = self._history
+        rates = history.rates(end_ns, RATES_WINDOW_S)
+        if history.is_short and rates.seconds < RATES_WINDOW_S:
+            return history.rates(end_ns, 0.0)
+        return rates
 
     def _waiting_trend(self, cursor: int | None, state: SessionState) -> int:
         before = self._history.step_at(state.time_ns - 2_000_000_000)

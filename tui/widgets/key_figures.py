@@ -3,7 +3,7 @@
 from stepscope.recordings.latency import Series
 from stepscope.recordings.rates import MINUTE_S
 from stepscope.tui import format as fmt
-from stepscope.tui.frame import Frame
+from stepscope.tui.frame import LATENCY_WINDOW_S, RATES_WINDOW_S, Frame
 from stepscope.tui.theme import LEVELS
 from stepscope.tui.widgets.lines import Line, Run, length_of
 
@@ -75,6 +75,7 @@ def _groups(frame: Frame, bar_width: int) -> list[Line]:
     """The groups in the order of their weight."""
     state, latency, rates, slo = frame.state, frame.latency, frame.rates, frame.history.slo
     preemptions = rates.num_preempted
+    cut = _cut(frame, LATENCY_WINDOW_S)
     return [
         _budget(frame, bar_width),
         (
@@ -85,29 +86,41 @@ def _groups(frame: Frame, bar_width: int) -> list[Line]:
             (_TREND[0 if frame.is_silent else frame.waiting_trend], "caution"),
         ),
         _cache(frame),
-        _bounded("TTFT p95 ", latency.ttft.p95_ms, slo.ttft_ms),
-        _bounded("ITL p95 ", latency.itl.p95_ms, slo.itl_ms),
+        (*_named("TTFT p95 ", cut), *_bounded(latency.ttft.p95_ms, slo.ttft_ms)),
+        (*_named("ITL p95 ", cut), *_bounded(latency.itl.p95_ms, slo.itl_ms)),
         (
             ("PREEMPT ", "muted"),
             (
-                "—  " if preemptions is None else _in_a_minute(preemptions, rates.preempted_s),
+                "—  " if preemptions is None else _in_a_minute(frame, preemptions),
                 "breach" if preemptions else "text",
             ),
         ),
         (
-            ("out ", "muted"),
+            *_named("out ", _cut(frame, RATES_WINDOW_S)),
             (f"{fmt.count(rates.output_tokens_per_s)} tok/s", "text"),
             ("  in ", "muted"),
             (f"{fmt.short(rates.prefill_tokens_per_s)} tok/s", "text"),
         ),
-        (("SLO ttft", "muted"), *_kept(latency.ttft, slo.ttft_ms)),
-        (("SLO itl", "muted"), *_kept(latency.itl, slo.itl_ms)),
+        (*_named("SLO ttft", cut), *_kept(latency.ttft, slo.ttft_ms)),
+        (*_named("SLO itl", cut), *_kept(latency.itl, slo.itl_ms)),
     ]
 
 
-def _in_a_minute(number: int, seconds: float) -> str:
+def _cut(frame: Frame, window_s: float) -> str:
+    """What is said of figures over a window of which a part is not in memory."""
+    seconds = frame.cut_s(window_s)
+    return "" if seconds is None else f"/{seconds:.{int(seconds < 10)}f}s"
+
+
+def _named(name: str, cut: str) -> Line:
+    """A figure's name, and behind it how its window is cut."""
+    return ((name, "muted"),) if not cut else ((name.rstrip(), "muted"), (f"{cut} ", "caution"))
+
+
+def _in_a_minute(frame: Frame, number: int) -> str:
     """So many in the last minute; where less of it is known, in how much of it."""
-    is_whole = not number or seconds >= MINUTE_S - 0.5
+    seconds = frame.rates.preempted_s
+    is_whole = (frame.is_whole and not number) or seconds >= MINUTE_S - 0.5
     return f"{fmt.short(number)}/m" if is_whole else f"{number}/{seconds:.0f}s"
 
 
@@ -177,7 +190,10 @@ def _budget_of_last(frame: Frame, spent: int, budget: int, bar_width: int) -> Li
 
 def _cache(frame: Frame) -> Line:
     kv = frame.state.kv
-    hit = (("hit ", "muted"), (fmt.percent(frame.rates.prefix_hit_rate), "text"))
+    hit = (
+        *_named("hit ", _cut(frame, RATES_WINDOW_S)),
+        (fmt.percent(frame.rates.prefix_hit_rate), "text"),
+    )
     if kv is None:
         return (("KV ", "muted"), ("— ", "text"), *hit)
     share = kv.used / max(1, kv.used + kv.cached + kv.empty)
@@ -189,9 +205,9 @@ def _cache(frame: Frame) -> Line:
     )
 
 
-def _bounded(name: str, value: float | None, bound: float) -> Line:
+def _bounded(value: float | None, bound: float) -> Line:
     text = fmt.milliseconds(value)
     if text[-1:].isdigit():
         text += "ms"
     breach = value is not None and value > bound
-    return ((name, "muted"), (text + "!" if breach else text, "breach" if breach else "text"))
+    return ((text + "!", "breach") if breach else (text, "text"),)

@@ -44,8 +44,12 @@ def one_line(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     waits.append(_percentiles("ITL", report.itl, slo.itl_ms))
     tpot = _percentiles("TPOT", report.tpot, None)
     named: Line = ((" ms p50 p95 p99:", "muted"),)
-    shortest: Line = tuple(run for wait in waits for run in wait)
-    lines: list[Line] = [(*named, *shortest, *tpot), (*shortest, *tpot), shortest]
+    cut: Line = ()
+    if (window_s := frame.window_s) is not None:
+        cut = ((f" {window_s:.0f} s:", "caution"),)
+        named = ((" ms p50 p95 p99 of", "muted"), *cut)
+    shortest: Line = (*cut, *(run for wait in waits for run in wait))
+    lines: list[Line] = [(*named, *shortest[len(cut) :], *tpot), (*shortest, *tpot), shortest]
     stall = "" if frame.stall is None else frame.stall.text
     for line in lines:
         room = width - length_of(line) - 2
