@@ -135,6 +135,9 @@ class RecordingWriter:
             reason = f"cannot write {self.part_path}: {error.strerror or error}"
             self._fail(reason + _kept(self.part_path))
             return
+        except RecordingError as error:  # the next file cannot be made, and this one is whole
+            self._fail(f"{error}{_kept(self.path)}")
+            return
         except Exception as error:
             # Ours to repair, but what is being recorded goes on.
             log.exception("recording to %s failed", self.part_path)

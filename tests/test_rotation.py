@@ -1,5 +1,6 @@
 """A recording in many files: nothing lost between them, each opens alone, only ours are deleted."""
 
+import errno
 import os
 import sys
 import threading
@@ -15,6 +16,7 @@ from stepscope.engine.client import ControlClient
 from stepscope.engine.commands import SamplingParams, Shutdown, Submit
 from stepscope.engine.simulated import simulate
 from stepscope.engine.wire import StepRecord, Telemetry
+from stepscope.recordings import recording_file
 from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recording_file import RecordingFile
@@ -192,6 +194,30 @@ def test_record_rotates_and_waits_for_a_signal(
     for wrong in (["--rotate", "1kB"], ["--rotate", "soon"], ["--keep", "1h"]):
         assert run("-o", str(output), *wrong) == 2
         assert capfd.readouterr().err.count("\n") == 1
+
+
+def test_a_disk_that_takes_no_further_file_is_told_in_one_line_and_the_last_file_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("stepscope.recordings.writer.FLUSH_S", 0.0)
+    writer = RecordingWriter(FileSeries(tmp_path / "week.mcap", Limits(num_bytes=40_000)))
+
+    def no_more(path: Path, mode: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(recording_file, "open", no_more, raising=False)
+    writer.start()
+    for sequence, message in MESSAGES:
+        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+    writer.close()
+    assert writer.state == "failed"
+    assert writer.error is not None
+    assert "No space left on device (steps 0 to " in writer.error
+    assert "\n" not in writer.error
+    assert not caplog.records
+    assert files(tmp_path) == [writer.path]
+    with Recording(writer.path) as recording:
+        assert not recording.truncated
 
 
 def test_a_series_says_that_nothing_comes_and_why(
