@@ -102,7 +102,8 @@ def test_the_host_works_while_the_device_does() -> None:
     class Threaded(SimulatedRunner):
         def __init__(self) -> None:
             super().__init__(CostModel())
-            self.idle = threading.Lock()  # one step after another
+            self.idle = threading.Event()  # the last step that was launched has ended
+            self.idle.set()
 
         def launch(self, step: ScheduledStep) -> InFlight:  # type: ignore[override]
             log.append(f"launch {step.step}")
@@ -114,15 +115,15 @@ def test_the_host_works_while_the_device_does() -> None:
         def __init__(self, device: Threaded, step: ScheduledStep) -> None:
             self._result = SimulatedRunner.launch(device, step).collect()
             self._awaited, self._ended = threading.Event(), threading.Event()
+            self._before, device.idle = device.idle, self._ended
             self._step = step.step
-            self._device = device
             threading.Thread(target=self._work, daemon=True).start()
 
         def _work(self) -> None:
-            with self._device.idle:
-                assert self._awaited.wait(10)
-                log.append(f"end {self._step}")
-                self._ended.set()
+            assert self._before.wait(10)
+            assert self._awaited.wait(10)
+            log.append(f"end {self._step}")
+            self._ended.set()
 
         def collect(self) -> StepResult:
             self._awaited.set()
