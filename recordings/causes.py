@@ -50,7 +50,8 @@ class Piece(NamedTuple):
     ns: int
     step: int  # the first step it was spent in; for time between steps the one after it
     num_steps: int = 0  # 0: between steps
-    # queued, preempted: what was waited for; left_out: "prompts" or ""; unknown: "forgotten" or ""
+    # queued, preempted: what was waited for; left_out: "prompts" or ""; unknown: "forgotten" (may
+    # be somewhere, but is not in memory), "unrecorded" (was before the recording) or "" (was lost)
     detail: str = ""
     request_id: int | None = None  # whose prefill, the largest part of it
     num_tokens: int = 0  # ... of that prefill, of its own prompt, of what it recomputed
@@ -92,6 +93,8 @@ class Piece(NamedTuple):
             return f"{steps} of decodes alone"
         if self.is_forgotten:
             return "before the first step in memory"
+        if self.cause == "unknown" and self.detail == "unrecorded":
+            return "before the recording began"
         return {
             "paused": "the operator had paused the engine",
             "between": "between steps (update, record, publish)",

@@ -56,6 +56,7 @@ class Explainer:
         self.itl_counts = self._waited.itl_counts  # wait -> tokens, without the operator's pauses
         self.ttft_counts = self._waited.ttft_counts
         self.num_steps = 0
+        self.first_step_ns: int | None = None  # when the first step of all began
         self._only = only
         self._waiters = Waiters(only)
         self._with_begun = with_begun
@@ -139,6 +140,8 @@ class Explainer:
 
     def _take_step(self, record: StepRecord) -> None:
         self.num_steps += 1
+        if self.first_step_ns is None:
+            self.first_step_ns = record.schedule_start_ns
         before_ns = self._end_ns
         start_ns = max(record.schedule_start_ns, before_ns or 0)
         end_ns = max(record.tokens_ns, start_ns)

@@ -90,6 +90,7 @@ def explain_recording(
     seen: set[int] = set()
     tokenless = Tokenless(request_id)
     explainer = _read(recording, itl_ns, ttft_ns, request_id, seen, tokenless)
+    late = _unrecorded_apart(explainer.late, explainer.first_step_ns)
     if request_id is not None and request_id not in seen:
         held = f"{request_name(min(seen))} to {request_name(max(seen))}" if seen else "it has none"
         raise NotInRecording(f"there is no request {request_name(request_id)} ({held})")
@@ -98,8 +99,8 @@ def explain_recording(
         explainer.num_steps,
         _bound(explainer.itl_counts, itl_ns, slo_itl_ms is not None),
         _bound(explainer.ttft_counts, ttft_ns, slo_ttft_ms is not None),
-        explainer.late,
-        _shares(explainer.late),
+        late,
+        _shares(late),
         tokenless.found(),
         request_id,
     )
@@ -150,6 +151,25 @@ def _requests_in(message: Telemetry) -> Iterator[int]:
         yield from (event.request_id for event in message.events if isinstance(event, Arrived))
         if isinstance(message, StepRecord):
             yield from (row.request_id for row in message.batch or ())
+
+
+def _unrecorded_apart(late: list[Late], begin_ns: int | None) -> list[Late]:
+    """What was before the recording is told apart from what was lost in it."""
+    if begin_ns is None:
+        return late
+    return [
+        each._replace(
+            pieces=tuple(
+                piece._replace(detail="unrecorded")
+                if piece.cause == "unknown" and piece.start_ns + piece.ns <= begin_ns
+                else piece
+                for piece in each.pieces
+            )
+        )
+        if each.start_ns < begin_ns
+        else each
+        for each in late
+    ]
 
 
 def _median(counts: dict[int, int]) -> int | None:

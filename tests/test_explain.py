@@ -518,6 +518,28 @@ def test_a_recording_is_explained_like_its_messages(
     assert sum(share.num_late for share in found.shares) == len(expected)
 
 
+def test_what_was_before_a_recording_is_told_from_what_was_lost_in_it(
+    recorded: Callable[[list[tuple[int, Telemetry]]], Path],
+) -> None:
+    engine = Script(max_num_batched_tokens=64)
+    engine.submit(400, 3)
+    engine.run(2)
+    snapshot = engine.core.snapshot()
+    num_before = len(engine.messages)
+    engine.run(9)
+    messages = [(snapshot.sequence, snapshot), *engine.messages[num_before:]]
+    with Recording(recorded(messages)) as recording:
+        (joined,) = explain_recording(recording, slo_itl_ms=900, slo_ttft_ms=1).late
+    assert joined.pieces[0].text == "before the recording began"
+    assert sum(piece.ns for piece in joined.pieces) == joined.gap_ns
+    lost = [*engine.messages[:num_before], *engine.messages[num_before + 2 :]]
+    with Recording(recorded(lost)) as recording:
+        (late,) = explain_recording(recording, slo_itl_ms=900, slo_ttft_ms=1).late
+    assert {piece.text for piece in late.pieces if piece.cause == "unknown"} == {
+        "records are missing"
+    }
+
+
 def test_without_a_service_level_twice_the_median_is_late(
     recorded: Callable[[list[tuple[int, Telemetry]]], Path],
 ) -> None:

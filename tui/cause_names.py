@@ -14,5 +14,5 @@ CAUSE_NAMES: dict[Cause, str] = {
     "between": "between steps",
     "idle": "engine idle",
     "step": "steps of decodes alone",
-    "unknown": "unknown, records missing",
+    "unknown": "unknown, no records of it",
 }
