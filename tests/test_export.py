@@ -472,6 +472,7 @@ def test_the_command_exports_and_says_what_it_wrote(
     for wrong in (
         ["--to", "excel", "-o", out + "2"],
         ["--to", "csv", "--table", "users", "-o", out + "2"],
+        ["--to", "perfetto", "--table", "rows", "-o", out + "2"],
         ["--to", "csv", "--from", "9", "--until", "3", "-o", out + "2"],
     ):
         code, _, error = run(*wrong)

@@ -9,6 +9,7 @@ from stepscope.recordings.outcome import Outcome
 
 Table: TypeAlias = Literal["steps", "rows", "requests"]
 TABLES: tuple[Table, ...] = ("steps", "rows", "requests")
+TABLE_FORMATS = ("csv", "parquet")
 
 
 class Column(NamedTuple):

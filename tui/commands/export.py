@@ -2,7 +2,7 @@
 
 from stepscope.recordings.export.export import FORMATS, export
 from stepscope.recordings.export.output import MissingPackage
-from stepscope.recordings.export.tables import TABLES
+from stepscope.recordings.export.tables import TABLE_FORMATS, TABLES
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.strip import was_stripped
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
@@ -34,6 +34,8 @@ def export_file(
     which = next((each for each in TABLES if each == table), None)
     if which is None:
         raise WrongUsage(f"--table: expected one of {', '.join(TABLES)}, got {table!r}")
+    if which != TABLES[0] and chosen not in TABLE_FORMATS:
+        raise WrongUsage(f"--table: {chosen} has no tables; {' and '.join(TABLE_FORMATS)} have")
     if with_tokens and chosen != "jsonl":
         raise WrongUsage(f"--with-tokens: {chosen} has no place for them; --to jsonl has")
     steps = step_range(first, last)
