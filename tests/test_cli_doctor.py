@@ -51,6 +51,17 @@ def test_it_names_versions_the_backend_and_the_folders(
     assert "bad" not in {line.split()[0] for line in said.splitlines()}
 
 
+def test_a_folder_too_long_for_sockets_is_told(
+    capsys: pytest.CaptureFixture[str], folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = folders / ("x" * 90)
+    long.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    with pytest.raises(CommandFailed):
+        doctor_command.doctor()
+    assert re.search("bad +sockets .*is too long for a socket", capsys.readouterr().out)
+
+
 def test_it_ends_with_1_when_an_engine_could_not_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
