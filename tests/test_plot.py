@@ -298,6 +298,13 @@ def test_what_cannot_be_is_one_line_and_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_mark_that_the_font_cannot_draw_is_no_warning(
+    session: tuple[History, Path], recwarn: pytest.WarningsRecorder
+) -> None:
+    figure(read(session[1], 60), "heading \u6d4b", ["details"], "png", (7, 7), "light")
+    assert [str(each.message) for each in recwarn if "Glyph" in str(each.message)] == []
+
+
 def test_without_matplotlib_it_names_the_extra(
     session: tuple[History, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

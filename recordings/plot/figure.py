@@ -4,6 +4,7 @@ It lays out panels under each other and draws them with matplotlib, from a `Plot
 """
 
 import io
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,10 @@ def figure(
         stream = io.BytesIO()
         # Nothing of the machine and of today is in it.
         dates: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-        drawing.savefig(stream, format=target, metadata=dates.get(target, {}))
+        with warnings.catch_warnings():
+            # A mark in a script that the font lacks is drawn as boxes: no news to who asked.
+            warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from", UserWarning)
+            drawing.savefig(stream, format=target, metadata=dates.get(target, {}))
     return stream.getvalue()
 
 
