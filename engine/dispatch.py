@@ -169,7 +169,7 @@ def _step(core: EngineCore, command: StepOnce, _: Asker) -> Effect:
     old = core.state
     core.steps_allowed = command.n
     last = core.next_step + command.n - 1
-    return Effect({"state": old}, {"state": "step"}, f"paused after step {last}")
+    return Effect({"state": old}, {"state": "step"}, f"pauses after step {last}")
 
 
 def _reset_prefix_cache(core: EngineCore, _: ResetPrefixCache, __: Asker) -> Effect:

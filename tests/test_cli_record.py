@@ -195,6 +195,7 @@ def test_replay_checks_the_step_and_asks_for_a_terminal(
     blind = stepscope("replay", str(path))
     assert blind.exit_code == 2
     assert "needs a terminal" in blind.stderr
+    assert "'stepscope explain'" in blind.stderr  # of use to who has a recording
 
 
 def test_replay_shows_a_recording_in_the_dashboard_at_the_step_that_was_asked_for(

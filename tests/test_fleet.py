@@ -303,6 +303,11 @@ def test_engines_that_go_come_back_or_start_anew_are_told(
     assert fleet.picture.num_up == 1
     assert "a is down: nobody answers" in told(fleet)
     source.status, source.error = "live", None
+    look()
+    source.status, source.error = "down", "a is gone: it was killed"
+    look()
+    assert told(fleet).endswith("a is gone: it was killed")
+    source.status, source.error = "live", None
     assert look().figures.is_up
     assert told(fleet).endswith("a is back, the same engine as before")
     assert look().new_s is None

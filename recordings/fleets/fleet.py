@@ -248,7 +248,10 @@ class Fleet:
             elif now.status == "starting":
                 self._say(member, "is starting: its process is there and does not listen yet", True)
             elif now.status == "down":
-                self._say(member, f"is down: {now.error or 'it does not answer'}", False)
+                why = now.error or "it does not answer"
+                # It is named once: who is gone says so itself.
+                own = why.removeprefix(f"{member.name} ")
+                self._say(member, own if own != why else f"is down: {why}", False)
         elif now.is_up and before.is_up and now.state != before.state:
             if "paused" in (now.state, before.state):
                 verb = "was paused" if now.state == "paused" else "goes on after a pause"

@@ -256,7 +256,7 @@ def replay(file: str, speed: float | None, at: int | None, flags: Mapping[str, A
         first, last = recording.first_step, recording.last_step
         if at is not None and (first is None or last is None or not first <= at <= last):
             raise WrongUsage(f"--at: {recording.path.name} holds steps {first} to {last}, not {at}")
-        need_terminal("'stepscope record' makes recordings without one")
+        need_terminal("'stepscope explain', 'screenshot' and 'export' work without one")
         carried = levels_in(recording.metadata)
         settings = judged_as(settings, flags, carried)
         source = ReplaySource(recording, new_history(settings), speed or 1.0, playing=at is None)

@@ -69,7 +69,9 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
             text = " the engine does not tell of single requests"
         if request_id is not None:
             keys = f"{frame.key('step_back')}/{frame.key('step_forward')}"
-            text = f" {request_name(request_id)} is not there at this step: {keys} go to another"
+            text = (
+                f" {request_name(request_id)} is not there at this step: {keys} go to another step"
+            )
         return framed([((text, "muted"),)], width, height, (("request", "title"),))
     waits = _waits(frame, view)
     name = request_name(request_id)
