@@ -20,6 +20,7 @@ import ptyprocess
 import pyte
 import pytest
 import zmq
+from hypothesis import settings
 
 from stepscope.engine import dispatch
 from stepscope.engine.commands import Shutdown
@@ -50,6 +51,10 @@ from stepscope.recordings.service_levels import Levels
 from stepscope.recordings.source import FrameTap, SourceStatus
 from stepscope.tui.cli import main
 from tests.paced_runner import PacedRunner
+
+# How long an example takes is the machine's affair.
+settings.register_profile("stepscope", deadline=None)
+settings.load_profile("stepscope")
 
 
 class Done(NamedTuple):

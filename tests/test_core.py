@@ -113,6 +113,14 @@ def make_core(runner: SimulatedRunner) -> tuple[EngineCore, Sink]:
     return EngineCore(info, runner, scheduler, limits, sink, dispatch.apply), sink
 
 
+def test_a_record_says_how_many_messages_were_dropped_before_it() -> None:
+    core, sink = make_core(SimulatedRunner(CostModel()))
+    core.inbox.put(Call(request(3), Client(), list(range(40))))
+    for sink.num_dropped in (0, 4, 9):
+        assert core.step()
+    assert [record.num_dropped for record in sink.records] == [0, 4, 9]
+
+
 def request(max_tokens: int) -> Submit:
     return Submit(
         client_id="a",
