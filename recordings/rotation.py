@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepscope.recordings.mcap_index import PART_SUFFIX, RecordingError, read_metadata
-from stepscope.recordings.recording_file import RecordingFile
+from stepscope.recordings.recording_file import RecordingFile, is_being_written
 
 log = logging.getLogger("stepscope.recordings")
 
@@ -75,7 +75,7 @@ class FileSeries:
     Args:
         path: what they are named after: `session.mcap` gives `session-TIME-NUMBER.mcap`.
         rotate: when a file is full.
-        keep: what may stay, the file that is being written not counted; None for all.
+        keep: what may stay, files that are being written not counted; None for all.
     """
 
     def __init__(self, path: Path, rotate: Limits, keep: Limits | None = None) -> None:
@@ -142,7 +142,7 @@ class FileSeries:
         return num_deleted
 
     def _members(self, current: RecordingFile) -> list[_Member]:
-        """Files of this series but the current one, oldest first."""
+        """Files of this series that nobody writes any more, oldest first."""
         members = []
         for entry in sorted(os.scandir(self._folder), key=lambda each: each.name):
             path = Path(entry.path)
@@ -152,7 +152,11 @@ class FileSeries:
                 status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            metadata = read_metadata(path) if stat.S_ISREG(status.st_mode) else None
+            if not stat.S_ISREG(status.st_mode):
+                continue
+            if path.suffix == PART_SUFFIX and is_being_written(path):
+                continue  # by another recorder that was given the same name
+            metadata = read_metadata(path)
             if metadata is not None and metadata.get(SERIES) == self.name:
                 members.append(_Member(path, status.st_size, status.st_mtime))
         return members

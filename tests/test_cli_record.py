@@ -14,6 +14,7 @@ import pytest
 from stepscope.engine.client import ControlClient
 from stepscope.engine.commands import SamplingParams, Shutdown, Submit
 from stepscope.recordings.reader import Recording
+from stepscope.recordings.writer import RecordingWriter
 
 WAIT_S = 60.0
 
@@ -95,6 +96,12 @@ def test_what_a_killed_recorder_left_is_not_written_over(
     assert "stepscope repair" in done.stderr
     assert left.read_bytes() == b"an hour of steps"
     assert not path.exists()
+    left.unlink()
+    writer = RecordingWriter(path)
+    done = stepscope("record", busy_engine.endpoint.control, "-o", str(path), "--seconds", "60")
+    assert "another recorder is at work" in done.stderr
+    writer.close()
+    assert writer.error is None
 
 
 def test_record_ends_with_its_engine(

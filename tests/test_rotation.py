@@ -196,6 +196,30 @@ def test_record_rotates_and_waits_for_a_signal(
         assert capfd.readouterr().err.count("\n") == 1
 
 
+def test_a_file_that_another_recorder_writes_is_never_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two recorders were given one name: neither takes from under the other what it writes."""
+    path = tmp_path / "week.mcap"
+    series = FileSeries(path, Limits(age_s=3600))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    writer = RecordingWriter(series)
+    monkeypatch.setattr("stepscope.recordings.writer.FLUSH_S", 0.0)
+    writer.start()
+    for sequence, message in MESSAGES[:200]:
+        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+    wait_for(lambda: writer.num_safe_steps > 0, "something is in the file")
+    other = FileSeries(path, Limits(age_s=3600), Limits(num_bytes=1))
+    current = other.open_next()
+    assert other.delete_old(current) == 0
+    writer.close()
+    assert writer.error is None
+    killed = writer.path.rename(writer.part_path)
+    assert other.delete_old(current) == 1  # what a recorder left that is gone may go
+    assert not killed.exists()
+    current.abandon()
+
+
 def test_a_disk_that_takes_no_further_file_is_told_in_one_line_and_the_last_file_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
