@@ -85,6 +85,10 @@ class FileSeries:
         self._rotate = rotate
         self._keep = keep
         self._last_stamp = ""
+        self._newest: str | None = None  # name of the file that was opened last
+        # When others of this very recorder ended, by a clock that nobody sets: one that is put
+        # right by years, as after a start without a network, must not make old what is new.
+        self._ended_s: dict[str, float] = {}
         self._pattern = re.compile(
             re.escape(self.name)
             + r"-\d{8}T\d{6}Z-\d{3}"
@@ -108,9 +112,13 @@ class FileSeries:
         for number in range(_MAX_FILES_A_SECOND):
             path = self._folder / f"{self.name}-{stamp}-{number:03}{self._suffix}"
             try:
-                return RecordingFile(path, is_new=True)
+                file = RecordingFile(path, is_new=True)
             except FileExistsError:
                 continue
+            if self._newest is not None:
+                self._ended_s[self._newest] = time.monotonic()
+            self._newest = path.name
+            return file
         raise RecordingError(f"{self._folder} holds too many files {self.name}-{stamp}-*")
 
     def is_full(self, file: RecordingFile) -> bool:
@@ -125,10 +133,9 @@ class FileSeries:
             return 0
         members = self._members(current)
         total = sum(member.num_bytes for member in members)
-        now_s = time.time()
         num_deleted = 0
         for member in members:
-            is_old = self._keep.age_s is not None and now_s - member.written_s > self._keep.age_s
+            is_old = self._keep.age_s is not None and self._age_s(member) > self._keep.age_s
             is_much = self._keep.num_bytes is not None and total > self._keep.num_bytes
             if not is_old and not is_much:
                 continue
@@ -137,9 +144,14 @@ class FileSeries:
             except OSError as error:
                 log.warning("cannot delete %s: %s", member.path, error)
                 continue
+            self._ended_s.pop(member.path.name, None)
             total -= member.num_bytes
             num_deleted += 1
         return num_deleted
+
+    def _age_s(self, member: _Member) -> float:
+        ended_s = self._ended_s.get(member.path.name)
+        return time.time() - member.written_s if ended_s is None else time.monotonic() - ended_s
 
     def _members(self, current: RecordingFile) -> list[_Member]:
         """Files of this series that nobody writes any more, oldest first."""

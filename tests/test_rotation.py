@@ -196,6 +196,23 @@ def test_record_rotates_and_waits_for_a_signal(
         assert capfd.readouterr().err.count("\n") == 1
 
 
+def test_a_clock_that_is_put_right_by_years_makes_no_new_file_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    series = FileSeries(tmp_path / "week.mcap", Limits(num_bytes=40_000), Limits(age_s=7200))
+    write(series, MESSAGES, monkeypatch)
+    ours = files(tmp_path)
+    assert len(ours) > 2
+    current = series.open_next()
+    now_s, running_s = time.time(), time.monotonic()
+    monkeypatch.setattr(time, "time", lambda: now_s + 20 * 365 * 86_400)
+    assert series.delete_old(current) == 0
+    assert ours == [path for path in files(tmp_path) if path != current.part_path]
+    monkeypatch.setattr(time, "monotonic", lambda: running_s + 7201)
+    assert series.delete_old(current) == len(ours)
+    current.abandon()
+
+
 def test_a_file_that_another_recorder_writes_is_never_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
