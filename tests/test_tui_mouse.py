@@ -125,6 +125,26 @@ async def test_panels_open_their_screen_and_knobs_their_editor(source: Any) -> N
         assert app.screen is app.main
 
 
+async def test_a_click_in_one_burst_with_what_closed_an_overlay_leaves_the_dashboard_there(
+    source: Any,
+) -> None:
+    """As from a slow connection: the second one is on its way when the first one closes it."""
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        for kind in (events.Click, events.MouseScrollDown):
+            await pilot.press("question_mark")
+            overlay = app.screen
+            assert overlay is not app.main
+            box = overlay.query_one("#overlay")
+            at = dict.fromkeys(("x", "y", "delta_x", "delta_y", "button"), 1)
+            for each in (events.Click, kind):
+                overlay.post_message(each(box, **at, shift=False, meta=False, ctrl=False))
+            await pilot.pause()
+            assert app.screen is app.main
+            assert app.return_code is None
+        assert "requests × steps" in screen_text(app)
+
+
 async def test_the_badge_pauses_and_goes_on(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:

@@ -84,6 +84,8 @@ class Overlay(ModalScreen[_Result], Generic[_Result]):
 
     def on_click(self, event: events.Click) -> None:
         event.stop()
+        if not self.is_current:  # as with keys; this was meant for what has just gone
+            return
         if event.widget is not self._box:
             self.dismiss(None)
             return
@@ -98,8 +100,9 @@ class Overlay(ModalScreen[_Result], Generic[_Result]):
 
     def _scroll(self, event: events.MouseEvent, key: str) -> None:
         event.stop()
-        with self._failures_logged():
-            self.pressed(key, None)
+        if self.is_current:
+            with self._failures_logged():
+                self.pressed(key, None)
 
     @contextmanager
     def _failures_logged(self) -> Iterator[None]:
