@@ -82,7 +82,7 @@ class ControlServer:
         telemetry: str = "",
     ) -> None:
         self._core = core
-        self._submissions = Submissions(core.inbox, intake)
+        self._submissions = Submissions(core.inbox, intake, core.runner.clock)
         self._tokenizer = tokenizer
         self._replay = replay
         self._gate = gate

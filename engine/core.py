@@ -191,18 +191,20 @@ class EngineCore:
         client: Client,
         stop_text: StopText | None = None,
         prompt_text: str | None = None,
+        arrival_ns: int | None = None,
     ) -> Request:
         """Queue a prepared prompt.
 
         Args:
             stop_text: looks for the stop strings of `submit`.
             prompt_text: for telemetry, where it is to be told.
+            arrival_ns: see `Call`.
         """
         request = Request(
             request_id=self._new_request_id(),
             prompt_token_ids=token_ids,
             sampling=submit.sampling,
-            arrival_ns=self.runner.clock(),
+            arrival_ns=self.runner.clock() if arrival_ns is None else arrival_ns,
             client_id=submit.client_id,
             priority=submit.priority,
             eos_token_ids=self.eos_token_ids,
@@ -256,11 +258,13 @@ class EngineCore:
 
     @property
     def state(self) -> EngineState:
-        if self.steps_allowed == 0:
+        has_work = self.scheduler.has_work()
+        # Steps that are still allowed make no idle engine: whoever comes next is held after them.
+        if self.steps_allowed == 0 or (self.steps_allowed is not None and not has_work):
             return "paused"
         if self.draining:
             return "draining"
-        return "running" if self.scheduler.has_work() else "idle"
+        return "running" if has_work else "idle"
 
     def snapshot(self) -> Snapshot:
         """The state as of the last message published.

@@ -167,6 +167,12 @@ def _resume(core: EngineCore, _: Resume, __: Asker) -> Effect:
 
 def _step(core: EngineCore, command: StepOnce, _: Asker) -> Effect:
     old = core.state
+    if old != "paused" and not core.scheduler.has_work():
+        raise ConfigError(
+            "nothing_to_run",
+            "there is nothing to run: no request is waiting or running "
+            "(pause the engine first to hold the next one)",
+        )
     core.steps_allowed = command.n
     last = core.next_step + command.n - 1
     return Effect({"state": old}, {"state": "step"}, f"pauses after step {last}")
@@ -232,7 +238,9 @@ def _submit(core: EngineCore, call: Call, command: Submit) -> None:
         raise ConfigError(
             "queue_full", f"{core.max_waiting} requests are waiting already; try again later"
         )
-    request = core.add(command, call.token_ids, call.client, call.stop_text, call.prompt_text)
+    request = core.add(
+        command, call.token_ids, call.client, call.stop_text, call.prompt_text, call.arrival_ns
+    )
     call.client.reply(
         Submitted(request_id=request.request_id, num_prompt_tokens=request.num_prompt_tokens)
     )

@@ -23,7 +23,8 @@ class Call:
     """One command in the inbox.
 
     `asker` is None where the command itself says who asks. A `Submit` comes with its prompt as
-    `token_ids` and, if it has stop strings, a `stop_text`.
+    `token_ids` and, if it has stop strings, a `stop_text`; `arrival_ns` says when it was put here,
+    for it may lie here as long as a step takes. None: it arrives when it is taken out.
     """
 
     command: Command
@@ -32,6 +33,7 @@ class Call:
     stop_text: StopText | None = None
     prompt_text: str | None = None  # for telemetry, where it is to be told
     asker: Asker | None = None
+    arrival_ns: int | None = None  # by the engine's clock
 
 
 @dataclass(slots=True)

@@ -245,7 +245,10 @@ def _workload_submit(core: EngineCore, intake: Intake) -> Callable[[Submit], Non
             core.inbox.put(Refusal(command.client_id, str(error)))
             return
         stop_text, prompt_text = intake.stop_text(command.sampling), intake.prompt_text(token_ids)
-        core.inbox.put(Call(command, silent, token_ids, stop_text, prompt_text))
+        arrival_ns = core.runner.clock()
+        core.inbox.put(
+            Call(command, silent, token_ids, stop_text, prompt_text, arrival_ns=arrival_ns)
+        )
 
     return submit
 

@@ -6,6 +6,7 @@ thread, so they get a thread of their own.
 
 import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from stepscope.engine.commands import Error, Submit
@@ -26,11 +27,13 @@ class Submissions:
     Args:
         inbox: of the core.
         intake: knows the model's tokenizer and limits.
+        clock: the engine's.
     """
 
-    def __init__(self, inbox: Inbox, intake: Intake) -> None:
+    def __init__(self, inbox: Inbox, intake: Intake, clock: Callable[[], int]) -> None:
         self._inbox = inbox
         self._intake = intake
+        self._clock = clock
         # One thread: the tokenizer lets others run meanwhile, and cores are for the model.
         self._tokenising = ThreadPoolExecutor(1, thread_name_prefix="tokenising")
         self._long_texts = threading.Semaphore(MAX_LONG_TEXTS)  # that wait for it or are in it
@@ -60,7 +63,9 @@ class Submissions:
         command = self._intake.fitted(command, len(token_ids))
         stop_text = self._intake.stop_text(command.sampling)
         prompt_text = self._intake.prompt_text(token_ids)
-        self._inbox.put(Call(command, client, token_ids, stop_text, prompt_text))
+        self._inbox.put(
+            Call(command, client, token_ids, stop_text, prompt_text, arrival_ns=self._clock())
+        )
 
     def _prepare_long(self, command: Submit, client: RemoteClient) -> None:
         try:

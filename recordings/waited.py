@@ -1,6 +1,7 @@
 """What waits for tokens came to: how long each was, and what the late ones were made of."""
 
 from bisect import bisect_right
+from collections import deque
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -10,6 +11,9 @@ from stepscope.recordings.waits import Wait, blocking_reason
 
 _PRUNE_AT = 4096
 _CHUNK_PIECES = 32
+# A request that comes while a step runs is told with the next one, or, where that one was prepared
+# meanwhile, with the one after it.
+_NUM_LAST = 2
 
 
 class Waited:
@@ -81,19 +85,19 @@ class QueueTime:
         self._pieces: list[Piece] = []
         self._num_forgotten = 0
         self._chunks: dict[int, _Chunk] = {}
-        self._first: tuple[StepRecord, int, int] | None = None  # a step that is no piece yet
+        # Steps that are no pieces yet, with the time before each.
+        self._last: deque[tuple[list[Piece], StepRecord, int, int]] = deque(maxlen=_NUM_LAST)
 
-    def restart(self, record: StepRecord, start_ns: int, end_ns: int) -> None:
+    def restart(self, between: list[Piece], record: StepRecord, start_ns: int, end_ns: int) -> None:
         """After this step nobody waits.
 
-        It stays: of a request that came while it ran, the next one's record may be the first to
-        tell, where that one was prepared meanwhile.
+        It stays, and the one before it: who came while they ran is told of later.
         """
-        if self._pieces:
+        self._last.append((between, record, start_ns, end_ns))
+        if self._pieces and len(self._last) == _NUM_LAST:
             self._pieces.clear()
             self._chunks.clear()
             self._num_forgotten = 0
-        self._first = record, start_ns, end_ns
 
     def add(self, between: list[Piece], record: StepRecord, start_ns: int, end_ns: int) -> bool:
         """A step, and the time before it; whether much has come together by now."""
@@ -138,9 +142,10 @@ class QueueTime:
         self._chunks = {at: chunk for at, chunk in self._chunks.items() if at >= first}
 
     def _begin(self) -> None:
-        if self._first is not None:
-            self._pieces.append(_spent(*self._first))
-            self._first = None
+        for between, record, start_ns, end_ns in self._last:
+            self._pieces += between
+            self._pieces.append(_spent(record, start_ns, end_ns))
+        self._last.clear()
 
     def _place(self, time_ns: int) -> int:
         first = bisect_right(self._pieces, time_ns, key=attrgetter("start_ns"))

@@ -93,7 +93,7 @@ class Waiters:
     ) -> None:
         """Those in the queue have waited through a step, and the time before it."""
         if len(self.requests) == len(self.running):
-            self._queue.restart(record, start_ns, end_ns)
+            self._queue.restart(between, record, start_ns, end_ns)
         elif self._queue.add(between, record, start_ns, end_ns):
             self._prune()
 
