@@ -29,8 +29,16 @@ from stepscope.engine.commands import (
     Submitted,
 )
 from stepscope.engine.intake import Intake, num_chars
+from stepscope.engine.step import ScheduledStep, StepResult
 from stepscope.engine.submissions import LONG_TEXT
-from stepscope.engine.wire import Aborted, KnobsChanged, Rejected, StepRecord, TelemetryMessage
+from stepscope.engine.wire import (
+    Aborted,
+    Arrived,
+    KnobsChanged,
+    Rejected,
+    StepRecord,
+    TelemetryMessage,
+)
 from tests.waiting import wait_for
 
 
@@ -81,6 +89,42 @@ def published(live_engine, client: ControlClient) -> list[TelemetryMessage]:  # 
             return messages
         messages += [wire.decode(frame.payload) for frame in replayed.frames]
         sequence = replayed.frames[-1].sequence + 1
+
+
+def test_a_request_that_comes_while_a_step_runs_does_not_arrive_at_its_end(
+    live_engine,  # type: ignore[no-untyped-def]
+    client: ControlClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the time for which a long step kept it waiting would be nobody's."""
+    core = live_engine.core
+    has_begun, may_go_on = threading.Event(), threading.Event()
+    execute = core.runner.execute
+
+    def held(step: ScheduledStep) -> StepResult:
+        has_begun.set()
+        assert may_go_on.wait(10)
+        return execute(step)
+
+    monkeypatch.setattr(core.runner, "execute", held)
+    client.send(submit())
+    assert has_begun.wait(10)
+    second = client.send(submit())
+    wait_for(lambda: core.inbox.qsize() == 1, "the second request")
+    came_ns = time.monotonic_ns()
+    may_go_on.set()
+    outputs(client, second)
+    messages = published(live_engine, client)
+    arrivals = [
+        event
+        for message in messages
+        if isinstance(message, StepRecord)
+        for event in message.events
+        if isinstance(event, Arrived)
+    ]
+    first_step = next(message for message in messages if isinstance(message, StepRecord))
+    assert len(arrivals) == 2
+    assert arrivals[1].time_ns <= came_ns < first_step.tokens_ns
 
 
 def test_a_request_streams_one_output_a_token_and_ends_with_a_reason(client: ControlClient) -> None:

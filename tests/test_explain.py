@@ -79,7 +79,9 @@ class Script:
     def ask(self, command: Command) -> None:
         self.core.inbox.put(Call(command, self))
 
-    def submit(self, prompt: int, output: int, priority: int = 0) -> None:
+    def submit(
+        self, prompt: int, output: int, priority: int = 0, arrival_ns: int | None = None
+    ) -> None:
         """A prompt that shares no beginning with any other."""
         token_ids = [(self._tokens + at) % 4000 for at in range(prompt)]
         self._tokens += prompt + 1
@@ -89,7 +91,7 @@ class Script:
             sampling=SamplingParams(max_tokens=output, ignore_eos=True),
             priority=priority,
         )
-        self.core.inbox.put(Call(submit, self, token_ids))
+        self.core.inbox.put(Call(submit, self, token_ids, arrival_ns=arrival_ns))
 
     def run(self, num_steps: int = 1) -> None:
         for _ in range(num_steps):
@@ -670,3 +672,34 @@ def test_who_joins_in_a_pause_counts_what_those_do_who_were_there(num_single_ste
     assert first is not None
     waits = [late.wait(first, each) for each in late.state_at(first).requests]
     assert {wait.cause for wait in waits if wait is not None} == {"paused"}
+
+
+# Arrivals
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("others_wait", [False, True])
+def test_a_request_that_came_while_a_step_ran_has_waited_for_it(
+    overlap: bool, others_wait: bool
+) -> None:
+    """It is told of with the next step, or with the one after it where steps overlap."""
+    engine = Script(max_num_seqs=2)
+    engine.core.overlap = overlap
+    engine.submit(20, 40)
+    engine.run(3)
+    if others_wait:  # until shortly before
+        engine.submit(20, 2)
+        engine.submit(20, 2)
+        engine.run(4)
+    steps = [m for _, m in engine.messages if isinstance(m, StepRecord)]
+    last = steps[-1]
+    came_ns = last.tokens_ns - 3 * MS  # the last step took 8
+    engine.submit(30, 2, arrival_ns=came_ns)
+    engine.run(4)
+    late = wait_of(explained(engine.messages), engine.core.next_request_id - 1, 0)
+    assert late.start_ns == came_ns
+    assert late.pieces[0].cause == "queued"
+    assert late.pieces[0].step == last.step
+    # Then for the step that was in flight behind it, or for a seat.
+    assert late.pieces[0].ns == 3 * MS or ((overlap or others_wait) and late.pieces[0].ns > 3 * MS)
+    assert "unknown" not in causes(late)
