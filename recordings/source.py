@@ -13,6 +13,8 @@ from stepscope.recordings.history import History
 SourceStatus: TypeAlias = Literal[
     "starting", "connecting", "live", "stale", "down", "playing", "paused", "ended"
 ]
+# Nobody answers whose steps could be recorded, or who could be asked for a change.
+NO_ENGINE: frozenset[SourceStatus] = frozenset({"starting", "connecting", "down"})
 
 # Topic, sequence number and payload of a message that has just become part of the history. Called
 # on the source's thread (marks: on the thread of who made them); it must not wait and not raise.

@@ -1,7 +1,7 @@
 """The knob editor shows what others change while it is open, and overwrites nothing unnoticed."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -186,4 +186,22 @@ async def test_a_value_that_is_offered_again_is_dropped_by_escape_for_good(
         telemetry.is_let_go = True
         await until(lambda: source.history.state.knobs_version == 1, "what anna did")
         assert [each.who for each in source.history.knob_changes] == ["anna"]
+    app.close()
+
+
+@pytest.mark.parametrize("status", ["down", "starting", "connecting"])
+@pytest.mark.parametrize("key", ["B", "K", "W"])
+async def test_no_change_is_typed_for_an_engine_that_does_not_answer(
+    still_source: Callable[..., Any], key: str, status: str
+) -> None:
+    source = still_source()
+    app = Dashboard(source, source.history, control_endpoint="ipc:///no", any_terminal=True)
+    async with app.run_test(size=(120, 40)) as pilot:
+        source.status = status
+        await pilot.press(key)
+        assert app.screen is app.main
+        assert "nothing to change: no engine answers" in main_text(app)
+        source.status = "live"
+        await pilot.press(key)
+        assert app.screen is not app.main
     app.close()

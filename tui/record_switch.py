@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.recordings.service_levels import levels_of
-from stepscope.recordings.source import Source
+from stepscope.recordings.source import NO_ENGINE, Source
 from stepscope.tui import format as fmt
 from stepscope.tui.recent import remember
 
@@ -38,7 +38,7 @@ class RecordSwitch:
     @property
     def has_engine(self) -> bool:
         """Whether anybody answers whose steps would come into a file."""
-        return self._source.status not in ("starting", "connecting", "down")
+        return self._source.status not in NO_ENGINE
 
     @property
     def path(self) -> Path | None:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.engine.commands import WorkloadSpec
 from stepscope.recordings.knob_trail import known_changes
-from stepscope.recordings.source import add_mark
+from stepscope.recordings.source import NO_ENGINE, add_mark
 from stepscope.tui.export.choices import folder_for, ranges_of, recording_of
 from stepscope.tui.export.order import ExportOrder
 from stepscope.tui.knob_change import KnobChange, KnobsNow
@@ -107,7 +107,17 @@ def export(screen: "MainScreen") -> None:
     screen.app.push_screen(chooser, begin)
 
 
+def _has_engine(screen: "MainScreen") -> bool:
+    """Whether anybody answers who could be asked for a change; says so where nobody does."""
+    if screen.session.source.status not in NO_ENGINE:
+        return True
+    screen.notices.say("nothing to change: no engine answers", "caution")
+    return False
+
+
 def budget(screen: "MainScreen") -> None:
+    if not _has_engine(screen):
+        return
     state = screen.session.history.state
     spec, value = screen.operator.spec(BUDGET), state.knobs.get(BUDGET)
     if spec is None or not isinstance(value, int):
@@ -135,6 +145,8 @@ def knobs(screen: "MainScreen") -> None:
 
 def edit_knob(screen: "MainScreen", name: str | None) -> None:
     """Open the editor, at one of the knobs if it is named."""
+    if not _has_engine(screen):
+        return
     state = screen.session.history.state
     if state.info is None or not state.info.knobs:
         screen.notices.say("the engine has not told its knobs yet", "caution")
@@ -161,6 +173,8 @@ def _knobs_now(screen: "MainScreen") -> KnobsNow:
 
 def workload(screen: "MainScreen") -> None:
     """What the engine gives itself to do; what is not named stays as it is."""
+    if not _has_engine(screen):
+        return
 
     def parsed(text: str) -> WorkloadSpec | None:
         return parse_workload(text, screen.operator.workload.now(screen.session.history.state))
