@@ -231,7 +231,7 @@ class ControlClient:
             raise EngineStarting(called(self.endpoint), pid)
         if (pid := killed_pid(self.endpoint)) is not None:
             raise EngineGone(
-                f"{called(self.endpoint)} is gone: its process (pid {pid}) was killed or crashed"
+                f"{called(self.endpoint)} is gone: killed or crashed (its process was {pid})"
             )
 
     def info(self, again_s: float | None = None, timeout_s: float | None = None) -> EngineInfo:

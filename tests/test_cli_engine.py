@@ -235,7 +235,7 @@ def test_load_does_not_wait_for_an_engine_that_was_killed(
             iter([arrival, arrival]),  # type: ignore[list-item]
             on_progress=kill_once_sent,
         )
-        with pytest.raises(EngineUnreachable, match="is gone: its process"):
+        with pytest.raises(EngineUnreachable, match="is gone: killed or crashed"):
             generator.run()
     assert (generator.report.num_sent, generator.report.num_open) == (2, 2)
 

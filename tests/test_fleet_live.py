@@ -97,7 +97,7 @@ def test_an_engine_that_dies_and_another_in_its_place_are_shown_as_what_they_are
     screen.wait_for("▶engine-b")
     engines.kill(b)
     screen.wait_for(r"1/3 up  2 DOWN", timeout_s=8)
-    screen.wait_for(r"engine-b is gone: its process")
+    screen.wait_for(r"engine-b is gone: killed or crashed")
     engines.start(b)
     screen.wait_for(r"engine-b started anew: another engine than before", timeout_s=20)
     screen.wait_for(r"▶engine-b +LIVE new")

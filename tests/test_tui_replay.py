@@ -196,3 +196,22 @@ def test_what_was_said_of_a_place_goes_with_it_and_other_news_stay() -> None:
     notices.say("recording to x.mcap")
     notices.leave_place()
     assert notices.line([], 80)
+
+
+def test_several_notices_are_whole_where_there_is_room_and_say_why_an_engine_is_down() -> None:
+    notices = Notices(lambda: 0.0)
+    notices.say("the demo's own engine has ended and does not return", "caution")
+    gone = "demo-4194304 is gone: killed or crashed (its process was 4194304)"
+    pending = "asking: run one step …"
+
+    def shown(width: int, *standing: str) -> str:
+        line = notices.line([(text, "caution") for text in standing], width)
+        assert sum(len(text) for text, _ in line) <= width
+        return "".join(text for text, _ in line)
+
+    assert gone in shown(130, gone)
+    assert "killed or crashed" in shown(120, gone)
+    assert pending in shown(120, pending, gone)
+    assert "killed or crashed" in shown(120, pending, gone)
+    assert gone in shown(160, pending, gone)
+    assert shown(80, pending, gone).count("│") == 2

@@ -126,7 +126,7 @@ async def test_an_engine_that_stalls_dies_and_comes_back_is_followed_on_every_sc
             # It dies; every screen still stands.
             engine.kill()
             await until(app, "▐DOWN▌")
-            await until(app, "is gone: its process")
+            await until(app, "is gone: killed or crashed")
             for number, page in enumerate(PAGES[:6], 1):
                 await press(app, str(number))
                 assert app.main.view.page == page

@@ -1,16 +1,17 @@
 """`Notices`: the one line that tells the operator what was done and what is wrong."""
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
-from stepscope.tui.widgets.lines import Line, clean
+from stepscope.tui.widgets.lines import Line, Run, clean, length_of
 
 Tone: TypeAlias = Literal["text", "good", "breach", "muted", "caution"]
 
 _SHOWN_S = 8.0
 _ERROR_SHOWN_S = 20.0
 _REFUSAL_SHOWN_S = 5.0
+_BETWEEN: Run = ("  │  ", "frame")
 
 
 class Notices:
@@ -66,11 +67,20 @@ class Notices:
             parts.insert(0, (self._text, self._tone))
         if not parts:
             return ()
-        share = max(10, (width - 1) // len(parts) - 3)
+        room = width - 1 - (len(parts) - 1) * length_of((_BETWEEN,))
+        shares = _shares([len(text) for text, _ in parts], room)
         line: Line = ((" ", "text"),)
-        for idx, (text, tone) in enumerate(parts):
+        for idx, ((text, tone), share) in enumerate(zip(parts, shares, strict=True)):
             if idx:
-                line = (*line, ("  │  ", "frame"))
-            rest = width - 1 if len(parts) == 1 else share
-            line = (*line, (clean(text, rest), tone))
+                line = (*line, _BETWEEN)
+            line = (*line, (clean(text, share), tone))
         return line
+
+
+def _shares(lengths: Sequence[int], room: int) -> list[int]:
+    """Cells for each of several texts: what the short ones leave is for the long ones."""
+    shares = [0] * len(lengths)
+    for num_done, idx in enumerate(sorted(range(len(lengths)), key=lambda idx: lengths[idx])):
+        shares[idx] = min(lengths[idx], max(10, room // (len(lengths) - num_done)))
+        room -= shares[idx]
+    return shares
