@@ -82,6 +82,7 @@ class RecordingWriter:
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         # The writing thread's:
         self._next_clean_s = 0.0
+        self._has_come = False  # anything, since the files were looked after
         self._log = self._new_log()
 
     @property
@@ -175,7 +176,14 @@ class RecordingWriter:
                 next_flush_s = time.monotonic() + FLUSH_S
 
     def _look_after(self, series: FileSeries) -> None:
-        """Go on in the next file when this one is full, and delete what is too old."""
+        """Go on in the next file when this one is full, and delete what is too old.
+
+        Nothing of it while nothing comes: over a weekend without an engine, files without a step
+        would take the place of those that show how it ended.
+        """
+        if not self._has_come:
+            return
+        self._has_come = False
         if series.is_full(self._file) and self._log.can_go_on:
             self._next_file(series)
             self._log.go_on_in(self._file)
@@ -219,6 +227,7 @@ class RecordingWriter:
             self._log = self._new_log()
         num_steps_before = self._log.num_steps
         self._log.take(message, (topic, sequence, payload))
+        self._has_come = True
         self.num_steps += self._log.num_steps - num_steps_before
         self.first_step, self.last_step = self._log.first_step, self._log.last_step
 

@@ -128,6 +128,38 @@ def test_only_what_is_old_and_ours_is_deleted(
     current.abandon()
 
 
+def test_while_nothing_comes_no_file_is_begun_and_none_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was recorded before an engine died is there on Monday."""
+    monkeypatch.setattr("stepscope.recordings.writer.CLEAN_S", 0.0)
+    full = write(FileSeries(tmp_path / "w.mcap", Limits(num_bytes=40_000)), MESSAGES, monkeypatch)
+    old = files(tmp_path)
+    assert len(old) == full.num_files > 3
+    for path in old:
+        os.utime(path, (0, 0))
+    flushed = threading.Semaphore(0)
+    flush = RecordingFile.flush
+
+    def counted(file: RecordingFile) -> None:
+        flush(file)
+        flushed.release()
+
+    monkeypatch.setattr(RecordingFile, "flush", counted)
+    series = FileSeries(tmp_path / "w.mcap", Limits(age_s=0.001), Limits(age_s=3600))
+    writer = RecordingWriter(series)
+    writer.start()
+    for _ in range(20):
+        assert flushed.acquire(timeout=10)
+    assert writer.num_files == 1
+    assert [path for path in old if path.exists()] == old
+    for sequence, message in MESSAGES[:20]:
+        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+    wait_for(lambda: not any(path.exists() for path in old), "the old files to go")
+    wait_for(lambda: writer.num_files > 1, "the next file")
+    writer.close()
+
+
 def test_a_new_file_never_takes_the_place_of_another(tmp_path: Path) -> None:
     series = FileSeries(tmp_path / "x.mcap", Limits(age_s=1))
     opened: list[RecordingFile] = [series.open_next() for _ in range(3)]
