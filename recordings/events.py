@@ -98,6 +98,14 @@ class EventLog:
                 return events[index]
         return None
 
+    def end_of(self, request_id: int, step: int) -> SessionEvent | None:
+        """How a request ended, if that was up to `step`."""
+        for index in range(bisect_right(self._events, step, key=_step) - 1, -1, -1):
+            event = self._events[index]
+            if event.request_id == request_id and event.kind in ("finish", "abort"):
+                return event
+        return None
+
     def forget_before(self, step: int) -> None:
         del self._events[: bisect_left(self._events, step, key=_step)]
 

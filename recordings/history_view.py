@@ -230,6 +230,11 @@ class HistoryView:
         with self._lock:
             return self._timeline.log.next(step, direction, kinds)
 
+    def end_of(self, request_id: int, step: int) -> SessionEvent | None:
+        """How a request ended, up to a step; None where it did not, or that is not in memory."""
+        with self._lock:
+            return self._timeline.log.end_of(request_id, step)
+
     # Why a token was late
 
     def wait(self, step: int, request_id: int) -> Late | None:

@@ -15,9 +15,10 @@ from stepscope.recordings.causes import CAUSES
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.latency_samples import Samples
-from stepscope.tui import latency_windows
+from stepscope.tui import latency_windows, navigator
 from stepscope.tui.actions import BY_ID
 from stepscope.tui.app import Dashboard
+from stepscope.tui.format import clock
 from stepscope.tui.frame import Frame, FrameBuilder
 from stepscope.tui.pages import PAGE_VIEWS, targets
 from stepscope.tui.screens.help import help_lines
@@ -521,6 +522,36 @@ async def test_a_followed_request_stays_in_sight(source: Any) -> None:
         app.main.view.selected = None
         await pilot.press("f")
         assert app.main.view.followed is None
+
+
+async def test_of_a_followed_request_that_has_ended_it_is_told_how_and_a_key_goes_to_its_last_step(
+    source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = source.history
+    known = {view.request_id for view in history.snapshot().requests}
+    ends = history.events(None, 1000, frozenset({"finish"}))
+    end = [each for each in ends if each.request_id not in known][-1]
+    monkeypatch.setattr(navigator, "_MAX_SEARCH", 3)  # steps; it ended longer ago
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        app.main.view.selected = app.main.view.followed = end.request_id
+        await pilot.press("3")
+        assert app.main.frame is not None
+        when = clock(history.wall_ns(end.time_ns))
+        told = f"it ended at {when}, step {end.step:,}; its last step: ,"
+        assert end.text in screen_text(app)
+        assert told in screen_text(app)
+        app.main.view.selected = None  # it is followed all the same
+        await pilot.press("comma")
+        assert app.main.view.cursor == end.step
+        assert f"request r{end.request_id}" in screen_text(app)
+        await pilot.press("L")
+        assert told in screen_text(app)
+    app.close()
+    # Before it came, and of one that nobody knows, there is no end to tell.
+    for request_id, cursor in ((end.request_id, 0), (10**6, None)):
+        page = drawn(history, "request", selected=request_id, cursor=cursor)
+        assert f"r{request_id} is not there at this step: ←/→ go to another step" in page
 
 
 async def test_what_the_screen_says_can_be_copied(source: Any) -> None:

@@ -228,10 +228,14 @@ class Navigator:
     def of_request(self, direction: int) -> None:
         """To the next step in which the selected request has a row."""
         at, request_id = self._at(), self.view.selected
+        request_id = self.view.followed if request_id is None else request_id
         if at is None or request_id is None:
             self._notices.say(f"select a request first ({lane_keys(self._key)})", "caution")
             return
         first, last = self._history.first_step or 0, self._history.last_step or 0
+        ended = self._history.end_of(request_id, at) if direction < 0 else None
+        if ended is not None:
+            at = min(at, ended.step + 1)  # however long ago that was
         end = min(last, at + _MAX_SEARCH) if direction > 0 else max(first, at - _MAX_SEARCH)
         for step in range(at + direction, end + direction, direction):
             record = self._history.record(step)

@@ -64,15 +64,13 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     request_id = request_id_of(frame)
     view = _view(frame)
     if request_id is None or view is None:
-        text = " no request yet"
+        said = ["no request yet"]
         if not frame.tells_requests:
-            text = " the engine does not tell of single requests"
+            said = ["the engine does not tell of single requests"]
         if request_id is not None:
-            keys = f"{frame.key('step_back')}/{frame.key('step_forward')}"
-            text = (
-                f" {request_name(request_id)} is not there at this step: {keys} go to another step"
-            )
-        return framed([((text, "muted"),)], width, height, (("request", "title"),))
+            said = _absent(frame, request_id)
+        body: list[Line] = [((f" {text}", "muted"),) for text in said]
+        return framed(body, width, height, (("request", "title"),))
     waits = _waits(frame, view)
     name = request_name(request_id)
     title: Line = (
@@ -110,6 +108,17 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     if chosen is not None and pieces_height:
         lines += wait_pieces.draw(chosen, width, pieces_height, wait_pieces.usual_ns(frame))
     return lines
+
+
+def _absent(frame: Frame, request_id: int) -> list[str]:
+    """What has become of a request that is not there at the cursor, and how to get to it."""
+    ended = None if frame.cursor is None else frame.history.end_of(request_id, frame.cursor)
+    if ended is None:
+        keys = f"{frame.key('step_back')}/{frame.key('step_forward')}"
+        return [f"{request_name(request_id)} is not there at this step: {keys} go to another step"]
+    when = f"{fmt.clock(frame.history.wall_ns(ended.time_ns))}, step {ended.step:,}"
+    key = frame.key("previous_of_request")
+    return [ended.text, f"it ended at {when}; its last step: {key}"]
 
 
 def _heading(num_late: int, bound_text: str, room: int) -> Line:
