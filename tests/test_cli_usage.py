@@ -335,3 +335,28 @@ def test_a_wrong_config_file_is_refused_by_every_command_that_reads_it(
     doctor = run("doctor")
     assert doctor.exit_code == 1
     assert said in doctor.stdout
+
+
+CTRL_C = """
+import signal, sys
+
+class CtrlC:
+    def find_spec(self, name, *rest):
+        if name == {name!r}:
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, CtrlC())
+sys.argv = ["stepscope", "explain", "freeze"]
+from stepscope.tui.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["typer", "stepscope.tui.command_table.bench", "stepscope.tui.commands.explain"]
+)
+def test_ctrl_c_is_quiet_however_early_it_comes(name: str) -> None:
+    """As what can be typed is imported, which is the first tenth of a second."""
+    program = [sys.executable, "-c", CTRL_C.format(name=name)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

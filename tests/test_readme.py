@@ -11,7 +11,7 @@ import typer
 from stepscope.engine.config import Knobs
 from stepscope.recordings import samples
 from stepscope.tui.actions import key_table
-from stepscope.tui.cli import app
+from stepscope.tui.command_line import app
 from stepscope.tui.commands import schedule
 
 README = Path(__file__).parent.parent / "README.md"

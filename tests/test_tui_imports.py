@@ -30,7 +30,7 @@ def test_what_has_no_screen_imports_none_and_pictures_load_what_they_need_when_t
 import sys
 for name in ("textual", "torch", "matplotlib", "PIL", "numpy", "pyarrow", "perfetto"):
     sys.modules[name] = None
-import stepscope.tui.cli
+import stepscope.tui.command_line
 import stepscope.tui.commands.explain, stepscope.tui.commands.export, stepscope.tui.commands.plot
 import stepscope.tui.commands.record, stepscope.tui.commands.repair
 import stepscope.tui.commands.screenshot
