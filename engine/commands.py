@@ -10,7 +10,7 @@ and a frame of more than twice that, or a heap of what is not taken (`Backlog`),
 without an answer.
 """
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -98,6 +98,8 @@ class Change(Command, frozen=True, kw_only=True, omit_defaults=True):
     that whoever asks knew of: a later change of the same kind by somebody else is a conflict.
     """
 
+    doing: ClassVar[str]  # in words, for who may not
+
     who: Name = "unknown"
     once: Annotated[str, Meta(max_length=64)] = ""
     engine_id: Annotated[str, Meta(max_length=64)] = ""
@@ -107,21 +109,25 @@ class Change(Command, frozen=True, kw_only=True, omit_defaults=True):
 class SetKnobs(Change, frozen=True, kw_only=True):
     """All of `changes` or none. `expected_version` guards against overwriting another's change."""
 
+    doing = "changing knobs"
+
     changes: Annotated[dict[Name, KnobValue], Meta(min_length=1, max_length=64)]
     expected_version: int | None = None
     dry_run: bool = False
 
 
 class Pause(Change, frozen=True):
-    pass
+    doing = "pausing the engine"
 
 
 class Resume(Change, frozen=True):
-    pass
+    doing = "resuming the engine"
 
 
 class StepOnce(Change, frozen=True, kw_only=True, tag="Step"):
     """Run `n` steps, then pause."""
+
+    doing = "running single steps"
 
     n: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
 
@@ -132,6 +138,8 @@ class Submit(Command, frozen=True, kw_only=True):
     `max_prompt_tokens` keeps the first so many tokens: a client without the tokenizer sends enough
     text and lets the engine cut it.
     """
+
+    doing: ClassVar[str] = "sending requests"
 
     client_id: Name = ""
     prompt: str | None = None
@@ -148,15 +156,19 @@ class Submit(Command, frozen=True, kw_only=True):
 
 
 class Abort(Change, frozen=True, kw_only=True):
+    doing = "aborting requests"
+
     request_id: int
 
 
 class ResetPrefixCache(Change, frozen=True):
-    pass
+    doing = "resetting the prefix cache"
 
 
 class SetWorkload(Change, frozen=True, kw_only=True):
     """Start (or replace) the engine's own workload; None stops it."""
+
+    doing = "changing the workload"
 
     workload: WorkloadSpec | None = None
 
@@ -164,9 +176,11 @@ class SetWorkload(Change, frozen=True, kw_only=True):
 class Drain(Change, frozen=True):
     """Refuse new requests and finish the ones that are there. `Resume` opens the door again."""
 
+    doing = "draining the engine"
+
 
 class Shutdown(Change, frozen=True):
-    pass
+    doing = "shutting the engine down"
 
 
 AnyCommand: TypeAlias = (

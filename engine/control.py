@@ -226,14 +226,14 @@ class ControlServer:
                 Call(command, RemoteClient(self._outbox.post, identity, command_id))
             )
 
-    def _check_role(self, identity: bytes, command: AnyCommand, who: str) -> None:
+    def _check_role(self, identity: bytes, command: Submit | Change, who: str) -> None:
         """Raises ConfigError when whoever asks may only look."""
         holder = self._connections.holder(identity)
         if holder is None or holder.role == "operator":
             return
         self.num_denied += 1
         name = type(command).__name__
-        message = f"the key of {holder.name} is a viewer's; {name} takes an operator's"
+        message = f"the key of {holder.name} is a viewer's; {command.doing} takes an operator's key"
         asker = self._connections.asker(identity, who)
         self._core.inbox.put(Denial(asker, name, "viewer", message))
         raise ConfigError("viewer", message)

@@ -191,6 +191,9 @@ def test_a_viewer_looks_and_is_refused_every_change_and_that_is_audited(keyed: K
             with pytest.raises(CommandRefused) as refused:
                 client.ask(command)
             assert refused.value.code == "viewer", command
+            assert str(refused.value).endswith(
+                f"the key of looker is a viewer's; {command.doing} takes an operator's key"
+            )
         after = client.snapshot()
         page = client.ask(GetAudit(limit=1_000))
         assert isinstance(page, commands.AuditPage)
@@ -204,6 +207,14 @@ def test_a_viewer_looks_and_is_refused_every_change_and_that_is_audited(keyed: K
 
 def test_every_change_is_an_operators() -> None:
     assert {type(command) for command in OPERATORS} == {*Change.__subclasses__(), Submit}
+
+
+def test_every_change_has_words_of_its_own_for_who_may_not_make_it() -> None:
+    words = [command.doing for command in OPERATORS]
+    assert len(set(words)) == len(OPERATORS)
+    assert "changing knobs" in words
+    for command, doing in zip(OPERATORS, words, strict=True):
+        assert type(command).__name__ not in doing
 
 
 def test_a_flood_is_told_of_the_key_it_came_with_and_of_this_users_own(
