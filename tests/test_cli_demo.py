@@ -117,7 +117,7 @@ def test_the_engine_ends_with_the_demo_however_that_ends(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_headless_demo_that_is_interrupted_sums_up_what_was_until_then(
+def test_a_headless_demo_that_is_interrupted_says_so_and_sums_up_what_was_until_then(
     start: Callable[..., "subprocess.Popen[str]"], runtime: Path, number: signal.Signals
 ) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the background of a script
@@ -132,7 +132,8 @@ def test_a_headless_demo_that_is_interrupted_sums_up_what_was_until_then(
     time.sleep(1.0)  # some steps
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 0, stderr
+    assert process.returncode == 130, stderr
+    assert re.search(r"^stepscope: error: interrupted after \d+ of 600 s$", stderr, re.MULTILINE)
     assert "running the demo, 2.25 requests/s, as asked" in stderr
     assert re.search(r"^workload +2\.25 requests/s, as asked", stdout, re.MULTILINE)
     assert re.search(r"^steps +[\d,]+ in [\d.]+ s", stdout, re.MULTILINE)

@@ -1,5 +1,6 @@
 """`record` and what `replay` says of files, against an engine that runs."""
 
+import re
 import signal
 import sys
 import threading
@@ -60,8 +61,13 @@ def test_an_engine_that_publishes_nothing_is_told_of_at_the_start(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_finishes_the_file_and_is_a_good_end(
-    busy_engine: Any, stepscope: Callable[..., Any], tmp_path: Path, number: signal.Signals
+@pytest.mark.parametrize("end", [(), ("--seconds", "600")], ids=["without an end", "too early"])
+def test_a_signal_finishes_the_file_and_is_a_good_end_where_no_other_was_asked_for(
+    busy_engine: Any,
+    stepscope: Callable[..., Any],
+    tmp_path: Path,
+    number: signal.Signals,
+    end: tuple[str, ...],
 ) -> None:
     path = tmp_path / "session.mcap"
 
@@ -75,9 +81,11 @@ def test_a_signal_finishes_the_file_and_is_a_good_end(
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    done = stepscope("record", busy_engine.endpoint.control, "-o", str(path))
+    done = stepscope("record", busy_engine.endpoint.control, "-o", str(path), *end)
     thread.join()
-    assert done.exit_code == 0, done.stderr
+    assert done.exit_code == (130 if end else 0), done.stderr
+    said = rf"^stepscope: error: interrupted after \d+ of 600 s; {path} holds what came until then$"
+    assert bool(re.search(said, done.stderr, re.MULTILINE)) == bool(end)
     with Recording(path) as recording:
         assert recording.last_step is not None
         assert not recording.truncated

@@ -64,7 +64,12 @@ def demo(
     with_tokens: bool = False,
     rate: str | None = None,
 ) -> None:
-    """Raises CommandFailed when the engine or the recording fails, or when messages were lost."""
+    """Engine, workload and dashboard, or without a screen a summary after `seconds`.
+
+    Raises:
+        CommandFailed: the engine or the recording failed, or messages were lost.
+        Interrupted: without a screen, and a signal came before `seconds` had passed.
+    """
     asked = asked_rate(rate)
     settings = resolve(DashboardSettings, "dashboard", flags, SERVICE_LEVELS)
     if seconds is not None and not 0 < seconds < float("inf"):
@@ -80,6 +85,7 @@ def demo(
             raise CommandFailed(f"{error}; {screenshot.stem}.svg needs none") from error
     if record is not None:
         _check_writable("--record", record)
+    cut_short: str | None = None
     stop = StopSignals(signal.SIGINT, signal.SIGTERM)
     with _ending_on_signals(), Progress() as progress, ExitStack() as until_the_engine_ended:
         progress("starting the engine", None)
@@ -98,7 +104,8 @@ def demo(
                 _wait_until_live(engine, source, stop)
                 pace.start(adapts=asked is None)
                 if headless:
-                    _wait(engine, source, seconds or HEADLESS_SECONDS, progress, pace, stop)
+                    seconds = seconds or HEADLESS_SECONDS
+                    cut_short = _wait(engine, source, seconds, progress, pace, stop)
                 else:
                     progress.close()
                     say(*_told(pace.offers))
@@ -117,6 +124,8 @@ def demo(
     if headless:
         say(*_told(pace.offers))
         _finish(source, settings, screenshot, recorder)
+    if cut_short is not None:
+        raise Interrupted(cut_short)
 
 
 def _check_screenshot(path: Path) -> None:
@@ -217,8 +226,8 @@ def _wait(
     progress: Progress,
     pace: Pace,
     stop: StopSignals,
-) -> None:
-    """Until the seconds have passed, or a signal comes."""
+) -> str | None:
+    """Until the seconds have passed, or a signal comes: what there is to say of that."""
     start_s = time.monotonic()
     while not stop and (elapsed_s := time.monotonic() - start_s) < seconds:
         engine.check()
@@ -226,6 +235,8 @@ def _wait(
         what = f"running the demo, {pace.offers[-1]}"
         progress(what, elapsed_s / seconds, f"{elapsed_s:.0f} s, {num_steps} steps")
         stop.wait(_TICK_S)
+    elapsed_s = time.monotonic() - start_s
+    return None if elapsed_s >= seconds else f"interrupted after {elapsed_s:.0f} of {seconds:g} s"
 
 
 def _finish(

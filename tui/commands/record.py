@@ -10,7 +10,7 @@ from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.rotation import MIN_ROTATE_BYTES, MIN_ROTATE_S, FileSeries, Limits
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui.commands.connect import choose, connect
-from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
+from stepscope.tui.commands.errors import CommandFailed, Interrupted, WrongUsage, say
 from stepscope.tui.commands.levels import chosen_levels, level_flags
 from stepscope.tui.commands.output_path import output_path
 from stepscope.tui.commands.progress import Progress
@@ -36,6 +36,7 @@ def record(
 
     Raises:
         CommandFailed: the file cannot be written, or the engine vanished or started anew.
+        Interrupted: a signal came before `seconds` had passed.
     """
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
@@ -70,7 +71,7 @@ def record(
     last = "" if recorder.num_files == 1 else f", the last one {recorder.path}"
     say(f"{what}{recorder.num_steps:,} steps, {size(recorder.num_bytes)}, {lost}{last}")
     if why is not None:
-        raise CommandFailed(f"{why}; {recorder.path} holds what came until then")
+        raise type(why)(f"{why}; {recorder.path} holds what came until then")
     if recorder.error is not None:  # the engine started anew: nothing records the new one
         raise CommandFailed(recorder.error)
 
@@ -96,7 +97,7 @@ def _watch(
     seconds: float | None,
     is_series: bool,
     progress: Progress,
-) -> str | None:
+) -> CommandFailed | None:
     """Wait for the end; what was wrong when it came too early."""
     start_s = last_live_s = last_heard_s = time.monotonic()
     while not stop.wait(_TICK_S):
@@ -124,8 +125,11 @@ def _watch(
         if source.history.state.state == "stopped":
             return None
         if now_s - last_live_s > _GONE_S:
-            return f"the engine does not answer any more ({source.error})"
-    return None
+            return CommandFailed(f"the engine does not answer any more ({source.error})")
+    elapsed_s = time.monotonic() - start_s
+    if seconds is None or elapsed_s >= seconds:
+        return None
+    return Interrupted(f"interrupted after {elapsed_s:.0f} of {seconds:g} s")
 
 
 def size(num_bytes: int) -> str:
