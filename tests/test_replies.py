@@ -33,7 +33,8 @@ class Peer:
     """A client of a ROUTER socket, and `Replies` to it."""
 
     def __init__(self) -> None:
-        context = zmq.Context.instance()
+        # Of its own: sockets close in the background, and one before it may still have the address.
+        self._context = context = zmq.Context()
         self._router = context.socket(zmq.ROUTER)
         self._router.linger = 0
         self._router.sndhwm = self._router.rcvhwm = QUEUE
@@ -67,6 +68,7 @@ class Peer:
         self._connections.close()
         self._router.close()
         self._dealer.close()
+        self._context.term()
 
 
 @pytest.fixture
