@@ -13,7 +13,7 @@ def encode_batch(
 ) -> bytes: ...
 def drain_moves(
     changed: dict[int, None],
-    told: list[int],
+    told: bytearray,
     ref_counts: list[int],
     owners: list[int],
     digests: list[bytes | None],

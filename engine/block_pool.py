@@ -8,6 +8,7 @@ vLLM's free queue). No operation costs more in a larger pool.
 
 import contextlib
 import operator
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress, islice
@@ -22,7 +23,7 @@ _REF_MASK = (1 << _REF_BITS) - 1
 
 
 _Drain: TypeAlias = Callable[
-    [dict[int, None], list[int], list[int], list[int], list[bytes | None]], bytes
+    [dict[int, None], bytearray, list[int], list[int], list[bytes | None]], bytes
 ]
 compiled: _Drain | None = None
 with contextlib.suppress(ImportError):  # there was no compiler when it was installed
@@ -61,9 +62,10 @@ class BlockPool:
         self._by_digest: dict[bytes, int] = {}
         self._copies: dict[bytes, list[int]] = {}  # further blocks with the same content
         self._changed: dict[int, None] = {}
-        # State of each block as of the last drain, owner and references as one number: neighbours
-        # are compared a hundred thousand at a time.
-        self._told = [EMPTY << _REF_BITS] * num_blocks
+        # State of each block as of the last drain, owner and references as one number. Not a list,
+        # whose numbers would be objects all over the memory.
+        self._told_bytes = bytearray(array("q", [EMPTY << _REF_BITS]) * num_blocks)
+        self._told = memoryview(self._told_bytes).cast("q")
 
     @property
     def num_free(self) -> int:
@@ -193,7 +195,7 @@ class BlockPool:
         if compiled is None:
             return msgspec.Raw(msgspec.msgpack.encode(self.drain_moves()))
         return msgspec.Raw(
-            compiled(changed, self._told, self._ref_counts, self._owners, self._digests)
+            compiled(changed, self._told_bytes, self._ref_counts, self._owners, self._digests)
         )
 
     def drain_changes(self) -> dict[int, tuple[BlockState, BlockState]]:
@@ -223,11 +225,13 @@ class BlockPool:
         for block in self._changed:
             owner, refs = self._state(block)
             told[block] = owner << _REF_BITS | refs
-        ends = compress(range(1, self.num_blocks), map(operator.ne, told, islice(told, 1, None)))
+        states = told.tolist()  # neighbours are compared a hundred thousand at a time
+        changes = map(operator.ne, states, islice(states, 1, None))
+        ends = compress(range(1, self.num_blocks), changes)
         runs: list[BlockRun] = []
         begin = 0
         for end in (*ends, self.num_blocks):
-            state = told[begin]
+            state = states[begin]
             runs.append(BlockRun(end - begin, state >> _REF_BITS, state & _REF_MASK))
             begin = end
         return runs

@@ -101,7 +101,6 @@ class EngineCore:
         self.snapshots = SnapshotDesk(self.snapshot, runner.clock)
         self._apply = apply
         self.delivery = Delivery()
-        self._events: list[RequestEvent] = []
         self._signs = SignsOfLife(self)
         self._pipeline = Pipeline(self)
         self.has_untold = False  # something happened that no message has told yet
@@ -213,7 +212,7 @@ class EngineCore:
         self.delivery.expect(request, client, submit)
         if self.token_teller is not None:
             self.token_teller.arrived(request, prompt_text)
-        self._events.append(
+        self.scheduler.untold_events.append(
             Arrived(
                 request_id=request.request_id,
                 client_id=request.client_id,
@@ -230,7 +229,7 @@ class EngineCore:
 
     def refuse(self, client_id: str, reason: str) -> None:
         """Note in the next record that a request was turned away."""
-        self._events.append(
+        self.scheduler.untold_events.append(
             Rejected(request_id=self._new_request_id(), client_id=client_id, reason=reason)
         )
 
@@ -299,13 +298,10 @@ class EngineCore:
 
     def drain_events(self) -> list[RequestEvent]:
         """What happened to requests and was not told yet, in order."""
-        events = self.scheduler.drain_events()
-        if self._events:
-            events, self._events = self._events + events, []
         self.has_untold = False
-        return events
+        return self.scheduler.drain_events()
 
     def return_events(self, events: list[RequestEvent]) -> None:
         """Nobody was told of these, which were drained: they come first."""
-        self._events = events + self._events
+        self.scheduler.untold_events[:0] = events
         self.has_untold = True

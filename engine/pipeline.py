@@ -161,7 +161,8 @@ class Pipeline:
             draft.end(result, scheduler.kv)
         if step.num_wasted_tokens:
             draft.num_wasted_tokens = step.num_wasted_tokens
-        draft.events = step.events + core.drain_events()
+        if core.has_untold or scheduler.untold_events or step.events:
+            draft.events = step.events + core.drain_events()
         draft.num_dropped = sink.num_dropped
         if core.tells_of_pause:
             core.set_pauses(core.pauses.after_step(draft.schedule_start_ns, draft.tokens_ns))

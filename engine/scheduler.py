@@ -55,7 +55,7 @@ class Scheduler:
         self.requests: dict[int, Request] = {}  # all unfinished ones
         self.admitted_now: dict[int, int] = {}  # in the last step: request id -> tokens hit
         self.resumed_now: dict[int, int] = {}  # ... those of them that had been preempted before
-        self._events: list[RequestEvent] = []
+        self.untold_events: list[RequestEvent] = []  # what happened to requests, in order
         self.num_prefill_tokens = 0  # of the last step, recomputed ones included
         self.num_decode_tokens = 0
         self.num_padded_tokens = 0  # ... and what a padding engine would compute besides
@@ -120,15 +120,15 @@ class Scheduler:
         else:
             self.waiting.remove(request)
         self._end(request, "abort")
-        self._events.append(Aborted(request_id, reason))
+        self.untold_events.append(Aborted(request_id, reason))
         return request
 
     def has_work(self) -> bool:
         return bool(self.requests)
 
     def drain_events(self) -> list[RequestEvent]:
-        """Admitted, FirstToken, Finished, Preempted and Aborted since the last drain, in order."""
-        events, self._events = self._events, []
+        """`untold_events` since the last drain: they are being told now."""
+        events, self.untold_events = self.untold_events, []
         return events
 
     def waiting_reasons(self) -> dict[str, int]:
@@ -209,7 +209,7 @@ class Scheduler:
         self.num_padded_tokens, self._num_slots = plan.num_padded_tokens, plan.num_slots
         self._next_in_turn, self._wait_reason = plan.next_in_turn, plan.wait_reason
         self._filled_later += plan.filled_later
-        self._events += plan.events
+        self.untold_events += plan.events
         return plan.rows
 
     def update(self, rows: list[ScheduledRow], token_ids: list[int | None]) -> list[Request]:
@@ -230,7 +230,7 @@ class Scheduler:
             tokens = request.token_ids
             tokens.append(token_id)
             if phase is not decode and len(tokens) == request.num_prompt_tokens + 1:
-                self._events.append(FirstToken(request.request_id))
+                self.untold_events.append(FirstToken(request.request_id))
             if (
                 len(tokens) >= request.max_num_tokens
                 or token_id in request.end_token_ids
@@ -239,7 +239,7 @@ class Scheduler:
                 reason = request.finish_reason_after(token_id)
                 if reason is not None:
                     self._end(request, reason)
-                    self._events.append(
+                    self.untold_events.append(
                         Finished(request.request_id, reason, request.num_output_tokens)
                     )
                     finished.append(request)
@@ -263,7 +263,7 @@ class Scheduler:
     def requeue(self, request: Request, reason: str) -> None:
         """Between two steps, take all blocks from a running request; it is computed anew."""
         self.running.remove(request)
-        self._events.append(Preempted(request.request_id, self.kv.free(request), reason))
+        self.untold_events.append(Preempted(request.request_id, self.kv.free(request), reason))
         request.preempt()
         self.waiting.prepend(request)
 

@@ -330,22 +330,25 @@ def test_moves_are_told_alike_however_they_are_made(actions: list[list[int] | in
 @pytest.mark.parametrize("number", [0, 127, 128, 255, 256, 2**16 - 1, 2**16, 2**32, 2**39 - 1])
 def test_a_compiled_move_has_the_shortest_form_of_each_number(number: int) -> None:
     assert block_pool.compiled is not None
-    lists = [0, 0], [3, 1], [5, number], [None, None]
-    payload = block_pool.compiled({1: None, 0: None}, *lists)
+    told = bytearray(16)
+    payload = block_pool.compiled({1: None, 0: None}, told, [3, 1], [5, number], [None, None])
     moves = [BlockMove(1, number, 1), BlockMove(0, 5, 3)]
     assert payload == msgspec.msgpack.encode(moves)
-    assert lists[0] == [5 << 24 | 3, number << 24 | 1]
+    assert memoryview(told).cast("q").tolist() == [5 << 24 | 3, number << 24 | 1]
 
 
 def broken(case: str) -> tuple[Any, ...]:
     """Books that contradict each other."""
-    good: tuple[Any, ...] = ({0: None}, [0], [1], [7], [None])
+    good: tuple[Any, ...] = ({0: None}, bytearray(8), [1], [7], [None])
     cases: dict[str, tuple[int, Any]] = {
         "no dict": (0, [0]),
         "no number": (0, {"0": None}),
         "no such block": (0, {1: None}),
         "a negative block": (0, {-1: None}),
-        "no list": (1, (0,)),
+        "no bytes that can be changed": (1, bytes(8)),
+        "bytes for half a block": (1, bytearray(4)),
+        "bytes for two": (1, bytearray(16)),
+        "no list": (2, (1,)),
         "a list that is too short": (2, []),
         "half a holder": (2, [0.5]),
         "fewer than none": (2, [-1]),
@@ -368,6 +371,9 @@ def broken(case: str) -> tuple[Any, ...]:
         ("no number", ValueError),
         ("no such block", ValueError),
         ("a negative block", ValueError),
+        ("no bytes that can be changed", TypeError),
+        ("bytes for half a block", TypeError),
+        ("bytes for two", TypeError),
         ("no list", TypeError),
         ("a list that is too short", TypeError),
         ("half a holder", ValueError),

@@ -16,7 +16,7 @@ enum {
     NUM_FIELDS = 3, /* of `wire.BlockMove` */
     MAX_MOVE_BYTES = 1 + NUM_FIELDS * MAX_INT_BYTES,
     MOVE_HEADER = 0x90 | NUM_FIELDS,
-    NUM_BOOKS = 4, /* told, ref_counts, owners, digests */
+    NUM_LISTS = 3, /* ref_counts, owners, digests */
 };
 
 /* Owner and references as one number: `block_pool._REF_BITS`, and what is left of 63. */
@@ -35,10 +35,10 @@ static bool number_of(PyObject *object, long long most, const char *what, long l
 }
 
 /* Where the next move goes; NULL with an error set. */
-static uint8_t *put_move(uint8_t *at, PyObject *key, PyObject *const *books) {
-    PyObject *told = books[0], *ref_counts = books[1], *owners = books[2], *digests = books[3];
+static uint8_t *put_move(uint8_t *at, PyObject *key, int64_t *told, PyObject *const *lists) {
+    PyObject *ref_counts = lists[0], *owners = lists[1], *digests = lists[2];
     long long block, refs, owner = EMPTY;
-    if (!number_of(key, PyList_GET_SIZE(told), "block", &block) ||
+    if (!number_of(key, PyList_GET_SIZE(ref_counts), "block", &block) ||
         !number_of(PyList_GET_ITEM(ref_counts, block), REFS, "number of holders", &refs)) {
         return NULL;
     }
@@ -49,10 +49,7 @@ static uint8_t *put_move(uint8_t *at, PyObject *key, PyObject *const *books) {
     } else if (PyList_GET_ITEM(digests, block) != Py_None) {
         owner = CACHED;
     }
-    PyObject *state = PyLong_FromLongLong(owner * REFS + refs);
-    if (state == NULL || PyList_SetItem(told, (Py_ssize_t)block, state) != 0) {
-        return NULL;
-    }
+    told[block] = owner * REFS + refs;
     *at++ = MOVE_HEADER;
     at = put_number(at, (uint64_t)block);
     at = owner < 0 ? put_small_negative(at, (int)owner) : put_number(at, (uint64_t)owner);
@@ -60,17 +57,22 @@ static uint8_t *put_move(uint8_t *at, PyObject *key, PyObject *const *books) {
 }
 
 PyObject *drain_moves(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t num_args) {
-    bool fits = num_args == 1 + NUM_BOOKS && PyDict_Check(args[0]);
-    for (Py_ssize_t i = 1; fits && i <= NUM_BOOKS; i++) {
-        fits = PyList_Check(args[i]) && PyList_GET_SIZE(args[i]) == PyList_GET_SIZE(args[1]);
+    bool fits = num_args == 2 + NUM_LISTS && PyDict_Check(args[0]) && PyByteArray_Check(args[1]);
+    Py_ssize_t num_bytes = fits ? PyByteArray_GET_SIZE(args[1]) : 0;
+    for (Py_ssize_t i = 2; fits && i < num_args; i++) {
+        fits = PyList_Check(args[i]) &&
+               (size_t)PyList_GET_SIZE(args[i]) * sizeof(int64_t) == (size_t)num_bytes;
     }
     if (!fits) {
         PyErr_SetString(
-            PyExc_TypeError, "drain_moves(changed: dict, four lists with an entry for each block)"
+            PyExc_TypeError,
+            "drain_moves(changed: dict, told: bytearray of 64 bits for each block, three lists with "
+            "an entry for each)"
         );
         return NULL;
     }
     PyObject *changed = args[0];
+    int64_t *told = (int64_t *)PyByteArray_AS_STRING(args[1]);
     Py_ssize_t num_moves = PyDict_GET_SIZE(changed);
     PyObject *payload =
         PyBytes_FromStringAndSize(NULL, MAX_HEADER_BYTES + num_moves * MAX_MOVE_BYTES);
@@ -82,7 +84,7 @@ PyObject *drain_moves(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
     PyObject *key;
     Py_ssize_t position = 0;
     while (PyDict_Next(changed, &position, &key, NULL)) {
-        at = put_move(at, key, args + 1);
+        at = put_move(at, key, told, args + 2);
         if (at == NULL) {
             Py_DECREF(payload);
             return NULL;

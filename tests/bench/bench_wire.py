@@ -3,9 +3,8 @@
 - Parts: building, encoding and publishing the record of one decode step, each timed alone.
 - Engine: decode steps of an engine without a model, telemetry switched every few steps: processor
   time of the engine's thread, by what that thread does for 2 ms between two steps.
-- Overhead: the same of the demo model, in wall time, so that both sides see the same machine;
-  subscribers in processes of their own read along. Says nothing on a machine that is busy, but for
-  the time that steps spend in telemetry itself.
+- Overhead: the same of the demo model, in wall time: of whole steps, which says little on a machine
+  that is busy, and of what they take besides the forward pass, where the difference does not drown.
 - Recorder: `stepscope record` on one core against an engine that publishes at a given rate.
 - Healing: a subscriber behind a proxy that cuts its connections; from the cut to all it has missed.
 
@@ -15,6 +14,7 @@
 import argparse
 import gc
 import itertools
+import math
 import os
 import statistics
 import subprocess
@@ -36,12 +36,11 @@ from stepscope.engine.core import EngineCore
 from stepscope.engine.environment import prepare_environment
 from stepscope.engine.inbox import Call
 from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.pipeline import Pipeline
 from stepscope.engine.request import Request
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.serve import Silent
 from stepscope.engine.simulated import simulated_info
-from stepscope.engine.step import Runner, StepResult
+from stepscope.engine.step import Runner, ScheduledStep, StepResult
 from stepscope.engine.step_draft import StepDraft
 from stepscope.engine.telemetry import Publisher
 from stepscope.recordings.subscriber import Subscriber
@@ -61,9 +60,11 @@ while True: socket.recv_multipart()
 
 
 @contextmanager
-def subscribers(address: str, count: int) -> Iterator[None]:
-    """So many processes that read all and do nothing with it."""
+def subscribers(address: str, count: int, pinned_to: int | None = None) -> Iterator[None]:
+    """So many processes that read all and do nothing with it; on one core if it is given."""
     started = [subprocess.Popen([sys.executable, "-c", SUBSCRIBER, address]) for _ in range(count)]
+    for process in started if pinned_to is not None else ():
+        os.sched_setaffinity(process.pid, {pinned_to})
     try:
         yield
     finally:
@@ -131,17 +132,18 @@ def print_parts() -> None:
 
 def print_engine(num_requests: int, rounds: int) -> None:
     print(
-        f"decode steps of {num_requests} requests without a model: the engine's thread, us a step"
+        f"decode steps of {num_requests} requests without a model: the engine's thread, us a step; "
+        f"{rounds} pairs of {STEPS_A_ROUND} steps"
     )
     limits = Limits(max_num_batched_tokens=8192, max_num_seqs=num_requests, max_model_len=8192)
-    for pause, num_subscribers in itertools.product(PAUSES, (0, 1, 5)):
+    other_core = max(os.sched_getaffinity(0))
+    for pause, readers in itertools.product(PAUSES, (0, 1, 5, "5 on one core")):
         core = engine(PausingRunner(pause), num_requests * 520, limits, rounds)
-        on_s, off_s = switched(core, num_subscribers, rounds, time.thread_time)
-        off = statistics.median(off_s)
-        extra = statistics.median(a - b for a, b in zip(on_s, off_s, strict=True))
+        number, pinned = (5, other_core) if isinstance(readers, str) else (readers, None)
+        ((on_s, off_s),) = switched(core, number, rounds, time.thread_time, pinned_to=pinned)
         print(
-            f"  pause {pause:6}, {num_subscribers} subscribers: off {off * 1e6:6.0f}, telemetry "
-            f"adds {extra * 1e6:4.0f}, median of {rounds} pairs of {STEPS_A_ROUND} steps"
+            f"  pause {pause:6}, subscribers: {readers:<13}  "
+            f"off {statistics.median(off_s) * 1e6:5.0f}, telemetry adds {added(on_s, off_s)}"
         )
 
 
@@ -154,52 +156,46 @@ def print_overhead(num_requests: int, rounds: int) -> None:
     limits = Limits(
         max_num_batched_tokens=8192, max_num_seqs=num_requests, max_model_len=runner.max_model_len
     )
-    print(f"decode steps of the demo model, {num_requests} requests, telemetry off and on")
+    print(
+        f"decode steps of the demo model, {num_requests} requests; {rounds} pairs of "
+        f"{STEPS_A_ROUND} steps"
+    )
     for num_subscribers in (1, 5):
         core = engine(runner, runner.num_blocks, limits, rounds)
-        with telling_timed() as told_s:
-            on_s, off_s = switched(core, num_subscribers, rounds, time.perf_counter)
-        off, on = statistics.median(off_s), statistics.median(on_s)
-        # What a round costs more than its neighbour: the drift of the machine falls out.
-        extra = statistics.median(a - b for a, b in zip(on_s, off_s, strict=True))
-        told = statistics.median(told_s)
+        with forward_pass_left_out(core) as clock:
+            whole, beside = switched(core, num_subscribers, rounds, time.perf_counter, clock)
+        off, off_beside = statistics.median(whole[1]), statistics.median(beside[1])
+        share = statistics.median(a - b for a, b in zip(*beside, strict=True)) / off
         print(
-            f"  {num_subscribers} subscribers: off {off * 1e3:.3f} ms, on {on * 1e3:.3f} ms a "
-            f"step; {extra * 1e6:+.0f} us ({extra / off:+.2%}), median of {rounds} pairs; "
-            f"in telemetry itself {told * 1e6:.0f} us ({told / off:.2%})"
+            f"  {num_subscribers} subscribers: off {off * 1e3:.2f} ms a step, telemetry adds "
+            f"{added(*whole)} us, what subscribers take of the model's cores included; besides the "
+            f"forward pass off {off_beside * 1e6:.0f} us, telemetry adds {added(*beside)} us, "
+            f"{share:.2%} of the step"
         )
 
 
+def added(on_s: list[float], off_s: list[float]) -> str:
+    """What a round costs more than its neighbour, in us: the drift of the machine falls out."""
+    more = [(a - b) * 1e6 for a, b in zip(on_s, off_s, strict=True)]
+    error = 1.25 * statistics.stdev(more) / math.sqrt(len(more))  # a median's is that much larger
+    return f"{statistics.median(more):+.0f} (+- {error:.0f})"
+
+
 @contextmanager
-def telling_timed() -> Iterator[list[float]]:
-    """Seconds that each step spends on telling of itself, timed around the calls that do it.
+def forward_pass_left_out(core: EngineCore) -> Iterator[Callable[[], float]]:
+    """A clock that stands still while the model runs, on which telemetry has no bearing."""
+    inside_s = 0.0
+    execute = core.runner.execute
 
-    Says what the difference of two noisy times does not; a call that is timed takes 1 to 2 us more.
-    """
-    told_s: list[float] = []
-    begun_s = 0.0
+    def timed(step: ScheduledStep) -> StepResult:
+        nonlocal inside_s
+        start_s = time.perf_counter()
+        result = execute(step)
+        inside_s += time.perf_counter() - start_s
+        return result
 
-    def timed(method: Callable[..., object], is_last: bool) -> Callable[..., object]:
-        def call(*args: object) -> object:
-            nonlocal begun_s
-            start_s = time.perf_counter()
-            result = method(*args)
-            begun_s += time.perf_counter() - start_s
-            if is_last:
-                told_s.append(begun_s)
-                begun_s = 0.0
-            return result
-
-        return call
-
-    opening = timed(StepDraft.open, is_last=False)
-    encoding = timed(BatchRows.encode, is_last=False)
-    with (
-        patch.object(StepDraft, "open", opening),
-        patch.object(BatchRows, "encode", encoding),
-        patch.object(Pipeline, "_tell", timed(Pipeline._tell, is_last=True)),
-    ):
-        yield told_s
+    with patch.object(core.runner, "execute", timed):
+        yield lambda: time.perf_counter() - inside_s
 
 
 def engine(runner: Runner, num_blocks: int, limits: Limits, rounds: int) -> EngineCore:
@@ -220,14 +216,25 @@ def engine(runner: Runner, num_blocks: int, limits: Limits, rounds: int) -> Engi
 
 
 def switched(
-    core: EngineCore, num_subscribers: int, rounds: int, clock: Callable[[], float]
-) -> tuple[list[float], list[float]]:
-    """Seconds of a step with telemetry and without, by turns: the median of each round."""
-    times: dict[bool, list[float]] = {True: [], False: []}
+    core: EngineCore,
+    num_subscribers: int,
+    rounds: int,
+    *clocks: Callable[[], float],
+    pinned_to: int | None = None,
+) -> list[tuple[list[float], list[float]]]:
+    """Seconds of a step with telemetry and without, by turns: the median of each round.
+
+    Args:
+        pinned_to: a core that the subscribers do not leave.
+
+    Returns:
+        By each of `clocks`, which are asked around the same steps.
+    """
+    times: list[dict[bool, list[float]]] = [{True: [], False: []} for _ in clocks]
     with tempfile.TemporaryDirectory() as folder:
         address = f"ipc://{folder}/telemetry"
         publisher = Publisher(address, 20_000)
-        with subscribers(address, num_subscribers):
+        with subscribers(address, num_subscribers, pinned_to):
             for _ in range(20):  # prefill, and subscribers that have connected
                 core.step()
             time.sleep(0.5)
@@ -238,14 +245,15 @@ def switched(
                 core.sink = publisher if published else None
                 steps = []
                 for _ in range(STEPS_A_ROUND):
-                    start = clock()
+                    start = [clock() for clock in clocks]
                     core.step()
-                    steps.append(clock() - start)
-                times[published].append(statistics.median(steps[NUM_WARM:]))
+                    steps.append([clock() - start[i] for i, clock in enumerate(clocks)])
+                for i, kept in enumerate(times):
+                    kept[published].append(statistics.median(step[i] for step in steps[NUM_WARM:]))
         publisher.close()
     gc.unfreeze()
     gc.collect()
-    return times[True], times[False]
+    return [(kept[True], kept[False]) for kept in times]
 
 
 # Recorder
