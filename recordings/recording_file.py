@@ -10,6 +10,7 @@ from pathlib import Path
 
 from stepscope.engine import wire
 from stepscope.engine.wire import EngineInfo, Snapshot, StepRecord
+from stepscope.recordings import file_rights
 from stepscope.recordings.mcap_index import (
     FORMAT_VERSION,
     PACKED_STEP,
@@ -37,6 +38,8 @@ class RecordingFile:
     Each chunk begins with a keyframe, if the writer has one to give and it is not too large for
     that, so that it can be read without those before it.
 
+    It is for its owner alone until `begin` knows that no prompts and outputs will be in it.
+
     Args:
         path: of the file, replaced if there is one; its unfinished self never is: that is of a
             recorder that is at work, or all that is left of one that was killed.
@@ -60,7 +63,8 @@ class RecordingFile:
             raise FileExistsError(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._stream = open(self.part_path, "xb")  # noqa: SIM115 - closed by close()
+            # closed by close()
+            self._stream = open(self.part_path, "xb", opener=file_rights.private)  # noqa: SIM115
         except OSError as error:
             if isinstance(error, FileExistsError) and path.parent.is_dir():
                 if is_new:
@@ -99,6 +103,8 @@ class RecordingFile:
 
     def begin(self, info: EngineInfo, more: dict[str, str]) -> None:
         """Say what is recorded, and by whom."""
+        if not info.with_tokens:
+            file_rights.share(self._stream, self.part_path)
         self._packer = StepPacker(info.block_size)
         self._said = {
             "schema_version": str(info.schema_version),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from stepscope.recordings import file_rights
 from stepscope.recordings.compatibility import decode_keyframe
 from stepscope.recordings.loaded_chunk import KEYFRAME, LoadedChunk, step_of
 from stepscope.recordings.mcap_chunk import channels, read_chunk, read_chunk_bytes
@@ -101,8 +102,8 @@ def repair(path: Path, output: Path, progress: Progress) -> RepairReport:
         if not index.chunks:
             raise RecordingError(f"{path} holds no chunk that can be read: nothing to repair")
         try:
-            with open(unfinished, "xb") as target:
-                report = _copy(source, index, target, progress)
+            with open(unfinished, "xb", opener=file_rights.private) as target:
+                report = _copy(source, index, target, unfinished, progress)
             if not report.num_messages:
                 raise RecordingError(f"{path} holds nothing that can be read: nothing to repair")
             if output.exists():
@@ -123,7 +124,7 @@ def repair(path: Path, output: Path, progress: Progress) -> RepairReport:
 
 
 def _copy(
-    source: IO[bytes], index: McapIndex, target: IO[bytes], progress: Progress
+    source: IO[bytes], index: McapIndex, target: IO[bytes], target_path: Path, progress: Progress
 ) -> RepairReport:
     report = RepairReport(num_chunks=len(index.chunks), num_lost_bytes=index.num_lost_bytes)
     size = os.fstat(source.fileno()).st_size
@@ -140,7 +141,10 @@ def _copy(
         chunk = LoadedChunk(records)
         if sink is None and chunk.frames:
             sink = McapSink(target, PROFILE, index.library or PROFILE, _topics(records))
-            sink.add_metadata(PROFILE, index.metadata.get(PROFILE) or _metadata(chunk))
+            metadata = index.metadata.get(PROFILE) or _metadata(chunk)
+            if metadata.get("with_tokens") == "false":  # in doubt it is for its owner alone
+                file_rights.share(target, target_path)
+            sink.add_metadata(PROFILE, metadata)
         if not is_damaged:
             report.num_whole += 1
         elif chunk.frames:
@@ -208,5 +212,6 @@ def _metadata(chunk: LoadedChunk) -> dict[str, str]:
                 "engine_id": info.engine_id,
                 "engine_name": info.name,
                 "model": info.model,
+                "with_tokens": str(info.with_tokens).lower(),
             }
     return {}

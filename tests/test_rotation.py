@@ -275,7 +275,7 @@ def test_a_disk_that_takes_no_further_file_is_told_in_one_line_and_the_last_file
     monkeypatch.setattr("stepscope.recordings.writer.FLUSH_S", 0.0)
     writer = RecordingWriter(FileSeries(tmp_path / "week.mcap", Limits(num_bytes=40_000)))
 
-    def no_more(path: Path, mode: str) -> None:
+    def no_more(path: Path, mode: str, **_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     monkeypatch.setattr(recording_file, "open", no_more, raising=False)

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias, get_args
 from rich.style import Style
 from textual.app import App
 
+from stepscope.recordings import file_rights
 from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.export.output import writing
 from stepscope.recordings.history import History
@@ -56,6 +57,8 @@ def screenshot(
 ) -> None:
     """Render the dashboard without a terminal and write (or replace) the file `path`.
 
+    It is for its owner alone where the engine tells prompts and outputs: they may be on it.
+
     Args:
         path: ends in .svg, .png (needs Pillow and matplotlib) or .txt.
         size: columns and rows.
@@ -90,7 +93,8 @@ def screenshot(
         app.compare(*compared)
     encode = _ENCODERS[path.suffix.removeprefix(".").lower()]
     content = asyncio.run(_picture(app, size, step, request_id, encode))
-    with writing(path, replace=True) as stream:
+    is_private = history.info is not None and history.info.with_tokens
+    with writing(path, replace=True, is_private=is_private) as stream:
         stream.write(content)
 
 
@@ -137,6 +141,8 @@ def svg(app: App[None]) -> str:
 def new_picture(document: str) -> Path:
     """Write an SVG document to a new file of the current folder, named after the time of day.
 
+    For its owner alone: what is on a screen may be what somebody asked and was answered.
+
     Raises:
         OSError: it cannot be written; nothing is left of it.
     """
@@ -145,7 +151,8 @@ def new_picture(document: str) -> Path:
     for number in count(1):
         path = folder / (f"{name}.svg" if number == 1 else f"{name}-{number}.svg")
         try:
-            stream = open(path, "x", encoding="utf-8")  # noqa: SIM115 - closed below
+            # closed below
+            stream = open(path, "x", encoding="utf-8", opener=file_rights.private)  # noqa: SIM115
         except FileExistsError:  # two in a second are two pictures
             continue
         try:

@@ -40,13 +40,14 @@ def export(
 
     Args:
         table: which one, for formats of tables (csv, parquet).
-        with_tokens: prompts and outputs too, for jsonl; no other format has a place for them.
+        with_tokens: prompts and outputs too, for jsonl; no other format has a place for them. The
+            file is for its owner alone then.
 
     Raises:
         RecordingError: `output` is there already or cannot be written, or no step is in range.
         MissingPackage: the format needs a package that is not installed.
     """
-    with writing(output) as stream:
+    with writing(output, is_private=with_tokens and recording.info.with_tokens) as stream:
         return _write(recording, stream, target, steps, table, progress, with_tokens)
 
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from stepscope.recordings import file_rights
 from stepscope.recordings.mcap_index import RecordingError
 
 UNFINISHED_SUFFIX = ".exporting"
@@ -16,11 +17,12 @@ class MissingPackage(Exception):  # noqa: N818 - reads as what it is
 
 
 @contextmanager
-def writing(path: Path, *, replace: bool = False) -> Iterator[IO[bytes]]:
+def writing(path: Path, *, replace: bool = False, is_private: bool = False) -> Iterator[IO[bytes]]:
     """A stream whose content gets the name `path` when the block ends well.
 
     Args:
         replace: instead of a file that is there already.
+        is_private: for its owner alone, whatever the umask lets others do.
 
     Raises:
         RecordingError: it is there already, or cannot be written.
@@ -29,7 +31,9 @@ def writing(path: Path, *, replace: bool = False) -> Iterator[IO[bytes]]:
         raise RecordingError(f"{path} is there already; remove it or choose another name")
     unfinished = path.with_name(path.name + UNFINISHED_SUFFIX)
     try:
-        with open(unfinished, "wb") as stream:
+        if is_private:
+            unfinished.unlink(missing_ok=True)  # with whatever rights a killed export left it
+        with open(unfinished, "wb", opener=file_rights.private if is_private else None) as stream:
             yield stream
         unfinished.replace(path)
     except OSError as error:
