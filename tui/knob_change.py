@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from stepscope.engine.wire import KnobsChanged, KnobValue
+from stepscope.engine.wire import KnobsChanged, KnobSpec, KnobValue
 
 
 class KnobsNow(NamedTuple):
@@ -12,6 +12,7 @@ class KnobsNow(NamedTuple):
     version: int
     values: Mapping[str, KnobValue]
     changes: Sequence[KnobsChanged]
+    specs: tuple[KnobSpec, ...]
 
     def since(self, version: int) -> list[KnobsChanged]:
         return [change for change in self.changes if change.version > version]

@@ -1,7 +1,8 @@
 """The knob editor: all knobs of the engine with their bounds; Enter changes one.
 
 They are shown as they are, whoever changes them. What somebody else changed while a value was being
-typed has to be taken note of before that value is applied.
+typed has to be taken note of before that value is applied; so has another engine, whose knobs are
+shown as soon as it answers.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from textual.geometry import Region
 
 from stepscope.engine.wire import KnobsChanged, KnobSpec, KnobValue
 from stepscope.tui.knob_change import KnobChange, KnobsNow
+from stepscope.tui.screens.engine_watch import EngineWatch
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.theme import Skin
 from stepscope.tui.widgets.knob_panel import bounds_text, value_text
@@ -26,6 +28,7 @@ class KnobEditor(Overlay[KnobChange]):
 
     Args:
         look: at the knobs as they are.
+        watch: whose knobs they are.
         name: the knob to begin with.
         overtaken: what somebody was quicker than; it is as if it were still being typed.
     """
@@ -33,21 +36,22 @@ class KnobEditor(Overlay[KnobChange]):
     def __init__(
         self,
         skin: Skin,
-        specs: tuple[KnobSpec, ...],
         look: Callable[[], KnobsNow],
+        watch: EngineWatch,
         name: str | None = None,
         overtaken: KnobChange | None = None,
     ) -> None:
         super().__init__(skin)
-        self._specs = specs
         self._look = look
+        self._watch = watch
         self._now = look()
+        self._specs = self._now.specs
         version = self._now.version if overtaken is None else overtaken.version
         self._opened_version = version
         self._begun_version = version  # when what is typed was begun
         self._noted_version = version  # changes up to it were taken note of
         name = name if overtaken is None else overtaken.name
-        self._at = next((at for at, spec in enumerate(specs) if spec.name == name), 0)
+        self._at = self._place_of(name) or 0
         # Of the knob that is being edited.
         self._draft: str | None = None if overtaken is None else _typed(overtaken.value)
 
@@ -64,14 +68,16 @@ class KnobEditor(Overlay[KnobChange]):
         ]
         spec = self._specs[self._at]
         overtaken = self._overtaken()
-        wrong = self._wrong()
+        trouble = self._watch.trouble(width - 4)
+        wrong = self._wrong() if trouble is None else f" {trouble}"
         about = f" {spec.help} (default {value_text(spec.default)})"
         style = "breach" if wrong else "caution" if overtaken else "muted"
         body.append(((clean(wrong or overtaken or about, width - 3), style),))
         keys = " ↑/↓ choose  Enter edit"
         if self._draft is not None:
             again = "" if overtaken is None else " again" if self._is_noted else " twice"
-            keys = f" Enter{again} applies{' it all the same' if again else ''}  Esc drops  " + (
+            applies = f" Enter{again} applies{' it all the same' if again else ''} "
+            keys = f"{applies if trouble is None else ''} Esc drops  " + (
                 "←/→ change" if spec.kind in ("bool", "choice") else "type a value"
             )
         body.append(((self.hint(keys), "key"),))
@@ -113,9 +119,24 @@ class KnobEditor(Overlay[KnobChange]):
         self.set_interval(_LOOK_S, self._look_again)
 
     def _look_again(self) -> None:
-        version, self._now = self._now.version, self._look()
-        if self._now.version != version:
+        before = self._now.version, self._watch.trouble(0)
+        is_another = self._watch.look()
+        self._now = self._look()
+        if is_another and self._now.specs:
+            self._take_engine()
+        if (self._now.version, self._watch.trouble(0)) != before:
             self.redraw()
+
+    def _take_engine(self) -> None:
+        """Show the knobs of another engine; what is typed stays if it has such a knob."""
+        name = self._specs[self._at].name
+        self._specs = self._now.specs
+        at = self._place_of(name)
+        self._at, self._draft = at or 0, None if at is None else self._draft
+        self._opened_version = self._begun_version = self._noted_version = self._now.version
+
+    def _place_of(self, name: str | None) -> int | None:
+        return next((at for at, spec in enumerate(self._specs) if spec.name == name), None)
 
     @property
     def _is_noted(self) -> bool:
@@ -141,6 +162,7 @@ class KnobEditor(Overlay[KnobChange]):
             elif key in ("up", "k"):
                 self._at = max(0, self._at - 1)
             elif key == "enter":
+                self._watch.begin()
                 self._draft = value_text(self._now.values.get(spec.name))
                 self._begun_version = self._noted_version = self._now.version
                 if spec.kind not in ("bool", "choice"):
@@ -151,8 +173,8 @@ class KnobEditor(Overlay[KnobChange]):
         if key == "enter" and not self._draft:
             self._draft = None
         elif key == "enter":
-            self._now = self._look()
-            if self._wrong() is not None:
+            self._look_again()
+            if self._draft is None or self._wrong() is not None or not self._watch.admits():
                 return
             if self._holds_already(spec):
                 self._draft = None

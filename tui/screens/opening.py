@@ -11,6 +11,7 @@ from stepscope.tui.knob_change import KnobChange, KnobsNow
 from stepscope.tui.lane_rows import FilterError, lane_filter
 from stepscope.tui.operator import BUDGET
 from stepscope.tui.screens import look_handlers
+from stepscope.tui.screens.engine_watch import EngineNow, EngineWatch
 from stepscope.tui.screens.help import HelpPage
 from stepscope.tui.screens.knob_editor import KnobEditor
 from stepscope.tui.screens.palette import Palette
@@ -115,6 +116,21 @@ def _has_engine(screen: "MainScreen") -> bool:
     return False
 
 
+def _engine_watch(screen: "MainScreen") -> EngineWatch:
+    """For an editor of what belongs to the engine."""
+
+    def now() -> EngineNow:
+        session = screen.session
+        state = session.history.state
+        if state.info is None:
+            return EngineNow(None, False)
+        # One that has just come tells its knobs before it tells how they are set.
+        is_told = bool(state.knobs) or not state.info.knobs
+        return EngineNow(state.info.engine_id, session.source.status not in NO_ENGINE and is_told)
+
+    return EngineWatch(now)
+
+
 def budget(screen: "MainScreen") -> None:
     if not _has_engine(screen):
         return
@@ -124,19 +140,21 @@ def budget(screen: "MainScreen") -> None:
         screen.notices.say("this engine has no token budget to change", "caution")
         return
 
-    def apply(chosen: int | None) -> None:
-        if chosen is not None:
-            screen.operator.set_knob(KnobChange(BUDGET, chosen, state.knobs_version), "budget")
+    def apply(change: KnobChange | None) -> None:
+        if change is not None:
+            screen.operator.set_knob(change, "budget")
             screen.draw()
 
     def by_now() -> ByNow:
         now = _knobs_now(screen)
-        return ByNow(now.values.get(BUDGET), now.changed_by(BUDGET))
+        spec = screen.operator.spec(BUDGET)
+        return ByNow(now.values.get(BUDGET), now.changed_by(BUDGET), now.version, spec)
 
     overtaken = screen.operator.take_overtaken(BUDGET)
     kept = None if overtaken is None else overtaken.value
     chosen = kept if isinstance(kept, int) else None
-    screen.app.push_screen(Stepper(screen.skin, spec, value, by_now, chosen), apply)
+    watch = _engine_watch(screen)
+    screen.app.push_screen(Stepper(screen.skin, spec, value, by_now, chosen, watch), apply)
 
 
 def knobs(screen: "MainScreen") -> None:
@@ -161,14 +179,15 @@ def edit_knob(screen: "MainScreen", name: str | None) -> None:
         return _knobs_now(screen)
 
     overtaken = screen.operator.take_overtaken(name)
-    editor = KnobEditor(screen.skin, state.info.knobs, look, name, overtaken)
+    editor = KnobEditor(screen.skin, look, _engine_watch(screen), name, overtaken)
     screen.app.push_screen(editor, apply)
 
 
 def _knobs_now(screen: "MainScreen") -> KnobsNow:
     history = screen.session.history
     now = history.state
-    return KnobsNow(now.knobs_version, now.knobs, known_changes(history.knob_changes, now.audit))
+    changes = known_changes(history.knob_changes, now.audit)
+    return KnobsNow(now.knobs_version, now.knobs, changes, now.info.knobs if now.info else ())
 
 
 def workload(screen: "MainScreen") -> None:
@@ -191,9 +210,12 @@ def workload(screen: "MainScreen") -> None:
             screen.operator.set_workload(parsed(text))
             screen.draw()
 
+    def note() -> str:
+        return screen.operator.workload.note(screen.session.history.state)
+
     question = f"{OFF} or {EXAMPLE}:"
-    note = screen.operator.workload.note(screen.session.history.state)
-    screen.app.push_screen(Prompt(screen.skin, question, check=check, note=note), use)
+    watch = _engine_watch(screen)
+    screen.app.push_screen(Prompt(screen.skin, question, check=check, note=note, watch=watch), use)
 
 
 def service_levels(screen: "MainScreen") -> None:

@@ -5,12 +5,14 @@ from collections.abc import Callable
 
 from textual.geometry import Region
 
+from stepscope.tui.screens.engine_watch import EngineWatch
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.theme import Skin
-from stepscope.tui.widgets.lines import Line, clean
+from stepscope.tui.widgets.lines import Line, Run, clean
 
 _MAX_LENGTH = 200
 _MIN_ROOM = 22  # cells to type in
+_LOOK_S = 0.2  # how often it is seen whether the engine is still there
 _MOST_BENEATH = 4  # lines of a note, or about what is wrong where it does not fit beside the text
 
 
@@ -25,7 +27,8 @@ class Prompt(Overlay[str]):
         text: to begin with.
         check: one line about what is wrong with a text, None when it is fine.
         submit: takes a text that is fine; `refuse` says later what is wrong with it after all.
-        note: what there is to know, in lines of its own.
+        note: says what there is to know, in lines of its own.
+        watch: the engine that takes the text.
     """
 
     def __init__(
@@ -35,7 +38,8 @@ class Prompt(Overlay[str]):
         text: str = "",
         check: Callable[[str], str | None] | None = None,
         submit: Callable[[str], None] | None = None,
-        note: str = "",
+        note: Callable[[], str] | None = None,
+        watch: EngineWatch | None = None,
     ) -> None:
         super().__init__(skin)
         self._question = question
@@ -43,6 +47,7 @@ class Prompt(Overlay[str]):
         self._check = check
         self._submit = submit
         self._note = note
+        self._watch = watch
         self._wrong: str | None = None
         self._is_waiting = False
 
@@ -57,7 +62,6 @@ class Prompt(Overlay[str]):
 
     def lines(self, width: int, height: int) -> list[Line]:
         beneath = self._beneath(width)
-        style = "edit" if self._fits(width) else "breach"
         wrong = "" if self._wrong is None or not self._fits(width) else f"  {self._wrong}"
         if self._is_waiting:
             wrong = "  …"
@@ -75,13 +79,30 @@ class Prompt(Overlay[str]):
         rest = width - sum(len(text) for text, _ in line)
         return [
             (*line, (" " * max(0, rest), "edit")),
-            *(((f" {clean(each, width - 1):<{width - 1}}", style),) for each in beneath),
+            *(((f" {clean(each, width - 1):<{width - 1}}", style),) for each, style in beneath),
         ]
 
-    def _beneath(self, width: int) -> list[str]:
+    def _beneath(self, width: int) -> list[Run]:
         """What is wrong, in lines of its own where there is no room for it; else the note."""
-        text = self._note if self._wrong is None or self._fits(width) else self._wrong
-        return textwrap.wrap(text, max(1, width - 2))[:_MOST_BENEATH]
+        room = max(1, width - 2)
+        trouble = None if self._watch is None else self._watch.trouble(room)
+        is_note = self._wrong is None or self._fits(width)
+        text = ("" if self._note is None else self._note()) if is_note else self._wrong or ""
+        lines = textwrap.wrap(text, room)[:_MOST_BENEATH]
+        style = "edit" if is_note else "breach"
+        return [*([(trouble, "breach")] if trouble else []), *((line, style) for line in lines)]
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        if self._watch is not None:
+            self.set_interval(_LOOK_S, self._look_again)
+
+    def _look_again(self) -> None:
+        if self._watch is not None:
+            before = self._watch.trouble(0)
+            self._watch.look()
+            if self._watch.trouble(0) != before:
+                self.redraw()
 
     def _fits(self, width: int) -> bool:
         """What is wrong has room beside what was typed."""
@@ -91,7 +112,10 @@ class Prompt(Overlay[str]):
         if key == "enter":
             if self._is_waiting:
                 return
+            self._look_again()
             self._wrong = None if self._check is None else self._check(self._text)
+            if self._wrong is None and self._watch is not None and not self._watch.admits():
+                return
             if self._wrong is None and self._submit is not None:
                 self._is_waiting = True
                 self._submit(self._text)

@@ -6,6 +6,8 @@ from typing import NamedTuple
 from textual.geometry import Region
 
 from stepscope.engine.wire import KnobSpec, KnobValue
+from stepscope.tui.knob_change import KnobChange
+from stepscope.tui.screens.engine_watch import EngineWatch
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.theme import Skin
 from stepscope.tui.widgets.lines import Line, clean, fitted, length_of
@@ -30,15 +32,20 @@ class ByNow(NamedTuple):
 
     value: KnobValue | None
     who: str = ""
+    version: int = 0  # of its knobs
+    spec: KnobSpec | None = None  # of the engine that answers by now, if it has such a knob
 
 
-class Stepper(Overlay[int]):
+class Stepper(Overlay[KnobChange]):
     """Chooses a value for an int knob within its bounds; Enter gives it, Escape nothing.
+
+    It is a change of the knobs as they were when it was opened, or another engine began to answer.
 
     Args:
         value: that the engine has.
         by_now: the one that it has meanwhile.
         chosen: to begin with, if not the engine's.
+        watch: the engine that has it.
     """
 
     def __init__(
@@ -48,13 +55,18 @@ class Stepper(Overlay[int]):
         value: int,
         by_now: Callable[[], ByNow],
         chosen: int | None = None,
+        watch: EngineWatch | None = None,
     ) -> None:
         super().__init__(skin)
         self._by_now = by_now
-        self._spec = spec
-        self._before = value
+        self._watch = watch
         self._value = value if chosen is None else chosen
         self._typed = ""
+        self._begin(spec, value, by_now().version)
+
+    def _begin(self, spec: KnobSpec, value: int, version: int) -> None:
+        """From the value that an engine has."""
+        self._spec, self._before, self._version = spec, value, version
         self._low = int(spec.low if spec.low is not None else 0)
         self._high = int(spec.high if spec.high is not None else max(value * 4, 1))
 
@@ -76,7 +88,9 @@ class Stepper(Overlay[int]):
             ("█" * full + "·" * (bar_width - full), "edit"),
             (f" {self._low}..{self._high}", "edit"),
         )
-        wrong = self._wrong() or self._overtaken(width - length_of(line) - 2)
+        room = width - length_of(line) - 2
+        trouble = None if self._watch is None else self._watch.trouble(room)
+        wrong = trouble or self._wrong() or self._overtaken(room)
         if wrong is None or length_of((*line, *bar)) + 2 + len(wrong) <= width:
             line = (*line, *bar)
         if wrong:
@@ -90,8 +104,10 @@ class Stepper(Overlay[int]):
 
     def pressed(self, key: str, character: str | None) -> None:
         if key == "enter":
-            if self._wrong() is None:
-                self.dismiss(self._value)
+            self._look_again()
+            is_admitted = self._watch is None or self._watch.admits()
+            if self._wrong() is None and is_admitted:
+                self.dismiss(KnobChange(self._spec.name, self._value, self._version))
         elif key in _STEPS:
             self._typed = ""
             change = max(1, round(abs(_STEPS[key]) * self._value))
@@ -108,11 +124,23 @@ class Stepper(Overlay[int]):
 
     def on_mount(self) -> None:
         super().on_mount()
-        self.set_interval(_LOOK_S, self.redraw)
+        self.set_interval(_LOOK_S, self._look_and_redraw)
+
+    def _look_and_redraw(self) -> None:
+        self._look_again()
+        self.redraw()
+
+    def _look_again(self) -> None:
+        """What has been chosen stays where another engine takes the place of the one before."""
+        if self._watch is None or not self._watch.look():
+            return
+        now = self._by_now()
+        if now.spec is not None and isinstance(now.value, int):
+            self._begin(now.spec, now.value, now.version)
 
     def _overtaken(self, room: int) -> str | None:
         """What somebody has made of it, and who, as far as there is room."""
-        value, who = self._by_now()
+        value, who, *_ = self._by_now()
         if value == self._before:
             return None
         who = clean(who, max(0, room))
