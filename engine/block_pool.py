@@ -225,13 +225,11 @@ class BlockPool:
         for block in self._changed:
             owner, refs = self._state(block)
             told[block] = owner << _REF_BITS | refs
-        states = told.tolist()  # neighbours are compared a hundred thousand at a time
-        changes = map(operator.ne, states, islice(states, 1, None))
-        ends = compress(range(1, self.num_blocks), changes)
+        find_ends = _ends_of_runs if compiled is None else _wire_rows.ends_of_runs
         runs: list[BlockRun] = []
         begin = 0
-        for end in (*ends, self.num_blocks):
-            state = states[begin]
+        for end in find_ends(self._told_bytes):
+            state = told[begin]
             runs.append(BlockRun(end - begin, state >> _REF_BITS, state & _REF_MASK))
             begin = end
         return runs
@@ -287,6 +285,12 @@ class BlockPool:
     def _with(self, digest: bytes) -> list[int]:
         first = self._by_digest.get(digest)
         return [] if first is None else [first, *self._copies.get(digest, ())]
+
+
+def _ends_of_runs(told: bytearray) -> list[int]:
+    states = memoryview(told).cast("q").tolist()
+    places = range(1, len(states))
+    return [*compress(places, map(operator.ne, states, islice(states, 1, None))), len(states)]
 
 
 def _known(owner: int | None, block: int) -> int:

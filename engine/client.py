@@ -21,6 +21,7 @@ from stepscope.engine.commands import (
     Command,
     Error,
     GetInfo,
+    GetKeptSnapshot,
     GetSnapshot,
     SetKnobs,
 )
@@ -239,6 +240,15 @@ class ControlClient:
 
     def snapshot(self) -> Snapshot:
         return self._ask_for(Snapshot, GetSnapshot())
+
+    def kept_snapshot(self, past_s: float) -> Snapshot | None:
+        """What the engine was like about `past_s` ago, if it keeps that."""
+        try:
+            return self._ask_for(Snapshot, GetKeptSnapshot(past_s=past_s))
+        except CommandRefused as error:
+            if error.code == "nothing_kept":
+                return None
+            raise
 
     def set_knobs(
         self,

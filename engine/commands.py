@@ -20,6 +20,7 @@ from stepscope.engine.sampling_params import TokenId as TokenId
 from stepscope.engine.wire import Audited, EngineInfo, KnobValue, Snapshot, decode_bounded
 
 MAX_COMMAND_BYTES = 8 * 1024 * 1024
+MAX_PAST_S = 3_600.0
 
 Name: TypeAlias = Annotated[str, Meta(max_length=256)]
 TokenIds: TypeAlias = Annotated[list[TokenId], Meta(max_length=1_000_000)]
@@ -73,6 +74,15 @@ class GetInfo(Command, frozen=True):
 
 class GetSnapshot(Command, frozen=True):
     pass
+
+
+class GetKeptSnapshot(Command, frozen=True, kw_only=True):
+    """A snapshot of about so long ago, from which on the replay ring still holds all messages.
+
+    To be sent where `EngineInfo.keeps_snapshots` is.
+    """
+
+    past_s: Annotated[float, Meta(ge=0, le=MAX_PAST_S)]
 
 
 class ReplayFrom(Command, frozen=True, kw_only=True):
@@ -186,6 +196,7 @@ class Shutdown(Change, frozen=True):
 AnyCommand: TypeAlias = (
     GetInfo
     | GetSnapshot
+    | GetKeptSnapshot
     | ReplayFrom
     | GetAudit
     | SetKnobs

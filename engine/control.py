@@ -26,6 +26,7 @@ from stepscope.engine.commands import (
     Change,
     Error,
     GetInfo,
+    GetKeptSnapshot,
     Output,
     Replayed,
     ReplayFrom,
@@ -42,7 +43,7 @@ from stepscope.engine.output_text import OutputText
 from stepscope.engine.remote_client import RemoteClient
 from stepscope.engine.replies import Replies
 from stepscope.engine.submissions import Submissions
-from stepscope.engine.wire import ControlCounts
+from stepscope.engine.wire import ControlCounts, Snapshot
 
 if TYPE_CHECKING:
     from stepscope.engine.tokenizer import Tokenizer
@@ -107,7 +108,9 @@ class ControlServer:
         self._abuse = Abuse(self._limiter, backlog, self._connections)
         core.set_workload = set_workload
         core.control_counts = self.counts
-        core.info = msgspec.structs.replace(core.info, bundles=True)
+        core.info = msgspec.structs.replace(
+            core.info, bundles=True, keeps_snapshots=core.sink is not None
+        )
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
 
     def start(self) -> None:
@@ -210,6 +213,8 @@ class ControlServer:
     ) -> None:
         if isinstance(command, GetInfo):
             self._replies.send(identity, command_id, self._core.info)
+        elif isinstance(command, GetKeptSnapshot):
+            self._replies.send(identity, command_id, self._kept_snapshot(command))
         elif isinstance(command, ReplayFrom):
             self._replies.send(identity, command_id, self._replay(command.sequence, command.limit))
         elif isinstance(command, Submit):
@@ -225,6 +230,16 @@ class ControlServer:
             self._core.inbox.put(
                 Call(command, RemoteClient(self._outbox.post, identity, command_id))
             )
+
+    def _kept_snapshot(self, command: GetKeptSnapshot) -> Snapshot | Error:
+        held = self._replay(0, 0)
+        snapshot = self._core.kept_snapshots.before(
+            round(command.past_s * 1e9),
+            self._core.runner.clock(),
+            held.oldest_sequence,
+            held.next_sequence,
+        )
+        return snapshot or Error(code="nothing_kept", message="no snapshot of before is kept")
 
     def _check_role(self, identity: bytes, command: Submit | Change, who: str) -> None:
         """Raises ConfigError when whoever asks may only look."""

@@ -16,6 +16,7 @@ from stepscope.engine.commands import Change, Submit, WorkloadSpec
 from stepscope.engine.config import Limits
 from stepscope.engine.delivery import Delivery
 from stepscope.engine.inbox import Call, Client, Denial, Departure, Inbox, Item, Refusal
+from stepscope.engine.kept_snapshots import KeptSnapshots
 from stepscope.engine.pause_trail import PauseTrail
 from stepscope.engine.pipeline import Pipeline
 from stepscope.engine.request import Request
@@ -99,6 +100,7 @@ class EngineCore:
         self.anchored: Callable[[EngineInfo], EngineInfo] = lambda info: info
         self.token_teller: TokenTeller | None = None  # None: tokens stay here
         self.snapshots = SnapshotDesk(self.snapshot, runner.clock)
+        self.kept_snapshots = KeptSnapshots()
         self._apply = apply
         self.delivery = Delivery()
         self._signs = SignsOfLife(self)

@@ -112,6 +112,7 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
     overlap: bool | None = None  # steps may be prepared while the one before runs (`hidden_ns`)
     step_costs: StepCosts | None = None  # None: the engine did not try
     bundles: bool = False  # it knows `Submit.bundle`
+    keeps_snapshots: bool = False  # it knows `GetKeptSnapshot`
 
 
 class KnobsChanged(Telemetry, frozen=True, kw_only=True):

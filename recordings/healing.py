@@ -14,22 +14,19 @@ import msgspec
 
 from stepscope.engine import wire
 from stepscope.engine.client import CommandRefused, ControlClient, EngineUnreachable
-from stepscope.engine.commands import Error, GetSnapshot, Replayed, ReplayedFrame, ReplayFrom
+from stepscope.engine.commands import Replayed, ReplayedFrame, ReplayFrom
 from stepscope.engine.held import Held, Received
 from stepscope.engine.wire import Snapshot
 from stepscope.recordings.history import History
+from stepscope.recordings.snapshot_asking import ASK_AGAIN_S, ask_for_earlier, ask_for_snapshot
 from stepscope.recordings.source import FrameTap
 
 log = logging.getLogger("stepscope.recordings")
 
 ASK_TIMEOUT_S = 2.0
-ASK_AGAIN_S = 0.4  # an answer may have been on a connection that was lost
-SNAPSHOT_AGAIN_S = 4.0  # ... a snapshot is larger, and waits for the end of a step
-SNAPSHOT_TIMEOUT_S = 30.0
 SNAPSHOT_REST_S = 0.25  # between two that are asked for: each costs the engine something
 LAST_ASK_S = 1.0  # that answers are waited for, all together, when it is to stop
 TOPICS = frozenset(wire.TOPICS.values())
-_POLL_S = 0.05
 _MAX_REPLAY = 2_000  # messages asked for at once, ...
 _MIN_REPLAY = 20  # ... fewer where the way is so slow that the answer does not come in time
 _KEYFRAME = wire.TOPICS[Snapshot]
@@ -51,15 +48,19 @@ class Healing:
         history: to fill.
         tap: of the source.
         stopping: set when what has not come yet is not to be waited for any more.
+        past_s: how much of what was before the first join is asked for, as far as it is kept.
     """
 
-    def __init__(self, history: History, tap: FrameTap, stopping: threading.Event) -> None:
+    def __init__(
+        self, history: History, tap: FrameTap, stopping: threading.Event, past_s: float = 0.0
+    ) -> None:
         self.num_healed = 0
         self.num_bad = 0
         self.bad: str | None = None
         self._history = history
         self._tap = tap
         self._stopping = stopping
+        self._past_s = past_s
         self._last_ask_s = LAST_ASK_S  # left of it
         self._next_snapshot_s = 0.0
         # Of the engine that is joined:
@@ -82,19 +83,28 @@ class Healing:
         if last_sequence is None:
             last_sequence = -1
         if is_new or last_sequence > snapshot.sequence:
+            earlier = ask_for_earlier(client, snapshot, self._past_s) if known is None else None
             if is_new and known is not None:
                 self._history.append(snapshot.sequence, snapshot)
             else:  # nothing was known, or what was known cannot be of this engine
-                self._history.reset(snapshot)
-            self._send_on(snapshot)
+                self._history.reset(earlier or snapshot)
+            self._send_on(earlier or snapshot)
+            if earlier is not None:
+                num_healed = self.num_healed
+                self._catch_up(client, earlier.sequence, snapshot)
+                self.num_healed = num_healed  # nobody has missed what was before
             self._next_sequence = snapshot.sequence + 1
         else:
-            self._next_sequence = last_sequence + 1
-            self._pending = snapshot
-            self._heal(client, snapshot.sequence + 1)
-            self._next_sequence = snapshot.sequence + 1
-            self._settle()
+            self._catch_up(client, last_sequence, snapshot)
         self._held.clear()
+
+    def _catch_up(self, client: ControlClient, last_sequence: int, snapshot: Snapshot) -> None:
+        """Go on from a message up to what the engine is like now."""
+        self._next_sequence = last_sequence + 1
+        self._pending = snapshot
+        self._heal(client, snapshot.sequence + 1)
+        self._next_sequence = snapshot.sequence + 1
+        self._settle()
 
     def take(self, client: ControlClient, batch: Iterable[Received]) -> None:
         """Messages that came by themselves, each after those that are missing before it.
@@ -143,30 +153,8 @@ class Healing:
         self.bad = f"{self.num_bad:,} messages could not be read, the last one: {error}"
 
     def snapshot(self, client: ControlClient) -> Snapshot:
-        """Ask for a snapshot. It is taken between two steps, and a step may be long."""
-        client.info(ASK_AGAIN_S)  # is quick, and tells whether there is anybody at all
-        now_s = next_ask_s = time.monotonic()
-        deadline_s = now_s + SNAPSHOT_TIMEOUT_S
-        wanted: set[int] = set()
-        while (now_s := time.monotonic()) < deadline_s and not self._stopping.is_set():
-            if now_s >= next_ask_s:
-                wanted.add(client.send(GetSnapshot()))
-                next_ask_s = now_s + SNAPSHOT_AGAIN_S
-            received = client.receive(_POLL_S)
-            if received is None or received[0] not in wanted:
-                continue
-            reply = received[1]
-            if isinstance(reply, Snapshot):
-                return reply
-            if isinstance(reply, Error):
-                raise CommandRefused(reply.code, reply.message)
-            raise CommandRefused(
-                "protocol",
-                f"{client.endpoint.control} answered with {type(reply).__name__}, not a Snapshot",
-            )
-        raise EngineUnreachable(
-            f"{client.endpoint.control} gave no snapshot within {SNAPSHOT_TIMEOUT_S:g} s"
-        )
+        """What the engine is like now; see `ask_for_snapshot`."""
+        return ask_for_snapshot(client, self._stopping)
 
     def _check_held(self, client: ControlClient) -> None:
         """Raises JoinAgain, and holds nothing, when it may be of another engine by now."""

@@ -49,6 +49,7 @@ class Subscriber:
         history: to fill, a new one by default.
         stale_s: seconds without any message until the status is `stale`.
         retry_s: seconds between attempts to reach an engine that does not answer.
+        past_s: seconds of what was before it came, to begin with, as far as the engine keeps them.
     """
 
     is_live = True
@@ -59,6 +60,7 @@ class Subscriber:
         history: History | None = None,
         stale_s: float = STALE_S,
         retry_s: float = RETRY_S,
+        past_s: float = 0.0,
     ) -> None:
         self.endpoint = Endpoint.parse(endpoint) if isinstance(endpoint, str) else endpoint
         self.name = self.endpoint.name
@@ -70,7 +72,7 @@ class Subscriber:
         self._error: str | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="subscriber", daemon=True)
-        self._healing = Healing(self.history, self.tap, self._stopping)
+        self._healing = Healing(self.history, self.tap, self._stopping, past_s)
         # Of the engine that is joined:
         self._last_published: int | None = None  # the last one that came by itself
         self._last_heard_s = 0.0

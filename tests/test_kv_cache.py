@@ -292,6 +292,7 @@ class Ways:
         with monkeypatch.context() as patch:
             patch.setattr(block_pool, "compiled", None)
             drained = [plain.drain()]
+            assert plain.runs() == as_objects.runs()
         drained.append(compiled.drain())
         for counts, moves in drained:
             assert (counts, told(moves)) == expected
@@ -391,3 +392,10 @@ def test_books_that_do_not_fit_are_an_error_and_no_crash(case: str, error: type[
     with pytest.raises(error):
         block_pool.compiled(*arguments)
     assert len(arguments[0]) == 1  # nothing was forgotten
+
+
+@needs_compiled
+@pytest.mark.parametrize("told", [bytes(8), bytearray(9), [0], None])
+def test_states_that_are_none_are_an_error_and_no_crash(told: Any) -> None:
+    with pytest.raises(TypeError, match="64 bits for each block"):
+        block_pool._wire_rows.ends_of_runs(told)

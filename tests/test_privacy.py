@@ -143,7 +143,8 @@ def serve(endpoint: Endpoint, source: Subscriber, *, with_tokens: bool) -> bytes
         while len(source.history.events(kinds=frozenset({"finish"}))) < 3:
             time.sleep(0.05)
             assert time.monotonic() < deadline_s
-        return msgspec.msgpack.encode([client.snapshot(), client.ask(ReplayFrom(sequence=0))])
+        replies = client.snapshot(), client.kept_snapshot(60.0), client.ask(ReplayFrom(sequence=0))
+        return msgspec.msgpack.encode(replies)
 
 
 class Session(NamedTuple):

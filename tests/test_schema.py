@@ -104,6 +104,7 @@ INFO = EngineInfo(
         num_streams=8, decode_ms=2.5, num_prefill_tokens=400, prefill_ms=39.25, stream_ms=1.25
     ),
     bundles=True,
+    keeps_snapshots=True,
 )
 KV = KVCounts(used=3, cached=2, empty=1019, evicted=1, queried_tokens=700, hit_tokens=64)
 EVENTS: list[wire.RequestEvent] = [

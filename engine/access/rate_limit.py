@@ -15,6 +15,7 @@ from stepscope.engine.commands import (
     Change,
     Command,
     GetAudit,
+    GetKeptSnapshot,
     GetSnapshot,
     ReplayFrom,
     Submit,
@@ -33,6 +34,7 @@ _COSTS: tuple[tuple[type[Command], float], ...] = (
     (Abort, 2.0),
     (Change, 20.0),
     (GetSnapshot, 25.0),
+    (GetKeptSnapshot, 25.0),
     (ReplayFrom, 25.0),
     (GetAudit, 10.0),
 )

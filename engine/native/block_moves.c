@@ -1,4 +1,5 @@
-/* The blocks that changed in a step as msgpack, straight from the pool's books.
+/* The blocks that changed in a step as msgpack, straight from the pool's books, and those of equal
+ * state, for snapshots.
  *
  * What `BlockPool.drain_moves` tells, to the byte once it is encoded. A step of a few hundred
  * requests changes some dozens of blocks.
@@ -93,4 +94,25 @@ PyObject *drain_moves(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
     PyDict_Clear(changed);
     _PyBytes_Resize(&payload, (Py_ssize_t)(at - begin)); /* NULL with an error set if it fails */
     return payload;
+}
+
+PyObject *ends_of_runs(PyObject *Py_UNUSED(module), PyObject *told) {
+    if (!PyByteArray_Check(told) || PyByteArray_GET_SIZE(told) % (Py_ssize_t)sizeof(int64_t) != 0) {
+        PyErr_SetString(PyExc_TypeError, "ends_of_runs(told: bytearray of 64 bits for each block)");
+        return NULL;
+    }
+    PyObject *ends = PyList_New(0);
+    Py_ssize_t num_blocks = PyByteArray_GET_SIZE(told) / (Py_ssize_t)sizeof(int64_t);
+    const int64_t *states = (const int64_t *)PyByteArray_AS_STRING(told);
+    for (Py_ssize_t i = 1; ends != NULL && i <= num_blocks; i++) {
+        if (i < num_blocks && states[i] == states[i - 1]) {
+            continue;
+        }
+        PyObject *end = PyLong_FromSsize_t(i);
+        if (end == NULL || PyList_Append(ends, end) != 0) {
+            Py_CLEAR(ends);
+        }
+        Py_XDECREF(end);
+    }
+    return ends;
 }

@@ -17,9 +17,15 @@ PyDoc_STRVAR(
     "Msgpack of the blocks that are keys of `changed`, which is empty then: `wire.BlockMove`s.\n\n"
     "`told` is brought up to date; the others are a block's books, by its number.");
 
+PyDoc_STRVAR(
+    ends_of_runs_doc,
+    "ends_of_runs(told, /)\n--\n\n"
+    "Numbers of the blocks where neighbours of one state end, each the first of the next run.");
+
 static PyMethodDef methods[] = {
     {"encode_batch", (PyCFunction)(void (*)(void))encode_batch, METH_FASTCALL, encode_batch_doc},
     {"drain_moves", (PyCFunction)(void (*)(void))drain_moves, METH_FASTCALL, drain_moves_doc},
+    {"ends_of_runs", (PyCFunction)ends_of_runs, METH_O, ends_of_runs_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -18,6 +18,7 @@ from stepscope.engine.commands import (
     Drain,
     GetAudit,
     GetInfo,
+    GetKeptSnapshot,
     GetSnapshot,
     Pause,
     ReplayFrom,
@@ -35,6 +36,7 @@ from stepscope.engine.commands import (
 SEEDS: tuple[Command, ...] = (
     GetInfo(),
     GetSnapshot(),
+    GetKeptSnapshot(past_s=60.0),
     ReplayFrom(sequence=3, limit=10),
     GetAudit(after=1),
     SetKnobs(changes={"max_num_seqs": 3, "order": "arrival"}, who="fuzz", expected_version=1),
@@ -49,7 +51,7 @@ SEEDS: tuple[Command, ...] = (
     Drain(),
     Shutdown(),
 )
-_HARMLESS = (GetInfo, GetSnapshot, ReplayFrom, GetAudit)
+_HARMLESS = (GetInfo, GetSnapshot, GetKeptSnapshot, ReplayFrom, GetAudit)
 _NASTY_NUMBERS = (0, -1, 2**31, 2**63 - 1, 2**64 - 1, -(2**63), 1.5, float("nan"), float("inf"))
 _LENGTHS = (0, 1, 7, 9, 16, 255, 256, 4096)
 

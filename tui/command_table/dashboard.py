@@ -61,7 +61,7 @@ def demo(
 @commands.command(
     epilog=example(
         "stepscope top",
-        "stepscope top tcp://127.0.0.1:5555 --readonly",
+        "stepscope top tcp://127.0.0.1:5555 --readonly --past 300",
         "stepscope top engine-0 engine-1 tcp://127.0.0.1:5555",
     )
 )
@@ -78,13 +78,20 @@ def top(
         ),
     ] = None,
     *,
+    past: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="of what a single engine has done, to begin with, as far as it keeps it; 0: none",
+        ),
+    ] = 60.0,
     name: As = None,
     flags: dict[str, Any],
 ) -> None:
     """Watch and steer running engines."""
     from stepscope.tui.commands import top as command
 
-    command.top(endpoints or (), flags, name)
+    command.top(endpoints or (), flags, name, past)
 
 
 @commands.command(

@@ -20,6 +20,7 @@ commands = typer.Typer(rich_markup_mode=None)
 @commands.command(
     epilog=example(
         "stepscope record -o session.mcap --seconds 60",
+        "stepscope record -o incident.mcap --past 300 --seconds 1",
         "stepscope record engine-0 -o week.mcap --rotate 1GB --keep 48h",
     )
 )
@@ -34,6 +35,13 @@ def record(
         float | None,
         typer.Option(metavar="NUMBER", help="for so long (default: until Ctrl-C)"),
     ] = None,
+    past: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="begin with what the engine did before, as far as it keeps it",
+        ),
+    ] = 0.0,
     rotate: Annotated[
         str | None,
         typer.Option(
@@ -70,7 +78,7 @@ def record(
     """
     from stepscope.tui.commands import record as command
 
-    command.record(endpoint, output, seconds, rotate, keep, slo_itl, slo_ttft)
+    command.record(endpoint, output, seconds, rotate, keep, slo_itl, slo_ttft, past)
 
 
 @commands.command(

@@ -4,6 +4,7 @@ import time
 from typing import TYPE_CHECKING
 
 from stepscope.engine.client import ControlClient, EngineGone, EngineStarting, EngineUnreachable
+from stepscope.engine.commands import MAX_PAST_S
 from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import Endpoint, find_local
 from stepscope.engine.local_engines import called
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from stepscope.recordings.history import History
     from stepscope.recordings.subscriber import Subscriber
 
+PAST_S = 60.0  # of what was before it came, that a dashboard begins with
 _HELLO_S = 2.0  # an engine that lives says who it is at once, whatever it is computing
 _LOOK_S = 0.2  # how often one that is starting is looked for
 _ANSWER_S = 60.0  # other answers come between two steps, and a step may be long
@@ -121,10 +123,16 @@ def _who_runs() -> str:
     return f"running here: {'; '.join(called_text(each) for each in found)}"
 
 
-def receive(endpoint: Endpoint, history: "History") -> "Subscriber":
+def check_past(past_s: float) -> None:
+    """Raises WrongUsage for what no engine keeps."""
+    if not 0 <= past_s <= MAX_PAST_S:
+        raise WrongUsage(f"--past: expected 0 to {MAX_PAST_S:.0f} seconds, got {past_s:g}")
+
+
+def receive(endpoint: Endpoint, history: "History", past_s: float = 0.0) -> "Subscriber":
     """The source of a live engine, not started yet; whatever watches engines gets them here."""
     from stepscope.recordings.subscriber import Subscriber  # not every command receives anything
 
-    source = Subscriber(endpoint, history)
+    source = Subscriber(endpoint, history, past_s=past_s)
     source.name = called(endpoint)
     return source

@@ -9,7 +9,7 @@ from stepscope.recordings.journal import Journal
 from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.rotation import MIN_ROTATE_BYTES, MIN_ROTATE_S, FileSeries, Limits
 from stepscope.recordings.subscriber import Subscriber
-from stepscope.tui.commands.connect import choose, connect
+from stepscope.tui.commands.connect import check_past, choose, connect
 from stepscope.tui.commands.errors import CommandFailed, Interrupted, WrongUsage, say
 from stepscope.tui.commands.levels import chosen_levels, level_flags
 from stepscope.tui.commands.output_path import output_path
@@ -29,10 +29,12 @@ def record(
     keep: str | None,
     slo_itl: str | None = None,
     slo_ttft: str | None = None,
+    past_s: float = 0.0,
 ) -> None:
     """Record until a signal, `seconds` have passed, or the engine ends.
 
-    A series of files (`rotate`) does not end with its engine: it waits for the next one.
+    Begins with up to `past_s` seconds of what was before, as far as the engine keeps them. A series
+    of files (`rotate`) does not end with its engine: it waits for the next one.
 
     Raises:
         CommandFailed: the file cannot be written, or the engine vanished or started anew.
@@ -42,6 +44,7 @@ def record(
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
     if keep is not None and rotate is None:
         raise WrongUsage("--keep: only with --rotate, which makes many files of one")
+    check_past(past_s)
     levels = chosen_levels(level_flags(slo_itl, slo_ttft))
     limits = _limits("--rotate", rotate)
     kept = _limits("--keep", keep)
@@ -51,7 +54,7 @@ def record(
         if not publishes(client.info()):
             note = "publishes nothing (--no-telemetry): no step of it will be in the recording"
             print(f"stepscope: note: {chosen.name} {note}", file=sys.stderr)
-    source = Subscriber(chosen, Journal())
+    source = Subscriber(chosen, Journal(), past_s=past_s)
     target = output if limits is None else FileSeries(output, limits, kept)
     stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     with stop:  # before there is a file that a signal could leave unfinished
@@ -100,10 +103,14 @@ def _watch(
 ) -> CommandFailed | None:
     """Wait for the end; what was wrong when it came too early."""
     start_s = last_live_s = last_heard_s = time.monotonic()
+    num_steps, is_joined = 0, False
     while not stop.wait(_TICK_S):
         now_s = time.monotonic()
-        if source.status in ("live", "stale"):
-            last_live_s = now_s
+        is_joined = is_joined or source.status == "live"
+        if not is_joined:
+            start_s = now_s  # `seconds` begin when all that was before has come
+        if source.status in ("live", "stale") or recorder.num_steps > num_steps:
+            last_live_s, num_steps = now_s, recorder.num_steps
         if source.status == "live":
             last_heard_s = now_s
         elapsed_s = now_s - start_s

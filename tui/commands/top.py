@@ -23,7 +23,7 @@ from stepscope.recordings.replay import ReplaySource
 from stepscope.recordings.service_levels import levels_in
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.recordings.tempo import MAX_SPEED, MIN_SPEED
-from stepscope.tui.commands.connect import choose, connect, hello, receive
+from stepscope.tui.commands.connect import PAST_S, check_past, choose, connect, hello, receive
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage, expected
 from stepscope.tui.commands.levels import judged_as
 from stepscope.tui.commands.options import resolve
@@ -39,24 +39,31 @@ if TYPE_CHECKING:
     from stepscope.tui.theme import ThemeName
 
 
-def top(endpoints: Sequence[str], flags: Mapping[str, Any], name: str | None = None) -> None:
+def top(
+    endpoints: Sequence[str],
+    flags: Mapping[str, Any],
+    name: str | None = None,
+    past_s: float = PAST_S,
+) -> None:
     """One engine, or several side by side.
 
     Args:
         name: of the operator, for the audit.
+        past_s: see `show_engines`.
 
     Raises:
         EngineUnreachable: nobody listens at the endpoint, nor will soon.
         CommandFailed: ... at any of several.
     """
     call_me(name)
+    check_past(past_s)
     settings = resolve(DashboardSettings, "dashboard", flags)
     chosen = engines_to_show(endpoints)
     check_any(chosen)
     need_terminal("'stepscope record' and 'stepscope snapshot' work without one")
     if len(chosen) == 1:
         connect(chosen[0]).close()  # several show in their rows that they are still starting
-    show_engines(chosen, settings, is_open=not named_engines(endpoints))
+    show_engines(chosen, settings, is_open=not named_engines(endpoints), past_s=past_s)
 
 
 def named_engines(named: Sequence[str]) -> list[str]:
@@ -114,12 +121,16 @@ def check_any(endpoints: Sequence[Endpoint]) -> None:
 
 
 def show_engines(
-    endpoints: Sequence[Endpoint], settings: DashboardSettings, is_open: bool = False
+    endpoints: Sequence[Endpoint],
+    settings: DashboardSettings,
+    is_open: bool = False,
+    past_s: float = PAST_S,
 ) -> None:
     """The dashboard of these engines, until the operator leaves it.
 
     Args:
         is_open: engines that appear on this machine meanwhile are shown too.
+        past_s: seconds of what a single engine did before, to begin with.
     """
     known = set(endpoints)
 
@@ -132,7 +143,7 @@ def show_engines(
         return [receive(each, new_history(settings, FLEET_STEPS)) for each in found]
 
     if len(endpoints) == 1:
-        sources = [receive(endpoints[0], new_history(settings))]
+        sources = [receive(endpoints[0], new_history(settings), past_s)]
     else:
         share = shared_bytes(len(endpoints))
         sources = [
