@@ -12,7 +12,7 @@ from stepscope.recordings.compare.requests import RequestRun
 from stepscope.tui import format as fmt
 from stepscope.tui.compare.picture import ComparePage
 from stepscope.tui.theme import LEVELS
-from stepscope.tui.widgets.lines import Line, Run, fitted
+from stepscope.tui.widgets.lines import Field, Line, Run, fitted, whole
 
 GUTTER = 11
 MIN_HEIGHT = 5  # the axis, what happened on both sides, and a row of budget each
@@ -209,7 +209,7 @@ def _cursor_line(
 ) -> Line:
     mark = "▶" if page.focus == letter.lower() else " "
     at = offset_text(page, page.cursor)
-    head: list[Run] = [(f"{mark}{letter} ", "strong"), (f"{at:>8} ", "muted")]
+    head: Line = ((f"{mark}{letter} ", "strong"), (f"{at:>8} ", "muted"))
     if point is None:
         return (*head, ("no step here", "muted"))
     steps = f"step {point.first:,}"
@@ -218,18 +218,17 @@ def _cursor_line(
     wait_ms = None if point.longest_us is None else point.longest_us / 1000
     is_late = wait_ms is not None and wait_ms > slo_itl_ms
     late = "!" if is_late else " "
-    most = "up to " if point.last != point.first and width >= 110 else ""
-    return (
-        *head,
-        (f"{steps:<18} ", "text"),
-        (most, "muted"),
-        (f"{fmt.with_ms(point.duration_us / 1000):>8}", "strong"),
-        ("  prefill ", "muted"),
-        (f"{point.num_prefill_tokens:,}/{fmt.count(point.token_budget)}", "prefill"),
-        ("  decode ", "muted"),
-        (f"{point.num_decode_tokens}", "decode"),
-        ("  wait ", "muted"),
-        (f"{fmt.with_ms(wait_ms)}{late}", "breach" if is_late else "text"),
-        ("  queue ", "muted"),
-        (f"{point.num_waiting}", "text"),
+    most: Line = (("up to ", "muted"),) if point.last != point.first else ()
+    took = fmt.with_ms(point.duration_us / 1000)
+    prefill = f"{point.num_prefill_tokens:,}/{fmt.count(point.token_budget)}"
+    waited: Run = (f"{fmt.with_ms(wait_ms)}{late}", "breach" if is_late else "text")
+    fields = (
+        Field(0, (*head, (f"{steps:<18} ", "text"))),
+        Field(5, most),
+        Field(1, ((f"{took:>8}", "strong"),)),
+        Field(3, (("  prefill ", "muted"), (prefill, "prefill"))),
+        Field(4, (("  decode ", "muted"), (f"{point.num_decode_tokens}", "decode"))),
+        Field(2, (("  wait ", "muted"), waited)),
+        Field(6, (("  queue ", "muted"), (f"{point.num_waiting}", "text"))),
     )
+    return whole(fields, width)

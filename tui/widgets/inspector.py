@@ -19,7 +19,7 @@ from stepscope.engine.wire import (
 from stepscope.recordings.session import request_name
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
-from stepscope.tui.widgets.lines import Line, Run, clean, framed
+from stepscope.tui.widgets.lines import Field, Line, Run, clean, framed, whole
 
 _MAX_TEXT = 48
 
@@ -37,7 +37,12 @@ def body(frame: Frame, num_rows: int, width: int) -> list[Line]:
     if record is None or summary is None:
         return [((" this step was lost on the way here", "muted"),)] if frame.cursor else []
     head: list[Line] = [_spent(record), _decodes(record)]
-    tail: list[Line] = [_cached(record), *_idle(record), *waiting_lines(record), _blocks(record)]
+    tail: list[Line] = [
+        _cached(record),
+        *_idle(record),
+        *waiting_lines(record, width),
+        _blocks(record),
+    ]
     tail.append(times_line(record, width))
     if record.hidden_ns is not None or record.num_wasted_tokens or record.token_limit is not None:
         tail += prepared_lines(record, overlap=True)
@@ -108,12 +113,15 @@ def _idle(record: StepRecord) -> list[Line]:
     return [*padding, _equals("idle budget", record.token_budget - spent, "muted")]
 
 
-def waiting_lines(record: StepRecord) -> list[Line]:
-    """Who waits, and what for."""
+def waiting_lines(record: StepRecord, width: int) -> list[Line]:
+    """Who waits, and what for; of many reasons those of who is first."""
     if not record.num_waiting:
         return [((" nobody waits", "muted"),)]
-    why = ", ".join(f"{n} {reason}" for reason, n in (record.waiting_reasons or {}).items())
-    return [((f" {record.num_waiting} wait", "text"), (f": {why}" if why else "", "muted"))]
+    reasons = (record.waiting_reasons or {}).items()
+    fields = [Field(0, ((f" {record.num_waiting} wait", "text"),))]
+    for number, (reason, n) in enumerate(reasons):
+        fields.append(Field(1 + number, ((f"{', ' if number else ': '}{n} {reason}", "muted"),)))
+    return [whole(fields, width)]
 
 
 def _blocks(record: StepRecord) -> Line:

@@ -10,9 +10,17 @@ from stepscope.recordings.windows import Breach
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.latency_windows import WINDOWS
-from stepscope.tui.widgets import latency_charts, wait_pieces
+from stepscope.tui.widgets import late_text, latency_charts, wait_pieces
 from stepscope.tui.widgets.lines import Line, Run, clean, framed, spot
-from stepscope.tui.widgets.panels import Cell, Column, Target, beside, first_shown, table
+from stepscope.tui.widgets.panels import (
+    Cell,
+    Column,
+    Target,
+    beside,
+    first_shown,
+    room_of_last,
+    table,
+)
 
 NARROW = 100  # below it no spread beside the heat map
 MAX_BREACHES = 200
@@ -238,6 +246,7 @@ def _explained(
 ) -> list[list[Cell]]:
     """Cells of all rows; only those that will be seen are explained."""
     whys, usual = {}, wait_pieces.usual_ns(frame)
+    why_room = room_of_last(_COLUMNS, width - 2)
     left_ns = _READ_NS
     for breach in reversed(_seen(frame, breaches, room)):  # on in time costs less than back
         if not frame.history.is_explained(breach.step, breach.request_id):
@@ -249,7 +258,7 @@ def _explained(
         late = frame.history.wait(breach.step, breach.request_id)
         whys[breach] = "not in memory any more"
         if late is not None:
-            whys[breach] = wait_pieces.brief(late, width, usual)
+            whys[breach] = late_text.of_wait(late, usual, why_room)
     rows: list[list[Cell]] = []
     for breach in breaches:
         why = whys.get(breach, "")

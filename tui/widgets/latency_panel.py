@@ -4,7 +4,8 @@ from stepscope.recordings.latency import TREND_BUCKETS, Series
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import LATENCY_WINDOW_S, Frame
 from stepscope.tui.theme import LEVELS
-from stepscope.tui.widgets.lines import Line, Run, clean, framed, length_of, spot
+from stepscope.tui.widgets import late_text
+from stepscope.tui.widgets.lines import Line, Run, framed, length_of, spot
 
 _NAMES = ("TTFT", "ITL", "TPOT", "step")
 
@@ -50,11 +51,12 @@ def one_line(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         named = ((" ms p50 p95 p99 of", "muted"), *cut)
     shortest: Line = (*cut, *(run for wait in waits for run in wait))
     lines: list[Line] = [(*named, *shortest[len(cut) :], *tpot), (*shortest, *tpot), shortest]
-    stall = "" if frame.stall is None else frame.stall.text
+    whole_stall = "" if frame.stall is None else frame.stall.text
     for line in lines:
         room = width - length_of(line) - 2
-        if room >= len(stall) or line is shortest:
-            return [(*line, ("│ ", "frame"), (clean(stall, room), "text")) if stall else line]
+        if room >= len(whole_stall) or line is shortest:
+            stall = "" if frame.stall is None else late_text.of_stall(frame.stall, room)
+            return [(*line, ("│ ", "frame"), (stall, "text")) if stall else line]
     raise AssertionError("the shortest is one of them")
 
 
@@ -138,4 +140,5 @@ def _stall(frame: Frame, width: int) -> list[Line]:
     where = spot("step", frame.stall.step)
     if len(text) <= width:
         return [(where, (" last stall: ", "muted"), (frame.stall.text, "text"))]
-    return [(where, (" last stall:", "muted")), (where, ("  " + frame.stall.text, "text"))]
+    stall = late_text.of_stall(frame.stall, width - 1)
+    return [(where, (" last stall:", "muted")), (where, (f"  {stall}", "text"))]

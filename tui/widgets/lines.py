@@ -10,6 +10,7 @@ A run without text is a mark: what is right of it, up to an edge, leads somewher
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from rich.cells import cell_len
 from textual.geometry import Region
@@ -190,6 +191,26 @@ def fitted(line: Iterable[Run], width: int) -> Line:
 
 def length_of(line: Iterable[Run]) -> int:
     return sum(len(text) for text, _ in line)
+
+
+class Field(NamedTuple):
+    """A part of a line that is shown whole or not at all; a higher rank goes first."""
+
+    rank: int
+    line: Line
+
+
+def whole(fields: Sequence[Field], width: int) -> Line:
+    """As many fields as fit into `width` cells, in the order given."""
+    kept = list(fields)
+    while len(kept) > 1 and sum(length_of(field.line) for field in kept) > width:
+        kept.remove(max(reversed(kept), key=lambda field: field.rank))
+    return tuple(run for field in kept for run in field.line)
+
+
+def first_fitting(forms: Sequence[Line], width: int) -> Line:
+    """The first of several forms of a line that fits; the last one where none does."""
+    return next((form for form in forms if length_of(form) <= width), forms[-1])
 
 
 def spread(left: Line, right: Line, width: int, fill: Run = (" ", "text")) -> Line:

@@ -84,6 +84,12 @@ def table(
     return lines
 
 
+def room_of_last(columns: Sequence[Column], width: int) -> int:
+    """Cells of the last column that a table of this width shows."""
+    shown = _fitting(columns, width)
+    return shown[-1][1] if shown else 0
+
+
 def first_shown(number: int, room: int, selected: int | None) -> int:
     """The first of `number` rows to show, so that the selected one stands in the middle."""
     if selected is None or number <= room:

@@ -12,10 +12,18 @@ from stepscope.recordings.session import request_name
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.lane_rows import lane_status
-from stepscope.tui.widgets import life_line, transcript, wait_pieces
+from stepscope.tui.widgets import late_text, life_line, transcript, wait_pieces
 from stepscope.tui.widgets.life_line import with_unit
 from stepscope.tui.widgets.lines import Line, Run, clean, framed, length_of
-from stepscope.tui.widgets.panels import Cell, Column, Target, column_chart, pairs, table
+from stepscope.tui.widgets.panels import (
+    Cell,
+    Column,
+    Target,
+    column_chart,
+    pairs,
+    room_of_last,
+    table,
+)
 
 MEDIANS = 2.0  # where no wait breaks the service level, one longer than so many medians is listed
 _COLUMNS = (
@@ -262,12 +270,14 @@ def _row(frame: Frame, late: Late, width: int) -> list[Cell]:
     main = by_cause(late.pieces)
     share = max(main.values(), default=0) / max(1, late.gap_ns)
     glyph = {"preempted": "✗", "paused": "‖"}.get(late.cause, "")
-    why = wait_pieces.brief(late, width, wait_pieces.usual_ns(frame))
+    sign = f"{glyph} " if glyph else ""
+    room = room_of_last(_COLUMNS, width - 2) - len(sign)
+    why = late_text.of_wait(late, wait_pieces.usual_ns(frame), room)
     return [
         ("first" if not late.token_idx else f"#{late.token_idx + 1}", "strong"),
         (f"{late.step:,}", "text"),
         (fmt.clock(frame.history.wall_ns(late.end_ns)), "muted"),
         (f"{late.gap_ns / 1e6:,.1f}{'!' if is_breach else ' '}", "breach" if is_breach else "text"),
         (f"{share:.0%}", "muted"),
-        (f"{glyph + ' ' if glyph else ''}{why}", "text"),
+        (f"{sign}{why}", "text"),
     ]

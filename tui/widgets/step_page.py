@@ -6,9 +6,17 @@ from stepscope.recordings.session import request_name
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.theme import CAUSE_GLYPHS
-from stepscope.tui.widgets import inspector, wait_pieces
-from stepscope.tui.widgets.knob_panel import value_text
-from stepscope.tui.widgets.lines import Line, Run, clean, framed, length_of
+from stepscope.tui.widgets import inspector, late_text, step_changes, wait_pieces
+from stepscope.tui.widgets.lines import (
+    Field,
+    Line,
+    Run,
+    clean,
+    first_fitting,
+    framed,
+    length_of,
+    whole,
+)
 from stepscope.tui.widgets.panels import Cell, Column, Target, bar, beside, table
 
 NARROW = 100  # below it one column
@@ -46,7 +54,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     else:
         left = width // 2
         events = (
-            *_changes(frame, record, summary, width - left - 2),
+            *step_changes.draw(frame, record, summary, width - left - 2),
             *_longest(frame, record.step, width - left - 2),
             *inspector.event_lines(record),
         )
@@ -141,25 +149,39 @@ def _costs(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -
             (f"{spent + padded:>7,} of {fmt.count(budget):<7}", "strong"),
             *bar((spent + padded) / budget if budget else None, bar_width, "prefill"),
         ),
-        (
-            ("   decode ", "muted"),
-            (f"{record.num_decode_tokens:,}", "decode"),
-            ("  prefill ", "muted"),
-            (f"{record.num_prefill_tokens:,}", "prefill"),
-            ("  cached, not spent ", "muted"),
-            (fmt.count(summary.num_cached_tokens), "cached"),
-            *((("  padding ", "muted"), (f"{padded:,}", "caution")) if padded else ()),
-        ),
+        _spent(record, summary, width),
         (
             (" seats   ", "muted"),
             (f"{seats:>7,} of {fmt.count(record.max_num_seqs):<7}", "strong"),
             *bar(seats / record.max_num_seqs if record.max_num_seqs else None, bar_width, "decode"),
         ),
         _kv(record, bar_width, width),
-        *inspector.waiting_lines(record),
+        *inspector.waiting_lines(record, width),
         *inspector.prepared_lines(record, None if info is None else info.overlap),
     ]
     return lines
+
+
+def _spent(record: StepRecord, summary: StepSummary, width: int) -> Line:
+    """What the budget went to."""
+    padded = record.num_padded_tokens or 0
+    spent: Line = (
+        ("   decode ", "muted"),
+        (f"{record.num_decode_tokens:,}", "decode"),
+        ("  prefill ", "muted"),
+        (f"{record.num_prefill_tokens:,}", "prefill"),
+    )
+    cached: Run = (fmt.count(summary.num_cached_tokens), "cached")
+    padding: Line = (("  padding ", "muted"), (f"{padded:,}", "caution")) if padded else ()
+    return first_fitting(
+        (
+            (*spent, ("  cached, not spent ", "muted"), cached, *padding),
+            (*spent, ("  cached ", "muted"), cached, *padding),
+            (*spent, *padding),
+            spent,
+        ),
+        width,
+    )
 
 
 def _longest(frame: Frame, step: int, width: int) -> list[Line]:
@@ -179,7 +201,8 @@ def _longest(frame: Frame, step: int, width: int) -> list[Line]:
     pieces = [piece for piece in late.pieces if piece.ns * 100 >= late.gap_ns]
     for piece in sorted(pieces, key=lambda piece: -piece.ns)[:3]:
         glyph, style = CAUSE_GLYPHS[piece.cause]
-        text = clean(piece.told(wait_pieces.usual_ns(frame)), max(8, width - 17))
+        room = max(8, width - 17)
+        text = clean(late_text.of_piece(piece, wait_pieces.usual_ns(frame), room), room)
         lines.append(
             ((f" {piece.ns / 1e6:>9,.1f} ms ", "text"), (glyph, style), (f" {text}", "muted"))
         )
@@ -240,67 +263,9 @@ def _kv(record: StepRecord, bar_width: int, width: int) -> Line:
         return ((" KV      ", "muted"), ("the engine does not tell its blocks", "muted"))
     total = kv.used + kv.cached + kv.empty
     figures: Line = ((" KV      ", "muted"), (f"{kv.used:>7,} of {total:<7,}", "strong"))
-    rest: Line = (
-        (f"  {kv.cached:,} cached", "muted"),
-        (f"  {kv.evicted:,} evicted" if kv.evicted else "", "caution"),
-    )
+    cached: Line = ((f"  {kv.cached:,} cached", "muted"),)
+    evicted: Line = ((f"  {kv.evicted:,} evicted", "caution"),) if kv.evicted else ()
+    rest = whole((Field(1, cached), Field(0, evicted)), width - length_of(figures) - 2)
     room = max(2, width - length_of(figures) - length_of(rest))
     used = bar(kv.used / total if total else None, min(bar_width, room), "kv_used")
     return (*figures, *used, *rest)
-
-
-# What changed
-
-
-def _changes(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -> list[Line]:
-    history = frame.history
-    before_step = history.neighbour(record.step, -1)
-    before = history.summary(before_step) if before_step < record.step else None
-    lines: list[Line] = []
-    if summary.after_gap:
-        lines.append(((" ? ", "caution"), ("records before this step are missing", "text")))
-    for change in history.knob_changes:
-        if change.effective_step == record.step:
-            what = ", ".join(
-                f"{name} {value_text(change.old.get(name))}→{value_text(value)}"
-                for name, value in change.new.items()
-            )
-            lines.append(((" ◆ ", "mark"), (f"{what} by {clean(change.who, 16)}", "text")))
-    if before is None:
-        return [*lines, ((" nothing is known of the step before", "muted"),)]
-    idle_ms = max(0, record.schedule_start_ns - before.tokens_ns) / 1e6
-    lines.append(
-        (
-            (" after step ", "muted"),
-            (f"{before.step:,}", "text"),
-            (f", {fmt.milliseconds(idle_ms)} ms later; than that step:", "muted"),
-        )
-    )
-    deltas = (
-        ("took", summary.duration_ns / 1e6, before.duration_ns / 1e6),
-        ("prefill", summary.num_prefill_tokens, before.num_prefill_tokens),
-        ("decode", summary.num_decode_tokens, before.num_decode_tokens),
-        ("run", summary.num_running, before.num_running),
-        ("wait", summary.num_waiting, before.num_waiting),
-        ("KV", summary.kv_used, before.kv_used),
-    )
-    line, moving = [], []
-    for name, now, then in deltas:
-        delta: list[Run] = [(f" {name} ", "muted")]
-        if now is None or then is None:
-            delta.append(("—", "text"))
-        else:
-            style = "text" if now == then else "strong"
-            moved = _longer(now - then) if name == "took" else f"{now - then:+,}"
-            delta.append((moved, style))
-        line += delta
-        moving += delta if name == "took" or now != then else []
-    # Where there is no room for all of it, what has not changed is left out.
-    return [*lines, tuple(line if length_of(line) <= width else moving)]
-
-
-def _longer(ms: float) -> str:
-    """A difference of two durations, which no duration is."""
-    if abs(ms) < 0.05:
-        return "as long"
-    return f"{abs(ms):,.1f} ms {'less' if ms < 0 else 'more'}"

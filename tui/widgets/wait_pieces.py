@@ -4,6 +4,7 @@ from stepscope.recordings.causes import Late
 from stepscope.recordings.session import request_name
 from stepscope.tui.frame import Frame
 from stepscope.tui.theme import CAUSE_GLYPHS
+from stepscope.tui.widgets import late_text
 from stepscope.tui.widgets.lines import Line, clean, framed
 
 _BAR_WIDTH, _NARROW_BAR_WIDTH = 20, 5
@@ -47,12 +48,6 @@ def draw(late: Late, width: int, height: int, usual: float | None) -> list[Line]
     return framed(body, width, height, title, hint)
 
 
-def brief(late: Late, width: int, usual: float | None) -> str:
-    """Why, in a cell of a table on a screen of this width."""
-    main = late.main
-    return late.explained(usual) if width >= _NARROW or main is None else main.short
-
-
 def _line(late: Late, number: int, width: int, usual: float | None) -> Line:
     piece = late.pieces[number]
     glyph, style = CAUSE_GLYPHS[piece.cause]
@@ -60,8 +55,9 @@ def _line(late: Late, number: int, width: int, usual: float | None) -> Line:
     bar_width = _BAR_WIDTH if width >= _NARROW else _NARROW_BAR_WIDTH
     cells = max(1, round(share * bar_width))
     where = f" from step {piece.step:,}" if piece.num_steps else f" before step {piece.step:,}"
-    text = clean(piece.told(usual), max(8, width - 23 - bar_width))
-    where = where if len(text) + len(where) <= width - 23 - bar_width else ""
+    room = max(8, width - 23 - bar_width)
+    text = clean(late_text.of_piece(piece, usual, room), room)
+    where = where if len(text) + len(where) <= room else ""
     bar_style = "text" if style in ("preempted", "idle") else style
     return (
         (f" {piece.ns / 1e6:>10,.1f} ms {share:>4.0%} ", "strong" if share >= 0.5 else "text"),

@@ -1,0 +1,98 @@
+"""Lines that say why a token was late, and what a step did, lose whole fields, no half numbers."""
+
+import re
+
+import pytest
+
+from stepscope.recordings.causes import Late, Piece
+from stepscope.tui.widgets import late_text
+from stepscope.tui.widgets.lines import Field, length_of, whole
+
+MS = 1_000_000
+LATE = Late(
+    request_id=33,
+    client_id="chat-1",
+    token_idx=7,
+    step=184_201,
+    start_ns=0,
+    end_ns=900 * MS,
+    bound_ns=50 * MS,
+    pieces=(
+        Piece("between", 0, 2 * MS, 184_190),
+        Piece("prefill", 2 * MS, 500 * MS, 184_191, 3, request_id=12, num_tokens=4096),
+        Piece("queued", 502 * MS, 301 * MS, 184_194, 5, "seats"),
+        Piece("step", 803 * MS, 97 * MS, 184_199, 2),
+    ),
+)
+PREEMPTED = LATE._replace(
+    pieces=(
+        Piece("preempted", 0, 600 * MS, 184_190, 9, "kv_blocks"),
+        Piece("recompute", 600 * MS, 300 * MS, 184_199, 2, num_tokens=1172),
+    )
+)
+FULL_OF = {
+    LATE: "step 184,191 prefill r12 4096 tok → ITL 900 ms",
+    PREEMPTED: "step 184,190 r33 preempted, 1,172 tok again → ITL 900 ms",
+}
+
+
+def numbers(text: str) -> list[str]:
+    return re.findall(r"[\d,.]*\d", text)
+
+
+def test_a_wait_is_told_in_full_where_there_is_room() -> None:
+    assert late_text.of_wait(LATE, None, 400) == LATE.explanation
+    assert late_text.of_wait(LATE, 8e6, 400) == LATE.explained(8e6)
+
+
+@pytest.mark.parametrize("late", [LATE, PREEMPTED], ids=["shared", "preempted"])
+def test_a_wait_is_told_in_whole_words_with_its_largest_part_first(late: Late) -> None:
+    for room in range(34, 240):
+        text = late_text.of_wait(late, 8e6, room)
+        assert len(text) <= room
+        first = max(late.pieces, key=lambda piece: piece.ns)
+        assert text.startswith(f"{first.ns / 1e6:.1f} ms ")
+        assert ("r12" if first.cause == "prefill" else "preempted") in text
+        *told, last = text.split("; ")
+        told_in_full = {n for piece in late.pieces for n in numbers(piece.told(8e6) + piece.short)}
+        for part in [*told, last]:
+            ms = float(part.split(" ms ")[0])
+            if re.fullmatch(r".* ms in \d more", part):
+                ns = sorted((piece.ns for piece in late.pieces), reverse=True)[len(told) :]
+                assert (ms, part[-6:]) == (sum(ns) / MS, f"{len(ns)} more")
+            else:
+                assert ms in [piece.ns / MS for piece in late.pieces]
+                assert set(numbers(part)[1:]) <= told_in_full
+
+
+def test_large_parts_are_named_before_the_largest_is_told_in_full() -> None:
+    text = late_text.of_wait(LATE, None, 75)
+    assert text == "500.0 ms beside 4,096 prefill tokens of r12; 301.0 ms queued for a seat"
+    text = late_text.of_wait(LATE, None, 60)
+    assert text == "500.0 ms prefill r12 4096 tok; 301.0 ms queued for a seat"
+
+
+@pytest.mark.parametrize("late", FULL_OF, ids=["shared", "preempted"])
+def test_a_stall_in_one_line_keeps_how_long_it_took(late: Late) -> None:
+    for room in range(80):
+        text, full = late_text.of_stall(late, room), FULL_OF[late]
+        assert len(text) <= room
+        if room >= len(full):
+            assert text == full
+        elif room >= len("ITL 900 ms"):
+            assert text.endswith("ITL 900 ms")
+        else:
+            assert text == ""
+        if room >= 28:
+            assert ("r12" if late is LATE else "preempted") in text
+
+
+def test_fields_are_shown_whole_or_not_at_all() -> None:
+    for width in range(1, 30):
+        fields = [
+            Field(rank, ((f" {text}", "text"),)) for rank, text in [(0, "a"), (2, "123"), (1, "45")]
+        ]
+        line = whole(fields, width)
+        words = "".join(text for text, _ in line).split()
+        assert words == (["a", "123", "45"] if width >= 9 else ["a", "45"] if width >= 5 else ["a"])
+        assert length_of(line) <= width or words == ["a"]
