@@ -62,7 +62,7 @@ class RecordingWriter:
     ) -> None:
         self.state: RecordingState = "recording"
         self.error: str | None = None
-        self.note: str | None = None  # why it ended by itself
+        self.note: str | None = None  # why it ended by itself, once its file is whole
         self.num_steps = self.num_safe_steps = 0
         self.first_step: int | None = None
         self.last_step: int | None = None
@@ -83,6 +83,7 @@ class RecordingWriter:
         # The writing thread's:
         self._next_clean_s = 0.0
         self._has_come = False  # anything, since the files were looked after
+        self._why_ended: str | None = None
         self._log = self._new_log()
 
     @property
@@ -146,6 +147,7 @@ class RecordingWriter:
             self._file.abandon()
             return
         if self.state == "recording":
+            self.note = self._why_ended  # who reads it may begin another one
             self.state = "finished"
         elif self.error is not None:
             self.error += _kept(self.path)
@@ -165,7 +167,7 @@ class RecordingWriter:
                 with self._lock:
                     self.num_queued_bytes -= len(item[2])
                 self._write(*item)
-                if self.note is not None:
+                if self._why_ended is not None:
                     return
             if time.monotonic() >= next_flush_s:
                 self._tell_levels()
@@ -221,7 +223,7 @@ class RecordingWriter:
                 at = f"the recording ends at step {self.last_step}"
                 if self.last_step is None:
                     at = "the recording ends without a step"
-                self.note = f"the engine started anew: {at}"
+                self._why_ended = f"the engine started anew: {at}"
                 return
             self._next_file(self._series)
             self._log = self._new_log()

@@ -17,7 +17,7 @@ from textual import events
 
 from stepscope.engine.client import ControlClient
 from stepscope.engine.commands import Pause, Resume, SamplingParams, Submit, WorkloadSpec
-from stepscope.engine.wire import KnobSpec
+from stepscope.engine.wire import EngineInfo, KnobSpec
 from stepscope.engine.workload import fields_of
 from stepscope.recordings.landmarks import landmarks
 from stepscope.recordings.reader import Recording
@@ -106,6 +106,8 @@ async def test_an_undo_waits_for_the_answer_to_the_one_before(
     async with app.run_test(size=(160, 40)):
         await press(app, "B", *"512", "enter")
         await until(lambda: "→512 applied at step" in main_text(app), "no first answer")
+        # Else the first U waits for it, and is asked, which ends what is said, at any time.
+        await until(lambda: len(changes.knob_changes) == 1, "the change is not told")
         gone_on = threading.Event()
         take = live_engine.core._take
 
@@ -122,6 +124,7 @@ async def test_an_undo_waits_for_the_answer_to_the_one_before(
         await press(app, "U")
         said = "undo: max_num_batched_tokens 512→2048 applied at step"
         await until(lambda: said in main_text(app), "the third is not done")
+        await until(lambda: len(changes.knob_changes) == 4, "the last change is not told")
         budgets = [change.new["max_num_batched_tokens"] for change in changes.knob_changes]
         assert budgets == [512, 2048, 512, 2048]
         assert not [entry for entry in changes.state.audit if entry.code]
@@ -514,18 +517,49 @@ async def test_why_a_recording_ended_is_told_until_the_next_key(
     monkeypatch.chdir(tmp_path)
     app = dashboard(source)
     core = live_engine.core
+    anchored = core.anchored
+
+    def another(info: EngineInfo) -> EngineInfo:
+        """As the engine's thread tells it: who set `info` from here might be overwritten."""
+        return msgspec.structs.replace(anchored(info), engine_id="another")
+
     async with app.run_test(size=(120, 40)):
         await press(app, "R")
         await until(lambda: "● REC" in main_text(app), "the recording is not shown")
-        core.info = msgspec.structs.replace(core.info, engine_id="another")
-        core._signs._next_info_ns = 0  # told with the next step
+        first = source.history.last_step or 0
+        await until(lambda: (source.history.last_step or 0) > first, "no step comes into it")
+        monkeypatch.setattr(core, "anchored", another)
+        core._signs._next_info_ns = 0  # told with the next step, or some seconds later
         said = "the engine started anew: the recording ends at step"
         await until(lambda: said in main_text(app), "nothing is said")
+        await until(lambda: "● REC" not in main_text(app), "it is still recording")
         await press(app, "end")
-        assert said not in main_text(app)
+        await until(lambda: said not in main_text(app), "it is still said")
         await press(app, "R")
         await until(lambda: "● REC" in main_text(app), "no second recording")
     app.close()
+
+
+async def test_recordings_that_begin_in_one_second_are_files_of_their_own(
+    source: Subscriber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "stepscope-engine-20261122-101500.mcap"
+    monkeypatch.setattr("stepscope.recordings.recorder.default_name", lambda source: name)
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        for _ in range(2):
+            await press(app, "R")
+            await until(lambda: "● REC" in main_text(app), "the recording is not shown")
+            await press(app, "R")
+            await until(lambda: "● REC" not in main_text(app), "it is still shown")
+    app.close()
+    assert app.recordings()
+    names = sorted(path.name for path in tmp_path.glob("*.mcap"))
+    assert names == [name.replace(".mcap", "-2.mcap"), name]
+    for each in names:
+        with Recording(each) as recording:
+            assert recording.message is None
 
 
 async def test_leaving_ends_a_recording_in_good_order(

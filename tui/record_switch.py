@@ -1,6 +1,7 @@
 """`RecordSwitch`: what `R` does. One recording after another, of one live source."""
 
 import threading
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,22 +64,30 @@ class RecordSwitch:
         self._is_seen = self._recorder is not None and self._recorder.error is not None
 
     def start(self) -> Path:
-        """Begin a new file; gives its path.
+        """Begin a new file, over none that is there; gives its path.
 
         Raises:
             RecordingError: it cannot be written.
         """
-        from stepscope.recordings.recorder import Recorder, default_name  # loads mcap and zstd
+        from stepscope.recordings.recorder import Recorder  # loads mcap and zstd
 
         history = self._source.history
-        self._recorder = Recorder(
-            self._source,
-            self._folder / default_name(self._source.name),
-            lambda: levels_of(history.slo),
-        )
+        self._recorder = Recorder(self._source, self._new_path(), lambda: levels_of(history.slo))
         self._is_ending = self._is_seen = False
         remember(self._recorder.path)
         return self._recorder.path
+
+    def _new_path(self) -> Path:
+        """Named after the source and the second; two may begin in one."""
+        from stepscope.recordings.mcap_index import PART_SUFFIX
+        from stepscope.recordings.recorder import default_name
+
+        path = first = self._folder / default_name(self._source.name)
+        for number in count(2):
+            if not path.exists() and not path.with_name(path.name + PART_SUFFIX).exists():
+                break
+            path = first.with_stem(f"{first.stem}-{number}")
+        return path
 
     def stop(self) -> None:
         """End the recording; the file is finished by a thread of its own."""
