@@ -7,7 +7,8 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,34 +80,62 @@ def test_a_recording_is_finished_when_a_signal_ends_the_dashboard(
 def test_a_terminal_that_goes_without_a_signal_ends_the_dashboard_and_its_recording_is_whole(
     live_engine: Any, tmp_path: Path
 ) -> None:
-    """As in a session of its own, which no terminal controls."""
+    arguments = ("top", live_engine.endpoint.control, "--no-keep")
+    with in_a_session_of_its_own(tmp_path, *arguments) as (process, terminal):
+        read_until(terminal, b"LIVE")
+        os.write(terminal, b"R")
+        read_until(terminal, b"REC")
+        with ControlClient(live_engine.endpoint) as client:
+            sampling = SamplingParams(max_tokens=900, ignore_eos=True)
+            client.send(Submit(prompt_token_ids=[1] * 20, sampling=sampling))
+            read_until(terminal, b"DEC")
+        os.close(terminal)
+        assert process.wait(15) == 128 + signal.SIGHUP
+    assert_whole_and_quiet(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown", "key"),
+    [((), b"freeze", b""), (("replay", "freeze"), b"REPLAY", b" ")],
+    ids=["start", "paused replay"],
+)
+def test_a_terminal_that_goes_without_a_signal_ends_a_screen_that_draws_nothing(
+    tmp_path: Path, arguments: tuple[str, ...], shown: bytes, key: bytes
+) -> None:
+    with in_a_session_of_its_own(tmp_path, *arguments) as (process, terminal):
+        read_until(terminal, shown)
+        if key:
+            os.write(terminal, key)
+            read_until(terminal, b"PAUSED")
+        while select.select([terminal], [], [], 1.0)[0]:  # until nothing is drawn any more
+            os.read(terminal, 65536)
+        os.close(terminal)
+        assert process.wait(15) == 128 + signal.SIGHUP
+
+
+@contextmanager
+def in_a_session_of_its_own(
+    folder: Path, *arguments: str
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A program that no terminal controls, and the other end of the one that it draws on."""
     ours, theirs = os.openpty()
     termios.tcsetwinsize(theirs, (40, 120))
-    state = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
+    state = {"XDG_CONFIG_HOME": str(folder), "XDG_STATE_HOME": str(folder / "state")}
     process = subprocess.Popen(
-        [*_CLI, "top", live_engine.endpoint.control, "--no-keep"],
+        [*_CLI, *arguments],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
         env={**os.environ, "TERM": "xterm-256color", **state},
-        cwd=tmp_path,
+        cwd=folder,
         start_new_session=True,
     )
     os.close(theirs)
     try:
-        read_until(ours, b"LIVE")
-        os.write(ours, b"R")
-        read_until(ours, b"REC")
-        with ControlClient(live_engine.endpoint) as client:
-            sampling = SamplingParams(max_tokens=900, ignore_eos=True)
-            client.send(Submit(prompt_token_ids=[1] * 20, sampling=sampling))
-            read_until(ours, b"DEC")
-        os.close(ours)
-        assert process.wait(15) == 128 + signal.SIGHUP
+        yield process, ours
     finally:
         process.kill()
         process.wait()
-    assert_whole_and_quiet(tmp_path)
 
 
 def read_until(terminal: int, what: bytes) -> None:

@@ -12,6 +12,8 @@ from typing import Any, TextIO, cast
 
 from textual.app import App
 
+from stepscope.tui.hang_up import noticed_hang_up
+
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _GRACE_S = 5.0  # a screen that is not left by then waits for a terminal that is gone
 
@@ -51,7 +53,7 @@ def left_on_signals(app: App[Any], close: Callable[[], None]) -> Iterator[None]:
     before = [signal.signal(each, leave) for each in _ENDING]
     try:
         try:
-            with _terminal_may_go():
+            with _terminal_may_go(), noticed_hang_up(_hang_up):
                 yield
         finally:
             is_left.set()
@@ -97,7 +99,12 @@ class _Terminal:
             yield
         except OSError:
             self._is_gone = True
-            os.kill(os.getpid(), signal.SIGHUP)
+            _hang_up()
+
+
+def _hang_up() -> None:
+    """As the kernel does where the terminal controls this process."""
+    os.kill(os.getpid(), signal.SIGHUP)
 
 
 @contextmanager

@@ -1,0 +1,50 @@
+"""A terminal that goes away while nothing is written to it: seen at once, and at no cost till then.
+
+The kernel sends SIGHUP to those whom the terminal controls alone, and a screen that stands still
+writes nothing that could fail. Reading tells of it only as an end of input, again and again.
+"""
+
+import os
+import select
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Thread
+
+
+@contextmanager
+def noticed_hang_up(gone: Callable[[], None]) -> Iterator[None]:
+    """Call `gone`, once and on a thread of its own, when the terminal of this process hangs up."""
+    terminals = [
+        stream.fileno()
+        for stream in (sys.__stdin__, sys.__stderr__)
+        if stream is not None and stream.isatty()
+    ]
+    if not terminals:  # nothing that could hang up: a pipe that ends is no terminal that goes
+        yield
+        return
+    ended, end = os.pipe()
+    watcher = Thread(
+        target=_watch, args=(terminals, ended, gone), name="terminal watch", daemon=True
+    )
+    watcher.start()
+    try:
+        yield
+    finally:
+        os.close(end)
+        watcher.join()
+        os.close(ended)
+
+
+def _watch(terminals: list[int], ended: int, gone: Callable[[], None]) -> None:
+    poll = select.poll()
+    for number in (*terminals, ended):
+        poll.register(number, 0)  # hang-ups and errors are told without being asked for
+    while True:
+        for number, what in poll.poll():
+            if number == ended:
+                return
+            if what & select.POLLHUP:
+                gone()
+                return
+            poll.unregister(number)  # a system that cannot say of a terminal
