@@ -1,6 +1,7 @@
 """A signal ends a screen: the terminal is as it was, what was recorded can be read."""
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -113,6 +114,18 @@ def test_a_terminal_that_goes_without_a_signal_ends_a_screen_that_draws_nothing(
         assert process.wait(15) == 128 + signal.SIGHUP
 
 
+def test_the_screen_is_empty_when_it_is_left_so_that_no_terminal_shows_lines_of_it_in_the_shell(
+    tmp_path: Path,
+) -> None:
+    with in_a_session_of_its_own(tmp_path, "replay", "freeze") as (process, terminal):
+        read_until(terminal, b"REPLAY")
+        os.write(terminal, b"q")
+        written = read_until(terminal, b"\x1b[?1049l")
+        assert process.wait(15) == 0
+    before = written.partition(b"\x1b[?1049l")[0]
+    assert not re.sub(rb"\x1b\[[<>?]?[\d;]*[a-zA-Z]", b"", before.rpartition(b"\x1b[2J")[2])
+
+
 @contextmanager
 def in_a_session_of_its_own(
     folder: Path, *arguments: str
@@ -138,12 +151,13 @@ def in_a_session_of_its_own(
         process.wait()
 
 
-def read_until(terminal: int, what: bytes) -> None:
+def read_until(terminal: int, what: bytes) -> bytes:
     drawn, deadline_s = b"", time.monotonic() + 30.0
     while what not in drawn:
         assert time.monotonic() < deadline_s, f"never: {what!r}"
         if select.select([terminal], [], [], 0.2)[0]:
             drawn += os.read(terminal, 65536)
+    return drawn
 
 
 def assert_whole_and_quiet(folder: Path) -> None:

@@ -15,6 +15,7 @@ from textual.app import App
 from stepscope.tui.hang_up import noticed_hang_up
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
+_LEAVE, _CLEAR = "\x1b[?1049l", "\x1b[0m\x1b[2J"  # the alternate screen
 _GRACE_S = 5.0  # a screen that is not left by then waits for a terminal that is gone
 
 
@@ -70,6 +71,9 @@ class _Terminal:
 
     A thread that died of it would be in the log as a fault of ours, and the screen would wait for
     it for ever.
+
+    The screen is left empty: of one that was made larger meanwhile, tmux (3.3a) would show the last
+    lines above those of the shell.
     """
 
     def __init__(self, terminal: TextIO) -> None:
@@ -79,7 +83,7 @@ class _Terminal:
     def write(self, text: str) -> None:
         if not self._is_gone:
             with self._noticed():
-                self._terminal.write(text)
+                self._terminal.write(text.replace(_LEAVE, _CLEAR + _LEAVE))
 
     def flush(self) -> None:
         if not self._is_gone:
