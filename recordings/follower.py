@@ -47,10 +47,7 @@ class Follower:
     def read(self, limit: int) -> Iterator[Followed]:
         """Up to `limit` more messages; none when it has caught up."""
         with self._lock:
-            oldest = self._timeline.ring.segments[0].first_number
-            if self._number < oldest:
-                self._number, self._is_behind = oldest, True
-            payloads = self._timeline.ring.payloads_from(self._number, limit)
+            payloads = self._payloads(limit)
             gap_steps = set(self._timeline.gaps.steps)
         for payload in payloads:
             self._number += 1
@@ -60,6 +57,25 @@ class Follower:
                 after_gap = after_gap or message.step in gap_steps
             self._is_behind = False
             yield Followed(message, after_gap)
+
+    def read_payloads(self, limit: int) -> list[bytes]:
+        """As `read`, as they came; some before them may be forgotten."""
+        with self._lock:
+            payloads = self._payloads(limit)
+        self._number += len(payloads)
+        return payloads
+
+    def sequences(self) -> dict[int, int]:
+        """The numbers of the messages in which the steps in memory came."""
+        with self._lock:
+            columns = self._timeline.columns
+            return dict(zip(columns.steps, columns.column("sequence"), strict=True))
+
+    def _payloads(self, limit: int) -> list[bytes]:
+        oldest = self._timeline.ring.segments[0].first_number
+        if self._number < oldest:
+            self._number, self._is_behind = oldest, True
+        return self._timeline.ring.payloads_from(self._number, limit)
 
     def distance(self, other: "Follower") -> int:
         """How many messages it has to read to be where `other` is; 0 when it is there."""

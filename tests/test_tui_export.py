@@ -294,6 +294,40 @@ async def test_live_it_exports_what_is_being_recorded_and_what_was(
     app.close()
 
 
+async def test_what_is_in_memory_becomes_a_recording_also_when_the_engine_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = Feed()
+    app = dashboard(source, readonly=True)
+    async with app.run_test(size=(120, 40)) as pilot:
+        source.status = "down"
+        await pilot.press("D")
+        await told(app, "wrote stepscope-")
+        (path,) = tmp_path.glob("*.mcap")
+        first, last = source.history.first_step, source.history.last_step
+        with Recording(path) as recording:
+            assert (recording.first_step, recording.last_step) == (first, last)
+        assert f"{source.history.num_steps} steps, in /" in notice(app)
+        await pilot.press("D")  # the next one does not take its place
+        await until(lambda: len(list(tmp_path.glob("*.mcap"))) == 2, "the second")
+    app.close()
+
+
+async def test_before_the_first_step_there_is_nothing_to_keep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = Feed()
+    source.history = History(SLO())
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("D")
+        assert "there is no step in memory yet" in notice(app)
+    app.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_steps_of_another_run_of_the_engine_are_no_steps_of_this_recording(tmp_path: Path) -> None:
     path = Path(shutil.copy(shipped()["freeze"], tmp_path / "a.mcap"))
     with Recording(path) as recording:

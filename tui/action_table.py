@@ -210,6 +210,8 @@ _ACTIONS: tuple[Action, ...] = (
            footer=19),
     Action("export", ("E",), "Export", "write the recording, or a part of it, for other programs "
            "(Perfetto, Parquet, CSV)", "act"),
+    Action("keep_steps", ("D",), "Keep steps", "write all steps in memory to a recording: what was "
+           "seen before anybody recorded it", "act", needs=frozenset({"recorder"})),
     Action("mark", ("M",), "Mark", "put a mark with a note at this step: in this dashboard "
            "and what it records, nowhere else", "act", footer=17,
            elsewhere=(("replay", "put a mark with a note at this step, until the replay is left "
@@ -244,7 +246,7 @@ _ON_FLEET = frozenset({"step_back", "step_forward", "screenshot", "record"})
 # A comparison has a time of its own, and no step to mark.
 _NOT_ON_COMPARE = frozenset(
     {"pause", "previous_of_request", "next_of_request", "previous_mark", "goto", "slower"}
-    | {"faster", "previous_session", "mark", "follow", "export"}
+    | {"faster", "previous_session", "mark", "follow", "export", "keep_steps"}
 )
 
 

@@ -72,13 +72,13 @@ class RecordSwitch:
         from stepscope.recordings.recorder import Recorder  # loads mcap and zstd
 
         history = self._source.history
-        self._recorder = Recorder(self._source, self._new_path(), lambda: levels_of(history.slo))
+        self._recorder = Recorder(self._source, self.new_path(), lambda: levels_of(history.slo))
         self._is_ending = self._is_seen = False
         remember(self._recorder.path)
         return self._recorder.path
 
-    def _new_path(self) -> Path:
-        """Named after the source and the second; two may begin in one."""
+    def new_path(self) -> Path:
+        """Of a file that is not there, named after the source and the second."""
         from stepscope.recordings.mcap_index import PART_SUFFIX
         from stepscope.recordings.recorder import default_name
 

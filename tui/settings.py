@@ -62,7 +62,7 @@ class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         bool,
         Meta(
             description="hide and disable everything that changes the engine, and keep nothing in "
-            "the config file; R, S, E and M still write what they are asked for"
+            "the config file; R, D, S, E and M still write what they are asked for"
         ),
     ] = False
     slo_ttft_ms: Annotated[

@@ -1,14 +1,17 @@
-"""`ExportDesk`: one export at a time, on a thread of its own, and what is to be said of it."""
+"""`ExportDesk`: one file at a time, on a thread of its own, and what is to be said of it."""
 
 import logging
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepscope.recordings.history import History
 from stepscope.tui import format as fmt
 from stepscope.tui.export.order import ExportOrder, RangeChoice, file_name, new_path
 from stepscope.tui.log_file import see_log
 from stepscope.tui.notices import Tone
+from stepscope.tui.recent import remember
 
 if TYPE_CHECKING:
     from stepscope.recordings.reader import Recording
@@ -22,18 +25,20 @@ class _Cancelled(Exception):  # noqa: N818 - reads as what it is
     """Nobody wants the file any more."""
 
 
-class ExportJob:
+class Job:
     """Writes one file; it is there in full afterwards, or not at all.
 
     Attributes:
+        doing, noun: in a word.
         name: of the file.
         share: how much is done, 0 to 1.
         outcome: one line and its tone, once it has ended; None before.
     """
 
-    def __init__(self, order: ExportOrder) -> None:
-        self.order = order
-        self.name = file_name(order)
+    doing, noun = "writing", "recording"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.share = 0.0
         self.outcome: tuple[str, Tone] | None = None
         self._is_cancelled = threading.Event()
@@ -56,12 +61,31 @@ class ExportJob:
         try:
             self.outcome = self._write(), "good"
         except _Cancelled:
-            self.outcome = f"export to {self.name} cancelled; nothing of it is left", "text"
+            self.outcome = f"{self.noun} to {self.name} cancelled; nothing of it is left", "text"
         except (RecordingError, MissingPackage, OSError) as error:
-            self.outcome = f"no export: {error}", "breach"
+            self.outcome = f"no {self.noun}: {error}", "breach"
         except Exception as error:
-            log.exception("export to %s failed", self.name)
-            self.outcome = f"export failed, {see_log(error)}", "breach"
+            log.exception("%s to %s failed", self.noun, self.name)
+            self.outcome = f"{self.noun} failed, {see_log(error)}", "breach"
+
+    def _write(self) -> str:
+        """Do it, and say what has been done."""
+        raise NotImplementedError
+
+    def _progress(self, share: float) -> None:
+        self.share = share
+        if self._is_cancelled.is_set():
+            raise _Cancelled
+
+
+class ExportJob(Job):
+    """A recording, or a part of it, in another format."""
+
+    doing, noun = "exporting", "export"
+
+    def __init__(self, order: ExportOrder) -> None:
+        super().__init__(file_name(order))
+        self.order = order
 
     def _write(self) -> str:
         from stepscope.recordings.export.export import export  # with mcap, only when needed
@@ -80,10 +104,22 @@ class ExportJob:
         said = f"exported {path.name}, {size}, {done.num_written:,} {done.unit}, in {path.parent}"
         return "; ".join((said, *done.notes))
 
-    def _progress(self, share: float) -> None:
-        self.share = share
-        if self._is_cancelled.is_set():
-            raise _Cancelled
+
+class MemoryJob(Job):
+    """What is in memory, as a recording."""
+
+    def __init__(self, history: History, path: Path) -> None:
+        super().__init__(path.name)
+        self._history = history
+        self._path = path
+
+    def _write(self) -> str:
+        from stepscope.recordings.memory_file import write_memory
+
+        path = self._path
+        steps = fmt.plural(write_memory(self._history, path, self._progress), "step")
+        remember(path)
+        return f"wrote {path.name}, {fmt.size(path.stat().st_size)}, {steps}, in {path.parent}"
 
 
 def _within(order: ExportOrder, recording: "Recording") -> RangeChoice:
@@ -121,20 +157,28 @@ class ExportDesk:
     """
 
     last: ExportOrder | None = None
-    _job: ExportJob | None = None
+    _job: Job | None = None
 
     def begin(self, order: ExportOrder) -> None:
         """Export, unless something is being exported."""
         if self._job is None:
             self.last = order
-            self._job = ExportJob(order)
-            self._job.start()
+            self._start(ExportJob(order))
+
+    def write_memory(self, history: History, path: Path) -> None:
+        """Record what `history` holds, unless something is being written."""
+        if self._job is None:
+            self._start(MemoryJob(history, path))
+
+    def _start(self, job: Job) -> None:
+        self._job = job
+        job.start()
 
     @property
     def active(self) -> str | None:
         """What is being written, and how far it has come; None when nothing is."""
         job = self._job
-        return None if job is None else f"exporting {job.name} {fmt.percent(job.share)}"
+        return None if job is None else f"{job.doing} {job.name} {fmt.percent(job.share)}"
 
     def cancel(self) -> bool:
         """Give up what is being exported; False when nothing is."""

@@ -82,6 +82,7 @@ def handlers(screen: "MainScreen") -> Mapping[str, Callable[[], None]]:
         "record": partial(_record, screen),
         "screenshot": partial(_screenshot, screen),
         "export": partial(opening.export, screen),
+        "keep_steps": partial(opening.keep_steps, screen),
         "mark": partial(opening.mark, screen),
         "help": partial(opening.help_, screen),
         "palette": partial(opening.palette, screen),

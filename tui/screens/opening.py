@@ -82,7 +82,10 @@ def export(screen: "MainScreen") -> None:
         say(f"one at a time; {key('back')} cancels it", "caution")
         return
     if path is None:
-        text = f"nothing is recorded yet: {key('record')} records, then {key('export')} exports it"
+        text = (
+            f"nothing is recorded yet: {key('record')} records, then {key('export')} exports it; "
+            f"{key('keep_steps')} keeps what is in memory"
+        )
         say(text, "caution")
         return
     from stepscope.tui.screens.export_chooser import ExportChooser  # with mcap, only when needed
@@ -106,6 +109,19 @@ def export(screen: "MainScreen") -> None:
     last = session.exports.last
     chooser = ExportChooser(screen.skin, path, ranges, folder, engine_id, last)
     screen.app.push_screen(chooser, begin)
+
+
+def keep_steps(screen: "MainScreen") -> None:
+    """What is in memory, into a recording: of the session that is shown."""
+    session, say = screen.session, screen.notices.say
+    if session.exports.active is not None:
+        say(f"one at a time; {session.abilities.key('back')} cancels it", "caution")
+    elif session.record_switch is None or not screen.history.num_steps:
+        say("there is no step in memory yet", "caution")
+    else:
+        screen.notices.dismiss()
+        session.exports.write_memory(screen.history, session.record_switch.new_path())
+        screen.draw()
 
 
 def _has_engine(screen: "MainScreen") -> bool:

@@ -1,0 +1,118 @@
+"""What is in memory can be kept: a file of it says what a recording from the start says."""
+
+from pathlib import Path
+
+import pytest
+
+from stepscope.engine import wire
+from stepscope.engine.simulated import simulate
+from stepscope.engine.wire import Mark, StepRecord, Telemetry
+from stepscope.recordings.history import History
+from stepscope.recordings.latency import SLO
+from stepscope.recordings.mcap_index import RecordingError
+from stepscope.recordings.memory_file import write_memory
+from stepscope.recordings.reader import Recording
+from stepscope.recordings.verify import VerifyReport, verify
+
+MESSAGES = list(simulate(seed=5, num_steps=900))
+
+
+def filled(lost: range = range(0), **kept: int) -> History:
+    """A history of all messages but those `lost`."""
+    history = History(SLO(ttft_ms=700, itl_ms=70), **kept)
+    for sequence, message in MESSAGES:
+        if sequence not in lost:
+            history.append(sequence, message)
+    return history
+
+
+def written(history: History, path: Path) -> VerifyReport:
+    num_steps = write_memory(history, path, lambda share: None)
+    report = verify(path, lambda share: None)
+    assert num_steps == report.num_steps
+    return report
+
+
+def steps_in(path: Path) -> dict[int, tuple[int, bytes]]:
+    """Number and payload of each step."""
+    with Recording(path) as recording:
+        frames = [frame for frame, _ in recording.frames() if frame.topic == StepRecord.topic]
+    return {step_of(frame.payload): (frame.sequence, frame.payload) for frame in frames}
+
+
+def step_of(payload: bytes) -> int:
+    record = wire.decode(payload)
+    assert isinstance(record, StepRecord)
+    return record.step
+
+
+def sent(messages: list[tuple[int, Telemetry]]) -> dict[int, tuple[int, bytes]]:
+    return {
+        message.step: (sequence, wire.encode(message))
+        for sequence, message in messages
+        if isinstance(message, StepRecord)
+    }
+
+
+def test_a_file_of_memory_holds_every_step_with_its_number_and_is_sound(tmp_path: Path) -> None:
+    path = tmp_path / "memory.mcap"
+    report = written(filled(), path)
+    assert report.is_good
+    assert report.num_lost_messages == 0
+    assert steps_in(path) == sent(MESSAGES)
+
+
+def test_of_a_memory_that_has_forgotten_there_is_what_it_still_holds(tmp_path: Path) -> None:
+    path = tmp_path / "memory.mcap"
+    history = filled(max_steps=300)
+    report = written(history, path)
+    assert report.is_good
+    expected = {
+        step: each for step, each in sent(MESSAGES).items() if step >= (history.first_step or 0)
+    }
+    assert 300 <= len(expected) < 600
+    assert steps_in(path) == expected
+
+
+def test_what_was_lost_before_is_lost_in_the_file_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "memory.mcap"
+    sequences = [sequence for sequence, message in MESSAGES if isinstance(message, StepRecord)]
+    lost = range(sequences[400], sequences[400] + 7)
+    report = written(filled(lost), path)
+    assert report.num_lost_messages == 7
+    assert steps_in(path).keys() == sent([m for m in MESSAGES if m[0] not in lost]).keys()
+
+
+def test_marks_and_service_levels_go_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "memory.mcap"
+    history = filled()
+    time_ns = MESSAGES[-1][1].tokens_ns if isinstance(MESSAGES[-1][1], StepRecord) else 0
+    history.add_mark(Mark(step=40, time_ns=time_ns, text="here", who="me"))
+    written(history, path)
+    with Recording(path) as recording:
+        marks = [wire.decode(f.payload) for f, _ in recording.frames() if f.topic == Mark.topic]
+        assert [(mark.step, mark.text) for mark in marks if isinstance(mark, Mark)] == [
+            (40, "here")
+        ]
+        assert float(recording.metadata["slo_itl_ms"]) == 70
+
+
+def test_giving_up_leaves_nothing(tmp_path: Path) -> None:
+    def enough(share: float) -> None:
+        if share > 0.3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_memory(filled(), tmp_path / "memory.mcap", enough)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_written_is_an_error_and_touches_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "memory.mcap"
+    with pytest.raises(RecordingError, match="no step in memory"):
+        write_memory(History(), path, lambda share: None)
+    assert not path.exists()
+    path.write_bytes(b"mine")
+    with pytest.raises(FileExistsError):
+        write_memory(filled(), path, lambda share: None)
+    assert path.read_bytes() == b"mine"
