@@ -1,6 +1,33 @@
-"""What damaged chunks of a recording cost, in words, of what has been read of it by now."""
+"""What is missing in a recording, and what damaged chunks cost, of what has been read by now."""
 
 from stepscope.recordings.chunk_cache import ChunkCache
+from stepscope.recordings.mcap_index import McapIndex
+
+REPAIR_HINT = "; 'stepscope repair' makes a whole file of it"
+
+
+def missing_text(index: McapIndex, chunks: ChunkCache, last_step: int | None) -> str | None:
+    """What is missing, why, and what can be done; None for a whole file.
+
+    Args:
+        last_step: that can be read; None for none.
+    """
+    parts = []
+    if index.why_incomplete is not None:
+        what = index.why_incomplete
+        end = "" if last_step is None else f" after step {last_step:,}"
+        if index.is_being_written:
+            what += f"; what comes{end} is not in it yet"
+        elif not index.was_closed:
+            what += f"; what came{end} is missing"
+        if index.num_lost_bytes:
+            what += f" ({index.num_lost_bytes:,} bytes unreadable)"
+        parts.append(what)
+    if chunks.damaged:
+        parts.append(damage_text(chunks))
+    if not parts:
+        return None
+    return "; ".join(parts) + ("" if index.is_being_written else REPAIR_HINT)
 
 
 def damage_text(chunks: ChunkCache) -> str:

@@ -25,6 +25,7 @@ from stepscope.recordings.mcap_sink import CHUNK_HEAD, MAGIC, RECORD, UNFINISHED
 
 PROFILE = "stepscope"
 PART_SUFFIX = ".part"  # of a file that is being written
+BEING_WRITTEN = "it is being written right now"
 PACKED_STEP = "packed_step"  # see packed_steps.py
 # Channel ids 1, 2, ... in a file that does not name its channels. New topics go to the end.
 _AUDIT = wire.TOPICS[wire.Audited].decode()
@@ -82,6 +83,7 @@ class McapIndex:
         metadata: records of that kind before the first chunk, by name.
         why_incomplete: in words for a person; None for one that was closed and whose summary is
             as it was written.
+        is_being_written: somebody was at work on it when it was opened: its end is still to come.
         was_closed: it was written to its end, be its summary damaged or cut off.
         num_lost_bytes: that belong to no record, in a file that was walked.
         lost_at: where each stretch of them begins.
@@ -93,6 +95,7 @@ class McapIndex:
     metadata: dict[str, dict[str, str]] = field(default_factory=dict)
     chunks: list[ChunkPlace] = field(default_factory=list)
     why_incomplete: str | None = None
+    is_being_written: bool = False
     was_closed: bool = True
     num_lost_bytes: int = 0
     lost_at: list[int] = field(default_factory=list)
@@ -104,11 +107,14 @@ class McapIndex:
         return self.why_incomplete is None
 
 
-def read_index(stream: IO[bytes], *, walk: bool = False) -> McapIndex | None:
+def read_index(
+    stream: IO[bytes], *, walk: bool = False, is_being_written: bool = False
+) -> McapIndex | None:
     """Index of a file, None when it does not begin like one of ours or any other MCAP file.
 
     Args:
         walk: do not look at the summary.
+        is_being_written: by somebody else. Where the summary is there nevertheless, it is whole.
     """
     size = stream.seek(0, os.SEEK_END)
     stream.seek(0)
@@ -116,7 +122,7 @@ def read_index(stream: IO[bytes], *, walk: bool = False) -> McapIndex | None:
     # Our name is in its first bytes twice: one of these signs may be damaged.
     if not head.startswith(MAGIC) and head.count(PROFILE.encode()) < 2:
         return None
-    index = McapIndex()
+    index = McapIndex(is_being_written=is_being_written)
     _read_preamble(stream, size, index)
     if index.profile != PROFILE and PROFILE.encode() in head:
         index.profile = PROFILE
@@ -128,6 +134,9 @@ def read_index(stream: IO[bytes], *, walk: bool = False) -> McapIndex | None:
         if reaches_end and not index.was_closed:
             index.was_closed = True
             index.why_incomplete = "its index is cut off"
+    index.is_being_written = is_being_written and not index.is_complete
+    if index.is_being_written:
+        index.was_closed, index.why_incomplete = False, BEING_WRITTEN
     return index
 
 
@@ -242,6 +251,8 @@ def _walk(stream: IO[bytes], size: int, index: McapIndex) -> bool:
         record = _record_at(stream, position, size)
         if record is None:
             found = _find_chunk(stream, position, size)
+            if found == size and index.is_being_written:
+                return False  # the rest of a record is still to come
             index.num_lost_bytes += found - position
             index.lost_at.append(position)
             position = found

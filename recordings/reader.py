@@ -9,14 +9,17 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import IO, NamedTuple, Self
 
 from stepscope.engine.wire import EngineInfo, Snapshot
+from stepscope.recordings import write_lock
 from stepscope.recordings.chunk_cache import ChunkCache
-from stepscope.recordings.chunk_damage import damage_text, nothing_left
+from stepscope.recordings.chunk_damage import missing_text, nothing_left
 from stepscope.recordings.compatibility import check_info, check_metadata, decode_keyframe
 from stepscope.recordings.loaded_chunk import KEYFRAME, Frame, LoadedChunk, step_of
+from stepscope.recordings.mcap_chunk import was_overwritten
 from stepscope.recordings.mcap_index import (
+    BEING_WRITTEN,
     PART_SUFFIX,
     PROFILE,
     McapIndex,
@@ -25,8 +28,6 @@ from stepscope.recordings.mcap_index import (
 )
 from stepscope.recordings.pauses import known_since
 from stepscope.recordings.step_index import StepIndex
-
-REPAIR_HINT = "; 'stepscope repair' makes a whole file of it"
 
 
 class Position(NamedTuple):
@@ -58,10 +59,14 @@ class Recording:
         self.opened_path = part if not self.path.exists() and part.exists() else self.path
         try:
             self._stream = open(self.opened_path, "rb")  # noqa: SIM115 - closed by close()
-            index = read_index(self._stream)
+            # Asked before it is read: what is ended meanwhile is whole then.
+            is_being_written = write_lock.is_held(self._stream)
+            index = read_index(self._stream, is_being_written=is_being_written)
         except OSError as error:
             raise RecordingError(f"cannot read {path}: {error.strerror or error}") from error
         try:
+            if index is None and is_being_written:
+                raise self._nothing_yet()
             if index is None or index.profile not in (None, PROFILE):
                 raise RecordingError(
                     f"{path} is not a stepscope recording (an MCAP file written by 'stepscope "
@@ -107,23 +112,18 @@ class Recording:
     @property
     def message(self) -> str | None:
         """What is missing; damage in the middle is known once it has been read over."""
-        parts = []
-        if self._index.why_incomplete is not None:
-            what = self._index.why_incomplete
-            if not self._index.was_closed:
-                end = "" if self.last_step is None else f" after step {self.last_step:,}"
-                what += f"; what came{end} is missing"
-            if self._index.num_lost_bytes:
-                what += f" ({self._index.num_lost_bytes:,} bytes unreadable)"
-            parts.append(what)
-        if self._chunks.damaged:
-            parts.append(damage_text(self._chunks))
-        return f"{self.path.name}: {'; '.join(parts)}{REPAIR_HINT}" if parts else None
+        missing = missing_text(self._index, self._chunks, self.last_step)
+        return None if missing is None else f"{self.path.name}: {missing}"
 
     @property
     def index(self) -> McapIndex:
         """What the file is made of."""
         return self._index
+
+    @property
+    def stream(self) -> IO[bytes]:
+        """The open file, to be looked at while no other thread reads the recording."""
+        return self._stream
 
     @property
     def num_chunks(self) -> int:
@@ -150,9 +150,12 @@ class Recording:
         return _step_at(chunk, chunk.step_places[0]), _step_at(chunk, chunk.step_places[-1])
 
     def check_chunk(self, number: int) -> bool:
-        """Read a chunk; whether it is as it was written."""
+        """Read a chunk; whether it is as it was written, by now."""
         self._chunks.load(number)
-        return number not in self._chunks.damaged and not self._chunks.places[number].is_cut
+        if not (place := self._chunks.places[number]).is_cut:
+            return number not in self._chunks.damaged
+        is_last = number == len(self._chunks) - 1
+        return is_last and self._index.is_being_written and not was_overwritten(self._stream, place)
 
     # Finding
 
@@ -244,6 +247,8 @@ class Recording:
         found = self._first_keyframe()
         if found is None and self._chunks.damaged:
             raise RecordingError(f"{self.path}: {nothing_left(self._chunks)}")
+        if found is None and self._index.is_being_written:
+            raise self._nothing_yet()
         if found is None:
             raise RecordingError(
                 f"{self.path} holds nothing to show: no engine was heard while it was written, or "
@@ -253,6 +258,9 @@ class Recording:
         check_info(snapshot.info, self.path)
         self.known_since_ns = known_since(snapshot)
         return snapshot.info
+
+    def _nothing_yet(self) -> RecordingError:
+        return RecordingError(f"{self.path}: {BEING_WRITTEN}, and nothing can be read in it yet")
 
     def _first_keyframe(self) -> tuple[Snapshot, Position] | None:
         for number in range(len(self._chunks)):

@@ -1,7 +1,6 @@
 """`RecordingFile`: one file while it is written, as `PATH.part`; closing it gives it its name."""
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from stepscope.engine import wire
 from stepscope.engine.wire import EngineInfo, Snapshot, StepRecord
-from stepscope.recordings import file_rights
+from stepscope.recordings import file_rights, write_lock
 from stepscope.recordings.mcap_index import (
     FORMAT_VERSION,
     PACKED_STEP,
@@ -70,14 +69,13 @@ class RecordingFile:
                 if is_new:
                     raise
                 why = "a recorder was killed ('stepscope repair' makes a whole file of it)"
-                if is_being_written(self.part_path):
+                if write_lock.is_being_written(self.part_path):
                     why = "another recorder is at work"
                 raise RecordingError(
                     f"{self.part_path} is there: {why}; choose another name"
                 ) from error
             raise RecordingError(f"cannot write {path}: {error.strerror or error}") from error
-        with contextlib.suppress(OSError):  # not every file system has locks
-            fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed
+        write_lock.take(self._stream)
         self._sink: McapSink | None = None
         self.opened_s = time.monotonic()
 
@@ -182,18 +180,6 @@ class RecordingFile:
             library = f"stepscope {version('stepscope')}"
             self._sink = McapSink(self._stream, PROFILE, library, TOPICS)
         return self._sink
-
-
-def is_being_written(path: Path) -> bool:
-    """Whether a recorder is at work on an unfinished file, in any process of this machine."""
-    try:
-        with open(path, "rb") as stream:
-            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _sync_folder(folder: Path) -> None:

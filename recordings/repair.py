@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from stepscope.recordings import file_rights
+from stepscope.recordings import file_rights, write_lock
 from stepscope.recordings.compatibility import decode_keyframe
 from stepscope.recordings.loaded_chunk import KEYFRAME, LoadedChunk, step_of
 from stepscope.recordings.mcap_chunk import channels, read_chunk, read_chunk_bytes
 from stepscope.recordings.mcap_index import (
+    BEING_WRITTEN,
     PART_SUFFIX,
     PROFILE,
     TOPICS,
@@ -74,13 +75,20 @@ def what_is_wrong(path: Path, progress: Progress) -> str | None:
     """Why a file needs repair, None for a whole one. Reads all of it.
 
     Raises:
-        RecordingError: it is no recording, or nothing of it can be read.
+        RecordingError: it is no recording, nothing of it can be read, or it is being written.
     """
     with Recording(path) as recording:
+        if recording.index.is_being_written:
+            raise not_ended(path)
         for number in range(recording.num_chunks):
             recording.check_chunk(number)
             progress((number + 1) / recording.num_chunks)
         return recording.message
+
+
+def not_ended(path: Path) -> RecordingError:
+    """Why a file is left alone: what its recorder writes next would be missing in another one."""
+    return RecordingError(f"{path}: {BEING_WRITTEN}; its recorder makes it whole when it ends")
 
 
 def repair(path: Path, output: Path, progress: Progress) -> RepairReport:
@@ -90,12 +98,15 @@ def repair(path: Path, output: Path, progress: Progress) -> RepairReport:
     checkpoint is kept.
 
     Raises:
-        RecordingError: there is nothing to keep, `output` is there already, or cannot be written.
+        RecordingError: there is nothing to keep, `output` is there already, or cannot be written;
+            or `path` is being written.
     """
     if output.exists():
         raise RecordingError(f"{output} is there already; name another with -o")
     unfinished = output.with_name(output.name + UNFINISHED_SUFFIX)
     with open(path, "rb") as source:
+        if write_lock.is_held(source):
+            raise not_ended(path)
         index = read_index(source)
         if index is None:
             raise RecordingError(f"{path} is not a stepscope recording")

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepscope.recordings.mcap_index import PART_SUFFIX, RecordingError, read_metadata
-from stepscope.recordings.recording_file import RecordingFile, is_being_written
+from stepscope.recordings.recording_file import RecordingFile
+from stepscope.recordings.write_lock import is_being_written
 
 log = logging.getLogger("stepscope.recordings")
 

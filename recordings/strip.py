@@ -25,6 +25,7 @@ from stepscope.recordings.loaded_chunk import KEYFRAME
 from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recording_file import RecordingFile
+from stepscope.recordings.repair import not_ended
 from stepscope.recordings.service_levels import LEVEL_NAMES
 
 Progress = Callable[[float], None]
@@ -72,9 +73,12 @@ def strip(path: Path, output: Path, progress: Progress) -> Stripped:
     """Write a recording without the tokens of another, which is only read.
 
     Raises:
-        RecordingError: it cannot be read, or `output` is there already or cannot be written.
+        RecordingError: it cannot be read or is being written, or `output` is there already or
+            cannot be written.
     """
     with Recording(path) as recording:
+        if recording.index.is_being_written:
+            raise not_ended(path)
         if output.exists():
             raise RecordingError(f"{output} is there already; name another with -o")
         try:

@@ -55,6 +55,7 @@ class VerifyReport:
     """All checks of one file.
 
     Attributes:
+        is_being_written: right now, so that its end is not in it yet.
         num_lost_messages: that were sent and are not in it.
         with_tokens: prompts and outputs are in it.
         levels: service levels that it carries.
@@ -67,6 +68,7 @@ class VerifyReport:
     num_steps: int = 0
     first_step: int | None = None
     last_step: int | None = None
+    is_being_written: bool = False
     num_lost_messages: int = 0
     with_tokens: bool = False
     levels: Levels = field(default_factory=dict)
@@ -111,6 +113,7 @@ def verify(path: Path, progress: Progress) -> VerifyReport:
         report.with_tokens = recording.info.with_tokens
         report.levels = levels_in(recording.metadata)
         report.num_chunks = recording.num_chunks
+        report.is_being_written = recording.index.is_being_written
         report.first_step, report.last_step = recording.first_step, recording.last_step
         _check_file(recording, report)
         session = _Session(report)
@@ -136,23 +139,31 @@ def _check_file(recording: Recording, report: VerifyReport) -> None:
     check = report.file
     index = recording.index
     check.num_checked = 3  # preamble, chunks, summary
-    if index.why_incomplete is not None:
+    if index.is_being_written:
+        check.num_checked = 2  # the summary comes last
+    elif index.why_incomplete is not None:
         check.problem(index.why_incomplete)
     if not recording.metadata:
         check.problem("what it says of itself cannot be read")
     elif recording.metadata.get("engine_id") != recording.info.engine_id:
         check.problem("it names another engine than its keyframes do")
-    with open(recording.opened_path, "rb") as stream:
-        walked = read_index(stream, walk=True)
-        if index.why_incomplete is None:
-            for number, place in enumerate(index.chunks, start=1):
-                if not has_sound_head(stream, place):
-                    check.problem(f"the head of chunk {number} (byte {place.offset:,}) is damaged")
+    # Where no summary is to be believed it was walked when it was opened.
+    walked = read_index(recording.stream, walk=True) if index.is_complete else index
     assert walked is not None
     if walked.num_lost_bytes:
         check.problem(f"{walked.num_lost_bytes:,} bytes in it belong to nothing")
-    if index.why_incomplete is None and len(walked.chunks) != len(index.chunks):
-        check.problem(f"{len(walked.chunks)} chunks are found, its index has {len(index.chunks)}")
+    if index.is_complete:
+        _check_summary(recording, len(walked.chunks), check)
+
+
+def _check_summary(recording: Recording, num_found: int, check: Check) -> None:
+    """What it says of the chunks, against those that were found without it."""
+    places = recording.index.chunks
+    for number, place in enumerate(places, start=1):
+        if not has_sound_head(recording.stream, place):
+            check.problem(f"the head of chunk {number} (byte {place.offset:,}) is damaged")
+    if num_found != len(places):
+        check.problem(f"{num_found} chunks are found, its index has {len(places)}")
 
 
 def _check_chunk(recording: Recording, number: int, report: VerifyReport) -> None:
@@ -163,8 +174,7 @@ def _check_chunk(recording: Recording, number: int, report: VerifyReport) -> Non
         kept = "nothing of it" if steps is None else f"steps {steps[0]:,} to {steps[1]:,} of it"
         what = "is damaged"
         if place.is_cut:
-            with open(recording.opened_path, "rb") as stream:
-                what = what if was_overwritten(stream, place) else "was cut off"
+            what = what if was_overwritten(recording.stream, place) else "was cut off"
         report.checksums.problem(
             f"chunk {number + 1} (byte {place.offset:,}, {place.length:,} bytes) {what}; {kept} "
             "can be read"

@@ -104,6 +104,7 @@ def repair(
     """Make a whole recording of one that is cut or damaged.
 
     The old file is only read; the new one has a new index. Says what was kept and what was lost.
+    One that is being written is left alone (1): its recorder makes it whole.
     """
     from stepscope.tui.commands import repair as command
 
@@ -119,7 +120,7 @@ def verify(
 
     Checksums, lost messages, the order of steps and their times; then the moves of KV blocks are
     replayed, and every count and reference is held against them. Ends with 1 when anything is
-    wrong.
+    wrong. That a file is being written right now is said, and is nothing wrong.
     """
     from stepscope.tui.commands import verify as command
 

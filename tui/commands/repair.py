@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from stepscope.recordings.chunk_damage import REPAIR_HINT
 from stepscope.recordings.mcap_index import PART_SUFFIX
-from stepscope.recordings.reader import REPAIR_HINT
 from stepscope.recordings.repair import Loss, RepairReport, default_output, repair, what_is_wrong
 from stepscope.recordings.strip import strip
 from stepscope.tui.commands.errors import say
@@ -17,7 +17,8 @@ def repair_file(file: str, output: str | None, strip_tokens: bool) -> None:
     """Write a repaired copy, unless nothing is wrong; or one without prompts and outputs.
 
     Raises:
-        CommandFailed, RecordingError: there is nothing to keep, or nowhere to write it.
+        CommandFailed, RecordingError: there is nothing to keep, nowhere to write it, or it is
+            being written right now.
     """
     path = Path(file)
     part = path.with_name(path.name + PART_SUFFIX)

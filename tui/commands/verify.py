@@ -15,6 +15,8 @@ from stepscope.tui.commands.top import find_recording
 def verify_file(file: str, as_json: bool) -> int:
     """Print what was found; returns the exit code, 1 when anything is wrong.
 
+    That a file is being written right now, and so has no end yet, is nothing wrong.
+
     Raises:
         CommandFailed: there is no such file.
         RecordingError: nothing of it can be read.
@@ -34,6 +36,7 @@ def as_document(report: VerifyReport) -> dict[str, Any]:
     return {
         "file": str(report.path),
         "ok": report.is_good,
+        "is_being_written": report.is_being_written,
         "num_bytes": report.num_bytes,
         "num_chunks": report.num_chunks,
         "num_messages": report.num_messages,
@@ -63,6 +66,8 @@ def table(report: VerifyReport) -> list[str]:
     if report.first_step is not None and report.last_step is not None:
         steps = f"{report.num_steps:,} steps ({report.first_step:,} to {report.last_step:,})"
     lines = [f"{report.path}: {size(report.num_bytes)}, {report.num_messages:,} messages, {steps}"]
+    if report.is_being_written:
+        lines.append("  it is being written right now: its end is not in it yet")
     if report.with_tokens:
         lines.append(
             "  it holds prompts and outputs ('stepscope repair --strip-tokens' takes them out)"
@@ -75,6 +80,8 @@ def table(report: VerifyReport) -> list[str]:
         if check.num_problems > len(check.problems):
             lines.append(f"      ... and {check.num_problems - len(check.problems):,} more")
     well = "all is well" if report.num_steps else "nothing is wrong, but it holds no steps"
+    if report.is_being_written:
+        well += " so far"
     lines.append(well if report.is_good else "something is wrong")
     return lines
 
