@@ -33,11 +33,20 @@ def standing(
         told = session.switches.errors.items()
         errors += [f"{session.desk.name_of(source)}: {error}" for source, error in told]
     else:
-        errors += [session.source.error, None if switch is None else switch.error]
+        errors += [_source_error(session), None if switch is None else switch.error]
     for error in errors:
         if error is not None:
             lines.append((error, "caution"))
     return lines
+
+
+def _source_error(session: Session) -> str | None:
+    """What is wrong with the source; of an engine that is gone, also what can be saved of it."""
+    error, switch = session.source.error, session.record_switch
+    key = session.abilities.key("keep_steps")
+    if error is None or session.source.status != "down" or switch is None or switch.active:
+        return error
+    return f"{error}; {key} keeps its steps" if key and session.history.num_steps else error
 
 
 def seen(session: Session, operator: Operator, view: View) -> object:
