@@ -1,6 +1,7 @@
 """Keys and mouse: time travel, lanes, marks, pictures. Receiving goes on meanwhile."""
 
 import logging
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -191,6 +192,7 @@ async def test_lanes_are_selected_and_their_request_followed_through_time(source
         step = app.main.view.cursor
         rows = source.history.record(step).batch
         assert request_id in {row.request_id for row in rows}
+        assert re.search(rf"r{request_id}: decode of 1 token\b", screen_text(app))
         await pilot.press("escape")
         assert app.main.view.selected is None
 
@@ -381,6 +383,23 @@ async def test_a_paused_engine_is_told_from_a_paused_picture(source: Any) -> Non
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
         assert "▐LIVE engine paused▌" in screen_text(app)
+
+
+async def test_an_engine_that_was_paused_meanwhile_is_told_of_while_looking_back(
+    source: Any,
+) -> None:
+    app = dashboard(source)
+    history = source.history
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("left", "left")
+        assert "engine paused" not in screen_text(app)
+        status = EngineStatus(
+            time_ns=history.state.time_ns, state="paused", step=399, num_running=3, num_waiting=0
+        )
+        history.append(history.last_sequence + 1, status)
+        app.main.draw_if_changed()
+        assert "▐PAUSED -" in screen_text(app)
+        assert "engine paused by now" in screen_text(app)
 
 
 def test_what_goes_wrong_is_written_to_a_file_and_not_to_the_terminal(

@@ -296,6 +296,11 @@ def test_a_figure_beside_the_chart_is_never_cut(source: Any) -> None:
         assert label[:2] in (["budget", f"{budget:,}"], ["budget", fmt.short(budget)])
 
 
+def test_the_first_step_was_prepared_after_no_other(source: Any) -> None:
+    page = text(step_page.draw(frame_of(source, View(cursor=0, right=0)), 120, 30))
+    assert "prepared as the first step" in "\n".join(page)
+
+
 def test_the_filter_narrows_the_lanes(source: Any) -> None:
     waiting = frame_of(source, View(filter="state:wait")).lanes
     assert waiting
@@ -305,10 +310,12 @@ def test_the_filter_narrows_the_lanes(source: Any) -> None:
     documents = frame_of(source, View(filter="!^r\\d+ doc-")).lanes
     assert documents
     assert all(row.client_id.startswith("doc-") for row in documents)
-    assert frame_of(source, View(filter="doc- state:nothing")).lanes == []
+    assert frame_of(source, View(filter="doc- id:999999")).lanes == []
 
 
 def test_a_broken_filter_is_explained() -> None:
+    with pytest.raises(FilterError, match="no state 'nothing'; there are out, pre, dec, wait, end"):
+        lane_filter("doc- state:nothing")
     with pytest.raises(FilterError, match="no regular expression"):
         lane_filter("!(")
 

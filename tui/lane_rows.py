@@ -208,7 +208,7 @@ def lane_filter(text: str) -> Callable[[LaneName, RequestView | None], bool]:
     Several words must all hold.
 
     Raises:
-        FilterError: a broken regular expression, or a word with an unknown beginning.
+        FilterError: a broken regular expression, or a state that no request is in.
     """
     tests = [_filter_word(word) for word in text.split()]
     return lambda lane, view: all(test(lane, view) for test in tests)
@@ -223,6 +223,9 @@ def _filter_word(word: str) -> Callable[[LaneName, RequestView | None], bool]:
         return lambda lane, view: pattern.search(_names(lane)) is not None
     key, separator, value = word.partition(":")
     if separator and key == "state":
+        if not any(status.startswith(value.upper()) for status in _RANK if status):
+            known = ", ".join(status.lower() for status in _RANK if status)
+            raise FilterError(f"no state {value!r}; there are {known}")
         return lambda lane, view: lane_status(view).lower().startswith(value.lower())
     if separator and key == "id":
         number = value.removeprefix("r")

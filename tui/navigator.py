@@ -11,6 +11,7 @@ from stepscope.engine.wire import Phase
 from stepscope.recordings.events import SessionEvent, mark_event
 from stepscope.recordings.history import History
 from stepscope.recordings.source import Source, SourceStatus
+from stepscope.tui import format as fmt
 from stepscope.tui import searched
 from stepscope.tui.frame import NOTABLE, Frame, InFile
 from stepscope.tui.goto import FileTimes, Wanted, wanted
@@ -243,7 +244,8 @@ class Navigator:
                 row = next(row for row in record.batch or () if row.request_id == request_id)
                 self.go(step)
                 what = Phase(row.phase).name.lower()
-                self._notices.say_of_place(f"r{request_id}: {what} of {row.num_tokens} tokens")
+                tokens = fmt.plural(row.num_tokens, "token")
+                self._notices.say_of_place(f"r{request_id}: {what} of {tokens}")
                 return
         self._notices.say_of_place(f"r{request_id} has no such step in memory", "caution")
 

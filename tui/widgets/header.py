@@ -78,6 +78,8 @@ def draw(frame: Frame, connection: Connection, width: int) -> list[Line]:
     is_said = f"engine {state}" in badge(frame, connection)[0]
     if state in ("paused", "draining", "stopped") and not is_said:
         parts.append((0, ((f" engine {state} ", "caution"),)))
+    elif _is_paused_meanwhile(frame, connection):
+        parts.append((0, ((" engine paused by now ", "caution"),)))
     if (place := _place(frame, connection)) is not None:
         parts.append((1, ((f" {place} ", "text"),)))
     if info is not None and info.with_tokens:
@@ -97,6 +99,13 @@ def draw(frame: Frame, connection: Connection, width: int) -> list[Line]:
         parts.append((1, (("  ● REC ", "mark"), clock, (f" {fmt.size(num_bytes)}", "text"))))
     right = _pace(connection)
     return [spread(_fit(parts, width - length_of(right) - 1), right, width)]
+
+
+def _is_paused_meanwhile(frame: Frame, connection: Connection) -> bool:
+    """The engine stands still while the picture is of a moment when it ran."""
+    if frame.view.live or frame.is_replay or connection.is_previous:
+        return False
+    return frame.history.state.state == "paused"
 
 
 def _pace(connection: Connection) -> Line:

@@ -176,6 +176,8 @@ def prepared_lines(record: StepRecord, overlap: bool | None) -> list[Line]:
     if record.hidden_ns is not None:
         hidden = fmt.milliseconds(record.hidden_ns / 1e6)
         runs += [(f"while {before} ran", "good"), (f", {hidden} ms hidden", "text")]
+    elif record.step == 0:
+        runs.append(("as the first step", "text"))
     elif overlap is None:
         runs.append(("— (the engine does not tell)", "muted"))
     else:

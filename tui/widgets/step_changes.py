@@ -5,7 +5,7 @@ from stepscope.recordings.columns import StepSummary
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.widgets.knob_panel import value_text
-from stepscope.tui.widgets.lines import Field, Line, Run, clean, whole
+from stepscope.tui.widgets.lines import Field, Line, Run, clean, length_of, whole
 
 
 def draw(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -> list[Line]:
@@ -43,7 +43,7 @@ def draw(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -> 
         ("wait", summary.num_waiting, before.num_waiting),
         ("KV", summary.kv_used, before.kv_used),
     )
-    fields = []
+    fields, moving = [], []
     for rank, (name, now, then) in enumerate(deltas):
         delta: list[Run] = [(f" {name} ", "muted")]
         if now is None or then is None:
@@ -52,10 +52,12 @@ def draw(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -> 
             style = "text" if now == then else "strong"
             moved = _longer(now - then) if name == "took" else f"{now - then:+,}"
             delta.append((moved, style))
-        is_moving = name == "took" or now != then
-        fields.append(Field(rank if is_moving else len(deltas) + rank, tuple(delta)))
-    # Where there is no room for all of it, what has not changed is left out first.
-    return [*lines, whole(fields, width)]
+        fields.append(Field(rank, tuple(delta)))
+        if name == "took" or now != then:
+            moving.append(fields[-1])
+    # Where there is no room for all of it, what has not changed is left out.
+    has_room = sum(length_of(field.line) for field in fields) <= width
+    return [*lines, whole(fields if has_room else moving, width)]
 
 
 def _longer(ms: float) -> str:
