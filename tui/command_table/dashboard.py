@@ -82,7 +82,7 @@ def top(
         float,
         typer.Option(
             metavar="SECONDS",
-            help="of what a single engine has done, to begin with, as far as it keeps it; 0: none",
+            help="of what the engine has done, to begin with, as far as it keeps it; 0: none",
         ),
     ] = 60.0,
     name: As = None,

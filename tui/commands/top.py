@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from stepscope.tui.action_table import Action
     from stepscope.tui.theme import ThemeName
 
+_WITH_WHOLE_PAST = 4  # engines side by side; of more there is less, for all of it is to be read
+
 
 def top(
     endpoints: Sequence[str],
@@ -130,9 +132,10 @@ def show_engines(
 
     Args:
         is_open: engines that appear on this machine meanwhile are shown too.
-        past_s: seconds of what a single engine did before, to begin with.
+        past_s: seconds of what an engine did before, to begin with; many of them share it.
     """
     known = set(endpoints)
+    past_s *= min(1.0, _WITH_WHOLE_PAST / len(endpoints))
 
     def newcomers() -> list[Subscriber]:
         try:
@@ -140,14 +143,15 @@ def show_engines(
         except (ConfigError, OSError):  # the folder of the sockets is not ours any more
             return []
         known.update(found)
-        return [receive(each, new_history(settings, FLEET_STEPS)) for each in found]
+        return [receive(each, new_history(settings, FLEET_STEPS), past_s) for each in found]
 
     if len(endpoints) == 1:
         sources = [receive(endpoints[0], new_history(settings), past_s)]
     else:
         share = shared_bytes(len(endpoints))
         sources = [
-            receive(endpoint, new_history(settings, FLEET_STEPS, share)) for endpoint in endpoints
+            receive(endpoint, new_history(settings, FLEET_STEPS, share), past_s)
+            for endpoint in endpoints
         ]
     fleet = Fleet(sources, newcomers=newcomers if is_open else None)
     fleet.start()
