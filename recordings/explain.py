@@ -38,8 +38,9 @@ class Explainer:
         itl_bound_ns, ttft_bound_ns: a longer wait is late.
         only: follow one request and nothing else, and keep its `life`.
         state: what was known right after the last step before the first message.
-        with_begun: also waits that were under way when all this began. They are left out
-            otherwise: nobody knows whether the operator had paused the engine meanwhile.
+        since_ns: waits that began before are left out, for nobody knows whether the operator had
+            paused the engine meanwhile. None: as `state` or the first snapshot tells.
+        with_begun: leave out none.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Explainer:
         only: int | None = None,
         state: SessionState | None = None,
         *,
+        since_ns: int | None = None,
         with_begun: bool = False,
     ) -> None:
         self._waited = Waited(itl_bound_ns, ttft_bound_ns)
@@ -68,7 +70,7 @@ class Explainer:
             self._engine_id = None if state.info is None else state.info.engine_id
             self._step, self._end_ns = state.step, state.time_ns
             self._pauses = Pauses(state)
-            self._known_since(state.time_ns)
+            self._known_since(state.time_ns if since_ns is None else since_ns)
             self._waiters.adopt(state.requests.values())
             self._waiters.cover_pauses(self._pauses, state.time_ns, state.step)
             self._needs_snapshot = False

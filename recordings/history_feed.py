@@ -8,6 +8,7 @@ from stepscope.recordings.compare.past import Past, oldest_arrival
 from stepscope.recordings.compare.side import Side
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
+from stepscope.recordings.pauses import known_since
 
 
 class HistoryFeed:
@@ -27,7 +28,8 @@ class HistoryFeed:
         self._earlier = self._follower if first is None else history.follow(first)
         if not self._earlier.distance(self._follower):
             self._earlier = self._follower
-        self._past = Past(slo, self._earlier.state)
+        since_ns = max(history.known_since_ns, known_since(self._earlier.state))
+        self._past = Past(slo, self._earlier.state, since_ns)
         self._note: str | None = None
 
     @property

@@ -100,11 +100,16 @@ class Pauses:
                 del self._starts[: _MAX_SPANS // 2], self._ends[: _MAX_SPANS // 2]
 
 
-def known_since(snapshot: Snapshot) -> int:
-    """Engine time from which on a snapshot and what follows it tell of all pauses."""
-    if snapshot.pauses is None:
-        return snapshot.time_ns
-    return snapshot.pauses[0].start_ns if len(snapshot.pauses) >= MAX_SPANS else 0
+def known_since(told: Snapshot | SessionState) -> int:
+    """Engine time from which on a snapshot or a state, and what follows it, tell of all pauses.
+
+    A state that has seen one is believed to know of those before; a file or a history that began
+    with an engine that told of none has its own `known_since_ns`.
+    """
+    spans = told.pauses if isinstance(told, Snapshot) else told.pauses.spans
+    if spans is None:
+        return told.time_ns
+    return spans[0].start_ns if len(spans) >= MAX_SPANS else 0
 
 
 def leave_out_pauses(outcome: Outcome, pauses: Pauses, state: SessionState, now_ns: int) -> None:

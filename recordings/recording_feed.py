@@ -13,6 +13,7 @@ from stepscope.recordings.compare.side import Side
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.loaded_chunk import KEYFRAME, Frame
 from stepscope.recordings.mcap_index import RecordingError
+from stepscope.recordings.pauses import known_since
 from stepscope.recordings.reader import Position, Recording
 from stepscope.recordings.session import SessionState
 
@@ -87,7 +88,9 @@ class RecordingFeed:
                     self._state.apply(message[0])
                 if place >= before:
                     break
-        past = None if before is None else self._past(before)
+        past = Past(self._slo, self._state, self._since(snapshot))
+        if before is not None:
+            past = self._past(before)
         self.side = Side(self.name, self._slo, self._state, past)
         return frames
 
@@ -98,7 +101,7 @@ class RecordingFeed:
             wall_ns = info.wall_ns + oldest_ns - info.monotonic_ns
             start = min(start, self._recording.find_time(wall_ns - _CLOCKS_APART_NS))
         snapshot, position = self._recording.keyframe_before(start)
-        past = Past(self._slo, SessionState.from_snapshot(snapshot))
+        past = Past(self._slo, SessionState.from_snapshot(snapshot), self._since(snapshot))
         sequence, self._sequence = self._sequence, snapshot.sequence
         if position < before:
             for frame, place in self._recording.frames(position, snapshot.sequence):
@@ -108,6 +111,13 @@ class RecordingFeed:
                     break
         self._sequence = sequence
         return past
+
+    def _since(self, snapshot: Snapshot) -> int:
+        """From when on the pauses are known of a session that is read from a keyframe on.
+
+        Those of a file whose engine told of none name what was seen since its beginning.
+        """
+        return max(self._recording.known_since_ns, known_since(snapshot))
 
     def _message(self, frame: Frame) -> tuple[Telemetry, bool] | None:
         """Decoded, and whether messages before it are missing; None for one that says nothing."""

@@ -33,9 +33,11 @@ from stepscope.recordings.compare.totals import CountOverTime
 from stepscope.recordings.history import History
 from stepscope.recordings.history_feed import HistoryFeed
 from stepscope.recordings.latency import SLO, percentiles
+from stepscope.recordings.pauses import known_since
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recording_feed import RecordingFeed
 from stepscope.recordings.session import SessionState
+from stepscope.recordings.writer import RecordingWriter
 from stepscope.tui.compare.text import load as load_text
 from stepscope.tui.compare.text import outcome, setting_text
 
@@ -568,6 +570,49 @@ def test_waits_that_began_before_all_that_is_known_are_left_out() -> None:
         run.ttft_ns or 0 for run in side.requests.values()
     )
     assert ("TTFT", "unknown") not in side.cause_ns
+
+
+def measured(side: Side) -> list[Any]:
+    """How many waits of each kind, the longest, and how many late first tokens are explained."""
+    spreads = [Spread(side.waits[kind]) for kind in ("ttft", "itl", "tpot")]
+    late = sum(number for (kind, _), number in side.num_late.items() if kind == "TTFT")
+    return [*((spread.num_samples, spread.at(100)) for spread in spreads), late]
+
+
+@pytest.mark.parametrize("with_pause", [True, False])
+@pytest.mark.parametrize("are_told", [True, False])
+def test_a_side_that_begins_with_a_queue_has_the_waits_of_those_who_were_in_it(
+    tmp_path: Path, with_pause: bool, are_told: bool
+) -> None:
+    """Joined or recorded in mid-session, it measures what a longer one does of the same steps.
+
+    Unless the engine does not tell of pauses: then they may have been any part of these waits.
+    """
+    messages = paused(run_of(256)) if with_pause else run_of(256)
+    whole, state = history_of(messages), history_of(messages).state_at(125)
+    assert sum(view.status == "waiting" for view in state.requests.values()) > 2
+    [expected] = read_whole(HistoryFeed(whole, "x", SLO_, Stretch(126, None)))
+    number = next(n for n, m in messages if isinstance(m, StepRecord) and m.step == 125)
+    snapshot = state.snapshot(number)
+    assert snapshot is not None
+    pauses = (snapshot.pauses or []) if are_told else None
+    snapshot = msgspec.structs.replace(snapshot, pauses=pauses)
+    joined = History(SLO_, known_since_ns=known_since(snapshot))
+    joined.reset(snapshot)
+    writer = RecordingWriter(tmp_path / "joined.mcap")
+    writer.start(snapshot)
+    for sequence, message in messages[number + 1 :]:
+        joined.append(sequence, message)
+        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+    writer.close()
+    for side in read_whole(
+        HistoryFeed(joined, "x", SLO_, Stretch()),
+        RecordingFeed(Recording(writer.path), "x", SLO_, Stretch()),
+    ):
+        if are_told:
+            assert measured(side) == measured(expected)
+        else:
+            assert measured(side)[0][0] < measured(expected)[0][0]
 
 
 def test_parts_of_one_session_have_no_winner_in_throughput_and_no_made_up_pairs() -> None:

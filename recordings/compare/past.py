@@ -13,19 +13,25 @@ from stepscope.recordings.session import SessionState
 class Past:
     """The operator's pauses and the causes of waits, followed up to where a side begins.
 
+    A wait belongs to the side in which it ends, whenever it began: to leave out those that were
+    under way would take the longest ones out of a side that begins with a queue, for of them it
+    keeps what began and ended within a moment. What has not ended by the end of a side is no wait
+    of it, so that each is counted once.
+
     Args:
         slo: a longer wait is late.
         state: right before the first message that `take` gets; not changed.
-
-    Attributes:
-        since_ns: engine time from which on everything is known. Whether the engine was paused
-            before it nobody can tell, so that a wait that began before it is no measurement.
+        since_ns: engine time from which on all pauses are known; None: of those before `state`
+            nothing is known. A wait that began before it is no measurement: nobody can tell how
+            much of it the operator had the engine paused, and that may be hours.
     """
 
-    def __init__(self, slo: SLO, state: SessionState) -> None:
-        self.since_ns = state.time_ns
+    def __init__(self, slo: SLO, state: SessionState, since_ns: int | None = None) -> None:
+        self.since_ns = state.time_ns if since_ns is None else since_ns
         self.pauses = Pauses(state)
-        self.explainer = Explainer(slo.itl_ms * 1e6, slo.ttft_ms * 1e6, state=state)
+        self.explainer = Explainer(
+            slo.itl_ms * 1e6, slo.ttft_ms * 1e6, state=state, since_ns=self.since_ns
+        )
 
     def take(self, message: Telemetry, after_gap: bool) -> None:
         """The next message before the side begins."""
@@ -34,7 +40,7 @@ class Past:
         self.explainer.late.clear()  # these are no waits of the side
 
     def leave_out_begun(self, outcome: Outcome, state: SessionState, now_ns: int) -> None:
-        """Take the waits out of a step that began before anything was known.
+        """Take the waits out of a step that began when pauses were not known yet.
 
         Args:
             state: right after the step.

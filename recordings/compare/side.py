@@ -43,7 +43,8 @@ class Side:
         name: what people call it.
         slo: bounds of both sides.
         state: right before the first message; it is changed from here on.
-        past: of the waits that are under way then, where more is known than the state.
+        past: of the waits that are under way then; None: nothing is known beside the state, and
+            they are left out.
 
     Attributes:
         lock: held while a message is taken; who reads columns or tables holds it too.
