@@ -16,6 +16,7 @@ LATE = (
     "stepscope.recordings.export.export",
     "stepscope.recordings.export.mooncake",
     "stepscope.recordings.export.output",
+    "stepscope.recordings.memory_file",
     "stepscope.recordings.reader",
     "stepscope.recordings.recorder",
     "stepscope.recordings.recording_feed",
