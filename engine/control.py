@@ -43,7 +43,7 @@ from stepscope.engine.output_text import OutputText
 from stepscope.engine.remote_client import RemoteClient
 from stepscope.engine.replies import Replies
 from stepscope.engine.submissions import Submissions
-from stepscope.engine.wire import ControlCounts, Snapshot
+from stepscope.engine.wire import ControlCounts
 
 if TYPE_CHECKING:
     from stepscope.engine.tokenizer import Tokenizer
@@ -231,15 +231,17 @@ class ControlServer:
                 Call(command, RemoteClient(self._outbox.post, identity, command_id))
             )
 
-    def _kept_snapshot(self, command: GetKeptSnapshot) -> Snapshot | Error:
+    def _kept_snapshot(self, command: GetKeptSnapshot) -> msgspec.Raw | Error:
         held = self._replay(0, 0)
-        snapshot = self._core.kept_snapshots.before(
+        payload = self._core.kept_snapshots.before(
             round(command.past_s * 1e9),
             self._core.runner.clock(),
             held.oldest_sequence,
             held.next_sequence,
         )
-        return snapshot or Error(code="nothing_kept", message="no snapshot of before is kept")
+        if payload is None:
+            return Error(code="nothing_kept", message="no snapshot of before is kept")
+        return msgspec.Raw(payload)
 
     def _check_role(self, identity: bytes, command: Submit | Change, who: str) -> None:
         """Raises ConfigError when whoever asks may only look."""

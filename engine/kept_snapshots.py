@@ -37,19 +37,19 @@ class KeptSnapshots:
         """Whether one is to be made, the last step being `step`."""
         return now_ns >= self._next_ns and (not self._kept or step > self._kept[-1].step)
 
-    def add(self, snapshot: Snapshot, took_ns: int = 0) -> None:
-        """
-        Args:
-            took_ns: what making it took.
-        """
+    def add(self, snapshot: Snapshot) -> None:
         payload = wire.encode(snapshot)
-        self._next_ns = snapshot.time_ns + max(INTERVAL_NS, round(took_ns / SHARE))
+        self._next_ns = snapshot.time_ns + INTERVAL_NS
         self._num_bytes += len(payload)
         self._kept.append(_Kept(snapshot.sequence, snapshot.step, snapshot.time_ns, payload))
         while len(self._kept) > MAX_KEPT or (self._num_bytes > MAX_BYTES and len(self._kept) > 1):
             self._num_bytes -= len(self._kept.popleft().payload)
 
-    def before(self, past_ns: int, now_ns: int, oldest: int, end: int) -> Snapshot | None:
+    def rest(self, took_ns: int) -> None:
+        """What making and adding the last one took: one that took long puts off the next."""
+        self._next_ns = max(self._next_ns, self._kept[-1].time_ns + round(took_ns / SHARE))
+
+    def before(self, past_ns: int, now_ns: int, oldest: int, end: int) -> bytes | None:
         """The newest one from which on there is all that happened in `past_ns`, or the oldest.
 
         Where nothing has run for a while, it is the time before that which counts.
@@ -59,7 +59,8 @@ class KeptSnapshots:
             end: ... of the first that is still to come: all that is behind the snapshot is held.
 
         Returns:
-            None where there is none from which on all messages are held.
+            It is encoded: to decode megabytes of transcripts would hold up the engine. None where
+            there is none from which on all messages are held.
         """
         kept = list(self._kept)
         first = oldest + (end - oldest) // _MARGIN if oldest else 0
@@ -69,6 +70,4 @@ class KeptSnapshots:
         until_ns = min(now_ns, usable[-1].time_ns + INTERVAL_NS)
         old_enough = [each for each in usable if each.time_ns <= until_ns - past_ns]
         chosen = old_enough[-1] if old_enough else usable[0]
-        snapshot = wire.decode(chosen.payload)
-        assert isinstance(snapshot, Snapshot)
-        return snapshot
+        return chosen.payload

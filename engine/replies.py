@@ -6,6 +6,7 @@ what is in it. So outputs that are ready together go to who wants that as one me
 
 from collections.abc import Callable
 
+import msgspec
 import zmq
 
 from stepscope.engine import commands
@@ -42,8 +43,8 @@ class Replies:
         self._forget = forget
         self._bundles: dict[bytes, list[tuple[int, Output]]] = {}  # by identity, none empty
 
-    def send(self, identity: bytes, command_id: bytes, message: AnyReply) -> None:
-        """Send at once, after what is bundled for the same client."""
+    def send(self, identity: bytes, command_id: bytes, message: AnyReply | msgspec.Raw) -> None:
+        """Send at once, after what is bundled for the same client. Raw is a reply as it is sent."""
         if (bundled := self._bundles.pop(identity, None)) is not None:
             self._send_bundle(identity, bundled)
         self._send(identity, command_id, message)
@@ -71,7 +72,7 @@ class Replies:
         else:
             self._send(identity, _BUNDLE_ID, Bundle(outputs=bundled))
 
-    def _send(self, identity: bytes, command_id: bytes, message: AnyReply) -> None:
+    def _send(self, identity: bytes, command_id: bytes, message: AnyReply | msgspec.Raw) -> None:
         if not self._connections.is_welcome(identity):
             self._forget(identity, "its key is revoked")
             return

@@ -48,8 +48,8 @@ class SignsOfLife:
         if is_due and not self.is_overdue:
             self.publish_status(state)
             if core.sink is not None and core.kept_snapshots.is_due(core.next_step - 1, now_ns):
-                snapshot = core.snapshot()
-                core.kept_snapshots.add(snapshot, core.runner.clock() - now_ns)
+                core.kept_snapshots.add(core.snapshot())
+                core.kept_snapshots.rest(core.runner.clock() - now_ns)
 
     def publish_status(self, state: EngineState) -> None:
         """How the engine stands. There must be no step in flight."""

@@ -83,7 +83,9 @@ class Healing:
         if last_sequence is None:
             last_sequence = -1
         if is_new or last_sequence > snapshot.sequence:
-            earlier = ask_for_earlier(client, snapshot, self._past_s) if known is None else None
+            earlier = None
+            if known is None:
+                earlier = ask_for_earlier(client, snapshot, self._past_s, self._stopping)
             if is_new and known is not None:
                 self._history.append(snapshot.sequence, snapshot)
             else:  # nothing was known, or what was known cannot be of this engine
@@ -91,8 +93,10 @@ class Healing:
             self._send_on(earlier or snapshot)
             if earlier is not None:
                 num_healed = self.num_healed
-                self._catch_up(client, earlier.sequence, snapshot)
-                self.num_healed = num_healed  # nobody has missed what was before
+                try:
+                    self._catch_up(client, earlier.sequence, snapshot)
+                finally:
+                    self.num_healed = num_healed  # nobody has missed what was before
             self._next_sequence = snapshot.sequence + 1
         else:
             self._catch_up(client, last_sequence, snapshot)

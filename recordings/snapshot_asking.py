@@ -1,11 +1,14 @@
 """Snapshots of an engine that is joined: what it is like now, and what it was like before."""
 
+import logging
 import threading
 import time
 
 from stepscope.engine.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.commands import Error, GetSnapshot, Replayed, ReplayFrom
 from stepscope.engine.wire import Snapshot
+
+log = logging.getLogger("stepscope.recordings")
 
 ASK_AGAIN_S = 0.4  # an answer may have been on a connection that was lost
 SNAPSHOT_AGAIN_S = 4.0  # ... a snapshot is larger, and waits for the end of a step
@@ -51,17 +54,32 @@ def ask_for_snapshot(client: ControlClient, stopping: threading.Event) -> Snapsh
     )
 
 
-def ask_for_earlier(client: ControlClient, now: Snapshot, past_s: float) -> Snapshot | None:
+def ask_for_earlier(
+    client: ControlClient, now: Snapshot, past_s: float, stopping: threading.Event
+) -> Snapshot | None:
     """What the same engine was like about `past_s` before `now`, ...
 
     or less, where the way is so slow that what has happened since would be long in coming.
 
+    Args:
+        stopping: set when it is not to be waited for any more.
+
     Returns:
-        None where it keeps no such.
+        None where it keeps no such, or does not give it in time: the present is worth more.
     """
     if not now.info.keeps_snapshots:
         return None
-    while past_s >= MIN_PAST_S:
+    try:
+        return _ask_for_earlier(client, now, past_s, stopping)
+    except (EngineUnreachable, CommandRefused) as error:
+        log.warning("%s gives nothing of before: %s", client.endpoint.control, error)
+        return None
+
+
+def _ask_for_earlier(
+    client: ControlClient, now: Snapshot, past_s: float, stopping: threading.Event
+) -> Snapshot | None:
+    while past_s >= MIN_PAST_S and not stopping.is_set():
         earlier = client.kept_snapshot(past_s)
         if earlier is None or earlier.info.engine_id != now.info.engine_id:
             return None

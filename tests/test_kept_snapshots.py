@@ -1,5 +1,6 @@
 """Whoever comes after an incident sees what led to it, as far as the engine keeps it."""
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,9 @@ from stepscope.engine import kept_snapshots
 from stepscope.engine.client import CommandRefused, ControlClient
 from stepscope.engine.commands import (
     MAX_PAST_S,
+    AnyCommand,
+    AnyReply,
+    Error,
     GetKeptSnapshot,
     Replayed,
     ReplayedFrame,
@@ -54,7 +58,7 @@ def sequence_before(
 ) -> int | None:
     end = round(now_s * 10)
     found = snapshots.before(round(past_s * SECOND), round(now_s * SECOND), oldest, end)
-    return None if found is None else found.sequence
+    return None if found is None else msgspec.msgpack.decode(found, type=Snapshot).sequence
 
 
 # Which are kept
@@ -67,6 +71,16 @@ def test_one_is_made_at_first_and_then_in_intervals_while_steps_run() -> None:
     assert not snapshots.is_due(4, INTERVAL_NS - 1)
     assert snapshots.is_due(4, INTERVAL_NS)
     assert not snapshots.is_due(3, 100 * INTERVAL_NS)  # nothing ran
+
+
+def test_one_that_took_long_puts_off_the_next() -> None:
+    snapshots = KeptSnapshots()
+    snapshots.add(snapshot(3, 0))
+    snapshots.rest(SECOND // 100)  # no more than of one that took nothing
+    assert snapshots.is_due(4, INTERVAL_NS)
+    snapshots.rest(SECOND // 20)
+    assert not snapshots.is_due(4, 50 * SECOND - 1)
+    assert snapshots.is_due(4, 50 * SECOND)
 
 
 def test_the_oldest_goes_when_there_are_too_many_or_they_are_too_large(
@@ -196,6 +210,39 @@ def test_an_engine_of_before_is_not_asked(tmp_path: Path) -> None:
     engine.close()
 
 
+class PastThatIsNotToBeHad(FakeEngine):
+    """It refuses to tell of the past, or what is behind its snapshot does not come through."""
+
+    def __init__(self, folder: Path, *, is_refused: bool) -> None:
+        super().__init__(folder, info(keeps_snapshots=True))
+        self.largest_replay = 0
+        self.num_asked = 0
+        self._is_refused = is_refused
+
+    def _answer(self, command: AnyCommand) -> AnyReply:
+        if not isinstance(command, GetKeptSnapshot):
+            return super()._answer(command)
+        self.num_asked += 1
+        return Error(code="rate_limited", message="no") if self._is_refused else snapshot(0, 0)
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_a_past_that_is_not_to_be_had_keeps_nobody_from_the_present(
+    is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepscope.recordings.subscriber.ASK_TIMEOUT_S", 0.3)
+    engine = PastThatIsNotToBeHad(tmp_path, is_refused=is_refused)
+    for number in range(5):
+        engine.publish(step(number))
+    source = joined(engine.endpoint, 60.0)
+    assert engine.num_asked == 1
+    engine.publish(step(5))
+    wait_for(lambda: source.history.last_step == 5, "the step")
+    assert source.history.num_lost == 0
+    source.stop()
+    engine.close()
+
+
 def test_a_change_that_the_past_holds_is_told_once(live_engine: Any) -> None:
     with ControlClient(live_engine.endpoint) as client:
         client.ask(SetKnobs(changes={"max_num_seqs": 5}, who="somebody"))
@@ -233,7 +280,7 @@ def test_over_a_slow_way_less_of_the_past_is_asked_for_so_that_the_present_comes
     monkeypatch.setattr("stepscope.recordings.snapshot_asking.time.monotonic", lambda: way.now_s)
     now = snapshot(10_000, 0)
     now = msgspec.structs.replace(now, info=info(keeps_snapshots=True))
-    earlier = ask_for_earlier(way, now, 60.0)  # type: ignore[arg-type]
+    earlier = ask_for_earlier(way, now, 60.0, threading.Event())  # type: ignore[arg-type]
     if asked_s is None:
         assert earlier is None
         assert way.asked_s == [60, 30, 15, 7.5, 3.75, 1.875]
