@@ -302,7 +302,7 @@ _command_decoder: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(
 _reply_decoder: msgspec.msgpack.Decoder[AnyReply] = msgspec.msgpack.Decoder(AnyReply)
 
 
-def encode(message: Command | Reply | EngineInfo | Snapshot) -> bytes:
+def encode(message: Command | Reply | EngineInfo | Snapshot | msgspec.Raw) -> bytes:
     return _encoder.encode(message)
 
 
