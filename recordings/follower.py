@@ -27,6 +27,7 @@ class Follower:
 
     Attributes:
         state: right before the first message that `read` gives. Not changed afterwards.
+        num_forgotten: messages that were given up before they were read.
     """
 
     def __init__(self, lock: "threading.RLock", timeline: Timeline, first: int | None) -> None:
@@ -42,6 +43,7 @@ class Follower:
             self._number = segment.first_number + len(payloads)
             keyframe = segment.keyframe
         self.state: SessionState = replayed(keyframe.restore(), payloads)
+        self.num_forgotten = 0
         self._is_behind = False
 
     def read(self, limit: int) -> Iterator[Followed]:
@@ -71,9 +73,19 @@ class Follower:
             columns = self._timeline.columns
             return dict(zip(columns.steps, columns.column("sequence"), strict=True))
 
+    def num_lost(self) -> dict[int, int]:
+        """Messages that never came, by the first step after them."""
+        lost: dict[int, int] = {}
+        with self._lock:
+            for gap in self._timeline.gaps.found:
+                if gap.before_step is not None:
+                    lost[gap.before_step] = lost.get(gap.before_step, 0) + gap.num_messages
+        return lost
+
     def _payloads(self, limit: int) -> list[bytes]:
         oldest = self._timeline.ring.segments[0].first_number
         if self._number < oldest:
+            self.num_forgotten += oldest - self._number
             self._number, self._is_behind = oldest, True
         return self._timeline.ring.payloads_from(self._number, limit)
 

@@ -31,14 +31,14 @@ def write_memory(history: History, path: Path, progress: Callable[[float], None]
     """
     follower = history.follow()
     num_messages = follower.num_ahead
-    sequences = follower.sequences()
+    sequences, num_lost = follower.sequences(), follower.num_lost()
     if not sequences:
         raise RecordingError("there is no step in memory")
     file = RecordingFile(path, is_new=True)
     try:
         log = EngineLog(file, as_metadata(levels_of(history.slo)))
         sequence = 0
-        frames = _frames(follower, num_messages, sequences)
+        frames = _frames(follower, num_messages, sequences, num_lost)
         for number, (message, sequence, payload) in enumerate(frames):
             if number % _TURN == 0:
                 progress(number / num_messages)
@@ -55,7 +55,10 @@ def write_memory(history: History, path: Path, progress: Callable[[float], None]
 
 
 def _frames(
-    follower: Follower, num_messages: int, sequences: Mapping[int, int]
+    follower: Follower,
+    num_messages: int,
+    sequences: Mapping[int, int],
+    num_lost: Mapping[int, int],
 ) -> Iterator[tuple[Telemetry, int, bytes]]:
     """Messages as they came, after a snapshot of what was before.
 
@@ -64,8 +67,11 @@ def _frames(
     state = follower.state
     early: list[tuple[Telemetry, bytes]] = []  # before the first step
     last: int | None = None
+    num_forgotten = 0  # before the first step
     while num_messages > 0 and (payloads := follower.read_payloads(min(num_messages, _TURN))):
         num_messages -= len(payloads)
+        if last is None:
+            num_forgotten = follower.num_forgotten
         for payload in payloads:
             message = wire.decode(payload)
             if last is not None:
@@ -73,8 +79,11 @@ def _frames(
             if isinstance(message, StepRecord):
                 if last is None:
                     first = max(sequences.get(message.step, 0) - len(early), 0)
+                    # What is missing before the first step came after the state.
+                    missing = num_lost.get(message.step, 0) + num_forgotten
+                    true_after = first - 1 - missing
                     # Before the very first message there is nothing to tell.
-                    snapshot = state.snapshot(first - 1) if first else None
+                    snapshot = state.snapshot(true_after) if true_after >= 0 else None
                     if snapshot is not None:
                         yield snapshot, snapshot.sequence, wire.encode(snapshot)
                     for last, each in enumerate(early, start=first):

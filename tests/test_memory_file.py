@@ -7,11 +7,13 @@ import pytest
 from stepscope.engine import wire
 from stepscope.engine.simulated import simulate
 from stepscope.engine.wire import Mark, StepRecord, Telemetry
+from stepscope.recordings.follower import Follower
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.memory_file import write_memory
 from stepscope.recordings.reader import Recording
+from stepscope.recordings.session import SessionState
 from stepscope.recordings.verify import VerifyReport, verify
 
 MESSAGES = list(simulate(seed=5, num_steps=900))
@@ -81,6 +83,39 @@ def test_what_was_lost_before_is_lost_in_the_file_and_counted(tmp_path: Path) ->
     report = written(filled(lost), path)
     assert report.num_lost_messages == 7
     assert steps_in(path).keys() == sent([m for m in MESSAGES if m[0] not in lost]).keys()
+
+
+def test_what_was_lost_right_after_the_join_is_counted_too(tmp_path: Path) -> None:
+    state = SessionState()
+    for _, message in MESSAGES[:701]:
+        state.apply(message)
+    history = History()
+    joined_with = state.snapshot(MESSAGES[700][0])
+    assert joined_with is not None
+    history.reset(joined_with)
+    for sequence, message in MESSAGES[704:]:
+        history.append(sequence, message)
+    report = written(history, tmp_path / "memory.mcap")
+    assert report.num_lost_messages == 3
+    assert [check.name for check in report.checks if check.problems] == ["sequence"]
+
+
+def test_what_is_forgotten_before_it_is_read_is_counted_as_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = filled(range(MESSAGES[600][0], MESSAGES[-1][0] + 1), max_steps=300)
+    follow = history.follow
+
+    def overtaken() -> Follower:
+        follower = follow()
+        for sequence, message in MESSAGES[600:]:
+            history.append(sequence, message)
+        return follower
+
+    monkeypatch.setattr(history, "follow", overtaken)
+    report = written(history, tmp_path / "memory.mcap")
+    assert report.num_lost_messages > 0
+    assert [check.name for check in report.checks if check.problems] == ["sequence"]
 
 
 def test_marks_and_service_levels_go_with_it(tmp_path: Path) -> None:
