@@ -1,8 +1,8 @@
 """`History`: a session so far, in memory. One writer (the source's thread), any number of readers.
 
 Reading is the business of `HistoryView`; here is how what was received gets in. An engine that
-starts anew, or whose clock is set back, begins a new history. The one before is kept whole as
-`previous` until `reset`, or until the engine starts anew once more.
+starts anew, or whose clock is set back, begins a new history. The last one before with any step is
+kept whole as `previous` until `reset`.
 """
 
 from collections.abc import Sequence
@@ -233,7 +233,7 @@ class History(HistoryView):
         info = message.info if isinstance(message, Snapshot) else message
         known = self._timeline.state.info
         if isinstance(info, EngineInfo) and known is not None and info.engine_id != known.engine_id:
-            self.previous = self._detached()
+            self._keep_as_previous()
             state = (
                 SessionState.from_snapshot(message)
                 if isinstance(message, Snapshot)
@@ -255,12 +255,19 @@ class History(HistoryView):
     def _begin_anew(self, last_sequence: int, back_ns: int) -> None:
         """The engine's clock was set back: no order by time holds beyond this point."""
         old = self._timeline
-        self.previous = self._detached()
+        self._keep_as_previous()
         state = set_back(old.state, back_ns)
         self._begin(self._new_timeline(state, last_sequence))
         text = f"the engine's clock went back by {back_ns / 1e9:,.1f} s: a new history begins"
         event = SessionEvent(max(state.step, 0), max(state.time_ns, 0), "engine", text)
         self._timeline.log.add(event)
+
+    def _keep_as_previous(self) -> None:
+        """Unless there is no step in it: an engine that dies again and again as it starts, until
+        somebody comes, does not take the place of the one that worked.
+        """
+        if self._timeline.columns.steps or self.previous is None:
+            self.previous = self._detached()
 
     def _detached(self) -> Self:
         """A history of its own that holds what this one has held so far."""

@@ -313,6 +313,21 @@ def test_a_restarted_engine_begins_a_new_history_and_the_old_one_is_kept() -> No
     assert history.previous.state_at(0).info == info("one")
 
 
+def test_an_engine_that_dies_before_its_first_step_does_not_displace_the_one_that_worked() -> None:
+    history = History()
+    for sequence, message in enumerate([info("one"), step(0, []), step(1, [])]):
+        history.append(sequence, message)
+    for engine_id in ("two", "three", "four"):
+        history.append(0, info(engine_id))
+    assert history.num_steps == 0
+    assert history.previous is not None
+    assert history.previous.info == info("one")
+    assert history.previous.num_steps == 2
+    history.append(1, step(0, []))
+    history.append(0, info("five"))
+    assert history.previous.info == info("four")
+
+
 # What happened
 
 

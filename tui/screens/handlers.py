@@ -142,8 +142,10 @@ def _previous_session(screen: "MainScreen") -> None:
     current, shown = screen.session.history, screen.history
     if shown is not current:
         screen.look_at(current)
-    elif current.previous is None or current.previous.last_step is None:
+    elif current.previous is None:
         screen.notices.say("the engine has not started anew since this dashboard began", "caution")
+    elif current.previous.last_step is None:
+        screen.notices.say("no step of the session before the restart has come", "caution")
     else:
         screen.look_at(current.previous)
         key = screen.session.abilities.key

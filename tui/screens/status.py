@@ -34,6 +34,10 @@ def standing(
         errors += [f"{session.desk.name_of(source)}: {error}" for source, error in told]
     else:
         errors += [_source_error(session), None if switch is None else switch.error]
+        previous = session.history.previous
+        if previous is not None and previous.num_steps and not session.history.num_steps:
+            key = session.abilities.key("previous_session")
+            lines.append((f"{key} shows the session before the engine started anew", "text"))
     for error in errors:
         if error is not None:
             lines.append((error, "caution"))
@@ -46,7 +50,7 @@ def _source_error(session: Session) -> str | None:
     key = session.abilities.key("keep_steps")
     if error is None or session.source.status != "down" or switch is None or switch.active:
         return error
-    return f"{error}; {key} keeps its steps" if key and session.history.num_steps else error
+    return f"{error}; {key} keeps the steps shown" if key and session.history.num_steps else error
 
 
 def seen(session: Session, operator: Operator, view: View) -> object:
