@@ -236,6 +236,7 @@ class ControlServer:
         payload = self._core.kept_snapshots.before(
             round(command.past_s * 1e9),
             self._core.runner.clock(),
+            self._core.next_step - 1,
             held.oldest_sequence,
             held.next_sequence,
         )

@@ -49,12 +49,13 @@ class KeptSnapshots:
         """What making and adding the last one took: one that took long puts off the next."""
         self._next_ns = max(self._next_ns, self._kept[-1].time_ns + round(took_ns / SHARE))
 
-    def before(self, past_ns: int, now_ns: int, oldest: int, end: int) -> bytes | None:
+    def before(self, past_ns: int, now_ns: int, step: int, oldest: int, end: int) -> bytes | None:
         """The newest one from which on there is all that happened in `past_ns`, or the oldest.
 
         Where nothing has run for a while, it is the time before that which counts.
 
         Args:
+            step: the last one: nothing happened after a snapshot of it.
             oldest: number of the first message that is still held, and ...
             end: ... of the first that is still to come: all that is behind the snapshot is held.
 
@@ -65,6 +66,7 @@ class KeptSnapshots:
         kept = list(self._kept)
         first = oldest + (end - oldest) // _MARGIN if oldest else 0
         usable = [each for each in kept if each.sequence + 1 >= first]
+        usable = [each for each in usable if each.step < step] or usable
         if not usable:
             return None
         until_ns = min(now_ns, usable[-1].time_ns + INTERVAL_NS)

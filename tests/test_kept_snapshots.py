@@ -54,10 +54,14 @@ def kept(*times_s: float, messages_a_second: int = 10) -> KeptSnapshots:
 
 
 def sequence_before(
-    snapshots: KeptSnapshots, past_s: float, now_s: float, oldest: int = 0
+    snapshots: KeptSnapshots,
+    past_s: float,
+    now_s: float,
+    oldest: int = 0,
+    step: int = 1_000_000,
 ) -> int | None:
     end = round(now_s * 10)
-    found = snapshots.before(round(past_s * SECOND), round(now_s * SECOND), oldest, end)
+    found = snapshots.before(round(past_s * SECOND), round(now_s * SECOND), step, oldest, end)
     return None if found is None else msgspec.msgpack.decode(found, type=Snapshot).sequence
 
 
@@ -108,6 +112,9 @@ def test_the_newest_that_is_old_enough_is_given_or_the_oldest() -> None:
 def test_of_an_engine_that_has_been_idle_it_is_the_time_before_that_counts() -> None:
     snapshots = kept(0, 10, 20, 30)
     assert sequence_before(snapshots, 15, 3600) == 200
+    # The last one may have been taken after the last step.
+    assert sequence_before(snapshots, 0, 3600, step=300) == 200
+    assert sequence_before(snapshots, 15, 3600, step=300) == 100
 
 
 def test_one_whose_messages_are_not_held_any_more_is_not_given() -> None:
@@ -191,7 +198,10 @@ def test_what_no_engine_keeps_is_refused_with_the_bound(live_engine: Any) -> Non
                 client.ask(GetKeptSnapshot(past_s=past_s))
 
 
-def test_where_nothing_is_kept_the_answer_is_none(live_engine: Any) -> None:
+def test_where_nothing_is_kept_the_answer_is_none(
+    live_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KeptSnapshots, "is_due", lambda *_: False)
     live_engine.core.kept_snapshots = KeptSnapshots()
     with ControlClient(live_engine.endpoint) as client:
         assert client.kept_snapshot(60) is None
