@@ -85,6 +85,23 @@ def test_the_table_begins_with_the_longest_wait_and_says_what_is_left_out(sessio
     assert "more late" not in everything
 
 
+def test_the_step_that_held_up_the_streams_is_named_however_long_first_tokens_took(
+    session: Path,
+) -> None:
+    options = (str(session), "--slo-itl", "30ms", "--slo-ttft", "1ms")
+    late = document(*options)["late"]
+    gaps = [each for each in late if each["kind"] == "ITL"]
+    firsts = sorted((each["ms"] for each in late if each["kind"] == "TTFT"), reverse=True)
+    longest = max(gaps, key=lambda each: each["ms"])
+    assert firsts[7] > longest["ms"]  # these alone would fill a table of eight
+    said = run(*options, "--limit", "8").stdout
+    streams = sum(each["step"] == longest["step"] for each in gaps)
+    assert f"the longest: {longest['ms']:,.1f} ms at step {longest['step']:,} (" in said
+    assert f"), which held up {streams:,} stream" in said
+    rows = said.partition("why, largest first\n")[2].splitlines()[:8]
+    assert [sum(f" {kind} " in row for row in rows) for kind in ("ITL", "TTFT")] == [4, 4]
+
+
 def test_without_service_levels_twice_the_median_counts(session: Path) -> None:
     found = document(str(session))
     assert found["itl"]["bound_ms"] == pytest.approx(2 * found["itl"]["median_ms"])

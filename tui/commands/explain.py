@@ -61,6 +61,7 @@ def _summary(file: str, found: Explanation, own: Levels) -> list[str]:
     return [
         f"{file}: {found.num_steps:,} steps of {found.info.model} on {found.info.name}",
         _measured(f"gaps between tokens{_of(found)}", "--slo-itl", found.itl, "slo_itl_ms" in own),
+        *_longest_gap(found),
         _measured(f"first tokens{_of(found)}", "--slo-ttft", found.ttft, "slo_ttft_ms" in own),
         *_all_late(found.ttft),
         *_never_served(found),
@@ -82,6 +83,20 @@ def _measured(what: str, option: str, bound: Bound, is_own: bool) -> str:
         f"{what}: {bound.num_late:,} of {bound.num_waits:,} ({share:.2%}) took longer than "
         f"{bound.bound_ms:,.1f} ms ({of}); median {bound.median_ms:,.1f} ms"
     )
+
+
+def _longest_gap(found: Explanation) -> list[str]:
+    """The step that held up its streams for the longest."""
+    gaps = [each for each in found.late if each.token_idx > 0 and not each.is_excused]
+    if not gaps:
+        return []
+    longest = max(gaps, key=lambda each: each.gap_ns)
+    num_held_up = sum(each.step == longest.step for each in gaps)
+    streams = "1 stream" if num_held_up == 1 else f"{num_held_up:,} streams"
+    return [
+        f"  the longest: {longest.gap_ns / 1e6:,.1f} ms at step {longest.step:,} "
+        f"({_clock(found.wall_ns(longest.end_ns))}), which held up {streams}"
+    ]
 
 
 def _never_served(found: Explanation) -> list[str]:
@@ -117,7 +132,11 @@ def _shares(found: Explanation) -> list[str]:
 
 
 def _table(found: Explanation, limit: int) -> list[str]:
-    """One row for all who waited side by side, the longest wait first."""
+    """One row for all who waited side by side, the longest wait first.
+
+    First tokens and gaps have half of the rows each: where prompts queue, the first ones would hide
+    the step that held up all streams.
+    """
     late = found.late
     if not found.num_steps:
         return ["", "it holds no step: whether a token was late is not known"]
@@ -129,7 +148,7 @@ def _table(found: Explanation, limit: int) -> list[str]:
         key = each.start_ns - each.end_ns, each.step, each.token_idx > 0, each.explanation
         alike.setdefault(key, []).append(each)
     groups = [alike[key] for key in sorted(alike)]
-    shown = groups[: limit or None]
+    shown = _shown(groups, limit or len(groups))
     rows = [
         [
             f"{group[0].step:,}",
@@ -142,10 +161,27 @@ def _table(found: Explanation, limit: int) -> list[str]:
         ]
         for group in shown
     ]
-    rest = sum(len(group) for group in groups[len(shown) :])
+    rest = len(late) - sum(map(len, shown))
     more = [f"and {rest:,} more late tokens: --limit 0 shows all"] if rest else []
     heading = ["step", "at", "token (+ alike)", "took", "of", "why, largest first"]
     return ["", *_aligned(heading, rows, "><<><<"), *more]
+
+
+def _shown(groups: list[list[Late]], limit: int) -> list[list[Late]]:
+    num_gaps = sum(group[0].token_idx > 0 for group in groups)
+    gaps_left = min(num_gaps, max(limit - limit // 2, limit - (len(groups) - num_gaps)))
+    firsts_left = limit - gaps_left
+    shown = []
+    for group in groups:
+        if group[0].token_idx > 0:
+            gaps_left -= 1
+            is_shown = gaps_left >= 0
+        else:
+            firsts_left -= 1
+            is_shown = firsts_left >= 0
+        if is_shown:
+            shown.append(group)
+    return shown
 
 
 def _clock(wall_ns: int) -> str:
