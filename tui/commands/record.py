@@ -107,7 +107,7 @@ def _watch(
     while not stop.wait(_TICK_S):
         now_s = time.monotonic()
         is_joined = is_joined or source.status == "live"
-        if not is_joined:
+        if not is_joined and source.error is None:
             start_s = now_s  # `seconds` begin when all that was before has come
         if source.status in ("live", "stale") or recorder.num_steps > num_steps:
             last_live_s, num_steps = now_s, recorder.num_steps
