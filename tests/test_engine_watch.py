@@ -1,18 +1,16 @@
 """An engine goes while something is typed for it: the editor says so, and applies nothing to it."""
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
-from textual import events
 
 from stepscope.engine.wire import EngineInfo
 from stepscope.recordings.source import SourceStatus
 from stepscope.recordings.subscriber import Subscriber
-from stepscope.tui.app import Dashboard
 from stepscope.tui.knob_change import KnobChange
+from tests.live_dashboard import dashboard, press
 from tests.screen_text import main_text, screen_text
 from tests.waiting import until, wait_for
 
@@ -49,18 +47,6 @@ def source(live_engine: Any) -> Iterator[Watched]:
     wait_for(lambda: subscriber.status == "live", "the engine answers")
     yield subscriber
     subscriber.stop()
-
-
-def dashboard(source: Subscriber) -> Dashboard:
-    control = source.endpoint.control
-    return Dashboard(source, source.history, control_endpoint=control, any_terminal=True)
-
-
-async def press(app: Dashboard, *keys: str) -> None:
-    """Like `Pilot.press`, which waits for an idle process: here an engine runs in it."""
-    for key in keys:
-        app.post_message(events.Key(key, key if len(key) == 1 else None))
-        await asyncio.sleep(0.05)
 
 
 async def replace_engine(live_engine: Any, source: Subscriber, **changed: object) -> None:

@@ -1,16 +1,15 @@
 """The knob editor shows what others change while it is open, and overwrites nothing unnoticed."""
 
-import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from textual import events
 
 from stepscope.engine.client import ControlClient
 from stepscope.engine.wire import Telemetry
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui.app import Dashboard
+from tests.live_dashboard import dashboard, press
 from tests.screen_text import main_text, screen_text
 from tests.waiting import until, wait_for
 
@@ -29,18 +28,6 @@ def anna(live_engine: Any) -> Iterator[ControlClient]:
     """Another operator of the same engine."""
     with ControlClient(live_engine.endpoint) as client:
         yield client
-
-
-def dashboard(source: Subscriber) -> Dashboard:
-    control = source.endpoint.control
-    return Dashboard(source, source.history, control_endpoint=control, any_terminal=True)
-
-
-async def press(app: Dashboard, *keys: str) -> None:
-    """Like `Pilot.press`, which waits for an idle process: here an engine runs in it."""
-    for key in keys:
-        app.post_message(events.Key(key, key if len(key) == 1 else None))
-        await asyncio.sleep(0.05)
 
 
 class SlowTelemetry:

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ class _Cancelled(Exception):  # noqa: N818 - reads as what it is
     """Nobody wants the file any more."""
 
 
-class Job:
+class Job(ABC):
     """Writes one file; it is there in full afterwards, or not at all.
 
     Attributes:
@@ -68,9 +69,9 @@ class Job:
             log.exception("%s to %s failed", self.noun, self.name)
             self.outcome = f"{self.noun} failed, {see_log(error)}", "breach"
 
+    @abstractmethod
     def _write(self) -> str:
         """Do it, and say what has been done."""
-        raise NotImplementedError
 
     def _progress(self, share: float) -> None:
         self.share = share
