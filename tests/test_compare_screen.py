@@ -23,7 +23,8 @@ from stepscope.tui.compare.choices import file_origin, session_origin
 from stepscope.tui.compare.picture import ComparePage
 from stepscope.tui.compare.sides import sizes
 from stepscope.tui.compare.text import change, outcome, unclear, verdict
-from stepscope.tui.frame import Frame, FrameBuilder
+from stepscope.tui.frame import Frame
+from stepscope.tui.frame_builder import FrameBuilder
 from stepscope.tui.theme import Skin
 from stepscope.tui.view import View
 from stepscope.tui.widgets import compare_page

@@ -12,7 +12,7 @@ from stepscope.engine.wire import Telemetry
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.tui.app import Dashboard
-from stepscope.tui.frame import FrameBuilder
+from stepscope.tui.frame_builder import FrameBuilder
 from stepscope.tui.view import View
 
 FRAME_S = 0.1

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stepscope.tui.app import Dashboard
-from stepscope.tui.frame import FrameBuilder
+from stepscope.tui.frame_builder import FrameBuilder
 from stepscope.tui.view import View
 
 

@@ -12,7 +12,7 @@ from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.replay import ReplaySource
-from stepscope.tui.frame import FrameBuilder
+from stepscope.tui.frame_builder import FrameBuilder
 from stepscope.tui.pages import PAGE_VIEWS
 from stepscope.tui.view import View
 from stepscope.tui.widgets import (

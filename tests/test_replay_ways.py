@@ -16,7 +16,8 @@ from stepscope.recordings.history import History
 from stepscope.recordings.reach import Reach
 from stepscope.recordings.reader import Position, Recording
 from stepscope.recordings.replay import ReplaySource
-from stepscope.tui.frame import NOTABLE, Frame, FrameBuilder
+from stepscope.tui.frame import NOTABLE, Frame
+from stepscope.tui.frame_builder import FrameBuilder
 from stepscope.tui.navigator import Navigator, recorded_extent
 from stepscope.tui.notices import Notices
 from stepscope.tui.view import View

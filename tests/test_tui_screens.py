@@ -19,7 +19,8 @@ from stepscope.tui import latency_windows, navigator
 from stepscope.tui.actions import BY_ID
 from stepscope.tui.app import Dashboard
 from stepscope.tui.format import clock
-from stepscope.tui.frame import Frame, FrameBuilder
+from stepscope.tui.frame import Frame
+from stepscope.tui.frame_builder import FrameBuilder
 from stepscope.tui.pages import PAGE_VIEWS, targets
 from stepscope.tui.screens.help import help_lines
 from stepscope.tui.theme import CAUSE_GLYPHS, Skin

@@ -20,7 +20,8 @@ from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.source import FrameTap
 from stepscope.tui.app import Dashboard
-from stepscope.tui.frame import Frame, FrameBuilder
+from stepscope.tui.frame import Frame
+from stepscope.tui.frame_builder import FrameBuilder
 from stepscope.tui.pages import PAGE_VIEWS
 from stepscope.tui.view import Page, View
 from stepscope.tui.widgets import (

@@ -12,7 +12,8 @@ from stepscope.engine.wire import CACHED, EMPTY, Finished, Phase, Preempted
 from stepscope.recordings.source import add_mark
 from stepscope.tui import format as fmt
 from stepscope.tui.chart_columns import ChartColumns
-from stepscope.tui.frame import Frame, FrameBuilder
+from stepscope.tui.frame import Frame
+from stepscope.tui.frame_builder import FrameBuilder
 from stepscope.tui.lane_rows import FilterError, lane_filter
 from stepscope.tui.view import View
 from stepscope.tui.widgets import (

@@ -13,7 +13,8 @@ from stepscope.recordings.history import History
 from stepscope.recordings.source import Source, SourceStatus
 from stepscope.tui import format as fmt
 from stepscope.tui import searched
-from stepscope.tui.frame import NOTABLE, Frame, InFile
+from stepscope.tui.frame import NOTABLE, Frame
+from stepscope.tui.frame_builder import InFile
 from stepscope.tui.goto import FileTimes, Wanted, wanted
 from stepscope.tui.notices import Notices
 from stepscope.tui.view import View
