@@ -252,9 +252,27 @@ async def test_the_engine_is_paused_and_run_step_by_step(source: Subscriber) -> 
         step = history.last_step
         await press(app, "N")
         await until(lambda: (history.last_step or 0) == step + 1, "it runs no step")
+        said = f"the engine runs step {step + 1:,}, then pauses"
+        await until(lambda: said in main_text(app), "the answer is not shown")
         await press(app, "P")
         await until(lambda: (history.last_step or 0) > step + 5, "it does not go on")
     app.close()
+
+
+async def test_a_step_for_which_there_is_nothing_yet_is_told_to_wait_for_a_request(
+    live_engine: Any,
+) -> None:
+    source = Subscriber(live_engine.endpoint)
+    source.start()
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "P")
+        await until(lambda: source.history.state.state == "paused", "it does not pause")
+        await press(app, "N")
+        said = "the engine runs step 0 once a request comes, then pauses"
+        await until(lambda: said in main_text(app), "the answer is not shown")
+    app.close()
+    source.stop()
 
 
 async def test_the_engine_is_given_work_and_relieved_of_it(

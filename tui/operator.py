@@ -202,7 +202,7 @@ class Operator:
             else:
                 if isinstance(answer.reply, Ack):
                     self._remember(answer.command, answer.reply.version)
-                self._notices.say(_told(answer), "good")
+                self._notices.say(_told(answer, self._has_requests), "good")
         self._take_late_ones()
         self.workload.look(self._history.state)
         if self._num_undos_put_off and self._is_settled():
@@ -255,7 +255,8 @@ class Operator:
                 self._notices.say(f"{each.what} refused: {entry.detail}", "breach")
             else:
                 self._remember(each.command, entry.version)
-                self._notices.say(_done(each.what, each.command, entry.effective_step or 0), "good")
+                step = entry.effective_step or 0
+                self._notices.say(_done(each, step, self._has_requests), "good")
 
     def _tells_of(self, entry: Audited, command: Change) -> bool:
         """Whether an entry is about a change that was asked for here."""
@@ -267,6 +268,11 @@ class Operator:
             return True
         is_next = entry.version == (command.expected_version or 0) + 1
         return is_next and entry.new == command.changes
+
+    @property
+    def _has_requests(self) -> bool:
+        state = self._history.state
+        return state.num_running + state.num_waiting > 0
 
     def _remember(self, command: Command, version: int | None) -> None:
         """Keep which changes are ours: a name may be that of several dashboards."""
@@ -285,15 +291,20 @@ def _change_text(change: KnobsChanged) -> str:
     return f"{change.who}: {what} at step {change.effective_step:,}"
 
 
-def _told(answer: Answer) -> str:
+def _told(answer: Answer, has_requests: bool) -> str:
     reply = answer.reply
     if isinstance(reply, Ack):
-        detail = f" ({reply.detail})" if reply.detail else ""
-        return _done(answer.what, answer.command, reply.effective_step) + detail
+        done = _done(answer, reply.effective_step, has_requests)
+        # The sentence about a step says all of it.
+        is_told = isinstance(answer.command, StepOnce) or not reply.detail
+        return done if is_told else f"{done} ({reply.detail})"
     return f"{answer.what}: {type(reply).__name__}"
 
 
-def _done(what: str, command: Command, step: int) -> str:
-    if isinstance(command, SetKnobs):
-        return f"{what} applied at step {step:,}"
-    return f"{what}: done before step {step:,}"
+def _done(asked: Answer | _Unanswered, step: int, has_requests: bool) -> str:
+    if isinstance(asked.command, SetKnobs):
+        return f"{asked.what} applied at step {step:,}"
+    if isinstance(asked.command, StepOnce):
+        when = "" if has_requests else " once a request comes"
+        return f"the engine runs step {step:,}{when}, then pauses"
+    return f"{asked.what}: done before step {step:,}"
