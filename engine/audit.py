@@ -30,6 +30,7 @@ MAX_ENTRIES = 10_000
 IN_SNAPSHOT = 20  # entries that a late joiner is told of
 FOLD_NS = 1_000_000_000  # so long aborts of one client go into one entry
 
+NO_WORKLOAD = "none"  # of an engine that gives itself nothing to do, where workloads are words
 LOCAL = "local"  # the key of whoever has the engine's account
 _KEY = "key"
 

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from stepscope.engine.audit import Asker, Effect
+from stepscope.engine.audit import NO_WORKLOAD, Asker, Effect
 from stepscope.engine.commands import (
     Abort,
     Ack,
@@ -32,8 +32,6 @@ from stepscope.engine.wire import Audited, KnobsChanged, KnobValue
 from stepscope.engine.workload import describe
 
 log = logging.getLogger("stepscope.engine")
-
-_NO_WORKLOAD = "none"
 
 
 class _TooLateError(ConfigError):
@@ -175,7 +173,7 @@ def _step(core: EngineCore, command: StepOnce, _: Asker) -> Effect:
         )
     core.steps_allowed = command.n
     last = core.next_step + command.n - 1
-    return Effect({"state": old}, {"state": "step"}, f"pauses after step {last}")
+    return Effect({"state": old}, {"state": "step"}, f"pauses after step {last:,}")
 
 
 def _reset_prefix_cache(core: EngineCore, _: ResetPrefixCache, __: Asker) -> Effect:
@@ -204,7 +202,7 @@ def _set_workload(core: EngineCore, command: SetWorkload, _: Asker) -> Effect:
 
 
 def _in_words(workload: WorkloadSpec | None) -> str:
-    return _NO_WORKLOAD if workload is None else describe(workload)
+    return NO_WORKLOAD if workload is None else describe(workload)
 
 
 def _drain(core: EngineCore, _: Drain, __: Asker) -> Effect:

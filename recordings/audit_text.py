@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from stepscope.engine.audit import Asker
+from stepscope.engine.audit import NO_WORKLOAD, Asker
 from stepscope.engine.wire import Audited, KnobValue
 
 _DONE = {
@@ -59,6 +59,8 @@ def change_text(entry: Audited) -> str:
         names = list(entry.old or {})
         which = f" (first {names[0]}, last {names[-1]})" if names else ""
         return f"aborted {entry.count:,} requests{which}"
+    if (workloads := _workloads(entry)) is not None:
+        return _workload_text(*workloads)
     what = _DONE.get(entry.command, entry.command)
     changes = _changes(entry.old or {}, entry.new or {})
     detail = f" ({entry.detail})" if entry.detail else ""
@@ -67,13 +69,36 @@ def change_text(entry: Audited) -> str:
 
 def _changes(old: Mapping[str, KnobValue], new: Mapping[str, KnobValue]) -> str:
     return ", ".join(
-        f"{name} {_without_common_end(value_text(old.get(name)), value_text(value))}"
-        f"→{value_text(value)}"
-        for name, value in new.items()
+        f"{name} {value_text(old.get(name))}→{value_text(value)}" for name, value in new.items()
     )
 
 
-def _without_common_end(old: str, new: str) -> str:
-    """Of two mixes that differ in their rates, the first one's rate: the line is short."""
-    head, colon, details = old.partition(": ")
-    return head if colon and new.endswith(colon + details) else old
+def _workloads(entry: Audited) -> tuple[str, str] | None:
+    """Of a change of the workload the one before and the one after; "" is none."""
+    old, new = ((each or {}).get("workload") for each in (entry.old, entry.new))
+    if entry.command != "SetWorkload" or not (isinstance(old, str) and isinstance(new, str)):
+        return None
+    return "" if old == NO_WORKLOAD else old, "" if new == NO_WORKLOAD else new
+
+
+def _workload_text(old: str, new: str) -> str:
+    """A mix is a long line: of two, only what they differ in."""
+    if not old:
+        return f"started a workload of {new}" if new else "stopped the workload: there was none"
+    if not new:
+        return f"stopped the workload of {old}"
+    if old == new:
+        return f"started the same workload anew: {new}"
+    before, after = _parts(old), _parts(new)
+    gone = ", ".join(part for part in before if part not in after)
+    come = ", ".join(part for part in after if part not in before)
+    if not gone:
+        return f"changed the workload: now also {come}"
+    what = f"{gone}→{come}" if come else f"no longer {gone}"
+    return f"changed the workload: {what}"
+
+
+def _parts(workload: str) -> list[str]:
+    """What `describe` puts together: the rate, the kinds of requests, and limits."""
+    rate, _, rest = workload.partition(": ")
+    return [rate, *rest.split(", ")]

@@ -245,21 +245,49 @@ def test_one_window_in_three_that_says_otherwise_is_enough_to_stay() -> None:
     assert len(watched.taken) == 1
 
 
-def test_the_trail_says_from_which_rate_to_which_before_it_names_the_mix() -> None:
-    slower = replace(WORKLOAD, rate=0.5)
-    for new, said in (
-        (describe(slower), f"2.5 requests/s→{describe(slower)}"),
-        ("none", f"{describe(WORKLOAD)}→none"),
-    ):
-        entry = Audited(
-            number=2,
-            command="SetWorkload",
-            who="stepscope demo",
-            time_ns=1,
-            old={"workload": describe(WORKLOAD)},
-            new={"workload": new},
-        )
-        assert change_text(entry).startswith(f"set the workload: workload {said}")
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (None, WORKLOAD, f"started a workload of {describe(WORKLOAD)}"),
+        (WORKLOAD, None, f"stopped the workload of {describe(WORKLOAD)}"),
+        (None, None, "stopped the workload: there was none"),
+        (WORKLOAD, WORKLOAD, f"started the same workload anew: {describe(WORKLOAD)}"),
+        (
+            WORKLOAD,
+            replace(WORKLOAD, rate=0.5),
+            "changed the workload: 2.5 requests/s→0.5 requests/s",
+        ),
+        (
+            WORKLOAD,
+            replace(WORKLOAD, max_concurrency=None, output_tokens=9),
+            "changed the workload: outputs of 640, at most 12 under way→outputs of 9",
+        ),
+        (
+            WORKLOAD,
+            replace(WORKLOAD, max_concurrency=None),
+            "changed the workload: no longer at most 12 under way",
+        ),
+        (
+            replace(WORKLOAD, document_share=0.0),
+            WORKLOAD,
+            "changed the workload: now also 30% documents of 2048",
+        ),
+    ],
+)
+def test_the_trail_says_of_two_workloads_what_they_differ_in(
+    old: WorkloadSpec | None, new: WorkloadSpec | None, said: str
+) -> None:
+    """A mix is longer than the line it stands in."""
+    before, after = ("none" if each is None else describe(each) for each in (old, new))
+    entry = Audited(
+        number=2,
+        command="SetWorkload",
+        who="stepscope demo",
+        time_ns=1,
+        old={"workload": before},
+        new={"workload": after},
+    )
+    assert change_text(entry) == said
 
 
 @pytest.mark.parametrize(
