@@ -10,7 +10,8 @@ from typing import IO
 
 from stepscope.recordings.loaded_chunk import KEYFRAME, STEP, LoadedChunk, step_of
 from stepscope.recordings.mcap_chunk import first_messages, read_chunk
-from stepscope.recordings.mcap_index import PACKED_STEP, TOPICS, ChunkPlace
+from stepscope.recordings.mcap_index import ChunkPlace
+from stepscope.recordings.recording_format import PACKED_STEP, TOPICS
 
 MAX_CHUNKS = 16  # kept decompressed
 

@@ -4,7 +4,8 @@ import msgspec
 
 from stepscope.engine import wire
 from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo, Snapshot
-from stepscope.recordings.mcap_index import FORMAT_VERSION, RecordingError
+from stepscope.recordings.recording_errors import RecordingError
+from stepscope.recordings.recording_format import FORMAT_VERSION
 
 
 def check_metadata(metadata: dict[str, str], path: object) -> None:

@@ -16,8 +16,8 @@ from stepscope.engine.wire import (
 from stepscope.recordings.causes import Cause, Late
 from stepscope.recordings.explain import Explainer
 from stepscope.recordings.latency import percentiles
-from stepscope.recordings.mcap_index import NotInRecording
 from stepscope.recordings.reader import Recording
+from stepscope.recordings.recording_errors import NotInRecording
 from stepscope.recordings.session import request_name
 from stepscope.recordings.tokenless import NeverServed, Tokenless
 

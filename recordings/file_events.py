@@ -33,8 +33,8 @@ from stepscope.recordings.events import (
 )
 from stepscope.recordings.landmarks import messages_in
 from stepscope.recordings.loaded_chunk import KEYFRAME
-from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.reader import Position, Recording
+from stepscope.recordings.recording_errors import RecordingError
 
 _MAX_SPREAD = 512  # cells of the widest bar
 _PAUSE_S = 0.005  # between two chunks

@@ -16,8 +16,8 @@ from stepscope.recordings.mcap_chunk import (
     message_at,
     message_places,
 )
-from stepscope.recordings.mcap_index import PACKED_STEP, TOPICS
 from stepscope.recordings.packed_steps import StepUnpacker
+from stepscope.recordings.recording_format import PACKED_STEP, TOPICS
 
 STEP = wire.TOPICS[StepRecord]
 KEYFRAME = wire.TOPICS[Snapshot]

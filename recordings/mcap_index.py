@@ -1,16 +1,13 @@
 """What is where in an MCAP file: preamble and chunks, from its summary or by walking its records.
 
 A file that was closed ends in a summary with a checksum. One that was not (crash, full disk, cut
-copy), or whose summary is damaged, is walked from record to record; where that leads nowhere, the
-next chunk is looked for by how its head looks. Format: mcap.dev/spec.
+copy), or whose summary is damaged, is walked from record to record (`mcap_records`).
 """
 
 import io
 import os
-import re
 import struct
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -21,43 +18,17 @@ from mcap.opcode import Opcode
 from mcap.records import Channel, Header, Metadata, Statistics
 
 from stepscope.engine import wire
+from stepscope.recordings.mcap_records import find_chunk, record_at
 from stepscope.recordings.mcap_sink import CHUNK_HEAD, MAGIC, RECORD, UNFINISHED
+from stepscope.recordings.recording_format import PACKED_STEP, PROFILE
 
-PROFILE = "stepscope"
-PART_SUFFIX = ".part"  # of a file that is being written
 BEING_WRITTEN = "it is being written right now"
-PACKED_STEP = "packed_step"  # see packed_steps.py
-# Channel ids 1, 2, ... in a file that does not name its channels. New topics go to the end.
-_AUDIT = wire.TOPICS[wire.Audited].decode()
-TOPICS = (
-    *(topic for topic in map(bytes.decode, wire.TOPICS.values()) if topic != _AUDIT),
-    PACKED_STEP,
-    _AUDIT,
-)
-# Of our way to use MCAP: 1 had no packed steps and no checkpoints. Higher ones are refused.
-FORMAT_VERSION = 2
 
 _STEPS = frozenset((wire.TOPICS[wire.StepRecord].decode(), PACKED_STEP))
 _FOOTER = struct.Struct("<BQQQI")
 _CHUNK_INDEX = struct.Struct("<QQQQI")  # times, place and length of the chunk, size of a map
-_SEARCH_BYTES = 1 << 20
 _MAX_PREAMBLE_BYTES = 1 << 20  # of one record that is read to look into it
-_MAX_RECORD_BYTES = 1 << 26
-_MAX_LENGTH = dict.fromkeys(Opcode, _MAX_RECORD_BYTES) | {
-    Opcode.DATA_END: 4,
-    Opcode.FOOTER: 20,
-}
-_NAME_BYTES = b"\x04\x00\x00\x00zstd"  # of the compression, in the head of a chunk ...
-_NAME = slice(37, 45)  # ... and where
 _UNREADABLE = (McapError, struct.error, ValueError, OSError)
-
-
-class RecordingError(Exception):
-    """A file that cannot be read or written; the message is one line for a person."""
-
-
-class NotInRecording(RecordingError):  # noqa: N818 - reads as what happened
-    """The file can be read, and a step or a request that was asked for is not in it."""
 
 
 @dataclass(slots=True)
@@ -153,22 +124,9 @@ def read_metadata(path: Path) -> dict[str, str] | None:
     return index.metadata.get(PROFILE) if index.profile == PROFILE else None
 
 
-def scan_records(stream: IO[bytes]) -> Iterator[tuple[int, int, int]]:
-    """(opcode, offset, length of all of it) of each record of a whole file, in order.
-
-    Ends before the first that cannot be one.
-    """
-    size = stream.seek(0, os.SEEK_END)
-    position = len(MAGIC)
-    while (record := _record_at(stream, position, size)) is not None:
-        opcode, length = record
-        yield opcode, position, length
-        position += length
-
-
 def _read_preamble(stream: IO[bytes], size: int, index: McapIndex) -> None:
     position = len(MAGIC)
-    while (record := _record_at(stream, position, size)) is not None:
+    while (record := record_at(stream, position, size)) is not None:
         opcode, length = record
         if opcode in (Opcode.CHUNK, Opcode.DATA_END):
             return
@@ -248,9 +206,9 @@ def _walk(stream: IO[bytes], size: int, index: McapIndex) -> bool:
     """
     position = len(MAGIC)
     while position < size:
-        record = _record_at(stream, position, size)
+        record = record_at(stream, position, size)
         if record is None:
-            found = _find_chunk(stream, position, size)
+            found = find_chunk(stream, position, size)
             if found == size and index.is_being_written:
                 return False  # the rest of a record is still to come
             index.num_lost_bytes += found - position
@@ -269,38 +227,8 @@ def _walk(stream: IO[bytes], size: int, index: McapIndex) -> bool:
 
 def _is_end(stream: IO[bytes], position: int, size: int) -> bool:
     """Whether only records of a summary follow, as far as one can see."""
-    record = _record_at(stream, position, size)
+    record = record_at(stream, position, size)
     return record is None or record[0] not in (Opcode.CHUNK, Opcode.MESSAGE_INDEX)
-
-
-def _record_at(stream: IO[bytes], position: int, size: int) -> tuple[int, int] | None:
-    """Opcode and length of the record at `position`; None when there cannot be one.
-
-    A chunk may reach beyond the end: it was not finished, or the file was cut.
-    """
-    stream.seek(position)
-    head = stream.read(CHUNK_HEAD.size)
-    if len(head) < RECORD.size:
-        return None
-    opcode, length = RECORD.unpack_from(head)
-    if head[_NAME] == _NAME_BYTES:
-        return _chunk_record(head, length)
-    if opcode == Opcode.CHUNK or length > _MAX_LENGTH.get(opcode, -1):
-        return None
-    length += RECORD.size
-    return (opcode, length) if position + length <= size else None
-
-
-def _chunk_record(head: bytes, length: int) -> tuple[int, int] | None:
-    if len(head) < CHUNK_HEAD.size:
-        return None
-    # Its lengths must agree; what its opcode says does not matter then.
-    num_compressed = CHUNK_HEAD.unpack(head)[-1]
-    if length == UNFINISHED:
-        return Opcode.CHUNK, CHUNK_HEAD.size
-    if length == CHUNK_HEAD.size - RECORD.size + num_compressed:
-        return Opcode.CHUNK, RECORD.size + length
-    return None
 
 
 def _chunk_at(stream: IO[bytes], position: int, length: int, size: int) -> ChunkPlace:
@@ -309,26 +237,6 @@ def _chunk_at(stream: IO[bytes], position: int, length: int, size: int) -> Chunk
     is_unfinished = head[1] == UNFINISHED
     if is_unfinished or position + length > size:
         # Another may follow in a file that went on after damage to this one's head.
-        end = _find_chunk(stream, position + CHUNK_HEAD.size, size)
+        end = find_chunk(stream, position + CHUNK_HEAD.size, size)
         return ChunkPlace(position, end - position, head[2], head[3], is_cut=True)
     return ChunkPlace(position, length, head[2], head[3])
-
-
-# Opcode and length (below 2^40, or unfinished), times, size, checksum.
-_CHUNK_LOOKS = re.compile(
-    rb".(?:.{5}\x00\x00\x00|\xff{8}).{16}.{8}.{4}" + re.escape(_NAME_BYTES), re.DOTALL
-)
-
-
-def _find_chunk(stream: IO[bytes], position: int, size: int) -> int:
-    """Where the next chunk begins, at `position` or after it; the end of the file for none."""
-    overlap = CHUNK_HEAD.size
-    while position < size:
-        stream.seek(position)
-        block = stream.read(_SEARCH_BYTES + overlap)
-        for match in _CHUNK_LOOKS.finditer(block):
-            place = position + match.start()
-            if _record_at(stream, place, size) is not None:
-                return place
-        position += _SEARCH_BYTES
-    return size

@@ -8,7 +8,7 @@ from stepscope.engine.wire import Mark, Snapshot, StepRecord, Telemetry
 from stepscope.recordings.engine_log import EngineLog
 from stepscope.recordings.follower import Follower
 from stepscope.recordings.history import History
-from stepscope.recordings.mcap_index import RecordingError
+from stepscope.recordings.recording_errors import RecordingError
 from stepscope.recordings.recording_file import RecordingFile
 from stepscope.recordings.service_levels import as_metadata, levels_of
 

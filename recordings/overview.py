@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from stepscope.recordings.mcap_index import PART_SUFFIX, RecordingError
 from stepscope.recordings.reader import Recording
+from stepscope.recordings.recording_errors import RecordingError
+from stepscope.recordings.recording_format import PART_SUFFIX
 
 
 class Overview(NamedTuple):

@@ -18,15 +18,10 @@ from stepscope.recordings.chunk_damage import missing_text, nothing_left
 from stepscope.recordings.compatibility import check_info, check_metadata, decode_keyframe
 from stepscope.recordings.loaded_chunk import KEYFRAME, Frame, LoadedChunk, step_of
 from stepscope.recordings.mcap_chunk import was_overwritten
-from stepscope.recordings.mcap_index import (
-    BEING_WRITTEN,
-    PART_SUFFIX,
-    PROFILE,
-    McapIndex,
-    RecordingError,
-    read_index,
-)
+from stepscope.recordings.mcap_index import BEING_WRITTEN, McapIndex, read_index
 from stepscope.recordings.pauses import known_since
+from stepscope.recordings.recording_errors import RecordingError
+from stepscope.recordings.recording_format import PART_SUFFIX, PROFILE
 from stepscope.recordings.step_index import StepIndex
 
 

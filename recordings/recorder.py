@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from stepscope.recordings.mcap_index import RecordingError
+from stepscope.recordings.recording_errors import RecordingError
 from stepscope.recordings.rotation import FileSeries
 from stepscope.recordings.service_levels import Levels
 from stepscope.recordings.source import Source

@@ -12,9 +12,9 @@ from stepscope.recordings.compare.past import Past, oldest_arrival
 from stepscope.recordings.compare.side import Side
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.loaded_chunk import KEYFRAME, Frame
-from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.pauses import known_since
 from stepscope.recordings.reader import Position, Recording
+from stepscope.recordings.recording_errors import RecordingError
 from stepscope.recordings.session import SessionState
 
 _CLOCKS_APART_NS = 1_000_000_000  # at most, of who recorded and the engine

@@ -10,16 +10,16 @@ from pathlib import Path
 from stepscope.engine import wire
 from stepscope.engine.wire import EngineInfo, Snapshot, StepRecord
 from stepscope.recordings import file_rights, write_lock
-from stepscope.recordings.mcap_index import (
+from stepscope.recordings.mcap_sink import McapSink
+from stepscope.recordings.packed_steps import StepPacker
+from stepscope.recordings.recording_errors import RecordingError
+from stepscope.recordings.recording_format import (
     FORMAT_VERSION,
     PACKED_STEP,
     PART_SUFFIX,
     PROFILE,
     TOPICS,
-    RecordingError,
 )
-from stepscope.recordings.mcap_sink import McapSink
-from stepscope.recordings.packed_steps import StepPacker
 
 CHUNK_BYTES = 1024 * 1024  # uncompressed, unless half of it is keyframes
 KEYFRAME_MESSAGES = 256  # what is read and applied at most to show any moment ...

@@ -11,18 +11,11 @@ from stepscope.recordings import file_rights, write_lock
 from stepscope.recordings.compatibility import decode_keyframe
 from stepscope.recordings.loaded_chunk import KEYFRAME, LoadedChunk, step_of
 from stepscope.recordings.mcap_chunk import channels, read_chunk, read_chunk_bytes
-from stepscope.recordings.mcap_index import (
-    BEING_WRITTEN,
-    PART_SUFFIX,
-    PROFILE,
-    TOPICS,
-    ChunkPlace,
-    McapIndex,
-    RecordingError,
-    read_index,
-)
+from stepscope.recordings.mcap_index import BEING_WRITTEN, ChunkPlace, McapIndex, read_index
 from stepscope.recordings.mcap_sink import McapSink
 from stepscope.recordings.reader import Recording
+from stepscope.recordings.recording_errors import RecordingError
+from stepscope.recordings.recording_format import PART_SUFFIX, PROFILE, TOPICS
 
 UNFINISHED_SUFFIX = ".repairing"
 

@@ -15,10 +15,10 @@ import msgspec
 from stepscope.recordings.excerpt import excerpt
 from stepscope.recordings.file_events import FileEvents
 from stepscope.recordings.history import History
-from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.playhead import Playhead
 from stepscope.recordings.reach import Reach
 from stepscope.recordings.reader import Position, Recording
+from stepscope.recordings.recording_errors import RecordingError
 from stepscope.recordings.seek import WINDOW_STEPS, step_in
 from stepscope.recordings.source import FrameTap
 from stepscope.recordings.tempo import Tempo

@@ -14,8 +14,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
-from stepscope.recordings.mcap_index import PART_SUFFIX, RecordingError, read_metadata
+from stepscope.recordings.mcap_index import read_metadata
+from stepscope.recordings.recording_errors import RecordingError
 from stepscope.recordings.recording_file import RecordingFile
+from stepscope.recordings.recording_format import PART_SUFFIX
 from stepscope.recordings.write_lock import is_being_written
 
 log = logging.getLogger("stepscope.recordings")

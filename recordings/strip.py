@@ -22,8 +22,8 @@ from stepscope.engine.wire import (
     Telemetry,
 )
 from stepscope.recordings.loaded_chunk import KEYFRAME
-from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.reader import Recording
+from stepscope.recordings.recording_errors import RecordingError
 from stepscope.recordings.recording_file import RecordingFile
 from stepscope.recordings.repair import not_ended
 from stepscope.recordings.service_levels import LEVEL_NAMES

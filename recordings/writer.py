@@ -18,8 +18,8 @@ import msgspec
 from stepscope.engine import wire
 from stepscope.engine.wire import EngineInfo, Snapshot
 from stepscope.recordings.engine_log import EngineLog
-from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.reader import Recording
+from stepscope.recordings.recording_errors import RecordingError
 from stepscope.recordings.recording_file import RecordingFile
 from stepscope.recordings.rotation import FileSeries
 from stepscope.recordings.service_levels import Levels, as_metadata

@@ -15,8 +15,8 @@ import pytest
 
 from stepscope.engine import wire
 from stepscope.engine.simulated import simulate
-from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.reader import Recording
+from stepscope.recordings.recording_errors import RecordingError
 from stepscope.recordings.recording_file import RecordingFile
 from stepscope.recordings.repair import repair
 from stepscope.recordings.strip import strip

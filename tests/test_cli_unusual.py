@@ -16,7 +16,7 @@ from stepscope.engine.access.authorised_keys import KeyFolder
 from stepscope.engine.config import ConfigError
 from stepscope.recordings import samples
 from stepscope.recordings.export.output import writing
-from stepscope.recordings.mcap_index import RecordingError
+from stepscope.recordings.recording_errors import RecordingError
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage
 from stepscope.tui.commands.output_path import output_path
 

@@ -37,8 +37,8 @@ from stepscope.engine.wire import (
 from stepscope.recordings.export.export import FORMATS, Format, export
 from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.export.tables import Table
-from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.reader import Recording
+from stepscope.recordings.recording_errors import RecordingError
 from stepscope.tui.cli import main
 from tests.seek_sessions import record
 

@@ -17,8 +17,8 @@ import pytest
 
 from stepscope.engine.client import ControlClient
 from stepscope.engine.commands import SamplingParams, Submit
-from stepscope.recordings.mcap_index import PART_SUFFIX
 from stepscope.recordings.reader import Recording
+from stepscope.recordings.recording_format import PART_SUFFIX
 
 _CLI = (sys.executable, "-m", "stepscope.tui.cli")
 _ALTERNATE_SCREEN, _ALL_MOTION = 1049 << 5, 1003 << 5  # as pyte keeps private modes

@@ -10,9 +10,9 @@ from stepscope.engine.wire import Mark, StepRecord, Telemetry
 from stepscope.recordings.follower import Follower
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
-from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.memory_file import write_memory
 from stepscope.recordings.reader import Recording
+from stepscope.recordings.recording_errors import RecordingError
 from stepscope.recordings.session import SessionState
 from stepscope.recordings.verify import VerifyReport, verify
 

@@ -22,9 +22,9 @@ from stepscope.engine.config import Knobs
 from stepscope.engine.simulated import SimulatedWorkload, simulate
 from stepscope.engine.wire import EngineInfo, Mark, Snapshot, StepRecord, Telemetry
 from stepscope.recordings.history import History
-from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recorder import Recorder, default_name
+from stepscope.recordings.recording_errors import RecordingError
 from stepscope.recordings.replay import ReplaySource
 from stepscope.recordings.session import SessionState
 from stepscope.recordings.source import FrameTap, add_mark

@@ -23,8 +23,8 @@ from stepscope.engine.simulated import SimulatedWorkload, simulate
 from stepscope.recordings import recording_file, samples
 from stepscope.recordings.history import History
 from stepscope.recordings.loaded_chunk import Frame
-from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.reader import Recording
+from stepscope.recordings.recording_errors import RecordingError
 from stepscope.recordings.recording_file import RecordingFile
 from stepscope.recordings.repair import Loss, default_output, repair, what_is_wrong
 from stepscope.recordings.verify import verify

@@ -18,8 +18,8 @@ from stepscope.engine.commands import SamplingParams, Shutdown, Submit
 from stepscope.engine.simulated import simulate
 from stepscope.engine.wire import StepRecord, Telemetry
 from stepscope.recordings import recording_file
-from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.reader import Recording
+from stepscope.recordings.recording_errors import RecordingError
 from stepscope.recordings.recording_file import RecordingFile
 from stepscope.recordings.rotation import FileSeries, Limits
 from stepscope.recordings.session import SessionState

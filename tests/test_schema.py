@@ -50,8 +50,8 @@ from stepscope.engine.wire import (
     Transcript,
 )
 from stepscope.recordings.history import History
-from stepscope.recordings.mcap_index import RecordingError
 from stepscope.recordings.reader import Recording
+from stepscope.recordings.recording_errors import RecordingError
 from stepscope.recordings.verify import verify
 from stepscope.recordings.writer import RecordingWriter
 

@@ -5,6 +5,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepscope.recordings.recording_format import PART_SUFFIX
 from stepscope.recordings.service_levels import levels_of
 from stepscope.recordings.source import NO_ENGINE, Source
 from stepscope.tui import format as fmt
@@ -79,7 +80,6 @@ class RecordSwitch:
 
     def new_path(self) -> Path:
         """Of a file that is not there, named after the source and the second."""
-        from stepscope.recordings.mcap_index import PART_SUFFIX
         from stepscope.recordings.recorder import default_name
 
         path = first = self._folder / default_name(self._source.name)

@@ -8,10 +8,10 @@ import msgspec
 from stepscope.engine import wire
 from stepscope.engine.wire import Snapshot, StepRecord, Telemetry
 from stepscope.recordings.loaded_chunk import KEYFRAME
-from stepscope.recordings.mcap_index import NotInRecording, RecordingError
 from stepscope.recordings.outcome import Outcome
 from stepscope.recordings.pauses import leave_out_begun
 from stepscope.recordings.reader import Position, Recording
+from stepscope.recordings.recording_errors import NotInRecording, RecordingError
 from stepscope.recordings.session import SessionState
 
 Progress = Callable[[float], None]

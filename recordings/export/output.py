@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO
 
 from stepscope.recordings import file_rights
-from stepscope.recordings.mcap_index import RecordingError
+from stepscope.recordings.recording_errors import RecordingError
 
 UNFINISHED_SUFFIX = ".exporting"
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import typer
 
 from stepscope.engine.config import ConfigError, WrongValue
+from stepscope.recordings.recording_errors import NotInRecording, RecordingError
 
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
 INTERRUPTED = 130  # Ctrl-C in what was not to be ended by it, as shells have it
@@ -87,7 +88,6 @@ def expected(error: BaseException) -> tuple[int, str] | None:
     # An exception of a module that was never imported cannot have been raised, and importing it
     # just to look would cost the commands that do not need it.
     client = sys.modules.get("stepscope.engine.client")
-    files = sys.modules.get("stepscope.recordings.mcap_index")
     if isinstance(error, CommandFailed):
         return error.exit_code, str(error)
     if isinstance(error, ConfigError):
@@ -96,8 +96,8 @@ def expected(error: BaseException) -> tuple[int, str] | None:
         return FAILED, str(error)
     if client is not None and isinstance(error, client.CommandRefused):
         return FAILED, f"the engine refused: {error}"
-    if files is not None and isinstance(error, files.RecordingError):
-        is_asked_wrong = isinstance(error, files.NotInRecording)
+    if isinstance(error, RecordingError):
+        is_asked_wrong = isinstance(error, NotInRecording)
         return (WRONG_USAGE if is_asked_wrong else FAILED), str(error)
     if isinstance(error, typer.TyperException):
         return error.exit_code, _in_words(error) + _where_to_look(error)

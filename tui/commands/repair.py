@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from stepscope.recordings.chunk_damage import REPAIR_HINT
-from stepscope.recordings.mcap_index import PART_SUFFIX
+from stepscope.recordings.recording_format import PART_SUFFIX
 from stepscope.recordings.repair import Loss, RepairReport, default_output, repair, what_is_wrong
 from stepscope.recordings.strip import strip
 from stepscope.tui.commands.errors import say

@@ -16,9 +16,9 @@ from stepscope.recordings import samples
 from stepscope.recordings.fleets.fleet import FLEET_STEPS, Fleet, shared_bytes
 from stepscope.recordings.history import MAX_BYTES, MAX_STEPS, History
 from stepscope.recordings.latency import SLO
-from stepscope.recordings.mcap_index import PART_SUFFIX
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recorder import Recorder
+from stepscope.recordings.recording_format import PART_SUFFIX
 from stepscope.recordings.replay import ReplaySource
 from stepscope.recordings.service_levels import levels_in
 from stepscope.recordings.subscriber import Subscriber

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from stepscope.recordings import samples
 from stepscope.recordings.compare.division import divide
 from stepscope.recordings.landmarks import Landmark, landmark_of, landmarks
+from stepscope.recordings.recording_errors import RecordingError
 from stepscope.recordings.source import Source
 from stepscope.tui import format as fmt
 from stepscope.tui.compare.origin import Origin
@@ -132,8 +133,7 @@ class LandmarkSearch:
         threading.Thread(target=self._run, name="marks of a recording", daemon=True).start()
 
     def _run(self) -> None:
-        from stepscope.recordings.mcap_index import RecordingError  # with mcap, only when needed
-        from stepscope.recordings.reader import Recording
+        from stepscope.recordings.reader import Recording  # with mcap, only when needed
 
         try:
             with Recording(self.path) as recording:

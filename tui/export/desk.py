@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.recordings.history import History
+from stepscope.recordings.recording_errors import RecordingError
 from stepscope.tui import format as fmt
 from stepscope.tui.export.order import ExportOrder, RangeChoice, file_name, new_path
 from stepscope.tui.log_file import see_log
@@ -57,7 +58,6 @@ class Job(ABC):
 
     def _run(self) -> None:
         from stepscope.recordings.export.output import MissingPackage
-        from stepscope.recordings.mcap_index import RecordingError
 
         try:
             self.outcome = self._write(), "good"
@@ -129,8 +129,6 @@ def _within(order: ExportOrder, recording: "Recording") -> RangeChoice:
     Raises:
         RecordingError: it is of another run of the engine.
     """
-    from stepscope.recordings.mcap_index import RecordingError
-
     steps = order.steps
     if steps.first is None and steps.last is None:
         return steps

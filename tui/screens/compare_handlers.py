@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.recordings.compare.points import PREEMPTED
+from stepscope.recordings.recording_errors import RecordingError
 from stepscope.tui.compare.choices import file_origin, session_origin
 from stepscope.tui.compare.desk import EVENTS
 from stepscope.tui.compare.origin import Origin
@@ -141,8 +142,6 @@ class _errors_said:  # noqa: N801 - reads as what it does
         return
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        from stepscope.recordings.mcap_index import RecordingError  # with mcap, only when needed
-
         if isinstance(error, RecordingError | OSError):
             self._screen.notices.say(str(error), "breach")
             return True

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from textual.binding import Binding, BindingsMap
 
+from stepscope.recordings.recording_errors import RecordingError
 from stepscope.recordings.source import Source
 from stepscope.tui import format as fmt
 from stepscope.tui.action_table import Action
@@ -169,8 +170,6 @@ def _record(screen: "MainScreen") -> None:
     if not switch.has_engine:
         screen.notices.say(f"{who}nothing to record: no engine answers", "caution")
         return
-    from stepscope.recordings.mcap_index import RecordingError  # with mcap, only when needed
-
     try:
         path = switch.start()
     except RecordingError as error:
