@@ -22,7 +22,7 @@ from stepscope.recordings.rates import Rates
 from stepscope.recordings.session import SessionState
 from stepscope.recordings.step_cache import StepCache
 from stepscope.recordings.timeline import Timeline
-from stepscope.recordings.windows import Windows
+from stepscope.recordings.windows import Stalls, Windows
 
 
 class Newest(NamedTuple):
@@ -279,6 +279,14 @@ class HistoryView:
         with self._lock:
             found = self._timeline.last_stall_step(step)
         return None if found is None else self.stall(found)
+
+    def stalls(self, step: int | None = None, limit: int = 1) -> Stalls:
+        """The longest waits above the ITL bound up to a step (None: all), one a step.
+
+        Where there is none, those for a first token above the TTFT bound. A stall holds up all that
+        stream; who waits for a first token, waits alone.
+        """
+        return self.windows.stalls(step, limit)
 
     @property
     def gaps(self) -> list[Gap]:

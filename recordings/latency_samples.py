@@ -126,6 +126,13 @@ class Samples:
             place = number * BLOCK_SAMPLES - self._num_forgotten
             self._blocks[number] = self._sorted(place, place + BLOCK_SAMPLES)
 
+    def prepend(self, earlier: "Samples") -> None:
+        """Put samples of before in front of these."""
+        whole = Samples()
+        for part in (earlier, self):
+            whole.extend(part._times, part._values, part._weights)
+        self.__dict__ = whole.__dict__
+
     def forget_before(self, time_ns: int) -> None:
         num_old = bisect_left(self._times, time_ns)
         for column in (self._times, self._values, self._weights):
@@ -163,6 +170,13 @@ class Samples:
     def num_until(self, time_ns: int) -> int:
         """How many samples had come by a time."""
         return bisect_right(self._times, time_ns)
+
+    def num_above(self, start_ns: int, end_ns: int, value: float) -> int:
+        """Weight of the samples in (start_ns, end_ns] that exceed a value; for a few samples."""
+        first = bisect_right(self._times, start_ns)
+        last = bisect_right(self._times, end_ns, first)
+        pairs = zip(self._values[first:last], self._weights[first:last], strict=True)
+        return sum([weight for each, weight in pairs if each > value])
 
     def ranked(self, first: int = 0, last: int | None = None) -> Ranked | None:
         """The samples from one place to before another, by value; None when there is none."""

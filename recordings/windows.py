@@ -8,19 +8,9 @@ from typing import NamedTuple
 
 from stepscope.recordings.latency import LatencyKind, LatencyReport
 from stepscope.recordings.latency_samples import Samples
+from stepscope.recordings.longest import Breach, Longest
 from stepscope.recordings.rates import Rates, rates_of
 from stepscope.recordings.timeline import Timeline
-
-
-class Breach(NamedTuple):
-    """A step that brought tokens later than a bound, and the latest of them."""
-
-    step: int
-    time_ns: int
-    kind: str  # TTFT or ITL
-    ns: int  # without the operator's pauses
-    request_id: int
-    num_tokens: int = 1  # of the kind that were late in the step
 
 
 class LateCounts(NamedTuple):
@@ -29,6 +19,13 @@ class LateCounts(NamedTuple):
     num_tokens: int
     num_steps: int
     num_breaches: int
+
+
+class Stalls(NamedTuple):
+    """Waits above a bound in memory: for the next token, or where none is, for the first."""
+
+    longest: list[Breach]  # the longest first
+    number: int  # of all, a step counted once
 
 
 class Windows:
@@ -44,6 +41,7 @@ class Windows:
         self._breaches: list[Breach] = []  # up to the step that was scanned last
         self._scanned = -1
         self._twice: list[int] = []  # steps with late tokens of both kinds
+        self._longest = {"ITL": Longest(), "TTFT": Longest()}
 
     def latency(self, end_ns: int | None, window_s: float | None, buckets: int) -> LatencyReport:
         """See `History.latency`."""
@@ -71,6 +69,27 @@ class Windows:
             known = self._breaches
             end = len(known) if step is None else bisect_right(known, step, key=_step)
             return known[max(0, end - limit) : end]
+
+    def longest(self, step: int | None, limit: int, kind: str = "ITL") -> list[Breach]:
+        """The longest up to `step` (None: all), the longest first; those of a kind before others.
+
+        Costs the logarithm of how many there are.
+        """
+        with self._lock:
+            self._scan()
+            found: list[Breach] = []
+            for each in sorted(self._longest, key=lambda each: each != kind):
+                found += self._longest[each].until(step, limit - len(found))
+            return found
+
+    def stalls(self, step: int | None, limit: int) -> Stalls:
+        """See `History.stalls`."""
+        with self._lock:
+            self._scan()
+            for each in self._longest.values():
+                if number := each.num_until(step):
+                    return Stalls(each.until(step, limit), number)
+            return Stalls([], 0)
 
     def late(self, step: int | None) -> LateCounts:
         """All late tokens up to `step` (None: all) that are in memory."""
@@ -101,6 +120,8 @@ class Windows:
             return
         del known[: bisect_left(known, steps[0], key=_step)]
         del self._twice[: bisect_left(self._twice, steps[0])]
+        for each in self._longest.values():
+            each.forget_before(steps[0])
         found: list[Breach] = []
         for kind, bound_ms, name in (("ITL", slo.itl_ms, "itl"), ("TTFT", slo.ttft_ms, "ttft")):
             longest_ns = columns.column(f"max_{name}_ns")
@@ -110,10 +131,10 @@ class Windows:
             for index in range(bisect_right(steps, self._scanned), len(steps)):
                 if longest_ns[index] > bound_ns:
                     time_ns = tokens_ns[index]
-                    first, last = samples.num_until(time_ns - 1), samples.num_until(time_ns)
-                    number = max(1, _num_late(samples, first, last, bound_ns))
+                    number = max(1, samples.num_above(time_ns - 1, time_ns, bound_ns))
                     ns, request_id = longest_ns[index], request_ids[index]
                     found.append(Breach(steps[index], time_ns, kind, ns, request_id, number))
+                    self._longest[kind].add(found[-1])
         found.sort(key=_step)
         known += found
         self._twice += [each.step for each, after in pairwise(found) if each.step == after.step]

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from stepscope.recordings.late_sweep import Wait
 from stepscope.recordings.latency import LatencyKind, LatencyReport, Series
+from stepscope.recordings.longest import Breach
 from stepscope.recordings.session import request_name
-from stepscope.recordings.windows import Breach
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.latency_windows import WINDOWS

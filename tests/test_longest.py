@@ -1,0 +1,93 @@
+"""The longest waits in memory are found among any number of them, and those forgotten are not."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.engine.simulated import SimulatedWorkload, simulate
+from stepscope.recordings.history import History
+from stepscope.recordings.latency import SLO
+from stepscope.recordings.longest import BLOCK, Breach, Longest
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_the_longest_are_those_of_a_sort_of_all_however_much_was_forgotten(data: Any) -> None:
+    longest, known = Longest(), list[Breach]()
+    step = 0
+    for _ in range(data.draw(st.integers(1, 4))):
+        added = data.draw(st.integers(0, 2 * BLOCK))
+        seed = data.draw(st.integers(1, 10**6))
+        for number in range(added):
+            step += 1 + number % 2
+            breach = Breach(step, step, "ITL", seed * (number + 7) % 1009, 0)
+            longest.add(breach)
+            known.append(breach)
+        first = data.draw(st.integers(0, step + 1))
+        longest.forget_before(first)
+        known = [each for each in known if each.step >= first]
+        last = data.draw(st.none() | st.integers(0, step + 1))
+        limit = data.draw(st.integers(0, 300))
+        until = [each for each in known if last is None or each.step <= last]
+        in_order = sorted(until, key=lambda each: (-each.ns, each.step))
+        assert longest.num_until(last) == len(until)
+        assert longest.until(last, limit) == in_order[:limit]
+
+
+def test_stalls_follow_what_comes_what_is_forgotten_and_other_service_levels() -> None:
+    history = History(SLO(ttft_ms=30.0, itl_ms=12.0), max_steps=200)
+    for sequence, message in simulate(seed=3, num_steps=600, workload=SimulatedWorkload(rate=9.0)):
+        history.append(sequence, message)
+        if sequence % 150 == 0:
+            _assert_longest(history)
+    history.set_slo(SLO(ttft_ms=30.0, itl_ms=9.0))
+    _assert_longest(history)
+    assert history.first_step is not None
+    assert history.first_step > 0
+    history.rewind(history.first_step + 50)
+    _assert_longest(history)
+
+
+def _assert_longest(history: History) -> None:
+    first, last = history.first_step, history.last_step
+    if first is None or last is None:
+        return
+    for until in (last, (first + last) // 2):
+        summaries = [each for each in history.summaries(first, until) if each is not None]
+        late = [
+            (-(each.max_itl_ns or 0), each.step, each.max_itl_request_id)
+            for each in summaries
+            if (each.max_itl_ns or 0) > history.slo.itl_ms * 1e6
+        ]
+        assert late, "there is something to find"
+        found = history.stalls(until, 20)
+        assert found.number == len(late)
+        named = [(-each.ns, each.step, each.request_id) for each in found.longest]
+        assert named == sorted(late)[:20]
+
+
+def test_a_stall_tells_how_many_streams_it_held_up() -> None:
+    history = History(SLO(ttft_ms=1e9, itl_ms=12.0))
+    for sequence, message in simulate(seed=3, num_steps=300, workload=SimulatedWorkload(rate=9.0)):
+        history.append(sequence, message)
+    for stall in history.stalls(None, 300).longest:
+        record = history.record(stall.step)
+        assert record is not None
+        waits = [history.wait(stall.step, row.request_id) for row in record.batch or ()]
+        late = [each for each in waits if each is not None and each.token_idx]
+        assert sum(each.gap_ns > 12e6 for each in late) == stall.num_tokens
+
+
+def test_first_tokens_count_as_stalls_only_where_no_stream_was_held_up() -> None:
+    history = History(SLO(ttft_ms=1.0, itl_ms=12.0))
+    for sequence, message in simulate(seed=3, num_steps=300, workload=SimulatedWorkload(rate=9.0)):
+        history.append(sequence, message)
+    assert {each.kind for each in history.stalls(None, 300).longest} == {"ITL"}
+    assert {each.kind for each in history.windows.longest(None, 1000)} == {"ITL", "TTFT"}
+    history.set_slo(SLO(ttft_ms=1.0, itl_ms=1e9))
+    found = history.stalls(None, 300)
+    assert found.number
+    assert {each.kind for each in found.longest} == {"TTFT"}
+    history.set_slo(SLO(ttft_ms=1e9, itl_ms=1e9))
+    assert history.stalls(None, 300) == ([], 0)
