@@ -1,6 +1,5 @@
 """`Recorder`: records what a live source receives, from now until it is stopped."""
 
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -79,9 +78,3 @@ class Recorder:
         self._ended_s = time.monotonic()
         self._source.tap.detach(self._writer.on_frame)
         self._writer.close()
-
-
-def default_name(source_name: str) -> str:
-    """File name for a recording that was given none: source and local time."""
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", source_name).strip("-.") or "engine"
-    return f"stepscope-{name}-{time.strftime('%Y%m%d-%H%M%S')}.mcap"

@@ -156,7 +156,7 @@ def test_pictures_that_may_show_what_was_asked_are_for_their_owner_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stepscope: Callable[..., Any]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert rights(new_picture("<svg/>")) == OWNER  # of whatever is on the screen
+    assert rights(new_picture("<svg/>", "engine")) == OWNER  # of whatever is on the screen
     for messages, expected in ((PLAIN, EVERYBODY), (TOLD, OWNER)):
         path = record(tmp_path / "a.mcap", messages)
         assert stepscope("screenshot", str(path), "-o", "a.txt").exit_code == 0

@@ -133,9 +133,10 @@ def test_two_pictures_in_a_second_are_two_files_and_a_full_disk_leaves_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    paths = [new_picture(f"number {number}") for number in range(3)]
+    paths = [new_picture(f"number {number}", "gpu-7:5555") for number in range(3)]
     assert [path.read_text() for path in paths] == ["number 0", "number 1", "number 2"]
-    assert all(re.fullmatch(r"stepscope-\d{8}-\d{6}(-\d)?\.svg", path.name) for path in paths)
+    pattern = r"stepscope-gpu-7-5555-\d{8}-\d{6}(-\d)?\.svg"
+    assert all(re.fullmatch(pattern, path.name) for path in paths)
 
     class Full:
         def __enter__(self) -> "Full":
@@ -153,7 +154,7 @@ def test_two_pictures_in_a_second_are_two_files_and_a_full_disk_leaves_none(
 
     monkeypatch.setattr("builtins.open", full)
     with pytest.raises(OSError, match="No space left"):
-        new_picture("more")
+        new_picture("more", "gpu-7:5555")
     monkeypatch.undo()
     assert len(list(tmp_path.iterdir())) == 3
 

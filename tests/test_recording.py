@@ -3,6 +3,7 @@
 import itertools
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -21,9 +22,10 @@ from stepscope.engine import wire
 from stepscope.engine.config import Knobs
 from stepscope.engine.simulated import SimulatedWorkload, simulate
 from stepscope.engine.wire import EngineInfo, Mark, Snapshot, StepRecord, Telemetry
+from stepscope.recordings.file_name import default_name
 from stepscope.recordings.history import History
 from stepscope.recordings.reader import Recording
-from stepscope.recordings.recorder import Recorder, default_name
+from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.recording_errors import RecordingError
 from stepscope.recordings.replay import ReplaySource
 from stepscope.recordings.session import SessionState
@@ -383,6 +385,12 @@ def test_a_recording_cannot_be_recorded(replay: ReplaySource, tmp_path: Path) ->
 def test_default_names_are_plain_file_names() -> None:
     assert default_name("127.0.0.1:5555").startswith("stepscope-127.0.0.1-5555-2")
     assert "/" not in default_name("../../etc")
+    assert len(default_name("e" * 300)) < 255
+
+
+def test_what_is_made_of_a_recording_is_named_after_it_once() -> None:
+    for name in ("noon.mcap", "stepscope-noon.mcap", "noon.mcap.part"):
+        assert re.fullmatch(r"stepscope-noon-[\d-]+\.svg", default_name(name, ".svg"))
 
 
 # Files that are broken

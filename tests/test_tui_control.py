@@ -563,7 +563,7 @@ async def test_recordings_that_begin_in_one_second_are_files_of_their_own(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     name = "stepscope-engine-20261122-101500.mcap"
-    monkeypatch.setattr("stepscope.recordings.recorder.default_name", lambda source: name)
+    monkeypatch.setattr("stepscope.tui.record_switch.default_name", lambda source: name)
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
         for _ in range(2):

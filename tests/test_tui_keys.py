@@ -311,7 +311,7 @@ async def test_a_picture_is_written(
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("S")
         assert "screenshot: " in screen_text(app)
-    pictures = list(tmp_path.glob("stepscope-*.svg"))
+    pictures = list(tmp_path.glob(f"stepscope-{source.name}-2*.svg"))
     assert len(pictures) == 1
     assert "BUDGET" in pictures[0].read_text("utf-8")
 

@@ -4,7 +4,6 @@ A picture is drawn by the same `Dashboard` that draws on terminals, once everyth
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
@@ -16,6 +15,7 @@ from textual.app import App
 from stepscope.recordings import file_rights
 from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.export.output import writing
+from stepscope.recordings.file_name import default_name
 from stepscope.recordings.history import History
 from stepscope.recordings.source import Source
 from stepscope.tui.app import Dashboard
@@ -138,8 +138,8 @@ def svg(app: App[None]) -> str:
     return document.replace("<text ", '<text xml:space="preserve" ')
 
 
-def new_picture(document: str) -> Path:
-    """Write an SVG document to a new file of the current folder, named after the time of day.
+def new_picture(document: str, shown: str) -> Path:
+    """Write an SVG document to a new file of the current folder, named after what is `shown`.
 
     For its owner alone: what is on a screen may be what somebody asked and was answered.
 
@@ -147,9 +147,9 @@ def new_picture(document: str) -> Path:
         OSError: it cannot be written; nothing is left of it.
     """
     folder = Path.cwd()
-    name = time.strftime("stepscope-%Y%m%d-%H%M%S")
+    first = folder / default_name(shown, ".svg")
     for number in count(1):
-        path = folder / (f"{name}.svg" if number == 1 else f"{name}-{number}.svg")
+        path = first if number == 1 else first.with_stem(f"{first.stem}-{number}")
         try:
             # closed below
             stream = open(path, "x", encoding="utf-8", opener=file_rights.private)  # noqa: SIM115

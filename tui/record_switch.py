@@ -5,6 +5,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepscope.recordings.file_name import default_name
 from stepscope.recordings.recording_format import PART_SUFFIX
 from stepscope.recordings.service_levels import levels_of
 from stepscope.recordings.source import NO_ENGINE, Source
@@ -80,8 +81,6 @@ class RecordSwitch:
 
     def new_path(self) -> Path:
         """Of a file that is not there, named after the source and the second."""
-        from stepscope.recordings.recorder import default_name
-
         path = first = self._folder / default_name(self._source.name)
         for number in count(2):
             if not path.exists() and not path.with_name(path.name + PART_SUFFIX).exists():

@@ -10,11 +10,13 @@ from stepscope.recordings.recording_errors import RecordingError
 from stepscope.recordings.source import Source
 from stepscope.tui import format as fmt
 from stepscope.tui.action_table import Action
+from stepscope.tui.navigator import replay_of
 from stepscope.tui.screens import compare_handlers as comparing
 from stepscope.tui.screens import look_handlers as looks
 from stepscope.tui.screens import opening
 from stepscope.tui.screens import page_handlers as pages
 from stepscope.tui.view import PAGES
+from stepscope.tui.worst import WorstStalls
 
 if TYPE_CHECKING:
     from stepscope.tui.screens.main import MainScreen
@@ -55,6 +57,7 @@ def handlers(screen: "MainScreen") -> Mapping[str, Callable[[], None]]:
         "previous_of_request": partial(navigator.of_request, -1),
         "next_of_request": partial(navigator.of_request, 1),
         "previous_mark": navigator.mark,
+        "worst": _worst(screen).next,
         "goto": partial(opening.goto, screen),
         "previous_session": partial(_previous_session, screen),
         "slower": partial(navigator.change_speed, 0.5),
@@ -65,7 +68,7 @@ def handlers(screen: "MainScreen") -> Mapping[str, Callable[[], None]]:
         "lane_up": partial(_select_lane, screen, -1),
         "lane_down": partial(_select_lane, screen, 1),
         "sort": partial(_sort, screen),
-        "reverse": screen.session.desk.reverse,
+        "reverse": partial(_reverse, screen),
         "compare_with": partial(comparing.choose, screen),
         "other_side": screen.session.compare.other_side,
         "follow": partial(pages.follow, screen),
@@ -139,6 +142,22 @@ def _sort(screen: "MainScreen") -> None:
         screen.session.preferences.set("sort", screen.view.sort)
 
 
+def _reverse(screen: "MainScreen") -> None:
+    """The other way round: engines, or late tokens."""
+    if screen.view.page == "fleet":
+        screen.session.desk.reverse()
+    else:
+        screen.view.longest_first = not screen.view.longest_first
+
+
+def _worst(screen: "MainScreen") -> WorstStalls:
+    def key(action_id: str) -> str:
+        return screen.session.abilities.key(action_id)
+
+    replay = replay_of(screen.session.source)
+    return WorstStalls(screen.navigator, lambda: screen.history, replay, screen.notices, key)
+
+
 def _previous_session(screen: "MainScreen") -> None:
     current, shown = screen.session.history, screen.history
     if shown is not current:
@@ -183,8 +202,9 @@ def _record(screen: "MainScreen") -> None:
 def _screenshot(screen: "MainScreen") -> None:
     from stepscope.tui.picture import new_picture, svg
 
+    name = screen.session.source.name
     try:
-        path = new_picture(svg(screen.app))
+        path = new_picture(svg(screen.app), "engines" if screen.view.page == "fleet" else name)
     except OSError as error:
         screen.notices.say(f"no screenshot: {error.filename}: {error.strerror}", "breach")
     else:
