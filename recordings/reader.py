@@ -16,6 +16,7 @@ from stepscope.recordings import write_lock
 from stepscope.recordings.chunk_cache import ChunkCache
 from stepscope.recordings.chunk_damage import missing_text, nothing_left
 from stepscope.recordings.compatibility import check_info, check_metadata, decode_keyframe
+from stepscope.recordings.extent import end_step, end_times, mend_times
 from stepscope.recordings.loaded_chunk import KEYFRAME, Frame, LoadedChunk, step_of
 from stepscope.recordings.mcap_chunk import was_overwritten
 from stepscope.recordings.mcap_index import BEING_WRITTEN, McapIndex, read_index
@@ -72,12 +73,12 @@ class Recording:
             self._chunks = ChunkCache(self._stream, index.chunks)
             self._index = index
             if not index.is_complete:
-                self._mend_times()
+                mend_times(self._chunks)
             self.info = self._find_info()
-            self.first_step = self._find_end_step(first=True)
-            self.last_step = self._find_end_step(first=False)
+            self.first_step = end_step(self._chunks, first=True)
+            self.last_step = end_step(self._chunks, first=False)
             self._steps = StepIndex(self._chunks, self.first_step, self.last_step)
-            self.start_ns, self.end_ns = self._find_times()
+            self.start_ns, self.end_ns = end_times(self._chunks)
         except RecordingError:
             self._stream.close()
             raise
@@ -266,33 +267,6 @@ class Recording:
 
     def _snapshot(self, frame: Frame) -> Snapshot:
         return decode_keyframe(frame.payload, self.path)
-
-    def _mend_times(self) -> None:
-        """Heads of chunks have no checksum: where they contradict each other, look inside."""
-        last_ns = 0
-        for number, place in enumerate(self._chunks.places):
-            if place.is_cut or not last_ns <= place.start_ns <= place.end_ns:
-                frames = self._chunks.load(number).frames
-                place.start_ns = frames[0].log_ns if frames else last_ns
-                place.end_ns = frames[-1].log_ns if frames else last_ns
-            last_ns = place.end_ns
-
-    def _find_end_step(self, *, first: bool) -> int | None:
-        numbers = range(len(self._chunks))
-        for number in numbers if first else reversed(numbers):
-            chunk = self._chunks.load(number)
-            for place in chunk.step_places if first else reversed(chunk.step_places):
-                if (step := step_of(chunk.frames[place].payload)) is not None:
-                    return step
-        return None
-
-    def _find_times(self) -> tuple[int, int]:
-        """Of the first and the last message: what the heads of chunks say has no checksum."""
-        first, last = self._chunks.load(0).frames, self._chunks.load(len(self._chunks) - 1).frames
-        return (
-            first[0].log_ns if first else self._chunks.places[0].start_ns,
-            last[-1].log_ns if last else self._chunks.places[-1].end_ns,
-        )
 
 
 def whole_sequence(lower: int, before: int) -> int:
