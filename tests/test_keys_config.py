@@ -18,7 +18,7 @@ from stepscope.tui import preferences as preferences_module
 from stepscope.tui.actions import ACTIONS, BY_ID, Abilities, footer_entries, key_table
 from stepscope.tui.app import Dashboard
 from stepscope.tui.cli import main
-from stepscope.tui.commands import top as top_command
+from stepscope.tui.commands.dashboard import dashboard_options
 from stepscope.tui.commands.errors import WrongUsage
 from stepscope.tui.config_file import ConfigFileError, changed
 from stepscope.tui.key_names import KeyNameError, parse, shown, written
@@ -330,7 +330,7 @@ async def test_readonly_keeps_nothing_in_the_config_file_and_still_saves_picture
     monkeypatch.setattr(preferences_module, "_QUIET_S", 0.0)
     monkeypatch.chdir(tmp_path)
     source = still_source()
-    options = top_command.dashboard_options(DashboardSettings(readonly=True))
+    options = dashboard_options(DashboardSettings(readonly=True))
     app = Dashboard(
         source,
         source.history,

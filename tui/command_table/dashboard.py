@@ -130,7 +130,7 @@ def replay(
     flags: dict[str, Any],
 ) -> None:
     """Show a recording in the dashboard."""
-    from stepscope.tui.commands import top as command
+    from stepscope.tui.commands import replay as command
 
     command.replay(file, speed, at, flags)
 

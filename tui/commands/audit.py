@@ -15,7 +15,7 @@ from stepscope.recordings.reader import Recording
 from stepscope.tui import format as fmt
 from stepscope.tui.commands.connect import choose, connect
 from stepscope.tui.commands.errors import CommandFailed, say, writing_output
-from stepscope.tui.commands.top import find_recording
+from stepscope.tui.commands.recording_path import find_recording
 
 _SUFFIXES = (".mcap", ".part")
 

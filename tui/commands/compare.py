@@ -23,8 +23,8 @@ from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say, writin
 from stepscope.tui.commands.levels import judged_as
 from stepscope.tui.commands.options import resolve
 from stepscope.tui.commands.progress import Progress
+from stepscope.tui.commands.recording_path import find_recording
 from stepscope.tui.commands.screenshot import PICTURE_SUFFIXES, picture_path, picture_size
-from stepscope.tui.commands.top import find_recording
 from stepscope.tui.compare.document import document
 from stepscope.tui.compare.table import lines
 from stepscope.tui.settings import DashboardSettings

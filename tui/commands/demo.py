@@ -20,6 +20,7 @@ from stepscope.recordings.latency import Series
 from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.service_levels import levels_of
 from stepscope.recordings.subscriber import Subscriber
+from stepscope.tui.commands.dashboard import need_terminal, new_history, run_live
 from stepscope.tui.commands.demo_pace import Pace
 from stepscope.tui.commands.demo_rate import Offer, asked_rate, offer
 from stepscope.tui.commands.errors import CommandFailed, Interrupted, WrongUsage, say
@@ -28,7 +29,6 @@ from stepscope.tui.commands.progress import Progress
 from stepscope.tui.commands.record import size
 from stepscope.tui.commands.screenshot import PICTURE_SUFFIXES
 from stepscope.tui.commands.signals import StopSignals
-from stepscope.tui.commands.top import need_terminal, new_history, run_live
 from stepscope.tui.engine_process import EngineProcess
 from stepscope.tui.recent import remember
 from stepscope.tui.settings import DashboardSettings

@@ -14,8 +14,8 @@ from stepscope.recordings.session import request_name
 from stepscope.tui.cause_names import CAUSE_NAMES
 from stepscope.tui.commands.errors import WrongUsage, say, writing_output
 from stepscope.tui.commands.levels import level_flags
+from stepscope.tui.commands.recording_path import find_recording
 from stepscope.tui.commands.steps import request_number
-from stepscope.tui.commands.top import find_recording
 
 _MEDIAN = "median"  # instead of a time: twice the median, also of a file that carries levels
 _LONG_TTFT_MS = 1000.0  # as a median; each is long then

@@ -9,8 +9,8 @@ from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
 from stepscope.tui.commands.output_path import output_path
 from stepscope.tui.commands.progress import Progress
 from stepscope.tui.commands.record import size
+from stepscope.tui.commands.recording_path import find_recording
 from stepscope.tui.commands.steps import step_range
-from stepscope.tui.commands.top import find_recording
 
 
 def export_file(

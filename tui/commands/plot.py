@@ -16,9 +16,9 @@ from stepscope.tui.commands.levels import judged_as, level_flags
 from stepscope.tui.commands.options import resolve
 from stepscope.tui.commands.progress import Progress
 from stepscope.tui.commands.record import size
+from stepscope.tui.commands.recording_path import find_recording
 from stepscope.tui.commands.screenshot import picture_path
 from stepscope.tui.commands.steps import step_range
-from stepscope.tui.commands.top import find_recording
 from stepscope.tui.settings import DashboardSettings
 
 _MIN_INCHES, _MAX_INCHES = 7.0, 60.0

@@ -10,7 +10,7 @@ from stepscope.tui.commands.errors import say
 from stepscope.tui.commands.output_path import output_path
 from stepscope.tui.commands.progress import Progress
 from stepscope.tui.commands.record import size
-from stepscope.tui.commands.top import find_recording
+from stepscope.tui.commands.recording_path import find_recording
 
 
 def repair_file(file: str, output: str | None, strip_tokens: bool) -> None:

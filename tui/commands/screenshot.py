@@ -9,13 +9,14 @@ from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.replay import ReplaySource
 from stepscope.recordings.service_levels import levels_in
+from stepscope.tui.commands.dashboard import new_history
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
 from stepscope.tui.commands.levels import judged_as, level_flags
 from stepscope.tui.commands.options import resolve
 from stepscope.tui.commands.output_path import output_path
 from stepscope.tui.commands.record import size
+from stepscope.tui.commands.recording_path import find_recording
 from stepscope.tui.commands.steps import request_number
-from stepscope.tui.commands.top import find_recording, new_history
 from stepscope.tui.settings import DashboardSettings
 from stepscope.tui.view import PAGES, ZOOMS, Page
 

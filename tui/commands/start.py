@@ -84,14 +84,15 @@ def _of_file(choice: Choice, error: str | None) -> str | None:
 
 
 def _try(choice: Choice) -> None:
-    from stepscope.tui.commands import top as top_command
-
     if choice.kind == "engines":
+        from stepscope.tui.commands import top as top_command
+
         top_command.check_any(top_command.engines_to_show(choice.names))
     elif choice.kind == "file":
         from stepscope.recordings.reader import Recording
+        from stepscope.tui.commands.recording_path import find_recording
 
-        Recording(top_command.find_recording(choice.names[0])).close()
+        Recording(find_recording(choice.names[0])).close()
     elif find_spec("torch") is None:
         raise CommandFailed("the demo needs an engine here: pip install 'stepscope[engine]'")
 
@@ -99,12 +100,13 @@ def _try(choice: Choice) -> None:
 def _open(choice: Choice, flags: Mapping[str, Any]) -> str | None:
     """The session, until the operator leaves it; gives what there is to say about its end."""
     from stepscope.tui.commands import demo as demo_command
+    from stepscope.tui.commands import replay as replay_command
     from stepscope.tui.commands import top as top_command
 
     if choice.kind == "engines":
         return _error_of(partial(top_command.top, choice.names, flags))
     if choice.kind == "file":
-        failed = _error_of(partial(top_command.replay, choice.names[0], None, None, flags))
+        failed = _error_of(partial(replay_command.replay, choice.names[0], None, None, flags))
         return _of_file(choice, failed)
     return _error_of(partial(demo_command.demo, "demo", False, None, None, None, flags))
 

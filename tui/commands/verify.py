@@ -9,7 +9,7 @@ from stepscope.recordings.verify import Check, VerifyReport, verify
 from stepscope.tui.commands.errors import FAILED, say
 from stepscope.tui.commands.progress import Progress
 from stepscope.tui.commands.record import size
-from stepscope.tui.commands.top import find_recording
+from stepscope.tui.commands.recording_path import find_recording
 
 
 def verify_file(file: str, as_json: bool) -> int:

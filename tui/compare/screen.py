@@ -14,8 +14,9 @@ from stepscope.recordings.replay import ReplaySource
 from stepscope.recordings.source import Source
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui.commands.connect import connect
+from stepscope.tui.commands.dashboard import dashboard_options, need_terminal, new_history
 from stepscope.tui.commands.errors import WrongUsage
-from stepscope.tui.commands.top import dashboard_options, find_recording, need_terminal, new_history
+from stepscope.tui.commands.recording_path import find_recording
 from stepscope.tui.compare.choices import session_origin, split_origins
 from stepscope.tui.compare.origin import Origin
 from stepscope.tui.recent import remember
