@@ -77,6 +77,7 @@ _ENGINE: frozenset[Need] = frozenset({"engine"})
 _MAIN: frozenset[Place] = frozenset({"live"})
 _FLEET: frozenset[Place] = frozenset({"fleet"})
 _COMPARE: frozenset[Place] = frozenset({"compare"})
+_REVERSED: frozenset[Place] = frozenset({"latency", "fleet"})
 _ORDERED: frozenset[Place] = frozenset({"live", "kv", "latency", "compare", "fleet"})
 _START: frozenset[Place] = frozenset({"start"})
 
@@ -140,6 +141,9 @@ _ACTIONS: tuple[Action, ...] = (
            "(in memory)", "time"),
     Action("previous_mark", ("apostrophe",), "Mark", "previous mark (the last, from before "
            "the first)", "time"),
+    Action("worst", ("w",), "Worst stall", "the worst stall in memory: the longest gap between "
+           "tokens above the service level (none: the longest wait for a first one); again: the "
+           "next worst", "time"),
     Action("goto", ("g",), "Go to", "go to a step (1200), a time (12:41:58), or so far from "
            "here (-30s, +2m)", "time", footer=13),
     Action("previous_session", ("p",), "Before restart",
@@ -172,8 +176,9 @@ _ACTIONS: tuple[Action, ...] = (
            "session before and after a mark or a knob change", "view", footer=24),
     Action("other_side", ("s",), "Other side", "the side of the comparison that {inspect} opens",
            "view", footer=9, pages=_COMPARE),
-    Action("reverse", ("i",), "Turn round", "the other way round (several engines)", "view",
-           footer=16, pages=_FLEET),
+    Action("reverse", ("i",), "Turn round", "breaches newest first, or longest first", "view",
+           footer=16, pages=_REVERSED,
+           elsewhere=(("fleet", "order engines the other way round"),)),
     Action("filter", ("slash",), "Filter",
            "lanes to show: state:dec state:pre state:wait state:end id:12, text, !regex", "view",
            footer=7, pages=_MAIN),
@@ -245,7 +250,7 @@ _ACTIONS: tuple[Action, ...] = (
 _ON_FLEET = frozenset({"step_back", "step_forward", "screenshot", "record"})
 # A comparison has a time of its own, and no step to mark.
 _NOT_ON_COMPARE = frozenset(
-    {"pause", "previous_of_request", "next_of_request", "previous_mark", "goto", "slower"}
+    {"pause", "previous_of_request", "next_of_request", "previous_mark", "worst", "goto", "slower"}
     | {"faster", "previous_session", "mark", "follow", "export", "keep_steps"}
 )
 

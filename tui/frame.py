@@ -16,6 +16,7 @@ from stepscope.recordings.latency import LatencyReport
 from stepscope.recordings.rates import Rates
 from stepscope.recordings.session import SessionState
 from stepscope.recordings.source import SourceStatus
+from stepscope.recordings.windows import Stalls
 from stepscope.tui.actions import BY_ID
 from stepscope.tui.chart_columns import ChartColumn
 from stepscope.tui.compare.picture import ComparePage
@@ -46,6 +47,7 @@ class Frame:
     latency: LatencyReport
     rates: Rates
     stall: Late | None
+    worst: Stalls  # the longest in memory, wherever the cursor is
     waiting_trend: int  # +1 more wait than a moment ago, -1 fewer
     events: list[SessionEvent] = field(default_factory=list)
     landmarks: list[SessionEvent] = field(default_factory=list)  # for the scrub bar

@@ -11,6 +11,7 @@ from stepscope.recordings.history import History
 from stepscope.recordings.latency import LatencyReport
 from stepscope.recordings.rates import Rates
 from stepscope.recordings.session import SessionState
+from stepscope.recordings.windows import Stalls
 from stepscope.tui.chart_columns import ChartColumn, ChartColumns
 from stepscope.tui.frame import LATENCY_WINDOW_S, NOTABLE, RATES_WINDOW_S, Frame
 from stepscope.tui.lane_rows import lane_rows
@@ -29,6 +30,16 @@ class InFile(Protocol):
     told: Sequence[Told]
 
     def landmarks(self) -> Sequence[SessionEvent]: ...
+
+
+class _Figures(NamedTuple):
+    """What is read, not watched."""
+
+    latency: LatencyReport
+    rates: Rates
+    stall: Late | None
+    worst: Stalls
+    waiting_trend: int
 
 
 class _Taken(NamedTuple):
@@ -63,7 +74,7 @@ class FrameBuilder:
         self._keys = keys or {}
         self._columns = ChartColumns(history)
         self._windows = LatencyWindows(history, clock)
-        self._figures: tuple[LatencyReport, Rates, Late | None, int] | None = None
+        self._figures: _Figures | None = None
         self._figures_mode: object = None
         self._figures_at: int | None = None
         self._figures_due_s = 0.0
@@ -110,7 +121,6 @@ class FrameBuilder:
         if view.page == "latency":
             windows = self._windows.reports(None if view.live else state.time_ns)
         figures = self._paced(view, cursor, state, windows.get("60 s"))
-        latency, rates, stall, trend = figures
         return Frame(
             history=history,
             view=view,
@@ -123,10 +133,11 @@ class FrameBuilder:
             cursor_column=cursor_column,
             lanes=lanes,
             num_lanes=total,
-            latency=latency,
-            rates=rates,
-            stall=stall,
-            waiting_trend=trend,
+            latency=figures.latency,
+            rates=figures.rates,
+            stall=figures.stall,
+            worst=figures.worst,
+            waiting_trend=figures.waiting_trend,
             events=self._events(view, num_events),
             landmarks=self._scrub_marks(),
             changes_in_file=() if self._in_file is None else self._in_file.changes,
@@ -142,7 +153,7 @@ class FrameBuilder:
 
     def _paced(
         self, view: View, cursor: int | None, state: SessionState, minute: LatencyReport | None
-    ) -> tuple[LatencyReport, Rates, Late | None, int]:
+    ) -> _Figures:
         """Taken anew once a second, and less often where a minute of samples is dear to sum up.
 
         Args:
@@ -158,10 +169,11 @@ class FrameBuilder:
         is_due = start_s >= self._figures_due_s and (view.live or self._figures_at != cursor)
         if self._figures is None or self._figures_mode != mode or is_due:
             end_ns = None if view.live else state.time_ns
-            self._figures = (
+            self._figures = _Figures(
                 minute or history.latency(end_ns, window_s),
                 self._rates(end_ns),
                 history.last_stall(cursor),
+                history.stalls(),
                 self._waiting_trend(cursor, state),
             )
             self._figures_mode, self._figures_at = mode, cursor

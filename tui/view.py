@@ -44,6 +44,7 @@ class View:
     entry: object = None  # what was chosen on a list that grows: its row is where that is
     kv_by_owner: bool = False
     latency: LatencyKind = "itl"
+    longest_first: bool = False  # the list of breaches; else newest first
     own_load: bool = False  # the header says what the dashboard itself costs
 
     @property

@@ -42,7 +42,7 @@ _COLUMNS = (
 
 
 def targets(frame: Frame) -> list[Target]:
-    """One for each breach, the newest first."""
+    """One for each breach, in the order of the list."""
     return [Target(breach.step, breach.request_id) for breach in _breaches(frame)]
 
 
@@ -79,10 +79,10 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         if not frame.tells_requests:
             body = [((" the engine does not tell when whose tokens came", "muted"),)]
     counted = f" ({_counted(frame)})" if breaches or frame.tells_requests else ""
-    heading: Line = ((f"breaches{counted}", "title"), ("  newest first", "muted"))
+    heading: Line = ((f"breaches{counted}", "title"), (f"  {_order(frame)}", "muted"))
     lines += framed(body, width, rest, heading, ((f"{frame.key('inspect')} goes there", "muted"),))
     if chosen is not None and pieces_height:
-        lines += wait_pieces.draw(chosen, width, pieces_height, wait_pieces.usual_ns(frame))
+        lines += wait_pieces.draw(chosen, width, pieces_height)
     return lines
 
 
@@ -200,13 +200,30 @@ def _counted(frame: Frame) -> str:
         return "0 tokens late"
     tokens = "1 token" if late.num_tokens == 1 else f"{late.num_tokens:,} tokens"
     steps = "1 step" if late.num_steps == 1 else f"{late.num_steps:,} steps"
-    more = "" if late.num_breaches <= MAX_BREACHES else f", the last {MAX_BREACHES} shown"
-    return f"{tokens} late in {steps}{more}"
+    if late.num_breaches <= MAX_BREACHES:
+        return f"{tokens} late in {steps}"
+    which = "longest" if frame.view.longest_first else "last"
+    return f"{tokens} late in {steps}, the {which} {MAX_BREACHES}"
 
 
 def _breaches(frame: Frame) -> list[Breach]:
-    found = frame.history.windows.breaches(frame.cursor, MAX_BREACHES)
-    return found[::-1]
+    windows = frame.history.windows
+    if frame.view.longest_first:
+        return windows.longest(frame.cursor, MAX_BREACHES, _first_kind(frame))
+    return windows.breaches(frame.cursor, MAX_BREACHES)[::-1]
+
+
+def _first_kind(frame: Frame) -> str:
+    """Waits for a first token are of another order: by length alone they would hide the stalls."""
+    return "TTFT" if frame.view.latency == "ttft" else "ITL"
+
+
+def _order(frame: Frame) -> str:
+    """In which order they stand, and the key for the other one."""
+    key = frame.key("reverse")
+    if frame.view.longest_first:
+        return f"longest {_first_kind(frame)} first ({key}: newest)"
+    return f"newest first ({key}: longest)"
 
 
 def _seen(frame: Frame, breaches: Sequence[Breach], room: int) -> Sequence[Breach]:
@@ -245,10 +262,11 @@ def _explained(
     frame: Frame, breaches: Sequence[Breach], room: int, width: int, read_step: int | None
 ) -> list[list[Cell]]:
     """Cells of all rows; only those that will be seen are explained."""
-    whys, usual = {}, wait_pieces.usual_ns(frame)
+    whys = {}
     why_room = room_of_last(_COLUMNS, width - 2)
     left_ns = _READ_NS
-    for breach in reversed(_seen(frame, breaches, room)):  # on in time costs less than back
+    # On in time costs less than back.
+    for breach in sorted(_seen(frame, breaches, room), key=lambda each: each.step):
         if not frame.history.is_explained(breach.step, breach.request_id):
             is_later = read_step is not None and breach.step > read_step
             if left_ns <= 0 or is_later or not _is_affordable(frame, breach):
@@ -258,7 +276,7 @@ def _explained(
         late = frame.history.wait(breach.step, breach.request_id)
         whys[breach] = "not in memory any more"
         if late is not None:
-            whys[breach] = late_text.of_wait(late, usual, why_room)
+            whys[breach] = late_text.of_wait(late, why_room)
     rows: list[list[Cell]] = []
     for breach in breaches:
         why = whys.get(breach, "")

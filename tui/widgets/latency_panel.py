@@ -1,6 +1,8 @@
-"""Latencies of the last minute against the service levels, and the last stall."""
+"""Latencies of the last minute against the service levels, the last stall and the worst one."""
 
 from stepscope.recordings.latency import TREND_BUCKETS, Series
+from stepscope.recordings.longest import Breach
+from stepscope.recordings.session import request_name
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import LATENCY_WINDOW_S, Frame
 from stepscope.tui.theme import LEVELS
@@ -36,7 +38,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def one_line(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """The same where there is room for one line only: p50, p95 and p99 of each, the last stall.
+    """The same where there is room for one line only: p50, p95 and p99 of each, and the stalls.
 
     What is left out first where the stall would be cut: which percentiles, then the TPOT.
     """
@@ -51,13 +53,29 @@ def one_line(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         named = ((" ms p50 p95 p99 of", "muted"), *cut)
     shortest: Line = (*cut, *(run for wait in waits for run in wait))
     lines: list[Line] = [(*named, *shortest[len(cut) :], *tpot), (*shortest, *tpot), shortest]
+    worst = _worst_in_short(frame)
     whole_stall = "" if frame.stall is None else frame.stall.text
     for line in lines:
-        room = width - length_of(line) - 2
+        room = width - length_of(line) - 2 - length_of(worst)
         if room >= len(whole_stall) or line is shortest:
             stall = "" if frame.stall is None else late_text.of_stall(frame.stall, room)
-            return [(*line, ("│ ", "frame"), (stall, "text")) if stall else line]
+            told: Line = ((stall, "text"), *worst) if stall else worst[1:]
+            return [(*line, ("│ ", "frame"), *told) if told else line]
     raise AssertionError("the shortest is one of them")
+
+
+def _worst_in_short(frame: Frame) -> Line:
+    """How long the longest stall in memory was, for behind the last one."""
+    stall = _other_worst(frame)
+    if stall is None:
+        return ()
+    how_long = fmt.with_ms(stall.ns / 1e6)
+    return (
+        ("; ", "text"),
+        ("worst ", "muted"),
+        (how_long, "breach"),
+        (f" ({frame.key('worst')})", "muted"),
+    )
 
 
 def _percentiles(name: str, values: Series, bound: float | None) -> Line:
@@ -130,15 +148,63 @@ def _wall(frame: Frame, width: int) -> Line:
 
 
 def _stall(frame: Frame, width: int) -> list[Line]:
+    """The last stall; where another was longer, less of it, and that one."""
+    worst = _worst(frame, width)
+    last = _last_stall(frame, width, is_short=bool(worst))
+    return [*last, *worst]
+
+
+def _worst(frame: Frame, width: int) -> list[Line]:
+    """The longest stall in memory where it is not the one that is told already."""
+    stall, number = _other_worst(frame), frame.worst.number
+    if stall is None:
+        return []
+    kind = "" if stall.kind == "ITL" else f"{stall.kind} "
+    how_long = f"{kind}{fmt.with_ms(stall.ns / 1e6)}"
+    when = f" at {fmt.clock(frame.history.wall_ns(stall.time_ns))}"
+    who = f", {request_name(stall.request_id)}"
+    if stall.kind == "ITL":
+        who = f", {fmt.plural(stall.num_tokens, 'stream')}"
+    key, name = frame.key("worst"), "worst" if number == 1 else f"worst of {number:,}"
+    forms = [
+        (f" {name} in memory: ", f"{when}{who}, step {stall.step:,}", f" ({key} goes there)"),
+        (f" {name} in memory: ", f"{when}{who}", f" ({key} goes there)"),
+        (f" {name}: ", f"{when}{who}", f" ({key} goes there)"),
+        (f" {name}: ", f"{when}{who}", f" ({key})"),
+        (" worst: ", f"{when}{who}", f" ({key})"),
+        (" worst: ", "", f" ({key})"),
+    ]
+    fits = (form for form in forms if len(how_long) + sum(map(len, form)) <= width + 1)
+    before, after, hint = next(fits, forms[-1])
+    where = spot("step", stall.step)
+    told: Line = ((before, "muted"), (how_long, "breach"), (after, "text"), (hint, "muted"))
+    return [(where, *told)]
+
+
+def _other_worst(frame: Frame) -> Breach | None:
+    """The longest in memory, unless that is the last stall."""
+    worst = frame.worst.longest[0] if frame.worst.longest else None
+    if worst is None or (frame.stall is not None and frame.stall.step == worst.step):
+        return None
+    return worst
+
+
+def _last_stall(frame: Frame, width: int, *, is_short: bool) -> list[Line]:
     if frame.stall is None and not frame.tells_requests:
         return [((" last stall: — (it does not tell whose tokens came)", "muted"),)]
     if frame.stall is None and frame.history.is_short:
         return [((" last stall: looking further back …", "muted"),)]
     if frame.stall is None:
         return [((" last stall: none above the ITL bound", "muted"),)]
-    text = f"last stall: {frame.stall.text}"
+    label, text = "last stall: ", f"last stall: {frame.stall.text}"
     where = spot("step", frame.stall.step)
     if len(text) <= width:
-        return [(where, (" last stall: ", "muted"), (frame.stall.text, "text"))]
+        return [(where, (f" {label}", "muted"), (frame.stall.text, "text"))]
+    if is_short:
+        stall = late_text.of_stall(frame.stall, width - len(label))
+        return [(where, (f" {label}", "muted"), (stall, "text"))]
+    which = ""
+    if frame.worst.number > 1 and _other_worst(frame) is None:
+        which = f", the worst of {frame.worst.number:,} in memory"
     stall = late_text.of_stall(frame.stall, width - 1)
-    return [(where, (" last stall:", "muted")), (where, (f"  {stall}", "text"))]
+    return [(where, (f" last stall{which}:", "muted")), (where, (f"  {stall}", "text"))]
