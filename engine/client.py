@@ -13,6 +13,14 @@ import zmq
 
 from stepscope.engine import commands
 from stepscope.engine.access.sockets import Handshakes, client_socket
+from stepscope.engine.client_errors import (
+    CommandRefused,
+    EngineGone,
+    EngineStarting,
+    EngineUnreachable,
+    NoAnswer,
+    NoEngine,
+)
 from stepscope.engine.commands import (
     Ack,
     AnyReply,
@@ -27,52 +35,12 @@ from stepscope.engine.commands import (
 )
 from stepscope.engine.endpoints import Endpoint
 from stepscope.engine.local_engines import called, killed_pid, starting_pid
-from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo, KnobValue, Snapshot
+from stepscope.engine.wire import EngineInfo, KnobValue, Snapshot
 
 CHANGE_AGAIN_S = 1.0
 _LOOK_S = 0.1  # how soon it is seen that a key is not taken
 
 _T = TypeVar("_T")
-
-
-class EngineUnreachable(Exception):  # noqa: N818 - reads as what happened
-    """Nobody answered at the endpoint within the time given."""
-
-
-class NoAnswer(EngineUnreachable):
-    """A change was sent, and nothing has come back in time: it may still be done."""
-
-
-class EngineStarting(EngineUnreachable):
-    """Its process is there and does not listen yet."""
-
-    def __init__(self, name: str, pid: int) -> None:
-        super().__init__(f"{name} (pid {pid}) is still starting")
-        self.name = name
-        self.pid = pid
-
-
-class EngineGone(EngineUnreachable):
-    """It has ended."""
-
-
-class NoEngine(EngineUnreachable):
-    """Something answers there, and it is no stepscope engine that this program can talk to."""
-
-    def __init__(self, endpoint: Endpoint, what: str) -> None:
-        super().__init__(
-            f"what answers at {endpoint.control} is no stepscope engine of schema "
-            f"{SCHEMA_VERSION} ({what}); look at the endpoint"
-        )
-
-
-class CommandRefused(Exception):  # noqa: N818
-    """The engine answered with an error; nothing was changed."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
 
 
 def payload_of(command: Command) -> bytes:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from stepscope.engine.client import ControlClient, EngineUnreachable
+from stepscope.engine.client import ControlClient
+from stepscope.engine.client_errors import EngineUnreachable
 from stepscope.engine.commands import Abort, AnyReply, Error, Output, Submitted
 from stepscope.engine.workload import Arrival
 

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 import msgspec
 
 from stepscope.engine import wire
-from stepscope.engine.client import CommandRefused, ControlClient, EngineUnreachable
+from stepscope.engine.client import ControlClient
+from stepscope.engine.client_errors import CommandRefused, EngineUnreachable
 from stepscope.engine.commands import Replayed, ReplayedFrame, ReplayFrom
 from stepscope.engine.held import Held, Received
 from stepscope.engine.wire import Snapshot

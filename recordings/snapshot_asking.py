@@ -4,7 +4,8 @@ import logging
 import threading
 import time
 
-from stepscope.engine.client import CommandRefused, ControlClient, EngineUnreachable
+from stepscope.engine.client import ControlClient
+from stepscope.engine.client_errors import CommandRefused, EngineUnreachable
 from stepscope.engine.commands import Error, GetSnapshot, Replayed, ReplayFrom
 from stepscope.engine.wire import Snapshot
 

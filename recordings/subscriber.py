@@ -15,12 +15,8 @@ import zmq
 
 from stepscope.engine import wire
 from stepscope.engine.access.sockets import RECONNECT_MS, client_socket
-from stepscope.engine.client import (
-    CommandRefused,
-    ControlClient,
-    EngineStarting,
-    EngineUnreachable,
-)
+from stepscope.engine.client import ControlClient
+from stepscope.engine.client_errors import CommandRefused, EngineStarting, EngineUnreachable
 from stepscope.engine.endpoints import Endpoint
 from stepscope.engine.held import Received
 from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo

@@ -14,7 +14,8 @@ import zmq
 
 from stepscope.engine.access import backlog
 from stepscope.engine.access.backlog import MAX_HELD_BYTES, Backlog, wire_bytes
-from stepscope.engine.client import ControlClient, EngineUnreachable
+from stepscope.engine.client import ControlClient
+from stepscope.engine.client_errors import EngineUnreachable
 from stepscope.engine.commands import AuditPage, GetAudit
 from stepscope.engine.wire import Audited
 

@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from stepscope.engine.client import ControlClient, EngineUnreachable
+from stepscope.engine.client import ControlClient
+from stepscope.engine.client_errors import EngineUnreachable
 from stepscope.engine.endpoints import Endpoint
 from stepscope.recordings.reader import Recording
 

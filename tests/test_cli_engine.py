@@ -16,7 +16,8 @@ import pytest
 
 from stepscope.engine import wire
 from stepscope.engine.access.sockets import KEY_VARIABLE
-from stepscope.engine.client import ControlClient, EngineUnreachable
+from stepscope.engine.client import ControlClient
+from stepscope.engine.client_errors import EngineUnreachable
 from stepscope.engine.commands import Pause, SamplingParams, Submit
 from stepscope.engine.endpoints import Endpoint
 from stepscope.engine.load import LoadGenerator, LoadReport

@@ -9,7 +9,8 @@ import pytest
 import zmq
 
 from stepscope.engine import commands, wire
-from stepscope.engine.client import CommandRefused, ControlClient, EngineUnreachable
+from stepscope.engine.client import ControlClient
+from stepscope.engine.client_errors import CommandRefused, EngineUnreachable
 from stepscope.engine.commands import (
     Abort,
     Ack,

@@ -22,7 +22,8 @@ from stepscope.engine import commands, dispatch
 from stepscope.engine.access import rate_limit
 from stepscope.engine.access.rate_limit import CLIENT_BURST, CLIENT_RATE, RateLimiter
 from stepscope.engine.answers import MAX_ANSWERS, AnswerBook, OnceReused
-from stepscope.engine.client import CommandRefused, ControlClient
+from stepscope.engine.client import ControlClient
+from stepscope.engine.client_errors import CommandRefused
 from stepscope.engine.commands import (
     Abort,
     Ack,

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from stepscope.engine import dispatch, wire
-from stepscope.engine.client import CommandRefused, EngineUnreachable
+from stepscope.engine.client_errors import CommandRefused, EngineUnreachable
 from stepscope.engine.commands import WorkloadSpec
 from stepscope.engine.config import Limits
 from stepscope.engine.core import EngineCore

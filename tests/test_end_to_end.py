@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.engine import wire
-from stepscope.engine.client import ControlClient, EngineUnreachable
+from stepscope.engine.client import ControlClient
+from stepscope.engine.client_errors import EngineUnreachable
 from stepscope.engine.commands import Output, Replayed, ReplayFrom, SamplingParams, Submit
 from stepscope.engine.wire import KnobsChanged, StepRecord, TelemetryMessage
 from stepscope.recordings.reader import Recording

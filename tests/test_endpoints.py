@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine.client import ControlClient, EngineGone, EngineStarting, EngineUnreachable
+from stepscope.engine.client import ControlClient
+from stepscope.engine.client_errors import EngineGone, EngineStarting, EngineUnreachable
 from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import (
     Endpoint,

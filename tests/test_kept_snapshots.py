@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from stepscope.engine import kept_snapshots
-from stepscope.engine.client import CommandRefused, ControlClient
+from stepscope.engine.client import ControlClient
+from stepscope.engine.client_errors import CommandRefused
 from stepscope.engine.commands import (
     MAX_PAST_S,
     AnyCommand,

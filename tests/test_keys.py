@@ -23,7 +23,8 @@ from stepscope.engine.access.gate import Gate, gate_of
 from stepscope.engine.access.keys import Credentials, KeyPair, read_credentials
 from stepscope.engine.access.sockets import bind, client_socket, credentials_for, server_socket
 from stepscope.engine.audit import Asker
-from stepscope.engine.client import CommandRefused, ControlClient, EngineUnreachable
+from stepscope.engine.client import ControlClient
+from stepscope.engine.client_errors import CommandRefused, EngineUnreachable
 from stepscope.engine.commands import (
     Abort,
     Change,

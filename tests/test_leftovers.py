@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine.client import ControlClient, EngineGone
+from stepscope.engine.client import ControlClient
+from stepscope.engine.client_errors import EngineGone
 from stepscope.engine.config import EngineConfig, Knobs
 from stepscope.engine.endpoints import Endpoint, EndpointLock, find_local, runtime_dir
 from stepscope.engine.leftovers import KEPT_S, stale_files, sweep

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from stepscope.engine import dispatch
-from stepscope.engine.client import CommandRefused, ControlClient
+from stepscope.engine.client import ControlClient
+from stepscope.engine.client_errors import CommandRefused
 from stepscope.engine.commands import (
     Abort,
     ChatMessage,

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from stepscope.engine import dispatch
-from stepscope.engine.client import CommandRefused, ControlClient
+from stepscope.engine.client import ControlClient
+from stepscope.engine.client_errors import CommandRefused
 from stepscope.engine.commands import (
     Command,
     Error,

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stepscope.engine.client import CommandRefused, ControlClient, EngineUnreachable, NoAnswer
+from stepscope.engine.client import ControlClient
+from stepscope.engine.client_errors import CommandRefused, EngineUnreachable, NoAnswer
 from stepscope.engine.commands import AnyReply, Command
 from stepscope.tui.log_file import see_log
 

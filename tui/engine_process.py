@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import IO
 
-from stepscope.engine.client import CommandRefused, ControlClient, EngineUnreachable
+from stepscope.engine.client import ControlClient
+from stepscope.engine.client_errors import CommandRefused, EngineUnreachable
 from stepscope.engine.commands import Shutdown
 from stepscope.engine.endpoints import Endpoint
 from stepscope.engine.wire import EngineInfo, KnobValue

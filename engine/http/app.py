@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stepscope.engine.client import CommandRefused, EngineUnreachable
+from stepscope.engine.client_errors import CommandRefused, EngineUnreachable
 from stepscope.engine.commands import Ack, ResetPrefixCache
 from stepscope.engine.http.body import Vanished, read_body
 from stepscope.engine.http.chat import chat_job

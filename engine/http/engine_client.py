@@ -15,7 +15,8 @@ import zmq
 
 from stepscope.engine import commands
 from stepscope.engine.access.sockets import client_socket
-from stepscope.engine.client import CommandRefused, EngineUnreachable, payload_of
+from stepscope.engine.client import payload_of
+from stepscope.engine.client_errors import CommandRefused, EngineUnreachable
 from stepscope.engine.commands import AnyReply, Bundle, Command, Error, GetInfo, Submit
 from stepscope.engine.endpoints import Endpoint
 from stepscope.engine.http.sockets import SocketReader

@@ -13,7 +13,7 @@ import zmq
 
 from stepscope.engine import wire
 from stepscope.engine.access.sockets import client_socket
-from stepscope.engine.client import CommandRefused, EngineUnreachable
+from stepscope.engine.client_errors import CommandRefused, EngineUnreachable
 from stepscope.engine.commands import GetSnapshot, Replayed, ReplayFrom
 from stepscope.engine.held import Held, Received
 from stepscope.engine.http.engine_client import EngineClient

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from stepscope.engine.client import CommandRefused, EngineUnreachable
+from stepscope.engine.client_errors import CommandRefused, EngineUnreachable
 from stepscope.engine.commands import (
     Abort,
     AnyReply,

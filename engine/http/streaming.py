@@ -10,7 +10,7 @@ import logging
 
 from starlette.types import Receive, Send
 
-from stepscope.engine.client import CommandRefused, EngineUnreachable
+from stepscope.engine.client_errors import CommandRefused, EngineUnreachable
 from stepscope.engine.commands import Output
 from stepscope.engine.http.errors import ApiError, from_engine, internal_error
 from stepscope.engine.http.generation import ClientGone, Generation, Piece

@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 
 from stepscope.engine import commands
-from stepscope.engine.client import ControlClient, EngineUnreachable
+from stepscope.engine.client import ControlClient
+from stepscope.engine.client_errors import EngineUnreachable
 from stepscope.engine.commands import GetInfo, GetSnapshot, Resume, SamplingParams, Submit
 from stepscope.engine.endpoints import Endpoint
 from stepscope.recordings.history import History

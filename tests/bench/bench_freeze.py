@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from stepscope.engine.client import ControlClient, EngineUnreachable
+from stepscope.engine.client import ControlClient
+from stepscope.engine.client_errors import EngineUnreachable
 from stepscope.engine.commands import Output, SamplingParams, Shutdown, Submit
 from stepscope.engine.corpus import Corpus
 from stepscope.engine.workload import PromptWriter

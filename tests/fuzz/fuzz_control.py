@@ -27,7 +27,8 @@ from malformed import Malformer
 from stepscope.engine import commands
 from stepscope.engine.access.authorised_keys import KeyFolder
 from stepscope.engine.access.sockets import client_socket
-from stepscope.engine.client import ControlClient, EngineUnreachable
+from stepscope.engine.client import ControlClient
+from stepscope.engine.client_errors import EngineUnreachable
 from stepscope.engine.commands import (
     AuditPage,
     Error,

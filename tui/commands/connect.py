@@ -3,7 +3,8 @@
 import time
 from typing import TYPE_CHECKING
 
-from stepscope.engine.client import ControlClient, EngineGone, EngineStarting, EngineUnreachable
+from stepscope.engine.client import ControlClient
+from stepscope.engine.client_errors import EngineGone, EngineStarting, EngineUnreachable
 from stepscope.engine.commands import MAX_PAST_S
 from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import Endpoint, find_local

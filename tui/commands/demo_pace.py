@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from stepscope.engine.client import CommandRefused, EngineUnreachable
+from stepscope.engine.client_errors import CommandRefused, EngineUnreachable
 from stepscope.engine.commands import WorkloadSpec
 from stepscope.engine.workload import describe
 from stepscope.recordings.history import History

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from stepscope.engine.client import EngineUnreachable
+from stepscope.engine.client_errors import EngineUnreachable
 from stepscope.engine.commands import Ack, ResetPrefixCache, WorkloadSpec
 from stepscope.engine.corpus import Corpus
 from stepscope.engine.load import LoadGenerator, LoadReport, percentile

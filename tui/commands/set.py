@@ -1,6 +1,7 @@
 """`stepscope set`: changes knobs of a running engine."""
 
-from stepscope.engine.client import CommandRefused, ControlClient
+from stepscope.engine.client import ControlClient
+from stepscope.engine.client_errors import CommandRefused
 from stepscope.engine.commands import Ack
 from stepscope.engine.config import Knobs
 from stepscope.engine.endpoints import find_local

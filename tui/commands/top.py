@@ -6,7 +6,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from stepscope.engine.client import EngineStarting
+from stepscope.engine.client_errors import EngineStarting
 from stepscope.engine.config import ConfigError
 from stepscope.engine.endpoints import Endpoint, find_local
 from stepscope.recordings.fleets.fleet import FLEET_STEPS, Fleet, shared_bytes
