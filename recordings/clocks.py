@@ -4,7 +4,7 @@ The monotonic clock stands still while a machine sleeps, and starts anew where a
 restored; the wall clock is set by people. Neither may turn times into nonsense.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 
 import msgspec
 
@@ -32,6 +32,15 @@ class WallClock:
         if has_changed:
             self._since_ns.append(info.monotonic_ns)
             self._offsets_ns.append(offset_ns)
+
+    def prepend(self, earlier: "WallClock") -> None:
+        """Know what an earlier one has been told before this one was."""
+        begin_ns = self._since_ns[0] if self._since_ns else None
+        num_before = len(earlier._since_ns)
+        if begin_ns is not None:
+            num_before = bisect_left(earlier._since_ns, begin_ns)
+        self._since_ns[:0] = earlier._since_ns[:num_before]
+        self._offsets_ns[:0] = earlier._offsets_ns[:num_before]
 
     def wall_ns(self, engine_ns: int) -> int | None:
         """Unix time of an engine time; None before the engine is known."""

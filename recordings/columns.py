@@ -32,6 +32,7 @@ class StepSummary(NamedTuple):
     max_num_seqs: int | None
     num_prefill_tokens: int  # recomputed tokens included
     num_recomputed_tokens: int | None
+    num_attended: int | None  # by prefill: each chunk times its tokens and those before it
     num_decode_tokens: int
     num_padded_tokens: int | None
     num_cached_tokens: int | None  # skipped by prefix hits, not spent
@@ -143,6 +144,7 @@ class StepColumns:
             _known(record.max_num_seqs),
             record.num_prefill_tokens,
             outcome.num_recomputed_tokens if has_rows else _UNKNOWN,
+            outcome.num_attended if has_rows else _UNKNOWN,
             record.num_decode_tokens,
             _known(record.num_padded_tokens),
             outcome.num_cached_tokens if has_rows else _UNKNOWN,
@@ -177,6 +179,12 @@ class StepColumns:
         told = told_of(steps)  # whole before any is changed: the columns must not get uneven
         for place, values in zip(_PLACES, told, strict=True):
             self._columns[place].extend(values)
+
+    def prepend(self, earlier: "StepColumns") -> None:
+        """Put the steps of others before these."""
+        for column, before in zip(self._columns, earlier._columns, strict=True):
+            column[:0] = before
+        self._sums = BlockSums()  # all places are others now
 
     def forget_before(self, step: int) -> None:
         num_old = bisect_left(self.steps, step)

@@ -74,6 +74,10 @@ class EventLog:
         if len(events) > MAX_EVENTS + MAX_EVENTS // 8:
             del events[: len(events) - MAX_EVENTS]
 
+    def prepend(self, earlier: "EventLog") -> None:
+        """Put those of before in front of these; a change that they tell of may hold later."""
+        self._events = sorted(earlier._events + self._events, key=_step)
+
     def until(self, step: int, limit: int, kinds: frozenset[str] | None) -> list[SessionEvent]:
         """The last `limit` events up to `step`, oldest first."""
         found: list[SessionEvent] = []

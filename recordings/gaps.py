@@ -38,6 +38,11 @@ class Gaps:
             self.found[index] = self.found[index]._replace(before_step=step)
             self.steps.add(step)
 
+    def prepend(self, earlier: "Gaps") -> None:
+        """Put those of before in front of these."""
+        self.found[:0] = earlier.found
+        self.steps |= earlier.steps
+
     def forget_before(self, step: int) -> None:
         """All but how many messages were lost."""
         kept = [gap for gap in self.found if gap.before_step is None or gap.before_step >= step]

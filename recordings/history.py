@@ -8,22 +8,21 @@ kept whole as `previous` until `reset`.
 from collections.abc import Sequence
 from typing import Self
 
-import msgspec
-
 from stepscope.engine import wire
-from stepscope.engine.wire import EngineInfo, EngineStatus, Mark, Snapshot, StepRecord, Telemetry
+from stepscope.engine.wire import EngineInfo, Mark, Snapshot, StepRecord, Telemetry
 from stepscope.recordings.clocks import back_by, set_back
 from stepscope.recordings.events import SessionEvent
 from stepscope.recordings.fast_forward import FastForward
 from stepscope.recordings.history_view import HistoryView
 from stepscope.recordings.latency import SLO
+from stepscope.recordings.number_bounds import MAX_NUMBER, check_numbers
 from stepscope.recordings.packed_record import PackedStep
 from stepscope.recordings.session import SessionState
+from stepscope.recordings.splice import does_follow, splice
 from stepscope.recordings.timeline import Timeline
 
 MAX_STEPS = 100_000
 MAX_BYTES = 256 * 1024 * 1024
-_MAX_NUMBER = 2**62
 
 
 class History(HistoryView):
@@ -67,7 +66,7 @@ class History(HistoryView):
             payload, message = message, wire.decode(message)
         elif payload is None:
             payload = wire.encode(message)
-        _check(sequence, message)
+        check_numbers(sequence, message)
         with self._lock:
             if isinstance(message, Mark):
                 self._timeline.add_mark(message)
@@ -154,6 +153,36 @@ class History(HistoryView):
             self._keep_marks(old)
             self.version += 1
 
+    @property
+    def begins_after(self) -> int | None:
+        """Number of the message before the oldest in memory.
+
+        None where that is not known, or messages were lost there.
+        """
+        with self._lock:
+            return self._timeline.ring.segments[0].keyframe.sequence
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """Steps and bytes that may be added before anything is forgotten."""
+        with self._lock:
+            ring = self._timeline.ring
+            return ring.max_steps - ring.num_steps, ring.max_bytes - ring.num_bytes
+
+    def prepend(self, earlier: "History") -> bool:
+        """Put what another history holds before what is in memory, which stays as it is.
+
+        False, and nothing has changed, where what is in memory does not begin with the very
+        message after the last one of `earlier`, which is of no use afterwards.
+        """
+        with self._lock:
+            if not does_follow(self._timeline, earlier._timeline):
+                return False
+            splice(self._timeline, earlier._timeline)
+            self._drop_caches()
+            self.version += 1
+            return True
+
     def end_short(self) -> None:
         """Nothing more is about to be there."""
         with self._lock:
@@ -206,10 +235,10 @@ class History(HistoryView):
         step, time_ns = (columns.steps[-1], columns.tokens_ns[-1]) if columns.steps else (-1, 0)
         for number, (sequence, record, _) in enumerate(run):
             if not (
-                0 <= sequence < _MAX_NUMBER > record.step >= 0
-                and 0 <= record.schedule_start_ns < _MAX_NUMBER > record.tokens_ns >= 0
+                0 <= sequence < MAX_NUMBER > record.step >= 0
+                and 0 <= record.schedule_start_ns < MAX_NUMBER > record.tokens_ns >= 0
             ):
-                _check(sequence, record)  # which raises
+                check_numbers(sequence, record)  # which raises
             if (
                 before is None
                 or sequence != before + 1
@@ -275,25 +304,3 @@ class History(HistoryView):
         other.version = self.version
         other._begin(self._timeline)
         return other
-
-
-def _check(sequence: int, message: Telemetry) -> None:
-    """Raises msgspec.ValidationError for numbers that no engine counts or measures."""
-    if isinstance(message, StepRecord):
-        start_ns, end_ns = message.schedule_start_ns, message.tokens_ns
-        lowest = min(sequence, message.step, start_ns, end_ns)
-        if lowest >= 0 and max(sequence, message.step, start_ns, end_ns) < _MAX_NUMBER:
-            return  # as nearly always
-        numbers = {
-            "sequence": sequence,
-            "step": message.step,
-            "schedule_start_ns": start_ns,
-            "tokens_ns": end_ns,
-        }
-    elif isinstance(message, Snapshot | EngineStatus):
-        numbers = {"step": message.step + 1, "time_ns": message.time_ns}
-    else:
-        return
-    for name, number in numbers.items():
-        if not 0 <= number < _MAX_NUMBER:
-            raise msgspec.ValidationError(f"{number} is out of range - at `$.{name}`")

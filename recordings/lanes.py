@@ -161,6 +161,26 @@ class LaneBoard:
             found.append(bytes((padding + cells).ljust(width, _ABSENT)))
         return found
 
+    def prepend(self, earlier: "LaneBoard") -> None:
+        """Put the lanes of an earlier board of the same session before these."""
+        for request_id, track in earlier._open.items():
+            track.fill_to(earlier.end, track.filler)
+            if request_id in self._tracks:  # it went on through steps that nobody has
+                track.fill_to(self._tracks[request_id].start, _UNKNOWN)
+        for request_id, track in earlier._tracks.items():
+            own = self._tracks.get(request_id)
+            if own is None:
+                self._tracks[request_id] = track
+            elif track.start < own.start:
+                before = track.cells[: own.start - track.start]
+                own.cells[:0] = before.ljust(own.start - track.start, _ABSENT)
+                own.start = track.start
+                own.client_id = own.client_id or track.client_id
+        for page, tracks in earlier._pages.items():
+            known = {each: self._tracks[each] for each in tracks}
+            self._pages[page] = known | self._pages.get(page, {})
+        self.first = min(self.first, earlier.first)
+
     def forget_before(self, step: int) -> None:
         """Let go of the steps before `step`."""
         self.first = max(self.first, step)

@@ -159,6 +159,11 @@ class Latencies:
             series_of(self.step, start_ns, end_ns, None, buckets),
         )
 
+    def prepend(self, earlier: "Latencies") -> None:
+        """Put those of before in front of these."""
+        for kind in ("ttft", "itl", "tpot", "step"):
+            self.of(kind).prepend(earlier.of(kind))
+
     def forget_before(self, time_ns: int) -> None:
         for samples in (self.ttft, self.itl, self.tpot, self.step):
             samples.forget_before(time_ns)

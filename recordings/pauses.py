@@ -75,6 +75,15 @@ class Pauses:
             return 0
         return sum(end - start for start, end in self.spans(start_ns, end_ns))
 
+    def prepend(self, earlier: "Pauses") -> None:
+        """Know of those of before, too."""
+        begin_ns = self._starts[0] if self._starts else self._since_ns
+        num_before = (
+            len(earlier._ends) if begin_ns is None else bisect_right(earlier._ends, begin_ns)
+        )
+        self._starts[:0] = earlier._starts[:num_before]
+        self._ends[:0] = earlier._ends[:num_before]
+
     def forget_after(self, time_ns: int) -> None:
         """As it was known at `time_ns`, when a step had just ended."""
         num_kept = bisect_right(self._ends, time_ns)

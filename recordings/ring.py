@@ -28,17 +28,22 @@ _ENTRY_BYTES = 100  # of a request that is shared with other copies
 
 
 class Keyframe(NamedTuple):
-    """A state with its blocks compressed: those of a large pool would outweigh all else."""
+    """A state with its blocks compressed: those of a large pool would outweigh all else.
+
+    `sequence` is the number of the message after which it is true; None where that is not known,
+    or messages before it are missing and nothing has set it right.
+    """
 
     state: SessionState
     blocks: PackedBlocks | None
+    sequence: int | None
 
     @classmethod
-    def of(cls, state: SessionState) -> "Keyframe":
+    def of(cls, state: SessionState, sequence: int | None) -> "Keyframe":
         blocks = state.blocks
         bare = copy.copy(state)
         bare.blocks = None
-        return cls(bare.copy(), None if blocks is None else blocks.pack())
+        return cls(bare.copy(), None if blocks is None else blocks.pack(), sequence)
 
     def restore(self) -> SessionState:
         state = self.state.copy()
@@ -84,16 +89,19 @@ class StepRing:
     Args:
         state: before the first message.
         max_steps, max_bytes: what is kept at most (one segment more or less).
+        sequence: see `Keyframe`.
     """
 
-    def __init__(self, state: SessionState, max_steps: int, max_bytes: int) -> None:
+    def __init__(
+        self, state: SessionState, max_steps: int, max_bytes: int, sequence: int | None
+    ) -> None:
         self.max_steps = max_steps
         self.max_bytes = max_bytes
         self.num_steps = 0
         self.num_bytes = 0
         self.segments: list[Segment] = []
         self._unpacked: OrderedDict[int, list[bytes]] = OrderedDict()  # by first number
-        self._begin(state)
+        self._begin(state, sequence)
 
     @property
     def first_step(self) -> int | None:
@@ -119,14 +127,17 @@ class StepRing:
         newest = self.segments[-1]
         return min(SEGMENT_STEPS - len(newest.steps), SEGMENT_MESSAGES - len(newest.payloads))
 
-    def append(self, payload: bytes, step: int | None, before: SessionState) -> bool:
+    def append(
+        self, payload: bytes, step: int | None, before: SessionState, sequence: int | None
+    ) -> bool:
         """Keep a message; True when an old segment was given up for it.
 
         Args:
             step: of a step record, None for any other message.
-            before: the state before this message.
+            before: the state before this message, ...
+            sequence: ... and after which one; see `Keyframe`.
         """
-        segment, payloads = self._open(before)
+        segment, payloads = self._open(before, sequence)
         if step is not None:
             segment.steps.append(step)
             segment.step_places.append(len(payloads))
@@ -139,15 +150,16 @@ class StepRing:
         payloads: list[bytes],
         steps: list[int],
         before: SessionState,
+        sequence: int | None,
         rows: Callable[[], list[BatchRow]],
     ) -> bool:
         """Keep packed steps, for which there is room in one segment; like `append`.
 
         Args:
-            before: the state before the first of them.
+            before, sequence: of the first of them.
             rows: gives the batch of the step before that.
         """
-        segment, opened = self._open(before)
+        segment, opened = self._open(before, sequence)
         begin, is_first = len(opened), not segment.steps
         segment.steps.extend(steps)
         segment.step_places.extend(range(begin, begin + len(steps)))
@@ -220,9 +232,23 @@ class StepRing:
         """The state after the message at `place` of a segment."""
         return replayed(segment.keyframe.restore(), self.payloads(segment, 0, place + 1))
 
-    def _open(self, before: SessionState) -> tuple[Segment, OpenPayloads]:
+    def prepend(self, earlier: "StepRing") -> None:
+        """Take over all segments of a ring that ends where this one begins."""
+        older = [segment for segment in earlier.segments if len(segment.payloads)]
+        if not older:
+            return
+        older[-1].end()
+        # Numbers that were given stay: somebody goes on from them.
+        offset = self.segments[0].first_number - earlier.end_number
+        for segment in older:
+            segment.first_number += offset
+        self.segments[:0] = older
+        self.num_steps += sum(len(segment.steps) for segment in older)
+        self.num_bytes += sum(segment.num_bytes for segment in older)
+
+    def _open(self, before: SessionState, sequence: int | None) -> tuple[Segment, OpenPayloads]:
         """The segment that the next message goes to."""
-        segment = self._begin(before) if self.is_full else self.segments[-1]
+        segment = self._begin(before, sequence) if self.is_full else self.segments[-1]
         assert isinstance(segment.payloads, OpenPayloads)  # the newest one has not ended
         return segment, segment.payloads
 
@@ -231,14 +257,14 @@ class StepRing:
         self.num_bytes += num_bytes
         return self._evict()
 
-    def _begin(self, state: SessionState) -> Segment:
+    def _begin(self, state: SessionState, sequence: int | None) -> Segment:
         number = self.end_number if self.segments else 0
         if self.segments:
             newest = self.segments[-1]
             self.num_bytes -= newest.num_bytes
             newest.end()
             self.num_bytes += newest.num_bytes
-        segment = Segment(Keyframe.of(state), number)
+        segment = Segment(Keyframe.of(state, sequence), number)
         self.segments.append(segment)
         self.num_bytes += segment.num_bytes
         return segment
@@ -248,12 +274,18 @@ class StepRing:
         while len(self.segments) > 1 and (
             self.num_steps - len(self.segments[0].steps) >= self.max_steps
             or self.num_bytes > self.max_bytes
+            or (evicted and self._begins_wrong())
         ):
             oldest = self.segments.pop(0)
             self.num_steps -= len(oldest.steps)
             self.num_bytes -= oldest.num_bytes
             evicted = True
         return evicted
+
+    def _begins_wrong(self) -> bool:
+        """The oldest state is not the right one, and a later one is: what is kept begins there."""
+        first, *others = (segment.keyframe.sequence for segment in self.segments)
+        return first is None and any(sequence is not None for sequence in others)
 
 
 def replayed(state: SessionState, payloads: Iterable[bytes]) -> SessionState:

@@ -62,7 +62,7 @@ class Timeline:
         self.wall_clock = WallClock()
         if state.info is not None:
             self.wall_clock.take(state.info)
-        self.ring = StepRing(state, max_steps, max_bytes)
+        self.ring = StepRing(state, max_steps, max_bytes, last_sequence)
         self.columns = StepColumns()
         self.lanes = LaneBoard(state, state.step + 1)
         self.latencies = Latencies(slo)
@@ -72,8 +72,8 @@ class Timeline:
         self.gaps = Gaps()
         self.marks: list[Mark] = []
         self.knob_changes: list[KnobsChanged] = []
-        self._stall_steps = array("q")  # in which a gap above the ITL bound ended
-        self._knob_steps: set[int] = set()
+        self.stall_steps = array("q")  # in which a gap above the ITL bound ended
+        self.knob_steps: set[int] = set()
         self.pauses = Pauses(state)
         self._mark_steps: set[int] = set()
 
@@ -83,13 +83,14 @@ class Timeline:
 
     def take(self, sequence: int, message: Telemetry, payload: bytes) -> None:
         """The next message; see `History.append`."""
+        true_after = self._true_after
         if not self._is_next(sequence, message):
             return
         state = self.state
         step = message.step if isinstance(message, StepRecord) else None
         if step is not None and self.columns.steps and step <= self.columns.steps[-1]:
             return  # of a publisher that repeats steps under new numbers
-        if self.ring.append(payload, step, state):
+        if self.ring.append(payload, step, state, true_after):
             self._forget_old()
         if step is not None and not self.columns.steps:
             self.lanes = LaneBoard(state, step)
@@ -105,7 +106,7 @@ class Timeline:
         elif isinstance(message, KnobsChanged):
             if self._notes.knobs(message):
                 self.knob_changes.append(message)
-                self._knob_steps.add(message.effective_step)
+                self.knob_steps.add(message.effective_step)
         elif isinstance(message, Audited):
             self._notes.audited(message, max(state.step, 0))
         if isinstance(message, EngineInfo | Snapshot) and state.info is not None:
@@ -130,7 +131,9 @@ class Timeline:
             part = run[begin : begin + (self.ring.room or SEGMENT_STEPS)]
             begin += len(part)
             payloads, steps = [each.payload for each in part], [each.record.step for each in part]
-            has_forgotten = self.ring.extend_packed(payloads, steps, self.state, forward.rows)
+            has_forgotten = self.ring.extend_packed(
+                payloads, steps, self.state, self._true_after, forward.rows
+            )
             taken = []
             for sequence, record, _ in part:
                 outcome = forward.advance(record)
@@ -155,6 +158,11 @@ class Timeline:
         elif isinstance(message, EngineStatus):
             self.state.state = message.state
             self.state.time_ns = max(self.state.time_ns, message.time_ns)
+
+    @property
+    def _true_after(self) -> int | None:
+        """After which message `state` is true; None where it is not known to be."""
+        return None if self.gaps.needs_snapshot else self.last_sequence
 
     def _is_next(self, sequence: int, message: Telemetry) -> bool:
         """Whether a message is new; what is missing before it becomes a gap."""
@@ -190,8 +198,8 @@ class Timeline:
         self.log.forget_after(step)
         self.gaps.forget_after(step)
         self.knob_changes = [c for c in self.knob_changes if c.effective_step <= step]
-        self._knob_steps = {change.effective_step for change in self.knob_changes}
-        del self._stall_steps[bisect_right(self._stall_steps, step) :]
+        self.knob_steps = {change.effective_step for change in self.knob_changes}
+        del self.stall_steps[bisect_right(self.stall_steps, step) :]
         self._notes.forget_after()
         return True
 
@@ -200,7 +208,7 @@ class Timeline:
         self.slo = self.latencies.slo = slo
         gaps_ns, bound_ns = self.columns.column("max_itl_ns"), slo.itl_ms * 1e6
         steps = zip(self.columns.steps, gaps_ns, strict=True)
-        self._stall_steps[:] = array("q", [step for step, ns in steps if ns > bound_ns])
+        self.stall_steps[:] = array("q", [step for step, ns in steps if ns > bound_ns])
 
     def add_mark(self, mark: Mark) -> None:
         if mark in self.marks:
@@ -215,9 +223,9 @@ class Timeline:
         if index is None:
             return None
         summary = self.columns.summary(index)
-        if step in self._knob_steps or step in self.gaps.steps or step in self._mark_steps:
+        if step in self.knob_steps or step in self.gaps.steps or step in self._mark_steps:
             return summary._replace(
-                has_knob_change=step in self._knob_steps,
+                has_knob_change=step in self.knob_steps,
                 after_gap=step in self.gaps.steps,
                 has_mark=step in self._mark_steps,
             )
@@ -226,16 +234,16 @@ class Timeline:
     def span(self, first: int, last: int) -> Span | None:
         """The steps `first` to `last` as one; None when none of them is kept."""
         span = self.columns.span(first, last)
-        if span is None or not (self._knob_steps or self._mark_steps):
+        if span is None or not (self.knob_steps or self._mark_steps):
             return span
         return span._replace(
-            has_knob_change=any(first <= step <= last for step in self._knob_steps),
+            has_knob_change=any(first <= step <= last for step in self.knob_steps),
             has_mark=any(first <= step <= last for step in self._mark_steps),
         )
 
     def last_stall_step(self, step: int | None = None) -> int | None:
         """The last step (up to `step`) in which a gap above the ITL bound ended."""
-        stalls = self._stall_steps
+        stalls = self.stall_steps
         end = len(stalls) if step is None else bisect_right(stalls, step)
         return stalls[end - 1] if end else None
 
@@ -262,7 +270,7 @@ class Timeline:
         if record.events:
             self._notes.requests(record, self.state, step)
         if outcome.gaps_ns and (worst_ns := max(outcome.gaps_ns)) > self.slo.itl_ms * 1e6:
-            self._stall_steps.append(step)
+            self.stall_steps.append(step)
             request_id = outcome.gap_request_ids[worst_ns]
             self._notes.breach(self.slo, step, now_ns, "ITL", worst_ns, request_id)
         for request_id, ttft_ns in outcome.ttft_ns:
@@ -287,12 +295,12 @@ class Timeline:
             return
         self.columns.forget_before(step)
         self.lanes.forget_before(step)
-        del self._stall_steps[: bisect_left(self._stall_steps, step)]
+        del self.stall_steps[: bisect_left(self.stall_steps, step)]
         if self.columns.steps:
             self.latencies.forget_before(self.columns.tokens_ns[0])
         self.log.forget_before(step)
         self.knob_changes = [c for c in self.knob_changes if c.effective_step >= step]
-        self._knob_steps = {change.effective_step for change in self.knob_changes}
+        self.knob_steps = {change.effective_step for change in self.knob_changes}
         self.gaps.forget_before(step)
         self.marks = [mark for mark in self.marks if mark.step >= step]
         self._mark_steps = {mark.step for mark in self.marks}

@@ -1,0 +1,29 @@
+"""Which numbers a message may hold: those that an engine counts and measures."""
+
+import msgspec
+
+from stepscope.engine.wire import EngineStatus, Snapshot, StepRecord, Telemetry
+
+MAX_NUMBER = 2**62
+
+
+def check_numbers(sequence: int, message: Telemetry) -> None:
+    """Raises msgspec.ValidationError for numbers that no engine counts or measures."""
+    if isinstance(message, StepRecord):
+        start_ns, end_ns = message.schedule_start_ns, message.tokens_ns
+        lowest = min(sequence, message.step, start_ns, end_ns)
+        if lowest >= 0 and max(sequence, message.step, start_ns, end_ns) < MAX_NUMBER:
+            return  # as nearly always
+        numbers = {
+            "sequence": sequence,
+            "step": message.step,
+            "schedule_start_ns": start_ns,
+            "tokens_ns": end_ns,
+        }
+    elif isinstance(message, Snapshot | EngineStatus):
+        numbers = {"step": message.step + 1, "time_ns": message.time_ns}
+    else:
+        return
+    for name, number in numbers.items():
+        if not 0 <= number < MAX_NUMBER:
+            raise msgspec.ValidationError(f"{number} is out of range - at `$.{name}`")

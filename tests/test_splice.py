@@ -1,0 +1,178 @@
+"""What was before, put in front of what is in memory, gives what would have been there at once."""
+
+import random
+
+import pytest
+
+from stepscope.engine.simulated import simulate
+from stepscope.engine.wire import EngineStatus, Mark, StepRecord, Telemetry
+from stepscope.recordings.history import History
+from stepscope.recordings.latency import SLO
+from stepscope.recordings.session import SessionState
+
+_SLO = SLO(ttft_ms=700, itl_ms=70)
+
+
+def told() -> list[Telemetry]:
+    """All sorts of messages: knob changes, preemptions, a pause, a status between two steps."""
+    run = simulate(seed=5, num_steps=900, num_blocks=512, changes={300: {"max_num_seqs": 5}})
+    messages = [message for _, message in run]
+    at = next(n for n, each in enumerate(messages) if isinstance(each, StepRecord)) + 400
+    before = next(each for each in reversed(messages[:at]) if isinstance(each, StepRecord))
+    paused = EngineStatus(
+        step=before.step,
+        time_ns=before.tokens_ns + 1_000,
+        state="paused",
+        num_running=before.num_running,
+        num_waiting=before.num_waiting,
+        kv=before.kv,
+    )
+    return [*messages[:at], paused, *messages[at:]]
+
+
+MESSAGES = told()
+
+
+def from_message(number: int, end: int | None = None, **kept: int) -> History:
+    """A history that begins with a snapshot of the state after a message."""
+    state = SessionState()
+    for message in MESSAGES[: number + 1]:
+        state.apply(message)
+    snapshot = state.snapshot(number)
+    assert snapshot is not None
+    history = History(_SLO, **kept)
+    history.reset(snapshot)
+    fill(history, number + 1, end)
+    return history
+
+
+def fill(history: History, begin: int, end: int | None = None, lost: range = range(0)) -> None:
+    for number, message in enumerate(MESSAGES[begin:end], start=begin):
+        if number not in lost:
+            history.append(number, message)
+
+
+def steps_of(history: History) -> range:
+    assert history.first_step is not None
+    assert history.last_step is not None
+    return range(history.first_step, history.last_step + 1)
+
+
+def assert_like(history: History, whole: History, steps: range | None = None) -> None:
+    steps = steps or steps_of(whole)
+    first, last = steps[0], steps[-1]
+    assert steps_of(history) == steps
+    assert history.summaries(first, last) == whole.summaries(first, last)
+    assert history.lanes(first, last) == whole.lanes(first, last)
+    assert history.latency(None, None) == whole.latency(None, None)
+    assert history.rates(None, None) == whole.rates(None, None)
+    assert history.knob_changes == whole.knob_changes
+    assert history.windows.breaches(None, 10_000) == whole.windows.breaches(None, 10_000)
+    rare = frozenset({"preempt", "finish", "abort", "knobs", "engine", "gap", "mark"})
+    assert history.events(None, 10_000, rare) == whole.events(None, 10_000, rare)
+    for step in random.Random(0).sample(steps, 60):
+        assert history.record(step) == whole.record(step)
+        found, expected = history.state_at(step), whole.state_at(step)
+        assert found.requests == expected.requests
+        assert (found.kv, found.knobs, found.block_owner) == (
+            expected.kv, expected.knobs, expected.block_owner,
+        )  # fmt: skip
+        assert history.wall_ns(found.time_ns) == whole.wall_ns(expected.time_ns)
+        summary = whole.summary(step)
+        if summary is not None and summary.max_itl_request_id is not None:
+            request_id = summary.max_itl_request_id
+            assert history.wait(step, request_id) == whole.wait(step, request_id)
+
+
+@pytest.mark.parametrize(("begin", "cut"), [(1, 40), (1, 402), (30, 403), (200, 404), (300, 880)])
+def test_it_is_as_if_it_had_been_there_from_the_start(begin: int, cut: int) -> None:
+    later = from_message(cut)
+    assert later.prepend(from_message(begin, cut + 1))
+    assert_like(later, from_message(begin))
+
+
+def test_what_comes_afterwards_goes_on_as_always() -> None:
+    later = from_message(500, 600)
+    assert later.prepend(from_message(100, 501))
+    fill(later, 600)
+    assert_like(later, from_message(100))
+
+
+def test_who_follows_reads_every_message_once() -> None:
+    later = from_message(500, 700)
+    follower = later.follow()
+    read = follower.read_payloads(150)
+    assert later.prepend(from_message(100, 501))
+    fill(later, 700)
+    while payloads := follower.read_payloads(64):
+        read += payloads
+    assert read == from_message(500).follow().read_payloads(10_000)
+    assert follower.num_forgotten == 0
+    assert later.is_followed_by(follower)
+
+
+def test_gaps_marks_and_breaches_that_were_noted_stay() -> None:
+    later = from_message(500, 520)
+    fill(later, 520, lost=range(530, 540))
+    mark = Mark(step=steps_of(later)[7], time_ns=0, text="here", who="me")
+    later.add_mark(mark)
+    before = later.events(None, 10_000)
+    gaps, num_lost = later.gaps, later.num_lost
+    assert gaps
+    assert later.prepend(from_message(100, 501))
+    assert (later.gaps, later.num_lost, later.marks) == (gaps, num_lost, [mark])
+    assert [each for each in later.events(None, 10_000) if each in before] == before
+
+
+def test_the_oldest_go_first_when_there_is_no_room_any_more() -> None:
+    later = from_message(600, 620, max_steps=300)
+    assert later.prepend(from_message(100, 601))
+    fill(later, 620)
+    whole = from_message(100)
+    first, last = steps_of(later)[0], steps_of(later)[-1]
+    assert first > steps_of(whole)[0]
+    assert later.num_steps <= 300 + 128
+    assert later.lanes(first, last) == whole.lanes(first, last)
+    assert later.state_at(first).requests == whole.state_at(first).requests
+    assert later.latency(None, 1.0) == whole.latency(None, 1.0)
+
+
+@pytest.mark.parametrize("cut", [99, 101])
+def test_what_does_not_end_where_the_memory_begins_is_not_taken(cut: int) -> None:
+    later = from_message(100)
+    before = steps_of(later), later.version
+    assert not later.prepend(from_message(20, cut + 1))
+    assert (steps_of(later), later.version) == before
+    assert_like(later, from_message(100))
+
+
+# Where a memory that is full begins
+
+
+def test_a_full_memory_does_not_begin_with_a_state_that_a_loss_has_left_wrong() -> None:
+    """The snapshot that sets it right comes 60 messages after the loss, in the next segment."""
+    whole = from_message(0)
+    for lost_at in range(180, 400, 20):
+        history, state, checked = from_message(0, 150, max_steps=200), SessionState(), set()
+        for message in MESSAGES[:150]:
+            state.apply(message)
+        for number, message in enumerate(MESSAGES[150:], start=150):
+            state.apply(message)
+            if not lost_at <= number < lost_at + 8:
+                history.append(number, message)
+            if number == lost_at + 60:
+                snapshot = state.snapshot(number)
+                assert snapshot is not None
+                history.append(number, snapshot)
+            first, true_after = steps_of(history)[0], history.begins_after
+            if first not in checked:
+                checked.add(first)
+                assert true_after is not None
+                assert history.follow().state.step == whole_step(true_after)
+                assert history.state_at(first).requests == whole.state_at(first).requests
+        assert len(checked) > 2
+
+
+def whole_step(number: int) -> int:
+    steps = [each.step for each in MESSAGES[: number + 1] if isinstance(each, StepRecord)]
+    return steps[-1] if steps else -1
