@@ -112,6 +112,12 @@ class HistoryView:
             return steps[-1] if steps else None
 
     @property
+    def kept_from_ns(self) -> int:
+        """Engine time from which on all that was told is in memory; no step may have run then."""
+        with self._lock:
+            return self._timeline.ring.segments[0].keyframe.state.time_ns
+
+    @property
     def num_steps(self) -> int:
         """Steps in memory."""
         return len(self._timeline.columns)

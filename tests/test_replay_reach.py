@@ -2,18 +2,22 @@
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from stepscope.engine.config import Knobs
-from stepscope.engine.simulated import simulate
+from stepscope.engine.simulated import SimulatedWorkload, simulate
 from stepscope.engine.wire import Mark, StepRecord
+from stepscope.recordings.history import History
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.replay import ReplaySource
 from stepscope.tui import format as fmt
 from stepscope.tui.app import Dashboard
-from stepscope.tui.widgets import scrub_bar
+from stepscope.tui.frame_builder import FrameBuilder
+from stepscope.tui.view import View
+from stepscope.tui.widgets import key_figures, scrub_bar
 from tests.screen_text import main_text
 from tests.seek_sessions import record
 from tests.waiting import until
@@ -121,3 +125,29 @@ async def test_a_time_is_looked_for_in_the_whole_file(source: ReplaySource) -> N
         await until(lambda: app.main.new_frame().cursor == last, "not at the end")
         app.main.draw()
         assert f"the last step of the file is {last:,}" in main_text(app)
+
+
+def test_a_minute_in_which_the_engine_was_idle_is_not_told_as_cut() -> None:
+    """Nothing is missing from memory that begins before a lull; of one that begins after it, is."""
+    rare = SimulatedWorkload(rate=0.01, document_share=0.0, output_tokens=90)
+    messages = simulate(seed=5, num_steps=900, workload=rare)
+    steps = [message for _, message in messages if isinstance(message, StepRecord)]
+    pairs = [(a, b) for a, b in pairwise(steps) if b.schedule_start_ns - a.tokens_ns > 61 * 10**9]
+    before, after = pairs[1]
+    whole = History()
+    for sequence, message in messages:
+        whole.append(sequence, message)
+
+    def key_figures_from(step: int) -> str:
+        history = History()
+        history.begin(whole.state_at(step), 0)
+        for sequence, message in messages:
+            if isinstance(message, StepRecord) and step < message.step <= after.step + 40:
+                history.append(sequence, message)
+        frame = FrameBuilder(history, (0, 899)).build(View(), 80, 20, 20)
+        return "".join(text for line in key_figures.draw(frame, 200, 1, 0) for text, _ in line)
+
+    said = key_figures_from(before.step)
+    assert "TTFT p95 " in said
+    assert "PREEMPT 0/m" in said
+    assert re.search(r"TTFT p95/[\d.]+s .+PREEMPT 0/[\d.]+s", key_figures_from(after.step + 9))

@@ -79,10 +79,8 @@ class Frame:
         """
         if self.is_whole or self.first_step is None or self.history.is_short:
             return None
-        first = self.history.summary(self.first_step)
-        if first is None:
-            return None
-        seconds = max(0.0, (self.state.time_ns - first.schedule_start_ns) / 1e9)
+        # The engine may have been idle before the first step: then there is no more of it.
+        seconds = max(0.0, (self.state.time_ns - self.history.kept_from_ns) / 1e9)
         return seconds if seconds < window_s else None
 
     @property

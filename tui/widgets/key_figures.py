@@ -120,6 +120,9 @@ def _named(name: str, cut: str) -> Line:
 def _in_a_minute(frame: Frame, number: int) -> str:
     """So many in the last minute; where less of it is known, in how much of it."""
     seconds = frame.rates.preempted_s
+    if not frame.is_whole and not frame.history.is_short:
+        cut_s = frame.cut_s(MINUTE_S)
+        seconds = MINUTE_S if cut_s is None else cut_s
     is_whole = (frame.is_whole and not number) or seconds >= MINUTE_S - 0.5
     return f"{fmt.short(number)}/m" if is_whole else f"{number}/{seconds:.0f}s"
 
