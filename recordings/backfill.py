@@ -20,7 +20,7 @@ from stepscope.engine.commands import MAX_PAST_S, Replayed, ReplayFrom
 from stepscope.engine.wire import Snapshot
 from stepscope.recordings.history import History
 from stepscope.recordings.ring import SEGMENT_STEPS
-from stepscope.recordings.snapshot_asking import ASK_AGAIN_S, catch_up_s
+from stepscope.recordings.snapshot_asking import ASK_AGAIN_S, MIN_PAST_S, catch_up_s
 
 log = logging.getLogger("stepscope.recordings")
 
@@ -120,7 +120,7 @@ class Backfill:
             self._num_failed += 1
             self._turn = max(_MIN_TURN, self._turn // 4)
             if self._num_failed >= _MAX_FAILED:
-                self._end("failed", "the answers do not come in time")
+                self._end("failed", "the engine does not answer in time")
 
     def _fitting(self, client: ControlClient) -> History:
         """A history that begins as early as the engine, the way to it and the memory allow."""
@@ -129,9 +129,11 @@ class Backfill:
         snapshot = self._kept(client, MAX_PAST_S)
         if snapshot.sequence >= end:
             raise _CannotBeHad(self._why_none(snapshot))
+        past_s = max(0.0, history.state.time_ns - snapshot.time_ns) / 1e9
         while catch_up_s(client, snapshot.sequence + 1, end - snapshot.sequence) > MAX_FETCH_S:
-            snapshot = self._kept(client, (history.state.time_ns - snapshot.time_ns) / 2e9)
-            if snapshot.sequence >= end:
+            past_s /= 2
+            snapshot = self._kept(client, past_s)
+            if snapshot.sequence >= end or past_s < MIN_PAST_S:
                 raise _CannotBeHad("the way to the engine is too slow for it")
         older = History(history.slo, room_steps, room_bytes, history.known_since_ns)
         older.reset(snapshot)
@@ -142,7 +144,7 @@ class Backfill:
         info = self._history.info
         if info is None or not info.keeps_snapshots:
             raise _CannotBeHad("the engine is of an older stepscope, and keeps nothing of before")
-        snapshot = client.kept_snapshot(max(0.0, past_s))
+        snapshot = client.kept_snapshot(past_s)
         if snapshot is None or snapshot.info.engine_id != info.engine_id:
             raise _CannotBeHad("the engine keeps nothing of before")
         return snapshot
@@ -170,7 +172,7 @@ class Backfill:
         """Take the next messages; whether these were the last."""
         end = self._end_of_it()[0]
         last = older.last_sequence
-        first = (self._begin if last is None else last) + 1
+        first = begin = (self._begin if last is None else last) + 1
         if first <= end:
             answer = self._replay(client, first, min(self._turn, end + 1 - first))
             for frame in answer.frames:
@@ -181,7 +183,7 @@ class Backfill:
                 else:  # of a newer engine: a kind that we do not know
                     older.skip(first)
                 first += 1
-            if first <= answer.oldest_sequence or not answer.frames:
+            if first == begin:
                 raise _CannotBeHad("the engine has given it up meanwhile")
             self._num_failed = 0
             self._turn = min(_TURN, self._turn * 2)

@@ -87,14 +87,19 @@ def _ask_for_earlier(
         num_messages = now.sequence - earlier.sequence
         if num_messages <= 0:
             return None
-        if _catch_up_s(client, earlier.sequence + 1, num_messages) <= MAX_CATCH_UP_S:
+        if catch_up_s(client, earlier.sequence + 1, num_messages) <= MAX_CATCH_UP_S:
             return earlier
         past_s /= 2
     return None
 
 
-def _catch_up_s(client: ControlClient, first: int, num_messages: int) -> float:
-    """How long all of them will be on the way, judged by a few."""
+def catch_up_s(client: ControlClient, first: int, num_messages: int) -> float:
+    """How long all of them will be on the way, judged by a few.
+
+    Raises:
+        EngineUnreachable: not even those came in time.
+        CommandRefused: the engine gives none.
+    """
     start_s = time.monotonic()
     answer = client.ask(ReplayFrom(sequence=first, limit=min(num_messages, NUM_TRIED)))
     took_s = time.monotonic() - start_s

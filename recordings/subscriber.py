@@ -8,6 +8,7 @@ lost. An engine that comes back is joined anew; whether it is the same one its i
 import logging
 import threading
 import time
+from functools import partial
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -20,6 +21,7 @@ from stepscope.engine.client_errors import CommandRefused, EngineStarting, Engin
 from stepscope.engine.endpoints import Endpoint
 from stepscope.engine.held import Received
 from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo
+from stepscope.recordings.backfill import Backfill
 from stepscope.recordings.healing import ASK_TIMEOUT_S, TOPICS, Healing, JoinAgain
 from stepscope.recordings.history import History
 from stepscope.recordings.source import FrameTap
@@ -46,6 +48,9 @@ class Subscriber:
         stale_s: seconds without any message until the status is `stale`.
         retry_s: seconds between attempts to reach an engine that does not answer.
         past_s: seconds of what was before it came, to begin with, as far as the engine keeps them.
+
+    Attributes:
+        backfill: puts what the engine keeps of before in front of what is in memory.
     """
 
     is_live = True
@@ -69,6 +74,7 @@ class Subscriber:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="subscriber", daemon=True)
         self._healing = Healing(self.history, self.tap, self._stopping, past_s)
+        self.backfill = Backfill(self.history)
         # Of the engine that is joined:
         self._last_published: int | None = None  # the last one that came by itself
         self._last_heard_s = 0.0
@@ -106,6 +112,7 @@ class Subscriber:
             try:
                 self._follow()
             except JoinAgain:
+                self.backfill.give_up("another engine answers by now")
                 continue
             except EngineStarting as error:
                 self._status = "starting"
@@ -119,6 +126,7 @@ class Subscriber:
                 log.exception("the subscriber of %s failed and joins again", self.endpoint.control)
                 self._status = "down"
                 self._error = f"internal error, see the log: {error!r}"
+            self.backfill.give_up("the engine does not answer")
             self._stopping.wait(self._retry_s)
         self._healing.end()
 
@@ -144,13 +152,14 @@ class Subscriber:
             with ControlClient(self.endpoint, ASK_TIMEOUT_S) as client:
                 self._join(client)
                 while not self._stopping.is_set():
-                    ready = dict(poller.poll(_POLL_MS))
+                    self.backfill.go_on(client, partial(self._healing.check, client))
+                    ready = dict(poller.poll(0 if self.backfill.is_due else _POLL_MS))
                     is_lost = disconnected in ready
                     if is_lost:
                         disconnected.recv_multipart()
                         self._doubt = True
                     if socket in ready:
-                        if self._receive(socket, client):
+                        if self._receive(socket, client) and not self.backfill.is_active:
                             self._rest(resting, socket, client)
                     elif is_lost or self._is_probe_due():
                         self._probe()
