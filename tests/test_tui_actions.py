@@ -206,7 +206,8 @@ def test_help_and_palette_say_what_a_key_does_on_this_very_screen(
     [
         ("step", "axis", "t does nothing here; 1 is the main screen"),
         ("fleet", "axis", "1 is the main screen of the chosen engine, Enter opens it"),
-        ("compare", "reverse", "i does nothing here; it is for several engines (8)"),
+        ("compare", "reverse", "i does nothing here; it is for latencies (5)"),
+        ("compare", "worst", "w does nothing here; 1 is the main screen"),
         ("live", "other_side", "s does nothing here; it is for two runs (7)"),
     ],
 )

@@ -10,7 +10,7 @@ from stepscope.recordings.session import request_name
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.latency_windows import WINDOWS
-from stepscope.tui.widgets import late_text, latency_charts, wait_pieces
+from stepscope.tui.widgets import breach_list, late_text, latency_charts, wait_pieces
 from stepscope.tui.widgets.lines import Line, Run, clean, framed, spot
 from stepscope.tui.widgets.panels import (
     Cell,
@@ -23,7 +23,6 @@ from stepscope.tui.widgets.panels import (
 )
 
 NARROW = 100  # below it no spread beside the heat map
-MAX_BREACHES = 200
 # Read for one picture, of waits one by one and of rows of steps; the next one goes on from there.
 _READ_NS = 10_000_000_000
 _READ_ROWS = 40_000
@@ -43,7 +42,7 @@ _COLUMNS = (
 
 def targets(frame: Frame) -> list[Target]:
     """One for each breach, in the order of the list."""
-    return [Target(breach.step, breach.request_id) for breach in _breaches(frame)]
+    return [Target(breach.step, breach.request_id) for breach in breach_list.listed(frame)]
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
@@ -63,7 +62,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     if chart_height:
         lines += _charts(frame, width, chart_height)
     rest = height - len(lines)
-    breaches = _breaches(frame)
+    breaches = breach_list.listed(frame)
     chosen = None
     read_step = _read(frame, breaches, max(0, rest - 3))
     if breaches:
@@ -78,8 +77,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         body = [((" no token came later than the service levels", "good"),)]
         if not frame.tells_requests:
             body = [((" the engine does not tell when whose tokens came", "muted"),)]
-    counted = f" ({_counted(frame)})" if breaches or frame.tells_requests else ""
-    heading: Line = ((f"breaches{counted}", "title"), (f"  {_order(frame)}", "muted"))
+    heading = breach_list.heading(frame, width - 6)
     lines += framed(body, width, rest, heading, ((f"{frame.key('inspect')} goes there", "muted"),))
     if chosen is not None and pieces_height:
         lines += wait_pieces.draw(chosen, width, pieces_height)
@@ -191,39 +189,6 @@ def _extent_s(frame: Frame, end_ns: int) -> float:
 
 
 # Breaches
-
-
-def _counted(frame: Frame) -> str:
-    """Tokens, as `explain` counts them: several are late in a step; a line is one step and kind."""
-    late = frame.history.windows.late(frame.cursor)
-    if not late.num_breaches:
-        return "0 tokens late"
-    tokens = "1 token" if late.num_tokens == 1 else f"{late.num_tokens:,} tokens"
-    steps = "1 step" if late.num_steps == 1 else f"{late.num_steps:,} steps"
-    if late.num_breaches <= MAX_BREACHES:
-        return f"{tokens} late in {steps}"
-    which = "longest" if frame.view.longest_first else "last"
-    return f"{tokens} late in {steps}, the {which} {MAX_BREACHES}"
-
-
-def _breaches(frame: Frame) -> list[Breach]:
-    windows = frame.history.windows
-    if frame.view.longest_first:
-        return windows.longest(frame.cursor, MAX_BREACHES, _first_kind(frame))
-    return windows.breaches(frame.cursor, MAX_BREACHES)[::-1]
-
-
-def _first_kind(frame: Frame) -> str:
-    """Waits for a first token are of another order: by length alone they would hide the stalls."""
-    return "TTFT" if frame.view.latency == "ttft" else "ITL"
-
-
-def _order(frame: Frame) -> str:
-    """In which order they stand, and the key for the other one."""
-    key = frame.key("reverse")
-    if frame.view.longest_first:
-        return f"longest {_first_kind(frame)} first ({key}: newest)"
-    return f"newest first ({key}: longest)"
 
 
 def _seen(frame: Frame, breaches: Sequence[Breach], room: int) -> Sequence[Breach]:

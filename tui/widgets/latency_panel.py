@@ -196,15 +196,13 @@ def _last_stall(frame: Frame, width: int, *, is_short: bool) -> list[Line]:
         return [((" last stall: looking further back …", "muted"),)]
     if frame.stall is None:
         return [((" last stall: none above the ITL bound", "muted"),)]
-    label, text = "last stall: ", f"last stall: {frame.stall.text}"
-    where = spot("step", frame.stall.step)
-    if len(text) <= width:
-        return [(where, (f" {label}", "muted"), (frame.stall.text, "text"))]
-    if is_short:
-        stall = late_text.of_stall(frame.stall, width - len(label))
-        return [(where, (f" {label}", "muted"), (stall, "text"))]
-    which = ""
-    if frame.worst.number > 1 and _other_worst(frame) is None:
-        which = f", the worst of {frame.worst.number:,} in memory"
+    label, where = " last stall: ", spot("step", frame.stall.step)
+    rank = f"the worst of {frame.worst.number:,} in memory" if frame.worst.number > 1 else ""
+    room = width + 1 - len(label)
+    if is_short or len(frame.stall.text) <= room:
+        stall = late_text.of_stall(frame.stall, room)
+        said = (where, (label, "muted"), (stall, "text"))
+        return [said, ((f" it is {rank}", "muted"),)] if rank and not is_short else [said]
+    named = f" last stall, {rank}:" if rank else " last stall:"
     stall = late_text.of_stall(frame.stall, width - 1)
-    return [(where, (f" last stall{which}:", "muted")), (where, (f"  {stall}", "text"))]
+    return [(where, (named, "muted")), (where, (f"  {stall}", "text"))]

@@ -1,0 +1,48 @@
+"""Which late tokens the latency screen lists, in which order, and what stands above them."""
+
+from stepscope.recordings.longest import Breach
+from stepscope.tui.frame import Frame
+from stepscope.tui.widgets.lines import Line, length_of
+
+MAX_BREACHES = 200
+
+
+def listed(frame: Frame) -> list[Breach]:
+    """One of a kind a step, the newest or the longest up to the cursor."""
+    windows = frame.history.windows
+    if frame.view.longest_first:
+        return windows.longest(frame.cursor, MAX_BREACHES, _first_kind(frame))
+    return windows.breaches(frame.cursor, MAX_BREACHES)[::-1]
+
+
+def heading(frame: Frame, room: int) -> Line:
+    """How many there are, how they are ordered and the key for the other order.
+
+    What is left out first where that is too long: how many of them are shown, then the unit.
+    """
+    order = (f"  {_order(frame)}", "muted")
+    late = frame.history.windows.late(frame.cursor)
+    if not late.num_breaches and not frame.tells_requests:
+        return (("breaches", "title"), order)
+    tokens = "1 token" if late.num_tokens == 1 else f"{late.num_tokens:,} tokens"
+    steps = "1 step" if late.num_steps == 1 else f"{late.num_steps:,} steps"
+    # Tokens, as `explain` counts them: several are late in a step; a line is one step and kind.
+    told = f"{tokens} late in {steps}" if late.num_breaches else "0 tokens late"
+    forms = [told, f"{late.num_tokens:,} late in {steps}"]
+    if late.num_breaches > MAX_BREACHES:
+        which = "longest" if frame.view.longest_first else "last"
+        forms.insert(0, f"{told}, the {which} {MAX_BREACHES} shown")
+    lines: list[Line] = [((f"breaches ({form})", "title"), order) for form in forms]
+    return next((line for line in lines if length_of(line) <= room), lines[-1])
+
+
+def _first_kind(frame: Frame) -> str:
+    """Waits for a first token are of another order: by length alone they would hide the stalls."""
+    return "TTFT" if frame.view.latency == "ttft" else "ITL"
+
+
+def _order(frame: Frame) -> str:
+    key = frame.key("reverse")
+    if frame.view.longest_first:
+        return f"longest {_first_kind(frame)} first ({key}: newest)"
+    return f"newest first ({key}: longest)"
