@@ -1,8 +1,8 @@
 """What an engine carries of a mix, reckoned from what its steps cost."""
 
-from stepscope.engine.commands import WorkloadSpec
 from stepscope.engine.wire import StepCosts
 from stepscope.engine.workload import fit
+from stepscope.engine.workload_spec import WorkloadSpec
 
 
 def requests_per_s(spec: WorkloadSpec, costs: StepCosts, max_model_len: int | None) -> float:

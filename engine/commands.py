@@ -15,9 +15,9 @@ from typing import Annotated, ClassVar, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from stepscope.engine.sampling_params import SamplingParams as SamplingParams
-from stepscope.engine.sampling_params import TokenId as TokenId
+from stepscope.engine.sampling_params import SamplingParams, TokenId
 from stepscope.engine.wire import Audited, EngineInfo, KnobValue, Snapshot, decode_bounded
+from stepscope.engine.workload_spec import WorkloadSpec
 
 MAX_COMMAND_BYTES = 8 * 1024 * 1024
 MAX_PAST_S = 3_600.0
@@ -31,35 +31,6 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     role: Name
     content: str
-
-
-class WorkloadSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A synthetic mix: short chats and now and then a long document, arrivals Poisson."""
-
-    rate: Annotated[
-        float, Meta(gt=0.0, le=10_000.0, description="requests a second, on average")
-    ] = 1.0
-    document_share: Annotated[
-        float, Meta(ge=0.0, le=1.0, description="share of long documents, the rest are chats")
-    ] = 0.1
-    chat_tokens: Annotated[int, Meta(ge=1, description="mean prompt of a chat, in tokens")] = 128
-    document_tokens: Annotated[
-        int, Meta(ge=1, description="mean prompt of a document, in tokens")
-    ] = 3072
-    output_tokens: Annotated[int, Meta(ge=1, description="mean output, in tokens")] = 64
-    num_requests: (
-        Annotated[int, Meta(ge=1, description="stop after so many (default: go on)")] | None
-    ) = None
-    max_concurrency: (
-        Annotated[
-            int, Meta(ge=1, description="requests under way at most; further arrivals are put off")
-        ]
-        | None
-    ) = None
-    temperature: Annotated[
-        float, Meta(ge=0.0, le=100.0, description="of the sampling; 0 is greedy")
-    ] = 0.0
-    seed: Annotated[int, Meta(description="equal seeds make equal workloads")] = 0
 
 
 class Command(

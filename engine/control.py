@@ -32,7 +32,6 @@ from stepscope.engine.commands import (
     ReplayFrom,
     Submit,
     Submitted,
-    WorkloadSpec,
 )
 from stepscope.engine.config import ConfigError
 from stepscope.engine.core import EngineCore
@@ -44,6 +43,7 @@ from stepscope.engine.remote_client import RemoteClient
 from stepscope.engine.replies import Replies
 from stepscope.engine.submissions import Submissions
 from stepscope.engine.wire import ControlCounts
+from stepscope.engine.workload_spec import WorkloadSpec
 
 if TYPE_CHECKING:
     from stepscope.engine.tokenizer import Tokenizer

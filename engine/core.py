@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from stepscope.engine.audit import AuditTrail
-from stepscope.engine.commands import Change, Submit, WorkloadSpec
+from stepscope.engine.commands import Change, Submit
 from stepscope.engine.config import Limits
 from stepscope.engine.delivery import Delivery
 from stepscope.engine.inbox import Call, Client, Denial, Departure, Inbox, Item, Refusal
@@ -37,6 +37,7 @@ from stepscope.engine.wire import (
     Snapshot,
     Telemetry,
 )
+from stepscope.engine.workload_spec import WorkloadSpec
 
 
 class TelemetrySink(Protocol):

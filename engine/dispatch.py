@@ -23,13 +23,13 @@ from stepscope.engine.commands import (
     StepOnce,
     Submit,
     Submitted,
-    WorkloadSpec,
 )
 from stepscope.engine.config import ConfigError
 from stepscope.engine.core import EngineCore
 from stepscope.engine.inbox import Call
 from stepscope.engine.wire import Audited, KnobsChanged, KnobValue
 from stepscope.engine.workload import describe
+from stepscope.engine.workload_spec import WorkloadSpec
 
 log = logging.getLogger("stepscope.engine")
 

@@ -7,9 +7,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from stepscope.engine.commands import Submit, WorkloadSpec
+from stepscope.engine.commands import Submit
 from stepscope.engine.corpus import Corpus
 from stepscope.engine.workload import PromptWriter, synthetic
+from stepscope.engine.workload_spec import WorkloadSpec
 
 _RECHECK_S = 0.05  # how soon a put-off arrival looks again whether there is room
 

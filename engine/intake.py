@@ -8,8 +8,9 @@ from typing import Protocol
 
 import msgspec
 
-from stepscope.engine.commands import SamplingParams, Submit
+from stepscope.engine.commands import Submit
 from stepscope.engine.config import ConfigError
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.stop_strings import StopText
 from stepscope.engine.tokenizer import TextStream
 

@@ -7,7 +7,8 @@ names; the request itself is the state both read.
 from dataclasses import dataclass, field
 from enum import Enum
 
-from stepscope.engine.commands import PositionLogprobs, SamplingParams
+from stepscope.engine.commands import PositionLogprobs
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.stop_strings import StopText
 
 

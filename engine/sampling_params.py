@@ -1,4 +1,4 @@
-"""`SamplingParams`: what a client asks of the tokens of one request. A part of `commands`."""
+"""`SamplingParams`: what a client asks of the tokens of one request (`Submit`)."""
 
 from typing import Annotated, TypeAlias
 

@@ -19,11 +19,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from stepscope.engine.commands import SamplingParams
 from stepscope.engine.config import ConfigError, Knobs, Limits, knob_specs
 from stepscope.engine.field_errors import in_words
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.request import Request
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.step import ScheduledRow
 from stepscope.engine.wire import Preempted

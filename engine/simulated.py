@@ -10,11 +10,12 @@ import msgspec
 from msgspec import Struct
 
 from stepscope.engine import dispatch, wire
-from stepscope.engine.commands import AnyReply, SamplingParams, SetKnobs, Submit
+from stepscope.engine.commands import AnyReply, SetKnobs, Submit
 from stepscope.engine.config import Knobs, Limits, knob_specs
 from stepscope.engine.core import EngineCore
 from stepscope.engine.inbox import Call
 from stepscope.engine.kv_cache import KVCacheManager
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.step import ScheduledStep, StepResult
 from stepscope.engine.wire import EngineInfo, KnobValue, Telemetry

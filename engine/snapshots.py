@@ -1,6 +1,5 @@
 """Snapshots: from the engine's state to what a late joiner is told of it."""
 
-from stepscope.engine.commands import WorkloadSpec
 from stepscope.engine.config import Knobs
 from stepscope.engine.request import Request
 from stepscope.engine.scheduler import Scheduler
@@ -15,6 +14,7 @@ from stepscope.engine.wire import (
     Transcript,
 )
 from stepscope.engine.workload import describe, fields_of
+from stepscope.engine.workload_spec import WorkloadSpec
 
 
 def request_view(request: Request) -> RequestView:

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from stepscope.engine.commands import SamplingParams, Submit
+from stepscope.engine.commands import Submit
 from stepscope.engine.config import ConfigError, EngineConfig, Knobs
 from stepscope.engine.measured_run import ThroughputProgress, ThroughputResult, measure
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.serve import open_engine, stop_signals
 from stepscope.engine.telemetry_reader import TelemetryReader
 from stepscope.engine.wire import EngineInfo

@@ -13,10 +13,12 @@ from typing import Literal
 
 import msgspec
 
-from stepscope.engine.commands import SamplingParams, Submit, WorkloadSpec
+from stepscope.engine.commands import Submit
 from stepscope.engine.corpus import Corpus
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.traces import HASH_BLOCK_TOKENS, TraceRow
 from stepscope.engine.wire import KnobValue
+from stepscope.engine.workload_spec import WorkloadSpec
 
 _SYSTEM_PROMPT = (
     "You are a helpful assistant who knows the Python language well. Answer in plain words, say "

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepscope.engine.commands import SamplingParams
 from stepscope.engine.config import EngineConfig
 from stepscope.engine.request import Request
 from stepscope.engine.runner import ModelRunner
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.step import ScheduledRow, ScheduledStep
 from stepscope.engine.wire import Phase
 from stepscope.kernels.cpu_linear import is_usable

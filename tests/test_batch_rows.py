@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from stepscope.engine import batch_rows
 from stepscope.engine.batch_rows import RowFields, encode_in_python, keep_rows, num_rows
-from stepscope.engine.commands import SamplingParams
 from stepscope.engine.request import Request
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.step import ScheduledRow
 from stepscope.engine.wire import BatchRow, Phase
 

@@ -18,9 +18,10 @@ from stepscope.engine import wire
 from stepscope.engine.access.sockets import KEY_VARIABLE
 from stepscope.engine.client import ControlClient
 from stepscope.engine.client_errors import EngineUnreachable
-from stepscope.engine.commands import Pause, SamplingParams, Submit
+from stepscope.engine.commands import Pause, Submit
 from stepscope.engine.endpoints import Endpoint
 from stepscope.engine.load import LoadGenerator, LoadReport
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.tui.commands import keys as keys_command
 
 ENGINE = Path(__file__).parent / "simulated_engine.py"

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import SamplingParams, Shutdown, Submit
+from stepscope.engine.commands import Shutdown, Submit
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.writer import RecordingWriter
 

@@ -24,12 +24,12 @@ from stepscope.engine.commands import (
     ReplayFrom,
     ResetPrefixCache,
     Resume,
-    SamplingParams,
     StepOnce,
     Submit,
     Submitted,
 )
 from stepscope.engine.intake import Intake, num_chars
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.step import ScheduledStep, StepResult
 from stepscope.engine.submissions import LONG_TEXT
 from stepscope.engine.wire import (

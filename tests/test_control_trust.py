@@ -39,13 +39,13 @@ from stepscope.engine.commands import (
     Pause,
     ResetPrefixCache,
     Resume,
-    SamplingParams,
     SetKnobs,
     SetWorkload,
     StepOnce,
     Submit,
     Submitted,
 )
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.wire import Audited, Snapshot
 from stepscope.recordings.audit_text import change_text
 from stepscope.recordings.reader import Recording

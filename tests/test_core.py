@@ -1,11 +1,12 @@
 """The loop: a record for every step, nothing lost when one fails, same input, same bytes."""
 
 from stepscope.engine import dispatch
-from stepscope.engine.commands import Output, SamplingParams, Submit
+from stepscope.engine.commands import Output, Submit
 from stepscope.engine.config import Knobs, Limits
 from stepscope.engine.core import EngineCore
 from stepscope.engine.inbox import Call
 from stepscope.engine.kv_cache import KVCacheManager
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.simulated import (
     CostModel,

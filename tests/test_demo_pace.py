@@ -11,7 +11,6 @@ import pytest
 
 from stepscope.engine import dispatch, wire
 from stepscope.engine.client_errors import CommandRefused, EngineUnreachable
-from stepscope.engine.commands import WorkloadSpec
 from stepscope.engine.config import Limits
 from stepscope.engine.core import EngineCore
 from stepscope.engine.corpus import Corpus
@@ -30,6 +29,7 @@ from stepscope.engine.simulated import (
 from stepscope.engine.step import ScheduledStep
 from stepscope.engine.wire import Telemetry
 from stepscope.engine.workload import Arrival, PromptWriter, synthetic
+from stepscope.engine.workload_spec import WorkloadSpec
 from stepscope.recordings.history import History
 from stepscope.tui.commands.demo import KNOBS, WORKLOAD
 from stepscope.tui.commands.demo_pace import TICK_S, Pace

@@ -13,7 +13,8 @@ import pytest
 from stepscope.engine import wire
 from stepscope.engine.client import ControlClient
 from stepscope.engine.client_errors import EngineUnreachable
-from stepscope.engine.commands import Output, Replayed, ReplayFrom, SamplingParams, Submit
+from stepscope.engine.commands import Output, Replayed, ReplayFrom, Submit
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.wire import KnobsChanged, StepRecord, TelemetryMessage
 from stepscope.recordings.reader import Recording
 

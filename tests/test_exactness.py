@@ -11,11 +11,11 @@ from typing import TypeAlias
 import pytest
 import torch
 
-from stepscope.engine.commands import SamplingParams
 from stepscope.engine.config import EngineConfig, Knobs, Limits, ModelImpl
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.request import Request, RequestStatus
 from stepscope.engine.runner import ModelRunner
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.step import ScheduledRow, ScheduledStep
 from stepscope.engine.wire import Phase

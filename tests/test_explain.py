@@ -17,7 +17,6 @@ from stepscope.engine.commands import (
     Error,
     Pause,
     Resume,
-    SamplingParams,
     SetKnobs,
     StepOnce,
     Submit,
@@ -26,6 +25,7 @@ from stepscope.engine.config import Knobs, Limits
 from stepscope.engine.core import EngineCore
 from stepscope.engine.inbox import Call
 from stepscope.engine.kv_cache import KVCacheManager
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.simulated import (
     CostModel,

@@ -334,10 +334,11 @@ def test_a_mooncake_trace_is_read_by_our_own_loader_and_replays_with_the_same_hi
 def replayed_hits(rows: list[Any]) -> int:
     """Tokens found in the prefix cache when the trace runs through the simulated engine."""
     from stepscope.engine import dispatch
-    from stepscope.engine.commands import SamplingParams, Submit
+    from stepscope.engine.commands import Submit
     from stepscope.engine.config import Limits
     from stepscope.engine.core import EngineCore
     from stepscope.engine.inbox import Call
+    from stepscope.engine.sampling_params import SamplingParams
     from stepscope.engine.scheduler import Scheduler
     from stepscope.engine.serve import Silent
     from stepscope.engine.simulated import START_NS, CostModel, SimulatedRunner, simulated_info

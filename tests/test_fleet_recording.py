@@ -9,7 +9,8 @@ import pytest
 from textual import events
 
 from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import SamplingParams, Submit
+from stepscope.engine.commands import Submit
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.recordings.fleets.fleet import Fleet
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.subscriber import Subscriber

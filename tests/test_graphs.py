@@ -12,13 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine.commands import SamplingParams
 from stepscope.engine.execution import input_batch
 from stepscope.engine.execution.graphs import LARGEST_GRAPH, DecodeGraphs, graph_sizes
 from stepscope.engine.execution.input_batch import BlockTables, InputBatch
 from stepscope.engine.execution.step_buffers import StepBuffers, StepInputs
 from stepscope.engine.execution.trial_steps import trial_step
 from stepscope.engine.request import Request
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.step import ScheduledRow
 from stepscope.engine.wire import Phase
 from stepscope.kernels.triton_plan import warm_up_steps

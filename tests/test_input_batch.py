@@ -5,10 +5,10 @@ import random
 import numpy as np
 import pytest
 
-from stepscope.engine.commands import SamplingParams
 from stepscope.engine.execution import input_batch
 from stepscope.engine.execution.input_batch import BlockTables
 from stepscope.engine.request import Request
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.step import ScheduledRow
 from stepscope.engine.wire import Phase
 

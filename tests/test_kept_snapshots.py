@@ -21,11 +21,11 @@ from stepscope.engine.commands import (
     Replayed,
     ReplayedFrame,
     ReplayFrom,
-    SamplingParams,
     SetKnobs,
     Submit,
 )
 from stepscope.engine.kept_snapshots import INTERVAL_NS, MAX_KEPT, KeptSnapshots
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.wire import Snapshot
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.session import SessionState

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from stepscope.engine import block_pool
 from stepscope.engine.block_pool import BlockPool, KVCacheIntegrityError
-from stepscope.engine.commands import SamplingParams
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.request import Request
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.wire import CACHED, EMPTY, BlockMove, BlockRun
 
 BLOCK_SIZE = 4

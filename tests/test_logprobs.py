@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine.commands import PositionLogprobs, SamplingParams
+from stepscope.engine.commands import PositionLogprobs
 from stepscope.engine.request import Request
 from stepscope.engine.sampler import Sampler
+from stepscope.engine.sampling_params import SamplingParams
 
 INF = float("inf")
 BOTH_WAYS = pytest.mark.parametrize("on_host", [True, False], ids=["host", "device"])

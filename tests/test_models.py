@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stepscope.engine.commands import SamplingParams
 from stepscope.engine.config import ConfigError, EngineConfig
 from stepscope.engine.environment import num_threads, prepare_environment
 from stepscope.engine.models import checkpoint, demo, loader
@@ -18,6 +17,7 @@ from stepscope.engine.models.support import longest_request
 from stepscope.engine.models.transformers_model import Probe, attention
 from stepscope.engine.request import Request
 from stepscope.engine.runner import ModelRunner
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.step import ScheduledRow, ScheduledStep
 from stepscope.engine.wire import Phase
 

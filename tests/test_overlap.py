@@ -17,7 +17,6 @@ from stepscope.engine.commands import (
     Output,
     Pause,
     Resume,
-    SamplingParams,
     SetKnobs,
     Shutdown,
     StepOnce,
@@ -30,6 +29,7 @@ from stepscope.engine.inbox import Call
 from stepscope.engine.intake import Intake
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.measured_run import measure
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.simulated import (
     SCHEDULE_NS,

@@ -22,7 +22,6 @@ from stepscope.engine.commands import (
     Command,
     GetSnapshot,
     ResetPrefixCache,
-    SamplingParams,
     SetKnobs,
     Submit,
     Submitted,
@@ -31,6 +30,7 @@ from stepscope.engine.config import Batching, Knobs, Limits
 from stepscope.engine.core import EngineCore
 from stepscope.engine.inbox import Call
 from stepscope.engine.kv_cache import KVCacheManager
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.simulated import simulated_info
 from stepscope.engine.step import InFlight, ScheduledStep, StepResult

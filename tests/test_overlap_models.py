@@ -14,13 +14,7 @@ import pytest
 import torch
 
 from stepscope.engine import dispatch
-from stepscope.engine.commands import (
-    Output,
-    PositionLogprobs,
-    SamplingParams,
-    Submit,
-    TokenLogprob,
-)
+from stepscope.engine.commands import Output, PositionLogprobs, Submit, TokenLogprob
 from stepscope.engine.config import EngineConfig, Knobs, Limits
 from stepscope.engine.core import EngineCore
 from stepscope.engine.inbox import Call
@@ -29,6 +23,7 @@ from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.request import Request
 from stepscope.engine.runner import ModelRunner
 from stepscope.engine.sampler import Sampler
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.simulated import simulated_info
 from stepscope.engine.wire import Preempted, StepRecord

@@ -11,8 +11,9 @@ import zmq
 
 from stepscope.engine import wire
 from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import Error, Output, ReplayFrom, SamplingParams, Submit
+from stepscope.engine.commands import Error, Output, ReplayFrom, Submit
 from stepscope.engine.endpoints import Endpoint
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.simulated import SimulatedRunner, simulate
 from stepscope.engine.step import ScheduledStep, StepResult
 from stepscope.engine.wire import StepRecord

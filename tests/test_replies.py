@@ -17,12 +17,12 @@ from stepscope.engine.commands import (
     Bundle,
     Output,
     PositionLogprobs,
-    SamplingParams,
     Submit,
     Submitted,
     TokenLogprob,
 )
 from stepscope.engine.replies import MAX_BUNDLE, Replies
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.wire import EngineInfo
 from tests.waiting import wait_for
 

@@ -14,7 +14,8 @@ import pytest
 
 from stepscope.engine import wire
 from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import SamplingParams, Shutdown, Submit
+from stepscope.engine.commands import Shutdown, Submit
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.simulated import simulate
 from stepscope.engine.wire import StepRecord, Telemetry
 from stepscope.recordings import recording_file

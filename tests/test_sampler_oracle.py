@@ -17,11 +17,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from stepscope.engine.commands import SamplingParams
 from stepscope.engine.config import EngineConfig
 from stepscope.engine.request import Request
 from stepscope.engine.runner import ModelRunner
 from stepscope.engine.sampler import Sampler, uniform
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.step import ScheduledRow, ScheduledStep
 from stepscope.engine.wire import Phase
 

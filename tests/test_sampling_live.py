@@ -21,7 +21,6 @@ from stepscope.engine.commands import (
     Pause,
     PositionLogprobs,
     Resume,
-    SamplingParams,
     Shutdown,
     StepOnce,
     Submit,
@@ -36,6 +35,7 @@ from stepscope.engine.intake import Intake
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.request import Request
 from stepscope.engine.runner import ModelRunner
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.serve import Silent
 from stepscope.engine.simulated import simulated_info

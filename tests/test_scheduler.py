@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from stepscope.engine.commands import SamplingParams
 from stepscope.engine.config import ConfigError, Knobs, Limits
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.request import Request, RequestStatus
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.step import ScheduledRow
 from stepscope.engine.wire import Aborted, Admitted, Finished, FirstToken, Phase, Preempted

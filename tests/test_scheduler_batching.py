@@ -6,10 +6,10 @@ from typing import get_args
 import msgspec
 import pytest
 
-from stepscope.engine.commands import SamplingParams
 from stepscope.engine.config import Batching, Knobs, Limits
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.request import Request
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.simulated import CostModel, SimulatedWorkload, encoded, simulate
 from stepscope.engine.step import ScheduledStep

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from stepscope.engine import wire
 from stepscope.engine.batch_rows import BatchRows
-from stepscope.engine.commands import SamplingParams
 from stepscope.engine.config import Batching, Knobs, Limits
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.request import Request, RequestStatus
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.step import ScheduledRow, StepResult
 from stepscope.engine.step_draft import StepDraft

@@ -7,20 +7,12 @@ import pytest
 from stepscope.engine import dispatch
 from stepscope.engine.client import ControlClient
 from stepscope.engine.client_errors import CommandRefused
-from stepscope.engine.commands import (
-    Command,
-    Error,
-    Output,
-    Pause,
-    Resume,
-    SamplingParams,
-    StepOnce,
-    Submit,
-)
+from stepscope.engine.commands import Command, Error, Output, Pause, Resume, StepOnce, Submit
 from stepscope.engine.config import Knobs, Limits
 from stepscope.engine.core import EngineCore
 from stepscope.engine.inbox import Call
 from stepscope.engine.kv_cache import KVCacheManager
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.simulated import CostModel, SimulatedRunner, simulated_info
 from stepscope.engine.wire import EngineStatus

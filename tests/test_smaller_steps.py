@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine.commands import PositionLogprobs, SamplingParams, TokenLogprob
+from stepscope.engine.commands import PositionLogprobs, TokenLogprob
 from stepscope.engine.execution.smaller_steps import Halving, halves
 from stepscope.engine.request import Request
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.step import ScheduledRow, ScheduledStep, StepResult
 from stepscope.engine.wire import Phase
 

@@ -6,12 +6,13 @@ import msgspec
 import pytest
 
 from stepscope.engine import dispatch, wire
-from stepscope.engine.commands import Pause, Resume, SamplingParams, StepOnce, Submit
+from stepscope.engine.commands import Pause, Resume, StepOnce, Submit
 from stepscope.engine.config import Knobs, Limits
 from stepscope.engine.core import EngineCore
 from stepscope.engine.inbox import Call
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.request import Request
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.simulated import CostModel, SimulatedRunner, simulated_info
 from stepscope.engine.step import StepResult

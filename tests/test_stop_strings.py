@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.engine.commands import SamplingParams
 from stepscope.engine.request import Request
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.stop_strings import StopMatcher, StopText
 from stepscope.engine.tokenizer import TextStream
 

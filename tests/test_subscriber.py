@@ -9,11 +9,8 @@ import pytest
 
 from stepscope.engine import wire
 from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import (
-    SamplingParams,
-    SetKnobs,
-    Submit,
-)
+from stepscope.engine.commands import SetKnobs, Submit
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.simulated import simulate
 from stepscope.engine.wire import EngineInfo
 from stepscope.recordings.history import History

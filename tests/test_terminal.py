@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import SamplingParams, Submit
+from stepscope.engine.commands import Submit
 from stepscope.engine.endpoints import Endpoint
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.recordings.reader import Recording
 
 STEPSCOPE = (sys.executable, "-m", "stepscope.tui.cli")

@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.engine import dispatch, wire
-from stepscope.engine.commands import SamplingParams, Shutdown, Submit
+from stepscope.engine.commands import Shutdown, Submit
 from stepscope.engine.config import ConfigError, Knobs, Limits
 from stepscope.engine.core import EngineCore
 from stepscope.engine.inbox import Call
 from stepscope.engine.intake import Intake
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.measured_run import ThroughputProgress, measure
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.serve import Silent
 from stepscope.engine.simulated import VOCAB_SIZE, CostModel, SimulatedRunner, simulated_info

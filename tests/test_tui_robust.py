@@ -17,8 +17,9 @@ from textual import events
 
 from stepscope.engine import wire
 from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import SamplingParams, Submit
+from stepscope.engine.commands import Submit
 from stepscope.engine.endpoints import Endpoint
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui.app import Dashboard
 from stepscope.tui.guards import shown_thread_errors

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.commands import Submit, WorkloadSpec
+from stepscope.engine.commands import Submit
 from stepscope.engine.corpus import Corpus
 from stepscope.engine.driver import WorkloadDriver
 from stepscope.engine.traces import HASH_BLOCK_TOKENS, TraceRow
@@ -19,6 +19,7 @@ from stepscope.engine.workload import (
     from_trace,
     synthetic,
 )
+from stepscope.engine.workload_spec import WorkloadSpec
 
 WAIT_S = 20.0
 

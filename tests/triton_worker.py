@@ -25,11 +25,12 @@ import torch
 from msgspec import structs
 from test_kernels import Case, make_case
 
-from stepscope.engine.commands import SamplingParams, Submit
+from stepscope.engine.commands import Submit
 from stepscope.engine.config import EngineConfig, Knobs, Limits
 from stepscope.engine.inbox import Call
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.request import Request
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.step import ScheduledRow, ScheduledStep
 from stepscope.engine.wire import Phase

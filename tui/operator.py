@@ -18,9 +18,9 @@ from stepscope.engine.commands import (
     SetKnobs,
     SetWorkload,
     StepOnce,
-    WorkloadSpec,
 )
 from stepscope.engine.wire import Audited, KnobsChanged, KnobSpec
+from stepscope.engine.workload_spec import WorkloadSpec
 from stepscope.recordings.history import History
 from stepscope.recordings.knob_trail import known_changes
 from stepscope.tui.asked_workload import AskedWorkload

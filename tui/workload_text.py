@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from stepscope.engine.commands import WorkloadSpec
 from stepscope.engine.field_errors import in_words
 from stepscope.engine.wire import KnobValue
 from stepscope.engine.workload import fields_of
+from stepscope.engine.workload_spec import WorkloadSpec
 from stepscope.recordings.audit_text import value_text
 
 OFF = "off"

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from stepscope.engine.commands import PositionLogprobs, SamplingParams, TokenLogprob
+from stepscope.engine.commands import PositionLogprobs, TokenLogprob
 from stepscope.engine.execution.devices import HostCopy
 from stepscope.engine.execution.host_sampling import LEAST_LOGPROB, LEAST_TEMPERATURE, Choice
 from stepscope.engine.execution.samples import Sampled
 from stepscope.engine.request import Request
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.kernels.paged_attention import to_device
 
 

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.engine.commands import PositionLogprobs, SamplingParams, TokenLogprob
+from stepscope.engine.commands import PositionLogprobs, TokenLogprob
 from stepscope.engine.execution.token_counts import TokenCounts
+from stepscope.engine.sampling_params import SamplingParams
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 # Rows of logits; 16-bit ones as the bits they are made of.

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from stepscope.engine.commands import SamplingParams
 from stepscope.engine.request import Request
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.step import ScheduledRow, ScheduledStep
 from stepscope.engine.wire import Phase
 

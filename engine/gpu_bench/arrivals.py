@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from stepscope.engine.commands import SamplingParams, Submit
+from stepscope.engine.commands import Submit
 from stepscope.engine.gpu_bench.bench import Bench, NotMeasuredError
 from stepscope.engine.gpu_bench.results import percentile
 from stepscope.engine.gpu_bench.steps import EngineSide
 from stepscope.engine.gpu_bench.streams import Arrival, Streams, gaps_ms, set_knobs
+from stepscope.engine.sampling_params import SamplingParams
 
 # The two that have an aim first: time may run out.
 MODES = ("continuous", "chunked", "separate", "static", "naive")

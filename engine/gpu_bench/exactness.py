@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stepscope.engine.commands import SamplingParams, Submit
+from stepscope.engine.commands import Submit
 from stepscope.engine.config import EngineConfig, Knobs
 from stepscope.engine.execution.devices import give_back_memory
 from stepscope.engine.gpu_bench import transformers_side
@@ -22,6 +22,7 @@ from stepscope.engine.gpu_bench.streams import Streams
 from stepscope.engine.models import loader, random_model
 from stepscope.engine.models.model import Model, StepContext
 from stepscope.engine.models.random_shapes import PREFIX, SHAPES
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.serve import open_engine
 from stepscope.kernels.backends import choose
 from stepscope.kernels.paged_attention import PagedBatch

@@ -6,10 +6,11 @@ subscriber on this machine takes everything.
 
 import random
 
-from stepscope.engine.commands import SamplingParams, Submit
+from stepscope.engine.commands import Submit
 from stepscope.engine.gpu_bench.bench import Bench, NotMeasuredError
 from stepscope.engine.gpu_bench.steps import EngineSide
 from stepscope.engine.gpu_bench.streams import Streams
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.telemetry_reader import TelemetryReader
 
 NUM_PROMPT_TOKENS = 16

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UnsetType
 
-from stepscope.engine.commands import Output, PositionLogprobs, SamplingParams, Submit
+from stepscope.engine.commands import Output, PositionLogprobs, Submit
 from stepscope.engine.http.errors import ApiError
 from stepscope.engine.http.generation import Piece
 from stepscope.engine.http.job import Head, Job, make_job
@@ -17,6 +17,7 @@ from stepscope.engine.http.openai_responses import (
     Usage,
 )
 from stepscope.engine.http.sampling import check_choices, sampling_params, seed_of_choice
+from stepscope.engine.sampling_params import SamplingParams
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI has it
 

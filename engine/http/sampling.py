@@ -1,8 +1,8 @@
 """From the fields of a request to what the engine is asked for."""
 
-from stepscope.engine.commands import SamplingParams
 from stepscope.engine.http.errors import ApiError
 from stepscope.engine.http.openai_requests import MAX_CHOICES, GenerationRequest
+from stepscope.engine.sampling_params import SamplingParams
 
 _LARGEST_SEED = 2**63 - 1
 

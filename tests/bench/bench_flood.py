@@ -19,8 +19,9 @@ from pathlib import Path
 from stepscope.engine import commands
 from stepscope.engine.client import ControlClient
 from stepscope.engine.client_errors import EngineUnreachable
-from stepscope.engine.commands import GetInfo, GetSnapshot, Resume, SamplingParams, Submit
+from stepscope.engine.commands import GetInfo, GetSnapshot, Resume, Submit
 from stepscope.engine.endpoints import Endpoint
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.recordings.history import History
 from stepscope.recordings.subscriber import Subscriber
 

@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 from stepscope.engine.client import ControlClient
 from stepscope.engine.client_errors import EngineUnreachable
-from stepscope.engine.commands import Output, SamplingParams, Shutdown, Submit
+from stepscope.engine.commands import Output, Shutdown, Submit
 from stepscope.engine.corpus import Corpus
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.workload import PromptWriter
 from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.subscriber import Subscriber

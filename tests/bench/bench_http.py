@@ -22,7 +22,8 @@ from urllib.parse import urlsplit
 import psutil
 
 from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import Output, SamplingParams, Submit
+from stepscope.engine.commands import Output, Submit
+from stepscope.engine.sampling_params import SamplingParams
 
 PROMPT_TOKENS = 32
 

@@ -17,11 +17,12 @@ import tempfile
 import time
 
 from stepscope.engine import dispatch
-from stepscope.engine.commands import AnyReply, SamplingParams, Submit
+from stepscope.engine.commands import AnyReply, Submit
 from stepscope.engine.config import Knobs, Limits
 from stepscope.engine.core import EngineCore
 from stepscope.engine.inbox import Call
 from stepscope.engine.kv_cache import KVCacheManager
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.simulated import simulated_info
 from stepscope.engine.step import InFlight, ScheduledStep, StepResult

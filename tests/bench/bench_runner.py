@@ -103,7 +103,7 @@ class Bench:
 
 
 def _greedy() -> object:
-    from stepscope.engine.commands import SamplingParams
+    from stepscope.engine.sampling_params import SamplingParams
 
     return SamplingParams()
 

@@ -13,9 +13,9 @@ import time
 import numpy as np
 import torch
 
-from stepscope.engine.commands import SamplingParams
 from stepscope.engine.request import Request
 from stepscope.engine.sampler import Sampler
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.stop_strings import StopText
 from stepscope.engine.tokenizer import TextStream
 

@@ -30,13 +30,14 @@ from pausing_runner import PAUSES, PausingRunner  # type: ignore[import-not-foun
 
 from stepscope.engine import dispatch, wire
 from stepscope.engine.batch_rows import BatchRows
-from stepscope.engine.commands import SamplingParams, Submit
+from stepscope.engine.commands import Submit
 from stepscope.engine.config import EngineConfig, Knobs, Limits
 from stepscope.engine.core import EngineCore
 from stepscope.engine.environment import prepare_environment
 from stepscope.engine.inbox import Call
 from stepscope.engine.kv_cache import KVCacheManager
 from stepscope.engine.request import Request
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.serve import Silent
 from stepscope.engine.simulated import simulated_info

@@ -18,7 +18,7 @@ from typing import IO
 import zmq
 
 from stepscope.engine import dispatch, telemetry, wire
-from stepscope.engine.commands import SamplingParams, Shutdown, Submit
+from stepscope.engine.commands import Shutdown, Submit
 from stepscope.engine.config import Knobs, Limits
 from stepscope.engine.control import ControlServer
 from stepscope.engine.core import EngineCore
@@ -26,6 +26,7 @@ from stepscope.engine.endpoints import Endpoint, EndpointLock
 from stepscope.engine.inbox import Call
 from stepscope.engine.intake import Intake
 from stepscope.engine.kv_cache import KVCacheManager
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.serve import Silent
 from stepscope.engine.simulated import VOCAB_SIZE, CostModel, SimulatedRunner, simulated_info

@@ -29,17 +29,9 @@ from stepscope.engine.access.authorised_keys import KeyFolder
 from stepscope.engine.access.sockets import client_socket
 from stepscope.engine.client import ControlClient
 from stepscope.engine.client_errors import EngineUnreachable
-from stepscope.engine.commands import (
-    AuditPage,
-    Error,
-    GetAudit,
-    Output,
-    Pause,
-    Resume,
-    SamplingParams,
-    Submit,
-)
+from stepscope.engine.commands import AuditPage, Error, GetAudit, Output, Pause, Resume, Submit
 from stepscope.engine.endpoints import Endpoint
+from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.wire import Audited
 
 ENGINE = Path(__file__).parent.parent / "simulated_engine.py"

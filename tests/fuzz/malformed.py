@@ -24,14 +24,14 @@ from stepscope.engine.commands import (
     ReplayFrom,
     ResetPrefixCache,
     Resume,
-    SamplingParams,
     SetKnobs,
     SetWorkload,
     Shutdown,
     StepOnce,
     Submit,
-    WorkloadSpec,
 )
+from stepscope.engine.sampling_params import SamplingParams
+from stepscope.engine.workload_spec import WorkloadSpec
 
 SEEDS: tuple[Command, ...] = (
     GetInfo(),

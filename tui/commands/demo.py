@@ -11,9 +11,10 @@ from types import FrameType
 from typing import Any
 
 from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import SetWorkload, WorkloadSpec
+from stepscope.engine.commands import SetWorkload
 from stepscope.engine.config import EngineConfig, Knobs
 from stepscope.engine.wire import KnobValue
+from stepscope.engine.workload_spec import WorkloadSpec
 from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import Series

@@ -6,8 +6,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from stepscope.engine import capacity
-from stepscope.engine.commands import WorkloadSpec
 from stepscope.engine.wire import EngineInfo, StepCosts
+from stepscope.engine.workload_spec import WorkloadSpec
 from stepscope.recordings.rates import Rates
 from stepscope.tui.commands.options import convert_flags
 

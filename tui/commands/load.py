@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.engine.client_errors import EngineUnreachable
-from stepscope.engine.commands import Ack, ResetPrefixCache, WorkloadSpec
+from stepscope.engine.commands import Ack, ResetPrefixCache
 from stepscope.engine.corpus import Corpus
 from stepscope.engine.load import LoadGenerator, LoadReport, percentile
 from stepscope.engine.traces import TraceRow, read_trace
 from stepscope.engine.wire import EngineInfo
 from stepscope.engine.workload import Arrival, PromptWriter, describe, fit, from_trace, synthetic
+from stepscope.engine.workload_spec import WorkloadSpec
 from stepscope.tui.commands.connect import choose, connect
 from stepscope.tui.commands.errors import CommandFailed, Interrupted, WrongUsage, say
 from stepscope.tui.commands.options import resolve

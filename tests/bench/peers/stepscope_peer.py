@@ -12,9 +12,10 @@ from protocol import Done, Work, serve
 def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, Any]]:
     import msgspec
 
-    from stepscope.engine.commands import SamplingParams, Submit
+    from stepscope.engine.commands import Submit
     from stepscope.engine.config import EngineConfig, Knobs
     from stepscope.engine.measured_run import measure
+    from stepscope.engine.sampling_params import SamplingParams
     from stepscope.engine.serve import open_engine
     from stepscope.engine.telemetry_reader import TelemetryReader
 
