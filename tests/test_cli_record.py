@@ -210,7 +210,7 @@ def test_replay_checks_the_step_and_asks_for_a_terminal(
     assert "--speed: expected 0.1 to 64" in fast.stderr
     blind = stepscope("replay", str(path))
     assert blind.exit_code == 2
-    assert "needs a terminal" in blind.stderr
+    assert "the dashboard needs a terminal, and standard input is none" in blind.stderr
     assert "'stepscope explain'" in blind.stderr  # of use to who has a recording
 
 
@@ -228,6 +228,21 @@ def test_replay_shows_a_recording_in_the_dashboard_at_the_step_that_was_asked_fo
     screen.wait_for(rf"step {step:,}\b", WAIT_S)
     screen.send("q")
     assert screen.wait_for_exit(WAIT_S) == 0
+
+
+def test_errors_may_go_to_a_file_while_the_dashboard_is_on_the_terminal(
+    busy_engine: Any, terminal: Callable[..., Any], tmp_path: Path
+) -> None:
+    screen = terminal(
+        *("sh", "-c", 'exec "$@" 2>errors', "sh"),
+        *(sys.executable, "-m", "stepscope.tui.cli", "top", busy_engine.endpoint.control),
+        cwd=str(tmp_path),
+        XDG_CONFIG_HOME=str(tmp_path),
+    )
+    screen.wait_for("LIVE", WAIT_S)
+    screen.send("q")
+    assert screen.wait_for_exit(WAIT_S) == 0
+    assert (tmp_path / "errors").read_bytes() == b""
 
 
 def test_top_shows_the_engine_and_leaves_it_running(

@@ -113,10 +113,16 @@ def _hang_up() -> None:
 
 @contextmanager
 def _terminal_may_go() -> Iterator[None]:
-    """What is drawn goes through a `_Terminal`; Textual takes standard error by this name."""
-    before = sys.__stderr__
-    if before is not None:
-        sys.__stderr__ = cast("Any", _Terminal(before))  # type: ignore[misc]
+    """What is drawn goes through a `_Terminal`; Textual takes standard error by this name.
+
+    Where errors go to a file, the terminal is on standard output.
+    """
+    before, output = sys.__stderr__, sys.__stdout__
+    terminal = before
+    if output is not None and output.isatty() and not (before is not None and before.isatty()):
+        terminal = output
+    if terminal is not None:
+        sys.__stderr__ = cast("Any", _Terminal(terminal))  # type: ignore[misc]
     try:
         yield
     finally:

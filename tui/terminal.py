@@ -1,12 +1,24 @@
 """What the terminal says of itself: whether it can be drawn on, and with which characters."""
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 _UNDRAWABLE = frozenset({"", "dumb", "unknown"})
 _COERCED = frozenset({"c.utf-8", "c.utf8"})  # what Python itself puts into LC_CTYPE for LANG=C
 _NO_LOCALE = frozenset({"", "c", "posix"})
+
+
+def no_terminal() -> str | None:
+    """Which stream of this process is no terminal, and has to be one for a screen; None: neither.
+
+    Standard error may go to a file.
+    """
+    for name, stream in (("input", sys.stdin), ("output", sys.stdout)):
+        if stream is None or not stream.isatty():
+            return f"standard {name}"
+    return None
 
 
 def cannot_be_drawn_on(environment: Mapping[str, str]) -> str | None:

@@ -28,6 +28,7 @@ from stepscope.tui.commands.screenshot import PICTURE_SUFFIXES, picture_path, pi
 from stepscope.tui.compare.document import document
 from stepscope.tui.compare.table import lines
 from stepscope.tui.settings import DashboardSettings
+from stepscope.tui.terminal import no_terminal
 
 
 def compare(
@@ -59,7 +60,7 @@ def compare(
         raise WrongUsage(f"what is {a} to be compared with? Give {what}")
     settings = resolve(DashboardSettings, "dashboard", flags)
     draws = output is not None
-    prints = not draws and (as_table or as_json or not is_terminal())
+    prints = not draws and (as_table or as_json or no_terminal() is not None)
     found = {name: endpoint_of(name) for name in (a, b) if name is not None}
     live = {name: endpoint for name, endpoint in found.items() if endpoint is not None}
     for name in live:
@@ -147,13 +148,6 @@ def endpoint_of(name: str) -> Endpoint | None:
     except CommandFailed:
         return next((each for each in find_local() if each.name == name), None)
     return None
-
-
-def is_terminal() -> bool:
-    """Whether there is one to draw on."""
-    return all(
-        stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)
-    )
 
 
 def _print(comparer: Comparer, align: Align | None, limit: int, as_json: bool) -> None:

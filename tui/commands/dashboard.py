@@ -1,7 +1,6 @@
 """What each way into the dashboard needs: a terminal, a history, and its settings."""
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -14,7 +13,7 @@ from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui.commands.errors import WrongUsage
 from stepscope.tui.preferences import Preferences
 from stepscope.tui.settings import DashboardSettings, config_path, load_actions
-from stepscope.tui.terminal import cannot_be_drawn_on
+from stepscope.tui.terminal import cannot_be_drawn_on, no_terminal
 from stepscope.tui.view import Axis, Sort
 
 if TYPE_CHECKING:
@@ -31,9 +30,8 @@ def new_history(
 
 def need_terminal(otherwise: str) -> None:
     """Raises WrongUsage where there is nothing to draw on."""
-    # Textual reads from the first of these and draws on the last.
-    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
-        raise WrongUsage(f"the dashboard needs a terminal to draw on; {otherwise}")
+    if (stream := no_terminal()) is not None:
+        raise WrongUsage(f"the dashboard needs a terminal, and {stream} is none; {otherwise}")
     if (why_not := cannot_be_drawn_on(os.environ)) is not None:
         raise WrongUsage(f"{why_not}; {otherwise}")
 

@@ -1,7 +1,6 @@
 """`stepscope` alone, in a terminal: the start screen, and again after each session from it."""
 
 import os
-import sys
 from collections.abc import Mapping
 from functools import partial
 from importlib.util import find_spec
@@ -13,7 +12,7 @@ from stepscope.tui.commands.options import resolve
 from stepscope.tui.recent import RecentFiles
 from stepscope.tui.settings import DashboardSettings, FleetSettings, load_actions
 from stepscope.tui.start_list import Choice
-from stepscope.tui.terminal import cannot_be_drawn_on, only_ascii, said_environment
+from stepscope.tui.terminal import cannot_be_drawn_on, no_terminal, only_ascii, said_environment
 
 if TYPE_CHECKING:
     from stepscope.tui.start_finder import Finder
@@ -21,9 +20,7 @@ if TYPE_CHECKING:
 
 def can_start() -> bool:
     """Whether there is a terminal to draw a start screen on."""
-    streams = (sys.stdin, sys.stdout, sys.stderr)
-    is_terminal = all(stream is not None and stream.isatty() for stream in streams)
-    return is_terminal and cannot_be_drawn_on(os.environ) is None
+    return no_terminal() is None and cannot_be_drawn_on(os.environ) is None
 
 
 def start() -> None:
