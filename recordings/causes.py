@@ -20,6 +20,7 @@ Cause: TypeAlias = Literal[
     "between",  # the engine had work and was between two steps
     "idle",  # the engine had nothing to run
     "step",  # a step without any prompt in it took its time
+    "held_up",  # a step took far longer than its work usually does: the machine, or the engine
     "unknown",  # the records of that time are missing, or not in memory
 ]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
@@ -28,7 +29,6 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 _TOGETHER: dict[Cause, Cause] = {"recompute": "preempted"}
 
 _SHOWN_NS = 50_000
-HELD_UP = 3.0  # a step of decodes that takes so many times as long as usual is not of its work
 
 _WAITED_FOR = {
     "seats": "for a seat (max_num_seqs)",
@@ -56,6 +56,9 @@ class Piece(NamedTuple):
     request_id: int | None = None  # whose prefill, the largest part of it
     num_tokens: int = 0  # ... of that prefill, of its own prompt, of what it recomputed
     num_other_tokens: int = 0  # of prefill of further requests in these steps
+    # held_up: what these steps took, and what they usually would have; `ns` is what is between
+    took_ns: int = 0
+    usual_ns: int = 0
 
     @property
     def key(self) -> tuple[Cause, str, int | None]:
@@ -91,6 +94,12 @@ class Piece(NamedTuple):
             return f"recomputed {self.num_tokens:,} tokens in {steps}"
         if self.cause == "step":
             return f"{steps} of decodes alone"
+        if self.cause == "held_up":
+            work = "its work" if self.num_steps == 1 else "their work"
+            return (
+                f"the machine or the engine was held up: {steps} took {self.times:.0f}x as long "
+                f"as is usual for {work} ({self.usual_ns / 1e6:,.1f} ms)"
+            )
         if self.is_forgotten:
             return "before the first step in memory"
         if self.cause == "unknown" and self.detail == "unrecorded":
@@ -101,18 +110,10 @@ class Piece(NamedTuple):
             "idle": "the engine had been idle",
         }.get(self.cause, "records are missing")
 
-    def told(self, usual_ns: float | None) -> str:
-        """`text`, and of steps that only decoded how much slower they were than it is usual.
-
-        Args:
-            usual_ns: the median gap between two tokens; None where nobody knows.
-        """
-        if self.cause != "step" or not usual_ns or not self.num_steps:
-            return self.text
-        times = self.ns / self.num_steps / usual_ns
-        if times < HELD_UP:
-            return self.text
-        return f"{self.text}, {times:.0f}x slower than usual: the machine or the engine was held up"
+    @property
+    def times(self) -> float:
+        """Of steps that were held up: how many times as long as usual they took."""
+        return self.took_ns / max(1, self.usual_ns)
 
     @property
     def is_forgotten(self) -> bool:
@@ -127,6 +128,8 @@ class Piece(NamedTuple):
             return f"{verb} {request_name(self.request_id)} {self.num_tokens} tok"
         if self.cause == "recompute":
             return f"preempted, {self.num_tokens} tok again"
+        if self.cause == "held_up":
+            return f"held up ({self.times:.0f}x as long as usual)"
         if self.is_forgotten:
             return "not in memory"
         return {
@@ -205,13 +208,9 @@ class Late(NamedTuple):
     @property
     def explanation(self) -> str:
         """In words, the largest piece first; none that a tenth of a millisecond would not show."""
-        return self.explained(None)
-
-    def explained(self, usual_ns: float | None) -> str:
-        """The same; `usual_ns` is as in `Piece.told`."""
         parts = sorted(self.pieces, key=lambda piece: -piece.ns)
         parts = [piece for piece in parts if piece.ns >= _SHOWN_NS] or parts[:1]
-        return "; ".join(f"{piece.ns / 1e6:,.1f} ms {piece.told(usual_ns)}" for piece in parts)
+        return "; ".join(f"{piece.ns / 1e6:,.1f} ms {piece.text}" for piece in parts)
 
 
 def by_cause(pieces: Iterable[Piece]) -> dict[Cause, int]:
@@ -242,4 +241,6 @@ def _sum(pieces: Sequence[Piece]) -> Piece:
         num_steps=sum([piece.num_steps for piece in pieces]),
         num_tokens=sum([piece.num_tokens for piece in pieces]),
         num_other_tokens=sum([piece.num_other_tokens for piece in pieces]),
+        took_ns=sum([piece.took_ns for piece in pieces]),
+        usual_ns=sum([piece.usual_ns for piece in pieces]),
     )

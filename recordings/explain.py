@@ -22,9 +22,18 @@ from stepscope.engine.wire import (
 from stepscope.recordings.causes import Piece, merged
 from stepscope.recordings.pauses import Pauses, known_since
 from stepscope.recordings.session import SessionState
+from stepscope.recordings.usual import Held, Usual, work_of
 from stepscope.recordings.waited import Waited
 from stepscope.recordings.waiters import Waiters
-from stepscope.recordings.waits import Wait, left_out, own, prefills_of, without_step
+from stepscope.recordings.waits import (
+    StepSpan,
+    Wait,
+    left_out,
+    own,
+    prefills_of,
+    span_of,
+    without_step,
+)
 
 _DECODE = int(Phase.DECODE)
 _NO_STEP = frozenset(("between", "idle"))
@@ -41,6 +50,8 @@ class Explainer:
         since_ns: waits that began before are left out, for nobody knows whether the operator had
             paused the engine meanwhile. None: as `state` or the first snapshot tells.
         with_begun: leave out none.
+        usual: how long steps usually take, to tell those that were held up; None: nobody knows.
+        learns: takes how long each step took, after it was judged; it may be `usual` itself.
     """
 
     def __init__(
@@ -52,7 +63,11 @@ class Explainer:
         *,
         since_ns: int | None = None,
         with_begun: bool = False,
+        usual: Usual | None = None,
+        learns: Usual | None = None,
     ) -> None:
+        self._usual = usual
+        self._learns = learns
         self._waited = Waited(itl_bound_ns, ttft_bound_ns)
         self.late = self._waited.late
         self.itl_counts = self._waited.itl_counts  # wait -> tokens, without the operator's pauses
@@ -155,14 +170,28 @@ class Explainer:
             elif not isinstance(event, Finished):
                 waiters.take(event, start_ns, between, record.step)
         prefills = prefills_of(record)
+        held = self._held(record, prefills, end_ns - start_ns)
+        span = span_of(record, held, start_ns, end_ns)
         if record.batch is not None:
-            self._take_rows(record, between, prefills, start_ns, end_ns)
-        waiters.end_step(between, record, start_ns, end_ns)
+            self._take_rows(span, between, prefills)
+        waiters.end_step(between, span)
         for event in record.events:
             if isinstance(event, Finished):
                 waiters.end(event.request_id)
         self._step, self._end_ns = record.step, end_ns
         self._had_work = record.num_running + record.num_waiting > 0
+
+    def _held(self, record: StepRecord, prefills: list[BatchRow], ns: int) -> Held | None:
+        """By what a step was held up."""
+        if self._usual is None and self._learns is None:
+            return None
+        work = work_of(record, prefills)
+        if work is None:
+            return None
+        held = None if self._usual is None else self._usual.held(work, ns)
+        if self._learns is not None:
+            self._learns.add(work, ns)
+        return held
 
     def _between(self, step: int, start_ns: int) -> list[Piece]:
         """The time since the step before, in spans."""
@@ -173,18 +202,12 @@ class Explainer:
             return [Piece("unknown", begin_ns, start_ns - begin_ns, step)]
         return without_step(self._pauses, begin_ns, start_ns, step, had_work=self._had_work)
 
-    def _take_rows(
-        self,
-        record: StepRecord,
-        between: list[Piece],
-        prefills: list[BatchRow],
-        start_ns: int,
-        end_ns: int,
-    ) -> None:
+    def _take_rows(self, span: StepSpan, between: list[Piece], prefills: list[BatchRow]) -> None:
+        record, start_ns, end_ns = span.record, span.start_ns, span.end_ns
         step, only, waiters = record.step, self._only, self._waiters
         requests, running = waiters.requests, waiters.running
         since_ns = self._since_ns
-        is_plain = only is None and all(span.cause in _NO_STEP for span in between)
+        is_plain = only is None and all(each.cause in _NO_STEP for each in between)
         seated = {}
         alike: dict[int, tuple[Piece, ...]] = {}  # start of a wait -> what it was made of
         for row in record.batch or ():
@@ -210,14 +233,14 @@ class Explainer:
                         if pieces is None:
                             wait = Wait("", "running", request.start_ns, 0, 0)
                             wait.fill(between, start_ns, step)
-                            wait.add(own(row, record, prefills, start_ns), end_ns)
+                            wait.add_step(own(row, record, prefills, start_ns), span)
                             pieces = alike[request.start_ns] = merged(wait.pieces)
                         self._waited.add_late(request_id, request, step, end_ns, pieces)
                     request.num_output = num_output
                     request.start_ns = request.covered_ns = end_ns
                     continue
             request.fill(between, start_ns, step)
-            request.add(own(row, record, prefills, start_ns), end_ns)
+            request.add_step(own(row, record, prefills, start_ns), span)
             if is_decode or row.flags & _LAST_CHUNK:
                 self._close(request_id, request, row, step, end_ns)
         if len(seated) < len(running):
@@ -225,7 +248,7 @@ class Explainer:
             for request_id, request in running.items():
                 if request_id not in seated:
                     request.fill(between, start_ns, step)
-                    request.add(piece, end_ns)
+                    request.add_step(piece, span)
 
     def _close(self, request_id: int, request: Wait, row: BatchRow, step: int, end_ns: int) -> None:
         """A token has come."""

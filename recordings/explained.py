@@ -20,6 +20,7 @@ from stepscope.recordings.reader import Recording
 from stepscope.recordings.recording_errors import NotInRecording
 from stepscope.recordings.session import request_name
 from stepscope.recordings.tokenless import NeverServed, Tokenless
+from stepscope.recordings.usual import Usual
 
 MEDIANS = 2.0  # without a service level a wait longer than so many medians is late
 
@@ -54,11 +55,6 @@ class Explanation(NamedTuple):
     never_served: NeverServed  # no late token tells of them
     request_id: int | None = None  # of which all this is; None: of all
 
-    @property
-    def usual_ns(self) -> float | None:
-        """The median gap between two tokens."""
-        return None if self.itl.median_ms is None else self.itl.median_ms * 1e6
-
     def wall_ns(self, time_ns: int) -> int:
         """Wall-clock time (Unix) of an engine time."""
         return self.info.wall_ns + time_ns - self.info.monotonic_ns
@@ -70,7 +66,8 @@ def explain_recording(
     slo_ttft_ms: float | None = None,
     request_id: int | None = None,
 ) -> Explanation:
-    """Read all of it once, or twice where a bound has to be derived from it.
+    """Read all of it once, or twice: where a bound has to be derived from it, and where a step was
+    held up, for how long it would usually have taken is known at the end.
 
     Args:
         slo_itl_ms, slo_ttft_ms: a longer wait is late; None: twice the median of the recording.
@@ -81,15 +78,29 @@ def explain_recording(
     """
     itl_ns = None if slo_itl_ms is None else slo_itl_ms * 1e6
     ttft_ns = None if slo_ttft_ms is None else slo_ttft_ms * 1e6
+    usual = Usual()
+    is_learnt = False
     if itl_ns is None or ttft_ns is None:
-        measured = _read(recording, math.inf, math.inf)
+        is_learnt = True
+        measured = _read(recording, math.inf, math.inf, learns=usual)
         if itl_ns is None:
             itl_ns = _twice_the_median(measured.itl_counts)
         if ttft_ns is None:
             ttft_ns = _twice_the_median(measured.ttft_counts)
     seen: set[int] = set()
     tokenless = Tokenless(request_id)
-    explainer = _read(recording, itl_ns, ttft_ns, request_id, seen, tokenless)
+    explainer = _read(
+        recording,
+        itl_ns,
+        ttft_ns,
+        request_id,
+        seen,
+        tokenless,
+        usual if is_learnt else None,
+        None if is_learnt else usual,
+    )
+    if not is_learnt and usual.has_held:
+        explainer = _read(recording, itl_ns, ttft_ns, request_id, usual=usual)
     late = _unrecorded_apart(explainer.late, explainer.first_step_ns)
     if request_id is not None and request_id not in seen:
         held = f"{request_name(min(seen))} to {request_name(max(seen))}" if seen else "it has none"
@@ -113,9 +124,11 @@ def _read(
     request_id: int | None = None,
     seen: set[int] | None = None,
     tokenless: Tokenless | None = None,
+    usual: Usual | None = None,
+    learns: Usual | None = None,
 ) -> Explainer:
     """Args: seen: takes the requests there are, if one of them is asked for."""
-    explainer = Explainer(itl_bound_ns, ttft_bound_ns, request_id)
+    explainer = Explainer(itl_bound_ns, ttft_bound_ns, request_id, usual=usual, learns=learns)
     engine_id: str | None = None
     last: int | None = None
     for frame, _ in recording.frames():

@@ -18,6 +18,7 @@ from stepscope.recordings.session import SessionState
 from stepscope.recordings.step_cache import StepCache
 from stepscope.recordings.timeline import Timeline
 from stepscope.recordings.transcripts import Told, TranscriptReader
+from stepscope.recordings.usual import UsualInMemory
 
 MAX_LIFE_STEPS = 8192  # followed back in search of an arrival
 _MAX_KNOWN = 512
@@ -71,6 +72,7 @@ class LifeKeeper:
         self._known: OrderedDict[tuple[int, int], Late | None] = OrderedDict()
         self._follower: _Follower | None = None
         self._sweep: LateSweep | None = None
+        self._usual = UsualInMemory(lock)
         self._own_lock = threading.Lock()  # held while decoding: `lock` is not
 
     def is_known(self, step: int, request_id: int) -> bool:
@@ -80,6 +82,7 @@ class LifeKeeper:
     def wait(self, step: int, request_id: int) -> Late | None:
         """See `History.wait`."""
         with self._own_lock:
+            self._refresh()
             key = step, request_id
             if key in self._known:
                 self._known.move_to_end(key)
@@ -91,6 +94,7 @@ class LifeKeeper:
     def explain(self, waits: Sequence[Wait], max_steps: int) -> int | None:
         """See `History.explain`."""
         with self._own_lock:
+            self._refresh()
             waits = [each for each in waits if each[:2] not in self._known]
             if not waits:
                 return None
@@ -116,6 +120,12 @@ class LifeKeeper:
             self._keep_told(sweep.go_on(last_step, self._feed))
             return last_step
 
+    def _refresh(self) -> None:
+        """What was explained before more was known of what is usual is explained anew."""
+        if self._usual.refresh(self._timeline.columns):
+            self._known.clear()
+            self._follower = self._sweep = None
+
     def _begin_sweep(self, start_ns: int) -> LateSweep | None:
         begun = self._state_before(start_ns)
         if begun is None:
@@ -123,7 +133,7 @@ class LifeKeeper:
         state, number = begun
         slo = self._timeline.slo
         bounds_ns = slo.itl_ms * 1e6, slo.ttft_ms * 1e6
-        return LateSweep(Explainer(*bounds_ns, None, state, with_begun=True), state, number)
+        return LateSweep(self._explainer(*bounds_ns, None, state), state, number)
 
     def _keep_told(self, found: Sequence[Late]) -> None:
         """Of all late tokens those that figures of steps name: they are asked for."""
@@ -146,6 +156,7 @@ class LifeKeeper:
     def life(self, view: RequestView, last: int | None) -> Life | None:
         """See `History.life`."""
         with self._own_lock:
+            self._refresh()
             follower = self._follower
             if follower is None or follower.request_id != view.request_id:
                 start_ns = 0 if view.is_partial else view.arrival_ns
@@ -234,7 +245,13 @@ class LifeKeeper:
         if begun is None:
             return None
         state, number = begun
-        return Explainer(-1, -1, request_id, state, with_begun=True), number
+        return self._explainer(-1, -1, request_id, state), number
+
+    def _explainer(
+        self, itl_bound_ns: float, ttft_bound_ns: float, only: int | None, state: SessionState
+    ) -> Explainer:
+        usual = self._usual.usual
+        return Explainer(itl_bound_ns, ttft_bound_ns, only, state, with_begun=True, usual=usual)
 
     def _state_before(self, time_ns: int) -> tuple[SessionState, int] | None:
         """What was known at the last step before a time, and the number of the message after it."""

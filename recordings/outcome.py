@@ -21,6 +21,7 @@ class Outcome:
     num_decode_rows: int = 0
     num_cached_tokens: int = 0
     num_recomputed_tokens: int = 0
+    num_attended: int = 0  # by prefill: each chunk times its tokens and those before it
     num_arrived: int = 0
     num_finished: int = 0
     num_preempted: int = 0

@@ -74,6 +74,7 @@ class RequestTable:
             if row.phase == _DECODE:
                 num_decode_rows += 1
             else:
+                outcome.num_attended += row.num_tokens * end
                 outcome.num_cached_tokens += row.num_cached_tokens
                 if row.phase == _RECOMPUTE:
                     outcome.num_recomputed_tokens += row.num_tokens

@@ -40,6 +40,7 @@ _OF_RECORD = (
 )
 _OF_OUTCOME = (
     "num_recomputed_tokens",
+    "num_attended",
     "num_cached_tokens",
     "num_output_tokens",
     "num_decode_rows",

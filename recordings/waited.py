@@ -5,9 +5,8 @@ from collections import deque
 from operator import attrgetter
 from typing import NamedTuple
 
-from stepscope.engine.wire import StepRecord
 from stepscope.recordings.causes import Late, Piece, merged
-from stepscope.recordings.waits import Wait, blocking_reason
+from stepscope.recordings.waits import StepSpan, Wait, blocking_reason
 
 _PRUNE_AT = 4096
 _CHUNK_PIECES = 32
@@ -86,24 +85,24 @@ class QueueTime:
         self._num_forgotten = 0
         self._chunks: dict[int, _Chunk] = {}
         # Steps that are no pieces yet, with the time before each.
-        self._last: deque[tuple[list[Piece], StepRecord, int, int]] = deque(maxlen=_NUM_LAST)
+        self._last: deque[tuple[list[Piece], StepSpan]] = deque(maxlen=_NUM_LAST)
 
-    def restart(self, between: list[Piece], record: StepRecord, start_ns: int, end_ns: int) -> None:
+    def restart(self, between: list[Piece], span: StepSpan) -> None:
         """After this step nobody waits.
 
         It stays, and the one before it: who came while they ran is told of later.
         """
-        self._last.append((between, record, start_ns, end_ns))
+        self._last.append((between, span))
         if self._pieces and len(self._last) == _NUM_LAST:
             self._pieces.clear()
             self._chunks.clear()
             self._num_forgotten = 0
 
-    def add(self, between: list[Piece], record: StepRecord, start_ns: int, end_ns: int) -> bool:
+    def add(self, between: list[Piece], span: StepSpan) -> bool:
         """A step, and the time before it; whether much has come together by now."""
         self._begin()
         self._pieces += between
-        self._pieces.append(_spent(record, start_ns, end_ns))
+        self._pieces += _spent(span)
         return len(self._pieces) % _PRUNE_AT == 0
 
     def since(self, time_ns: int) -> list[Piece]:
@@ -142,9 +141,9 @@ class QueueTime:
         self._chunks = {at: chunk for at, chunk in self._chunks.items() if at >= first}
 
     def _begin(self) -> None:
-        for between, record, start_ns, end_ns in self._last:
+        for between, span in self._last:
             self._pieces += between
-            self._pieces.append(_spent(record, start_ns, end_ns))
+            self._pieces += _spent(span)
         self._last.clear()
 
     def _place(self, time_ns: int) -> int:
@@ -152,9 +151,11 @@ class QueueTime:
         return max(0, first - 1)
 
 
-def _spent(record: StepRecord, start_ns: int, end_ns: int) -> Piece:
-    detail = blocking_reason(record)
-    return Piece("queued", start_ns, end_ns - start_ns, record.step, 1, detail)
+def _spent(span: StepSpan) -> list[Piece]:
+    ns, detail = span.work_end_ns - span.start_ns, blocking_reason(span.record)
+    queued = Piece("queued", span.start_ns, ns, span.record.step, 1, detail)
+    held_up = span.held_up
+    return [queued] if held_up is None else [queued, held_up]
 
 
 def _chunk(pieces: list[Piece]) -> _Chunk:

@@ -10,12 +10,11 @@ from stepscope.engine.wire import (
     Preempted,
     RequestEvent,
     RequestView,
-    StepRecord,
 )
 from stepscope.recordings.causes import Piece
 from stepscope.recordings.pauses import Pauses
 from stepscope.recordings.waited import QueueTime
-from stepscope.recordings.waits import Wait, wait_of
+from stepscope.recordings.waits import StepSpan, Wait, wait_of
 
 
 class Waiters:
@@ -88,13 +87,11 @@ class Waiters:
             self.life += request.pieces
             self.has_ended = True
 
-    def end_step(
-        self, between: list[Piece], record: StepRecord, start_ns: int, end_ns: int
-    ) -> None:
+    def end_step(self, between: list[Piece], span: StepSpan) -> None:
         """Those in the queue have waited through a step, and the time before it."""
         if len(self.requests) == len(self.running):
-            self._queue.restart(between, record, start_ns, end_ns)
-        elif self._queue.add(between, record, start_ns, end_ns):
+            self._queue.restart(between, span)
+        elif self._queue.add(between, span):
             self._prune()
 
     def adopt(self, views: Iterable[RequestView]) -> None:

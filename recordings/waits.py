@@ -1,16 +1,48 @@
 """Waits under way: what covers the time since a request's last token, step by step."""
 
 from collections.abc import Iterable
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.engine.wire import BatchRow, Phase, RequestView, StepRecord
 from stepscope.recordings.causes import Piece
 from stepscope.recordings.pauses import Pauses
+from stepscope.recordings.usual import Held
 
 _DECODE = int(Phase.DECODE)
 _RECOMPUTE = int(Phase.RECOMPUTE)
 
 WaitStatus: TypeAlias = Literal["waiting", "out", "running"]
+
+
+class StepSpan(NamedTuple):
+    """When a step was, and how much of it went to its work."""
+
+    record: StepRecord
+    start_ns: int
+    work_end_ns: int  # from here on it was held up
+    end_ns: int
+    held: Held | None = None
+
+    @property
+    def held_up(self) -> Piece | None:
+        """What it took longer than usual."""
+        if self.held is None:
+            return None
+        return Piece(
+            "held_up",
+            self.work_end_ns,
+            self.end_ns - self.work_end_ns,
+            self.record.step,
+            1,
+            took_ns=self.held.took_ns,
+            usual_ns=self.held.usual_ns,
+        )
+
+
+def span_of(record: StepRecord, held: Held | None, start_ns: int, end_ns: int) -> StepSpan:
+    """A step, and by what it was held up: that stands at its end, where it is seen."""
+    excess_ns = 0 if held is None else held.excess_ns
+    return StepSpan(record, start_ns, end_ns - excess_ns, end_ns, held)
 
 
 class Wait:
@@ -54,6 +86,13 @@ class Wait:
                 piece = piece._replace(start_ns=self.covered_ns, ns=end_ns - self.covered_ns)
             self.pieces.append(piece)
             self.covered_ns = end_ns
+
+    def add_step(self, piece: Piece, span: StepSpan) -> None:
+        """Cover a step: its work with `piece`, the rest with what held it up."""
+        self.add(piece, span.work_end_ns)
+        held_up = span.held_up
+        if held_up is not None:
+            self.add(held_up, span.end_ns)
 
     def fill(self, spans: Iterable[Piece], until_ns: int, step: int) -> None:
         """Cover what is left up to `until_ns` with spans of time, a hole in them with `unknown`."""

@@ -13,7 +13,6 @@ import pytest
 from stepscope.engine.config import Knobs
 from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.engine.wire import Arrived, RowFlag, StepRecord
-from stepscope.recordings.causes import Late, Piece
 
 
 @pytest.fixture(scope="module")
@@ -212,14 +211,3 @@ def test_what_cannot_be_is_one_line(arguments: list[str], code: int, message: st
     assert (done.returncode, done.stdout) == (code, "")
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
-
-
-def test_a_step_of_decodes_that_was_held_up_says_how_much_slower_it_was_than_usual() -> None:
-    ms = 1_000_000
-    one, four = Piece("step", 0, 52 * ms, 10, 1), Piece("step", 0, 52 * ms, 10, 4)
-    slower = "1 step of decodes alone, 7x slower than usual: the machine or the engine was held up"
-    assert one.told(7.0 * ms) == slower
-    assert one.told(30.0 * ms) == one.told(None) == "1 step of decodes alone"
-    assert four.told(7.0 * ms) == "4 steps of decodes alone"  # each of them nearly as usual
-    late = Late(3, "", 5, 10, 0, 52 * ms, 50 * ms, (one,))
-    assert late.explained(7.0 * ms) == f"52.0 ms {slower}"

@@ -21,7 +21,8 @@ LATE = Late(
         Piece("between", 0, 2 * MS, 184_190),
         Piece("prefill", 2 * MS, 500 * MS, 184_191, 3, request_id=12, num_tokens=4096),
         Piece("queued", 502 * MS, 301 * MS, 184_194, 5, "seats"),
-        Piece("step", 803 * MS, 97 * MS, 184_199, 2),
+        Piece("step", 803 * MS, 21 * MS, 184_199, 5),
+        Piece("held_up", 824 * MS, 76 * MS, 184_202, 1, took_ns=80 * MS, usual_ns=4 * MS),
     ),
 )
 PREEMPTED = LATE._replace(
@@ -41,20 +42,28 @@ def numbers(text: str) -> list[str]:
 
 
 def test_a_wait_is_told_in_full_where_there_is_room() -> None:
-    assert late_text.of_wait(LATE, None, 400) == LATE.explanation
-    assert late_text.of_wait(LATE, 8e6, 400) == LATE.explained(8e6)
+    assert late_text.of_wait(LATE, 400) == LATE.explanation
+
+
+def test_who_was_held_up_is_told_by_how_much_in_as_little_room_as_can_be() -> None:
+    held = LATE.pieces[-1]
+    full = "the machine or the engine was held up: 1 step took 20x as long as is usual for its work"
+    assert late_text.of_piece(held, 200) == held.text == f"{full} (4.0 ms)"
+    assert late_text.of_piece(held, 60).endswith("held up (20x as long as usual)")
+    assert late_text.of_piece(held, 35) == "held up (20x as long as usual)"
+    assert late_text.of_piece(held, 10) == "held up"
 
 
 @pytest.mark.parametrize("late", [LATE, PREEMPTED], ids=["shared", "preempted"])
 def test_a_wait_is_told_in_whole_words_with_its_largest_part_first(late: Late) -> None:
     for room in range(34, 240):
-        text = late_text.of_wait(late, 8e6, room)
+        text = late_text.of_wait(late, room)
         assert len(text) <= room
         first = max(late.pieces, key=lambda piece: piece.ns)
         assert text.startswith(f"{first.ns / 1e6:.1f} ms ")
         assert ("r12" if first.cause == "prefill" else "preempted") in text
         *told, last = text.split("; ")
-        told_in_full = {n for piece in late.pieces for n in numbers(piece.told(8e6) + piece.short)}
+        told_in_full = {n for piece in late.pieces for n in numbers(piece.text + piece.short)}
         for part in [*told, last]:
             ms = float(part.split(" ms ")[0])
             if re.fullmatch(r".* ms in \d more", part):
@@ -66,9 +75,9 @@ def test_a_wait_is_told_in_whole_words_with_its_largest_part_first(late: Late) -
 
 
 def test_large_parts_are_named_before_the_largest_is_told_in_full() -> None:
-    text = late_text.of_wait(LATE, None, 75)
+    text = late_text.of_wait(LATE, 75)
     assert text == "500.0 ms beside 4,096 prefill tokens of r12; 301.0 ms queued for a seat"
-    text = late_text.of_wait(LATE, None, 60)
+    text = late_text.of_wait(LATE, 60)
     assert text == "500.0 ms prefill r12 4096 tok; 301.0 ms queued for a seat"
 
 

@@ -14,5 +14,6 @@ CAUSE_NAMES: dict[Cause, str] = {
     "between": "between steps",
     "idle": "engine idle",
     "step": "steps of decodes alone",
+    "held_up": "machine or engine held up",
     "unknown": "unknown, no records of it",
 }

@@ -60,6 +60,7 @@ CAUSE_GLYPHS: Mapping[Cause, tuple[str, str]] = {
     "left_out": ("┄", "caution"),
     "queued": ("·", "idle"),
     "unknown": ("?", "muted"),
+    "held_up": ("≠", "caution"),
     "paused": ("‖", "mark"),
     "preempted": ("✗", "preempted"),
 }

@@ -8,6 +8,7 @@ from stepscope.recordings.latency import SLO
 from stepscope.recordings.outcome import Outcome
 from stepscope.recordings.pauses import Pauses, leave_out_begun
 from stepscope.recordings.session import SessionState
+from stepscope.recordings.usual import Usual
 
 
 class Past:
@@ -29,8 +30,14 @@ class Past:
     def __init__(self, slo: SLO, state: SessionState, since_ns: int | None = None) -> None:
         self.since_ns = state.time_ns if since_ns is None else since_ns
         self.pauses = Pauses(state)
+        usual = Usual()  # of the steps so far: a run is read once, and may still go on
         self.explainer = Explainer(
-            slo.itl_ms * 1e6, slo.ttft_ms * 1e6, state=state, since_ns=self.since_ns
+            slo.itl_ms * 1e6,
+            slo.ttft_ms * 1e6,
+            state=state,
+            since_ns=self.since_ns,
+            usual=usual,
+            learns=usual,
         )
 
     def take(self, message: Telemetry, after_gap: bool) -> None:

@@ -157,7 +157,7 @@ def _table(found: Explanation, limit: int) -> list[str]:
             + (f" +{len(group) - 1}" if len(group) > 1 else ""),
             f"{group[0].gap_ns / 1e6:,.1f} ms",
             group[0].kind + (" (paused)" if group[0].is_excused else ""),
-            group[0].explained(found.usual_ns),
+            group[0].explanation,
         ]
         for group in shown
     ]
@@ -227,14 +227,14 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
                 "ms": each.gap_ns / 1e6,
                 "cause": each.cause,
                 "only_paused": each.is_excused,
-                "pieces": [_piece(piece, found.usual_ns) for piece in each.pieces],
+                "pieces": [_piece(piece) for piece in each.pieces],
             }
             for each in found.late
         ],
     }
 
 
-def _piece(piece: Piece, usual_ns: float | None) -> dict[str, Any]:
+def _piece(piece: Piece) -> dict[str, Any]:
     return {
         "cause": piece.cause,
         "ms": piece.ns / 1e6,
@@ -244,5 +244,7 @@ def _piece(piece: Piece, usual_ns: float | None) -> dict[str, Any]:
         "request_id": piece.request_id,
         "num_tokens": piece.num_tokens or None,
         "num_other_tokens": piece.num_other_tokens or None,
-        "text": piece.told(usual_ns),
+        "took_ms": piece.took_ns / 1e6 or None,
+        "usual_ms": piece.usual_ns / 1e6 or None,
+        "text": piece.text,
     }

@@ -16,27 +16,23 @@ _STEP = re.compile(r"^step [\d,]+ (?!→)")
 _TOKENS = re.compile(r",? [\d,]+ tok( again)?(?= →)")
 
 
-def of_piece(piece: Piece, usual_ns: float | None, room: int) -> str:
-    """What a part of a wait was, without its duration; the shortest form where none fits.
-
-    Args:
-        usual_ns: as in `Piece.told`.
-    """
-    return _fitting(_forms(piece, usual_ns), room)
+def of_piece(piece: Piece, room: int) -> str:
+    """What a part of a wait was, without its duration; the shortest form where none fits."""
+    return _fitting(_forms(piece), room)
 
 
-def of_wait(late: Late, usual_ns: float | None, room: int) -> str:
+def of_wait(late: Late, room: int) -> str:
     """What a wait was made of, the largest part first; what has no room is summed up at the end."""
     parts = sorted(late.pieces, key=lambda piece: -piece.ns)
     parts = [piece for piece in parts if piece.ns >= _SHOWN_NS] or parts[:1]
     num_large = max(1, sum(piece.ns >= _LARGE * late.gap_ns for piece in parts))
-    told = [[_ms(p.ns) + " " + form for form in _forms(p, usual_ns)] for p in parts]
+    told = [[_ms(p.ns) + " " + form for form in _forms(p)] for p in parts]
     for number in range(num_large, 0, -1):
         for level in range(max(map(len, told[:number]))):
             large = [forms[min(level, len(forms) - 1)] for forms in told[:number]]
             if len("; ".join(large)) <= room:
                 return _filled(large, told[number:], [piece.ns for piece in parts], room)
-    return _fitting(_forms(parts[0], usual_ns), room)
+    return _fitting(_forms(parts[0]), room)
 
 
 def of_stall(late: Late, room: int) -> str:
@@ -48,11 +44,12 @@ def of_stall(late: Late, room: int) -> str:
     return next((form for form in forms if len(form) <= room), "")
 
 
-def _forms(piece: Piece, usual_ns: float | None) -> list[str]:
+def _forms(piece: Piece) -> list[str]:
     """In words, each time in fewer."""
-    forms = [piece.told(usual_ns)]
-    if piece.cause == "step":
-        forms.append(forms[0].partition(": ")[0])
+    forms = [piece.text]
+    if piece.cause == "held_up":
+        forms.append(f"the machine or the engine was {piece.short}")
+        forms.append(piece.short)
     forms.append(_BRACKETS.sub("", forms[-1]))
     if piece.cause == "prefill" and piece.request_id is not None:
         name = request_name(piece.request_id)

@@ -24,6 +24,7 @@ CAUSE_NAMES: dict[Cause, str] = {
     "between": "between steps",
     "idle": "engine idle",
     "step": "decode",
+    "held_up": "held up",
     "unknown": "unknown",
 }
 

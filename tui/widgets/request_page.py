@@ -114,7 +114,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         listed, width, rest, heading, ((f"{frame.key('inspect')} goes to the step", "muted"),)
     )
     if chosen is not None and pieces_height:
-        lines += wait_pieces.draw(chosen, width, pieces_height, wait_pieces.usual_ns(frame))
+        lines += wait_pieces.draw(chosen, width, pieces_height)
     return lines
 
 
@@ -272,7 +272,7 @@ def _row(frame: Frame, late: Late, width: int) -> list[Cell]:
     glyph = {"preempted": "✗", "paused": "‖"}.get(late.cause, "")
     sign = f"{glyph} " if glyph else ""
     room = room_of_last(_COLUMNS, width - 2) - len(sign)
-    why = late_text.of_wait(late, wait_pieces.usual_ns(frame), room)
+    why = late_text.of_wait(late, room)
     return [
         ("first" if not late.token_idx else f"#{late.token_idx + 1}", "strong"),
         (f"{late.step:,}", "text"),

@@ -6,7 +6,7 @@ from stepscope.recordings.session import request_name
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.theme import CAUSE_GLYPHS
-from stepscope.tui.widgets import inspector, late_text, step_changes, wait_pieces
+from stepscope.tui.widgets import inspector, late_text, step_changes
 from stepscope.tui.widgets.lines import (
     Field,
     Line,
@@ -202,7 +202,7 @@ def _longest(frame: Frame, step: int, width: int) -> list[Line]:
     for piece in sorted(pieces, key=lambda piece: -piece.ns)[:3]:
         glyph, style = CAUSE_GLYPHS[piece.cause]
         room = max(8, width - 17)
-        text = clean(late_text.of_piece(piece, wait_pieces.usual_ns(frame), room), room)
+        text = clean(late_text.of_piece(piece, room), room)
         lines.append(
             ((f" {piece.ns / 1e6:>9,.1f} ms ", "text"), (glyph, style), (f" {text}", "muted"))
         )

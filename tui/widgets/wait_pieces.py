@@ -2,7 +2,6 @@
 
 from stepscope.recordings.causes import Late
 from stepscope.recordings.session import request_name
-from stepscope.tui.frame import Frame
 from stepscope.tui.theme import CAUSE_GLYPHS
 from stepscope.tui.widgets import late_text
 from stepscope.tui.widgets.lines import Line, clean, framed
@@ -18,21 +17,11 @@ def height_for(late: Late | None, room: int) -> int:
     return min(len(late.pieces) + 2, room - 6)
 
 
-def usual_ns(frame: Frame) -> float | None:
-    """The median gap between two tokens."""
-    median_ms = frame.latency.itl.p50_ms
-    return None if median_ms is None else median_ms * 1e6
-
-
-def draw(late: Late, width: int, height: int, usual: float | None) -> list[Line]:
-    """The panel, `width` x `height` with its frame; pieces that have no room are counted.
-
-    Args:
-        usual: of `usual_ns`.
-    """
+def draw(late: Late, width: int, height: int) -> list[Line]:
+    """The panel, `width` x `height` with its frame; pieces that have no room are counted."""
     room = height - 2
     pieces = late.pieces if len(late.pieces) <= room else late.pieces[: room - 1]
-    body = [_line(late, number, width - 2, usual) for number in range(len(pieces))]
+    body = [_line(late, number, width - 2) for number in range(len(pieces))]
     if len(pieces) < len(late.pieces):
         rest = sum(piece.ns for piece in late.pieces[len(pieces) :])
         number_left = len(late.pieces) - len(pieces)
@@ -48,7 +37,7 @@ def draw(late: Late, width: int, height: int, usual: float | None) -> list[Line]
     return framed(body, width, height, title, hint)
 
 
-def _line(late: Late, number: int, width: int, usual: float | None) -> Line:
+def _line(late: Late, number: int, width: int) -> Line:
     piece = late.pieces[number]
     glyph, style = CAUSE_GLYPHS[piece.cause]
     share = piece.ns / max(1, late.gap_ns)
@@ -56,7 +45,7 @@ def _line(late: Late, number: int, width: int, usual: float | None) -> Line:
     cells = max(1, round(share * bar_width))
     where = f" from step {piece.step:,}" if piece.num_steps else f" before step {piece.step:,}"
     room = max(8, width - 23 - bar_width)
-    text = clean(late_text.of_piece(piece, usual, room), room)
+    text = clean(late_text.of_piece(piece, room), room)
     where = where if len(text) + len(where) <= room else ""
     bar_style = "text" if style in ("preempted", "idle") else style
     return (

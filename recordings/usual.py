@@ -1,0 +1,213 @@
+"""`Usual`: how long steps take that compute about as much, and so which ones were held up.
+
+A step costs what it computes. Attention makes a chunk late in a long prompt cost more than an equal
+one at its beginning, so what its tokens attend to counts too. Steps are alike whose figures all lie
+within the same factor of two: then their times do, for each part of a step's time grows with one
+of the figures.
+"""
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from stepscope.engine.wire import BatchRow, StepRecord
+from stepscope.recordings.columns import StepColumns
+from stepscope.recordings.latency import percentiles
+
+# What is alike differs by a factor of two at most; the rest is room for noise.
+HELD_UP = 3.0  # a step that takes so many times as long as usual is not of its work
+MIN_STEPS = 8  # of as much work, else nobody knows what is usual
+_MAX_STEPS = 16_384  # of those in memory, evenly spread: more would say the same
+_REACH = 2  # how many doublings larger what is looked at may be, where alike steps are few
+_EXACT_BITS = 8  # durations are counted to one part in 128
+
+_COLUMNS = (
+    "num_prefill_tokens",
+    "num_attended",
+    "num_decode_tokens",
+    "num_padded_tokens",
+    "kv_used",
+    "schedule_start_ns",
+    "tokens_ns",
+)
+
+_Class: TypeAlias = tuple[int, int, int, int]
+
+
+class Work(NamedTuple):
+    """What a step computed."""
+
+    num_prefill_tokens: int  # recomputed ones included
+    num_attended: int  # by them: each chunk times its tokens and those before it
+    num_decode_tokens: int  # padding included
+    num_blocks: int  # of the KV cache in use; 0 where that is not told
+
+
+class Held(NamedTuple):
+    """A step that was held up."""
+
+    took_ns: int
+    usual_ns: int
+
+    @property
+    def excess_ns(self) -> int:
+        return self.took_ns - self.usual_ns
+
+
+class _Alike:
+    """Durations of steps that compute about as much."""
+
+    __slots__ = ("_known_at", "_median_ns", "counts", "longest_ns", "num_steps")
+
+    def __init__(self) -> None:
+        self.counts: dict[int, int] = {}
+        self.num_steps = 0
+        self.longest_ns = 0
+        self._median_ns = 0
+        self._known_at = 0
+
+    def add(self, ns: int) -> None:
+        rounded = _rounded(ns)
+        self.counts[rounded] = self.counts.get(rounded, 0) + 1
+        self.num_steps += 1
+        self.longest_ns = max(self.longest_ns, ns)
+
+    @property
+    def median_ns(self) -> int:
+        """Worked out anew once there are a sixteenth more."""
+        if not self._known_at or self.num_steps > self._known_at + self._known_at // 16:
+            self._median_ns = _median(self.counts.items(), self.num_steps)
+            self._known_at = self.num_steps
+        return self._median_ns
+
+
+class Usual:
+    """Durations of steps, by their work. One writer."""
+
+    def __init__(self) -> None:
+        self._alike: dict[_Class, _Alike] = {}
+        self._num_steps = 0
+        self._rare: dict[_Class, tuple[int, int | None]] = {}  # (steps known then, usual)
+
+    def add(self, work: Work, ns: int) -> None:
+        """A step that took so long, from the end of the one before it where they overlap."""
+        kind = _class_of(work)
+        alike = self._alike.get(kind)
+        if alike is None:
+            alike = self._alike[kind] = _Alike()
+        alike.add(ns)
+        self._num_steps += 1
+
+    def ns(self, work: Work) -> int | None:
+        """What such a step usually takes; None where too few are known.
+
+        Where few compute as much, it is what those take that compute more, but not far more: one
+        that takes long even against them was held up.
+        """
+        return self._ns(_class_of(work))
+
+    def held(self, work: Work, ns: int) -> Held | None:
+        """By what a step that took so long was held up; None where it was not, or nobody knows."""
+        usual_ns = self._ns(_class_of(work))
+        if not usual_ns or ns < HELD_UP * usual_ns:
+            return None
+        return Held(ns, usual_ns)
+
+    @property
+    def has_held(self) -> bool:
+        """Whether any of the steps was held up."""
+        for kind, alike in self._alike.items():
+            usual_ns = self._ns(kind)
+            if usual_ns and alike.longest_ns >= HELD_UP * usual_ns:
+                return True
+        return False
+
+    def _ns(self, kind: _Class) -> int | None:
+        alike = self._alike.get(kind)
+        if alike is not None and alike.num_steps >= MIN_STEPS:
+            return alike.median_ns
+        known_at, usual_ns = self._rare.get(kind, (0, None))
+        if known_at and self._num_steps <= known_at + known_at // 16:
+            return usual_ns
+        counts: list[tuple[int, int]] = []
+        num_steps = 0
+        for other, more in self._alike.items():
+            if all(0 <= b - a <= _REACH for a, b in zip(kind, other, strict=True)):
+                counts += more.counts.items()
+                num_steps += more.num_steps
+        usual_ns = _median(counts, num_steps) if num_steps >= MIN_STEPS else None
+        self._rare[kind] = self._num_steps, usual_ns
+        return usual_ns
+
+
+def work_of(record: StepRecord, prefills: Sequence[BatchRow]) -> Work | None:
+    """What a step computed, None where it does not tell.
+
+    Args:
+        prefills: its rows that are no decodes.
+    """
+    if record.batch is None:
+        return None
+    return Work(
+        record.num_prefill_tokens,
+        sum(row.num_tokens * (row.start + row.num_tokens) for row in prefills),
+        record.num_decode_tokens + (record.num_padded_tokens or 0),
+        0 if record.kv is None else record.kv.used,
+    )
+
+
+class UsualInMemory:
+    """What is usual among the steps in memory, worked out anew once in a while.
+
+    Args:
+        lock: guards the columns.
+
+    Attributes:
+        usual: as it was worked out last.
+    """
+
+    def __init__(self, lock: "threading.RLock") -> None:
+        self.usual = Usual()
+        self._lock = lock
+        self._num_steps = 0
+        self._last = -1
+
+    def refresh(self, columns: StepColumns) -> bool:
+        """Whether so much is new that it was worked out anew."""
+        with self._lock:
+            if not columns.steps or not self._is_due(len(columns), columns.steps[-1]):
+                return False
+            self._num_steps, self._last = len(columns), columns.steps[-1]
+            stride = -(-self._num_steps // _MAX_STEPS)
+            told = [columns.column(name)[1::stride] for name in _COLUMNS]
+            told.append(columns.tokens_ns[:-1:stride])
+        usual = Usual()
+        for prefill, attended, decode, padded, used, start_ns, end_ns, before_ns in zip(
+            *told, strict=True
+        ):
+            if attended >= 0:
+                work = Work(prefill, attended, decode + max(0, padded), max(0, used))
+                usual.add(work, max(0, end_ns - max(start_ns, before_ns)))
+        self.usual = usual
+        return True
+
+    def _is_due(self, num_steps: int, last: int) -> bool:
+        interval = min(max(self._num_steps // 2, MIN_STEPS), _MAX_STEPS)
+        is_more = num_steps >= self._num_steps + interval
+        return is_more or last >= self._last + interval or last < self._last
+
+
+def _class_of(work: Work) -> _Class:
+    a, b, c, d = work
+    return a.bit_length(), b.bit_length(), c.bit_length(), d.bit_length()
+
+
+def _rounded(ns: int) -> int:
+    """To the middle of those that begin with the same bits."""
+    low_bits = ns.bit_length() - _EXACT_BITS
+    return ns if low_bits <= 0 else (ns >> low_bits << low_bits) + (1 << low_bits >> 1)
+
+
+def _median(counts: Iterable[tuple[int, int]], num_steps: int) -> int:
+    found = percentiles(sorted(counts), num_steps, (50,))[0]
+    return found or 0
