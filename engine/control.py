@@ -19,6 +19,7 @@ from stepscope.engine.access.backlog import Backlog
 from stepscope.engine.access.connections import Connections
 from stepscope.engine.access.gate import Gate
 from stepscope.engine.access.rate_limit import RateLimiter
+from stepscope.engine.access.roles import Roles
 from stepscope.engine.access.sockets import bind, server_socket
 from stepscope.engine.answers import AnswerBook, OnceReused
 from stepscope.engine.commands import (
@@ -35,7 +36,7 @@ from stepscope.engine.commands import (
 )
 from stepscope.engine.config import ConfigError
 from stepscope.engine.core import EngineCore
-from stepscope.engine.inbox import Call, Denial, Departure
+from stepscope.engine.inbox import Call, Departure
 from stepscope.engine.intake import Intake
 from stepscope.engine.outbox import Outbox
 from stepscope.engine.output_text import OutputText
@@ -92,7 +93,6 @@ class ControlServer:
         self._answers: AnswerBook[RemoteClient] = AnswerBook()
         self._closing = False
         self.num_bad_messages = 0
-        self.num_denied = 0
         self._socket = server_socket(zmq.ROUTER, gate)
         self._socket.setsockopt(zmq.LINGER, 500)
         self._socket.setsockopt(zmq.SNDHWM, CLIENT_QUEUE)
@@ -102,6 +102,7 @@ class ControlServer:
         # libzmq hangs up on who sends more; what is only somewhat too big is answered.
         self._socket.setsockopt(zmq.MAXMSGSIZE, 2 * commands.MAX_COMMAND_BYTES)
         self._connections = Connections(self._socket, gate)
+        self._roles = Roles(self._connections, core.inbox)
         self._replies = Replies(self._socket, self._connections, self._forget)
         bind(self._socket, address)
         backlog = Backlog([address, telemetry], self._connections.num_taken)
@@ -127,7 +128,7 @@ class ControlServer:
     def counts(self) -> ControlCounts | None:
         """What was not taken; None when all was. From any thread."""
         keyless = 0 if self._gate is None else self._gate.num_refused
-        found = (self.num_bad_messages, self._limiter.num_limited, self.num_denied, keyless)
+        found = (self.num_bad_messages, self._limiter.num_limited, self._roles.num_denied, keyless)
         return ControlCounts(*found) if any(found) else None
 
     def _serve(self) -> None:
@@ -218,13 +219,13 @@ class ControlServer:
         elif isinstance(command, ReplayFrom):
             self._replies.send(identity, command_id, self._replay(command.sequence, command.limit))
         elif isinstance(command, Submit):
-            self._check_role(identity, command, command.client_id)
+            self._roles.check(identity, command, command.client_id)
             text = OutputText(self._tokenizer, command)
             bundles = command.bundle is True
             client = RemoteClient(self._outbox.post, identity, command_id, text, bundles=bundles)
             self._submissions.take(command, client)
         elif isinstance(command, Change):
-            self._check_role(identity, command, command.who)
+            self._roles.check(identity, command, command.who)
             self._change(identity, command_id, command, payload)
         else:
             self._core.inbox.put(
@@ -243,18 +244,6 @@ class ControlServer:
         if payload is None:
             return Error(code="nothing_kept", message="no snapshot of before is kept")
         return msgspec.Raw(payload)
-
-    def _check_role(self, identity: bytes, command: Submit | Change, who: str) -> None:
-        """Raises ConfigError when whoever asks may only look."""
-        holder = self._connections.holder(identity)
-        if holder is None or holder.role == "operator":
-            return
-        self.num_denied += 1
-        name = type(command).__name__
-        message = f"the key of {holder.name} is a viewer's; {command.doing} takes an operator's key"
-        asker = self._connections.asker(identity, who)
-        self._core.inbox.put(Denial(asker, name, "viewer", message))
-        raise ConfigError("viewer", message)
 
     def _change(self, identity: bytes, command_id: bytes, command: Change, payload: bytes) -> None:
         # A name holds across the connections of a key; where there are no keys all are one user's.
