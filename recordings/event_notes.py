@@ -29,13 +29,7 @@ class EventNotes:
         if now_ns < self._next_breach_ns:
             return
         self._next_breach_ns = now_ns + SLO_EVENT_INTERVAL_NS
-        bound_ms = slo.itl_ms if kind == "ITL" else slo.ttft_ms
-        who = "" if request_id is None else f" ({request_name(request_id)})"
-        value = f"{value_ns / 1e6:.0f}"
-        if value == f"{bound_ms:g}":
-            value = f"{value_ns / 1e6:.1f}"  # "50 ms > 50 ms" looks wrong
-        text = f"{kind} {value} ms > {bound_ms:g} ms{who}"
-        self._log.add(SessionEvent(step, now_ns, "slo", text, request_id))
+        self._log.add(breach_event(slo, step, now_ns, kind, value_ns, request_id))
 
     def requests(self, message: StepRecord | EngineStatus, state: SessionState, step: int) -> None:
         """What happened to requests.
@@ -76,3 +70,16 @@ class EventNotes:
     def forget_after(self) -> None:
         """The next breach is noted whenever it is."""
         self._next_breach_ns = 0
+
+
+def breach_event(
+    slo: SLO, step: int, now_ns: int, kind: str, value_ns: int, request_id: int | None
+) -> SessionEvent:
+    """The line for a wait above its bound."""
+    bound_ms = slo.itl_ms if kind == "ITL" else slo.ttft_ms
+    who = "" if request_id is None else f" ({request_name(request_id)})"
+    value = f"{value_ns / 1e6:.0f}"
+    if value == f"{bound_ms:g}":
+        value = f"{value_ns / 1e6:.1f}"  # "50 ms > 50 ms" looks wrong
+    text = f"{kind} {value} ms > {bound_ms:g} ms{who}"
+    return SessionEvent(step, now_ns, "slo", text, request_id)

@@ -14,6 +14,7 @@ import msgspec
 
 from stepscope.recordings.excerpt import excerpt
 from stepscope.recordings.file_events import FileEvents
+from stepscope.recordings.file_waits import FileWaits
 from stepscope.recordings.history import History
 from stepscope.recordings.playhead import Playhead
 from stepscope.recordings.reach import Reach
@@ -42,6 +43,7 @@ class ReplaySource:
 
     Attributes:
         file_events: what happened in the whole file, also in what is not played yet.
+        file_waits: the late tokens and lost messages of the whole file, as far as was searched.
         on_found: called on its thread as soon as what was sought is shown; it must not wait, and
             not raise.
     """
@@ -62,6 +64,9 @@ class ReplaySource:
         self.history.known_since_ns = recording.known_since_ns
         self.tap = FrameTap()
         self.file_events = FileEvents(recording.path)
+        self.file_waits = FileWaits(
+            recording.path, lambda: self.history.last_step, lambda: self._busy
+        )
         self.on_found: Callable[[], None] | None = None
         self._wake = threading.Condition()
         self._tempo = Tempo(speed)
@@ -114,12 +119,14 @@ class ReplaySource:
     def start(self) -> None:
         self._thread.start()
         self.file_events.start()
+        self.file_waits.start()
 
     def stop(self) -> None:
         with self._wake:
             self._stopping = True
             self._wake.notify_all()
         self.file_events.stop()
+        self.file_waits.stop()
         if self._thread.ident is not None:
             self._thread.join()
         self.recording.close()

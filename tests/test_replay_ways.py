@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from stepscope.engine.config import Knobs
 from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.recordings.file_waits import FileWaits
 from stepscope.recordings.history import History
+from stepscope.recordings.latency import SLO
 from stepscope.recordings.reach import Reach
 from stepscope.recordings.reader import Position, Recording
 from stepscope.recordings.replay import ReplaySource
@@ -208,18 +210,31 @@ def test_right_after_a_jump_no_figure_is_of_less_than_its_window_without_saying_
             replay.stop()
 
 
+@pytest.fixture
+def unsearched(file: Path) -> Iterator[ReplaySource]:
+    """Of which nobody has looked for late tokens yet."""
+    with Recording(file) as recording:
+        replay = ReplaySource(recording, playing=False)
+        replay.start()
+        replay.file_waits.stop()
+        replay.file_waits = FileWaits(file)
+        assert replay.file_events.wait(30)
+        yield replay
+        replay.stop()
+
+
 def test_a_jump_says_over_how_many_steps_it_passes_that_were_not_searched_for_late_tokens(
-    source: ReplaySource,
+    unsearched: ReplaySource,
 ) -> None:
-    way = Way(source)
-    source.seek(0)
+    source, way = unsearched, Way(unsearched)
     way.picture()
     ahead = source.file_events.next(0, 1, NOTABLE)
     assert ahead is not None
     assert source.history.last_step == 0
     way.navigator.event(1)
     number = ahead.step - 1
-    assert way.said() == f"{ahead.text}; {number:,} steps between not searched for late tokens"
+    over = f"; {number:,} steps between not yet searched for late tokens"
+    assert way.said() == ahead.text + over
     way.picture()
     way.navigator.go(0)
     way.picture()
@@ -227,23 +242,66 @@ def test_a_jump_says_over_how_many_steps_it_passes_that_were_not_searched_for_la
     assert "searched" not in way.said()
 
 
-def test_nothing_found_never_reads_like_nothing_there(source: ReplaySource) -> None:
+def test_late_tokens_are_gone_to_in_all_of_the_file(source: ReplaySource) -> None:
+    assert source.file_waits.wait(30)
     way = Way(source)
-    way.navigator.go(NUM_STEPS - 1)
-    way.picture()
-    way.navigator.event(1)
-    assert way.said() == f"no event after step {NUM_STEPS - 1:,}, the last of the file"
+    for slo in (SLO(ttft_ms=100.0, itl_ms=70.0), SLO(ttft_ms=5_000.0, itl_ms=100.0)):
+        source.history.set_slo(slo)  # which needs no other reading
+        way.navigator.go(0)
+        way.picture()
+        for _ in range(4):
+            at = source.history.last_step
+            assert at is not None
+            late = source.file_waits.next(at, 1, {"slo"}, slo)
+            if late is None:
+                break
+            way.navigator.event(1, {"slo"})
+            assert way.said() == late.text
+            assert way.picture().cursor == late.step
+            summary = source.history.summary(late.step)
+            assert summary is not None
+            assert (summary.max_itl_ns or 0) > slo.itl_ms * 1e6 or (
+                summary.max_ttft_ns or 0
+            ) > slo.ttft_ms * 1e6
+        assert source.history.last_step != 0
+    source.history.set_slo(SLO())
+
+
+def test_nothing_found_never_reads_like_nothing_there(
+    source: ReplaySource, unsearched: ReplaySource
+) -> None:
     last = source.file_events.next(NUM_STEPS - 1, -1, NOTABLE)
     assert last is not None
-    way.navigator.go(0)
-    way.picture()
-    source.seek(last.step)
-    way.picture()
-    way.navigator.event(1)
-    rest = f"{NUM_STEPS - 1 - last.step:,} steps not in memory were not searched for them"
-    assert way.said() == f"after step {last.step:,} at most late tokens or lost messages: {rest}"
-    way.navigator.event(1, {"preempt"})
-    assert way.said() == f"no preemption after step {last.step:,} in all of the file"
+    assert source.file_waits.wait(30)
+    for replay in (source, unsearched):
+        replay.history.set_slo(SLO(ttft_ms=1e9, itl_ms=1e9))
+        way = Way(replay)
+        way.navigator.go(NUM_STEPS - 1)
+        way.picture()
+        way.navigator.event(1)
+        assert way.said() == f"no event after step {NUM_STEPS - 1:,}, the last of the file"
+        way.navigator.go(0)
+        way.picture()
+        replay.seek(last.step)
+        way.picture()
+        way.navigator.event(1)
+        rest = f"{NUM_STEPS - 1 - last.step:,} steps"
+        where = f"after step {last.step:,}"
+        if replay is source:
+            assert way.said() == f"no event {where} in all of the file"
+        else:
+            expected = f"no event {where} so far; {rest} not yet searched for late tokens"
+            assert way.said() == expected
+            ended = FileWaits(Path("nowhere.mcap"))  # as where nothing more is searched
+            ended.start()
+            assert ended.wait(30)
+            replay.file_waits = ended
+            way.navigator.event(1)
+            rest = f"{rest} could not be searched for them"
+            assert way.said() == f"{where} at most late tokens or lost messages: {rest}"
+        way.navigator.event(1, {"preempt"})
+        assert way.said() == f"no preemption {where} in all of the file"
+        replay.history.set_slo(SLO())
 
 
 def test_what_was_before_the_first_step_in_memory_is_not_called_missing(file: Path) -> None:

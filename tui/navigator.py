@@ -8,33 +8,26 @@ from collections.abc import Callable, Collection
 from typing import Protocol, cast
 
 from stepscope.engine.wire import Phase
-from stepscope.recordings.events import SessionEvent, mark_event
+from stepscope.recordings.events import mark_event
 from stepscope.recordings.history import History
 from stepscope.recordings.source import Source, SourceStatus
 from stepscope.tui import format as fmt
 from stepscope.tui import searched
 from stepscope.tui.frame import NOTABLE, Frame
-from stepscope.tui.frame_builder import InFile
 from stepscope.tui.goto import FileTimes, Wanted, wanted
-from stepscope.tui.notices import Notices
+from stepscope.tui.notices import Notices, Tone
+from stepscope.tui.oldest import Oldest
+from stepscope.tui.searched import FileEvents, FileWaits
 from stepscope.tui.view import View
 
 _MAX_SEARCH = 5_000  # steps decoded in search of one of a request
-
-
-class FileEvents(InFile, Protocol):
-    """What happened in a file, also in what is not played yet."""
-
-    @property
-    def is_done(self) -> bool: ...
-
-    def next(self, step: int, direction: int, kinds: Collection[str]) -> SessionEvent | None: ...
 
 
 class Replay(FileTimes, Protocol):
     """What a replay can do that a live source cannot."""
 
     file_events: FileEvents
+    file_waits: FileWaits
     on_found: Callable[[], None] | None  # called on its thread once what was sought is shown
 
     @property
@@ -94,6 +87,7 @@ class Navigator:
         self._history = history
         self._replay = replay_of(source)
         self._notices = notices
+        self._oldest = Oldest(view, source, notices, key, self.go)
 
     def look_at(self, history: History) -> None:
         """Move through another history from now on."""
@@ -126,8 +120,12 @@ class Navigator:
         replay = self._replay
         if replay is not None and replay.extent is not None:
             self.go(replay.extent[0])
-        elif self._history.first_step is not None:
-            self.go(self._history.first_step)
+        else:
+            self._oldest.press(self._history)
+
+    def news(self) -> tuple[str, Tone] | None:
+        """How it stands with what was asked for of before the oldest step."""
+        return self._oldest.news()
 
     # Steps
 
@@ -187,23 +185,13 @@ class Navigator:
         at = self._at()
         if at is None:
             return
-        kinds = frozenset(kinds)
-        events = [self._history.next_event(at, direction, kinds)]
-        if self._replay is not None:
-            events.append(self._replay.file_events.next(at, direction, kinds))
-        # Of the same step the first says more.
-        found = min(
-            (each for each in events if each is not None),
-            key=lambda each: (each.step - at) * direction,
-            default=None,
-        )
+        history, file, kinds = self._history, self._replay, frozenset(kinds)
+        found = searched.nearest(history, file, at, direction, kinds)
         if found is None:
-            extent = None if self._replay is None else self._replay.extent
-            is_done = self._replay is None or self._replay.file_events.is_done
-            text = searched.nothing(self._history, extent, is_done, at, direction, kinds)
+            text = searched.nothing(history, file, at, direction, kinds)
             self._notices.say_of_place(text, "caution")
             return
-        over = searched.passed_over(self._history, at, found.step, kinds)
+        over = searched.passed_over(history, file, at, found.step, kinds)
         self.go(found.step)
         self._notices.say_of_place(found.text + over, "caution" if over else "text")
 

@@ -1,0 +1,213 @@
+"""`FileWaits`: the late tokens and lost messages of a whole file, also of what is not in memory.
+
+They have to be reckoned, message by message: the waits of every step. Its thread owns a file handle
+of its own and begins where the replay stands; it works for a third of the time, a millisecond or
+two at once, so that it is in nobody's way. What is kept does not depend on the service levels.
+"""
+
+import threading
+import time
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import msgspec
+
+from stepscope.recordings.chunk_waits import waits_in
+from stepscope.recordings.event_notes import breach_event
+from stepscope.recordings.events import SessionEvent
+from stepscope.recordings.latency import SLO
+from stepscope.recordings.longest import Breach
+from stepscope.recordings.reader import Recording
+from stepscope.recordings.recording_errors import RecordingError
+from stepscope.recordings.worst_waits import WorstWaits
+
+MAX_KEPT = 1_500_000  # of 40 bytes: a busy week has 1.2 million
+_FIRST_PAUSE_S = 0.6  # what is on the screen, and what happened in the file, come before
+_BUSY_S = 0.02  # until it is asked again whether something else is
+_REST = 2.0  # times as long as it has worked
+_NEVER, _SEARCHED, _UNREADABLE = 0, 1, 2
+_NO_FIRST, _NO_LAST = 2**62, -1  # step of a chunk without any
+
+
+class FileWaits:
+    """Finds them once it is started.
+
+    Args:
+        path: of the recording.
+        where: the step near which to search next, None where that is not known. On its thread.
+        is_busy: something more urgent is being done with the file; likewise.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        where: Callable[[], int | None] = lambda: None,
+        is_busy: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._path = path
+        self._where = where
+        self._is_busy = is_busy
+        self._is_stopping = False
+        self._hurry = threading.Event()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="waits of the file", daemon=True)
+        self._worked_since_s = 0.0
+        self._itl, self._ttft = WorstWaits(), WorstWaits()
+        self._gaps: list[SessionEvent] = []  # in order of steps; replaced, not changed
+        # Of each chunk, once it is open:
+        self._searched = bytearray()
+        self._first_steps, self._last_steps = array("q"), array("q")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._is_stopping = True
+        self._hurry.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    @property
+    def is_done(self) -> bool:
+        """Nothing more will be found: see `spans` for what was searched."""
+        return self._done.is_set()
+
+    def wait(self, timeout_s: float = 10.0) -> bool:
+        """Until it is done; False if it takes longer."""
+        self._hurry.set()
+        return self._done.wait(timeout_s)
+
+    @property
+    def share(self) -> float:
+        """Of the file, that has been searched: 0..1."""
+        number = len(self._searched)
+        return 1 - self._searched.count(_NEVER) / number if number else float(self.is_done)
+
+    def spans(self) -> list[tuple[int, int]]:
+        """First and last step of each stretch that was searched, in order."""
+        searched, found = bytes(self._searched), []
+        begin = searched.find(_SEARCHED)
+        while begin >= 0:
+            end = begin
+            while end < len(searched) and searched[end] == _SEARCHED:
+                end += 1
+            first, last = min(self._first_steps[begin:end]), max(self._last_steps[begin:end])
+            if first <= last:
+                found.append((first, last))
+            begin = searched.find(_SEARCHED, end)
+        return found
+
+    def next(
+        self, step: int, direction: int, kinds: Collection[str], slo: SLO
+    ) -> SessionEvent | None:
+        """The nearest one after (direction 1) or before (-1) `step`, as far as was searched.
+
+        Args:
+            slo: what makes a token late. Of the late ones of a second, the latest is found.
+        """
+        found: list[SessionEvent] = []
+        if "slo" in kinds:
+            for kind, waits, bound_ms in self._kinds(slo):
+                if (wait := waits.next(step, direction, bound_ms * 1e6)) is not None:
+                    found.append(
+                        breach_event(slo, wait.step, wait.time_ns, kind, wait.ns, wait.request_id)
+                    )
+        if "gap" in kinds:
+            gaps = self._gaps
+            at = (
+                bisect_right(gaps, step, key=_step)
+                if direction > 0
+                else bisect_left(gaps, step, key=_step) - 1
+            )
+            if 0 <= at < len(gaps):
+                found.append(gaps[at])
+        return min(found, key=lambda each: (each.step - step) * direction, default=None)
+
+    def longest(self, slo: SLO, limit: int) -> list[Breach]:
+        """The longest waits above the ITL bound as far as was searched, the longest of each second.
+
+        Where there is none, those for a first token above the TTFT bound. The longest first;
+        `num_tokens` counts those that came after this very wait.
+        """
+        for kind, waits, bound_ms in self._kinds(slo):
+            if found := waits.longest(limit, bound_ms * 1e6):
+                return [
+                    Breach(each.step, each.time_ns, kind, each.ns, each.request_id, each.num_tokens)
+                    for each in found
+                ]
+        return []
+
+    def _kinds(self, slo: SLO) -> list[tuple[str, WorstWaits, float]]:
+        return [("ITL", self._itl, slo.itl_ms), ("TTFT", self._ttft, slo.ttft_ms)]
+
+    # The thread
+
+    def _run(self) -> None:
+        try:
+            self._hurry.wait(_FIRST_PAUSE_S)
+            if not self._is_stopping:
+                with Recording(self._path) as recording:
+                    self._search(recording)
+        except (RecordingError, OSError):
+            pass  # who plays it says what is wrong with it
+        finally:
+            self._done.set()
+
+    def _search(self, recording: Recording) -> None:
+        number = recording.num_chunks
+        self._first_steps = array("q", [_NO_FIRST]) * number
+        self._last_steps = array("q", [_NO_LAST]) * number
+        self._searched = bytearray(number)
+        at = 0
+        while not self._is_stopping:
+            self._worked_since_s = time.monotonic()
+            at = self._chunk_at(recording, at)
+            nearest = _nearest(self._searched, at)
+            if nearest is None or len(self._itl) + len(self._ttft) + len(self._gaps) > MAX_KEPT:
+                return
+            try:
+                self._take(recording, nearest)
+            except (RecordingError, msgspec.DecodeError):
+                self._searched[nearest] = _UNREADABLE  # who plays it says so
+
+    def _take(self, recording: Recording, number: int) -> None:
+        found = waits_in(recording, number, self._turn)
+        if found is None:
+            return
+        self._itl.put(found.itl)
+        self._ttft.put(found.ttft)
+        if found.gaps:
+            self._gaps = sorted({*self._gaps, *found.gaps})
+        if (steps := recording.steps_in(number)) is not None:
+            self._first_steps[number], self._last_steps[number] = steps
+        self._searched[number] = _SEARCHED
+
+    def _chunk_at(self, recording: Recording, before: int) -> int:
+        """The chunk to search first: the one where the replay stands."""
+        step = self._where()
+        if step is None or self._first_steps[before] <= step <= self._last_steps[before]:
+            return before
+        found = recording.find_step(step)
+        return before if found is None else found.chunk
+
+    def _turn(self) -> bool:
+        """Rest after some messages; whether to go on."""
+        self._hurry.wait(_REST * (time.monotonic() - self._worked_since_s))
+        while self._is_busy() and not self._hurry.wait(_BUSY_S):
+            pass
+        self._worked_since_s = time.monotonic()
+        return not self._is_stopping
+
+
+def _nearest(searched: bytearray, at: int) -> int | None:
+    """The chunk nearest to `at` that was not looked at, None where all were."""
+    after, before = searched.find(_NEVER, at), searched.rfind(_NEVER, 0, at)
+    if after < 0 or before < 0:
+        return None if after == before else max(after, before)
+    return after if after - at <= at - before else before
+
+
+def _step(event: SessionEvent) -> int:
+    return event.step
