@@ -1,6 +1,8 @@
 """`Notices`: the one line that tells the operator what was done and what is wrong."""
 
+import re
 import textwrap
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
@@ -12,10 +14,12 @@ _SHOWN_S = 8.0
 _ERROR_SHOWN_S = 20.0
 _REFUSAL_SHOWN_S = 5.0
 _BETWEEN: Run = ("  │  ", "frame")
+_LEAST = 24  # cells of what is still wrong, beside something new
+_PATH = re.compile(r"(?<!\S)~?/\S+")
 
 
 class Notices:
-    """The last thing said, until it is old; what is still wrong stands before it."""
+    """The last thing said, until it is old; what is still wrong stands after it."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -23,6 +27,7 @@ class Notices:
         self._tone: Tone = "text"
         self._until_s = 0.0
         self._is_of_place = False
+        self._later: deque[tuple[str, Tone]] = deque()
 
     def say(self, text: str, tone: Tone = "text") -> None:
         self._text = text
@@ -30,6 +35,10 @@ class Notices:
         shown_s = _ERROR_SHOWN_S if tone in ("breach", "caution") else _SHOWN_S
         self._until_s = self._clock() + shown_s
         self._is_of_place = False
+
+    def say_later(self, text: str, tone: Tone = "text") -> None:
+        """Once what is said now has been there to be read: nobody has asked for it."""
+        self._later.append((text, tone))
 
     def refuse(self, text: str) -> None:
         """Why a key does nothing: only of interest right after it, on the screen it was for."""
@@ -52,7 +61,7 @@ class Notices:
 
     def lines(self, width: int, most: int) -> list[Line]:
         """What is said now in as many lines as it needs, `most` at most; none of nothing."""
-        if not self._text or self._clock() >= self._until_s:
+        if not self._is_said():
             return []
         room = max(1, width - 1)
         parts = textwrap.wrap(clean(self._text, len(self._text)), room) or [""]
@@ -61,20 +70,53 @@ class Notices:
         return [((" ", "text"), (clean(part, room), self._tone)) for part in parts]
 
     def line(self, standing: list[tuple[str, Tone]], width: int) -> Line:
-        """What is said now, and before it what is `standing`: still wrong, or still pending."""
-        parts = list(standing)
-        if self._text and self._clock() < self._until_s:
+        """What is said now, and after it what is `standing`: still wrong, or still pending.
+
+        Where both have no room, the new one has most of it: the others are there when it is gone.
+        """
+        parts, new = list(standing), 0
+        if self._is_said():
             parts.insert(0, (self._text, self._tone))
+            new = 1
         if not parts:
             return ()
         room = width - 1 - (len(parts) - 1) * length_of((_BETWEEN,))
-        shares = _shares([len(text) for text, _ in parts], room)
+        lengths = [len(text) for text, _ in parts]
+        shares: list[int] = []
+        if new:
+            others = sum(min(length, _LEAST) for length in lengths[1:])
+            shares = [min(lengths[0], max(_LEAST, room - others))]
+        shares += _shares(lengths[new:], room - sum(shares))
         line: Line = ((" ", "text"),)
         for idx, ((text, tone), share) in enumerate(zip(parts, shares, strict=True)):
             if idx:
                 line = (*line, _BETWEEN)
-            line = (*line, (clean(text, share), tone))
+            line = (*line, (clean(_with_short_paths(text, share), share), tone))
         return line
+
+    def _is_said(self) -> bool:
+        """Whether anything is said now; what was to be said later is, once there is nothing."""
+        if self._text and self._clock() < self._until_s:
+            return True
+        if not self._later:
+            return False
+        self.say(*self._later.popleft())
+        return True
+
+
+def _with_short_paths(text: str, width: int) -> str:
+    """Paths lose folders from their front, where the text is too long: their ends tell most."""
+    for path in _PATH.findall(text):
+        excess = len(text) - width
+        if excess <= 0:
+            break
+        folders = path.split("/")
+        if len(folders) < 3:
+            continue
+        while len(folders) > 2 and len(path) - len("/".join(["…", *folders[1:]])) < excess:
+            del folders[0]
+        text = text.replace(path, "/".join(["…", *folders[1:]]), 1)
+    return text
 
 
 def _shares(lengths: Sequence[int], room: int) -> list[int]:

@@ -141,7 +141,7 @@ class MainScreen(Screen[None]):
             if news is not None:
                 self.notices.say(*news)
         if (said := self.news()) is not None:
-            self.notices.say(said)
+            self.notices.say_later(said)
         self._show_notice()
         is_busy = self.operator.pending or self.scene.is_busy or self.scene.is_behind
         if is_busy or not self._drawn.is_like(seen):
