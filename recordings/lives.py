@@ -5,6 +5,7 @@ happens outside the timeline's lock, on payloads that never change.
 """
 
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -112,7 +113,7 @@ class LifeKeeper:
             if _SWEEP_COST * num_steps > num_alone:
                 return None
             if num_on is None or num_on > num_anew:
-                self._sweep = self._begin_sweep(first_ns)
+                self._sweep = self._begin_sweep(first_ns, last_step)
             sweep = self._sweep
             if sweep is None:
                 return None
@@ -126,8 +127,8 @@ class LifeKeeper:
             self._known.clear()
             self._follower = self._sweep = None
 
-    def _begin_sweep(self, start_ns: int) -> LateSweep | None:
-        begun = self._state_before(start_ns)
+    def _begin_sweep(self, start_ns: int, last_step: int) -> LateSweep | None:
+        begun = self._state_before(start_ns, last_step)
         if begun is None:
             return None
         state, number = begun
@@ -160,7 +161,7 @@ class LifeKeeper:
             follower = self._follower
             if follower is None or follower.request_id != view.request_id:
                 start_ns = 0 if view.is_partial else view.arrival_ns
-                begun = self._begin(view.request_id, start_ns)
+                begun = self._begin(view.request_id, start_ns, last)
                 if begun is None:
                     return None
                 reader = TranscriptReader(view.request_id, self._known_transcript(view.request_id))
@@ -203,7 +204,7 @@ class LifeKeeper:
                 start_ns = 0 if view is None else view.arrival_ns
             else:
                 start_ns = view.arrival_ns if view.last_token_ns is None else view.last_token_ns
-        begun = self._begin(request_id, start_ns)
+        begun = self._begin(request_id, start_ns, step)
         if begun is None:
             return None
         explainer, number = begun
@@ -239,9 +240,11 @@ class LifeKeeper:
                 return end_ns - columns.column(f"max_{kind}_ns")[index]
         return None
 
-    def _begin(self, request_id: int, start_ns: int) -> tuple[Explainer, int] | None:
+    def _begin(
+        self, request_id: int, start_ns: int, last_step: int | None
+    ) -> tuple[Explainer, int] | None:
         """An explainer of one request at the last step before a time, and the next number."""
-        begun = self._state_before(start_ns)
+        begun = self._state_before(start_ns, last_step)
         if begun is None:
             return None
         state, number = begun
@@ -253,14 +256,20 @@ class LifeKeeper:
         usual = self._usual.usual
         return Explainer(itl_bound_ns, ttft_bound_ns, only, state, with_begun=True, usual=usual)
 
-    def _state_before(self, time_ns: int) -> tuple[SessionState, int] | None:
-        """What was known at the last step before a time, and the number of the message after it."""
+    def _state_before(self, time_ns: int, last_step: int | None) -> tuple[SessionState, int] | None:
+        """What was known at the last step before a time, and the number of the message after it.
+
+        Args:
+            last_step: it is not followed back further than `MAX_LIFE_STEPS` from there (None: the
+                newest).
+        """
         with self._lock:
             timeline = self._timeline
             steps = timeline.columns.steps
             if not steps:
                 return None
-            index = max(timeline.columns.index_at(time_ns), len(steps) - MAX_LIFE_STEPS)
+            end = len(steps) if last_step is None else bisect_right(steps, last_step)
+            index = max(timeline.columns.index_at(time_ns), end - MAX_LIFE_STEPS)
             found = timeline.ring.locate(steps[index]) if index >= 0 else None
             if found is None:
                 oldest = timeline.ring.segments[0]

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.simulated import SimulatedWorkload, simulate
+from stepscope.recordings import lives
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.longest import BLOCK, Breach, Longest
@@ -91,3 +93,18 @@ def test_first_tokens_count_as_stalls_only_where_no_stream_was_held_up() -> None
     assert {each.kind for each in found.longest} == {"TTFT"}
     history.set_slo(SLO(ttft_ms=1e9, itl_ms=1e9))
     assert history.stalls(None, 300) == ([], 0)
+
+
+def test_a_stall_is_explained_however_long_ago_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = History(SLO(ttft_ms=1e9, itl_ms=12.0))
+    for sequence, message in simulate(seed=3, num_steps=300, workload=SimulatedWorkload(rate=9.0)):
+        history.append(sequence, message)
+    stalls = history.stalls(None, 300).longest
+    whole = [history.wait(each.step, each.request_id) for each in stalls]
+    assert min(each.step for each in stalls) < 100
+    history.set_slo(history.slo)  # nothing is known any more
+    monkeypatch.setattr(lives, "MAX_LIFE_STEPS", 100)
+    assert [history.wait(each.step, each.request_id) for each in stalls] == whole
+    last = history.last_stall(99)
+    assert last is not None
+    assert last.pieces == history.wait(last.step, last.request_id).pieces  # type: ignore[union-attr]
