@@ -21,6 +21,7 @@ from stepscope.recordings.latency import SLO
 from stepscope.recordings.longest import Breach
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recording_errors import RecordingError
+from stepscope.recordings.windows import Stalls
 from stepscope.recordings.worst_waits import WorstWaits
 
 MAX_KEPT = 1_500_000  # of 40 bytes: a busy week has 1.2 million
@@ -82,8 +83,7 @@ class FileWaits:
     @property
     def share(self) -> float:
         """Of the file, that has been searched: 0..1."""
-        number = len(self._searched)
-        return 1 - self._searched.count(_NEVER) / number if number else float(self.is_done)
+        return self._searched.count(_SEARCHED) / max(1, len(self._searched))
 
     def spans(self) -> list[tuple[int, int]]:
         """First and last step of each stretch that was searched, in order."""
@@ -125,19 +125,20 @@ class FileWaits:
                 found.append(gaps[at])
         return min(found, key=lambda each: (each.step - step) * direction, default=None)
 
-    def longest(self, slo: SLO, limit: int) -> list[Breach]:
+    def stalls(self, slo: SLO, limit: int) -> Stalls:
         """The longest waits above the ITL bound as far as was searched, the longest of each second.
 
-        Where there is none, those for a first token above the TTFT bound. The longest first;
-        `num_tokens` counts those that came after this very wait.
+        Where there is none, those for a first token above the TTFT bound. `num_tokens` counts those
+        that came after this very wait, `number` the seconds that have one.
         """
         for kind, waits, bound_ms in self._kinds(slo):
             if found := waits.longest(limit, bound_ms * 1e6):
-                return [
+                longest = [
                     Breach(each.step, each.time_ns, kind, each.ns, each.request_id, each.num_tokens)
                     for each in found
                 ]
-        return []
+                return Stalls(longest, waits.num_above(bound_ms * 1e6))
+        return Stalls([], 0)
 
     def _kinds(self, slo: SLO) -> list[tuple[str, WorstWaits, float]]:
         return [("ITL", self._itl, slo.itl_ms), ("TTFT", self._ttft, slo.ttft_ms)]

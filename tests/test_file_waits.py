@@ -255,8 +255,9 @@ def test_one_late_token_of_every_second_that_has_any_is_led_to(
         at = event.step
     seconds = {each.time_ns // 10**9 for each in seen}
     assert seconds == {each.time_ns // 10**9 for each in late.values()}
-    worst = found.longest(slo, 3)
+    worst, number = found.stalls(slo, 3)
     itl = [each for (kind, _), each in late.items() if kind == "ITL"]
+    assert number == len([each for each in seen if each.text.startswith("ITL")])
     assert worst[0].ns == max(each.ns for each in itl)
     assert [each.ns for each in worst] == sorted((each.ns for each in worst), reverse=True)
     # And in the words that the log of what is in memory has for them.

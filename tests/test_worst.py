@@ -9,6 +9,7 @@ import pytest
 
 import stepscope.recordings.samples
 from stepscope.engine.simulated import SimulatedWorkload, simulate
+from stepscope.recordings.file_waits import FileWaits
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.reader import Recording
@@ -164,7 +165,10 @@ async def test_before_the_first_step_there_is_nowhere_to_go(
         assert notice(app) == "there is no step yet"
 
 
-async def test_in_a_replay_it_leads_through_what_is_in_memory(replay: ReplaySource) -> None:
+async def test_in_a_replay_it_leads_through_what_is_in_memory_until_the_file_is_searched(
+    replay: ReplaySource,
+) -> None:
+    searched, replay.file_waits = replay.file_waits, FileWaits(SAMPLE)
     app = dashboard(replay)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("w")
@@ -177,6 +181,37 @@ async def test_in_a_replay_it_leads_through_what_is_in_memory(replay: ReplaySour
         await pilot.press("1", "w")
         assert app.main.frame.cursor == 123
         assert notice(app).startswith("worst of 3 stalls in memory: 832 ms")
+        replay.file_waits = searched
+        assert searched.wait(30)
+        app.main.navigator.go(150)
+        await pilot.press("w")
+        said = r"worst of 7 seconds with a stall: 837 ms at .+, held up 12 streams \(w: the next\)"
+        assert re.match(said, notice(app))
+        assert replay.wait()
+        assert replay.history.last_step == 302
+        await pilot.press("w")
+        assert notice(app).startswith("2nd worst of 7 seconds with a stall: 832 ms")
+        assert app.main.new_frame().cursor == 123
+        replay.history.set_slo(SLO(500.0, 10_000.0))
+        app.main.navigator.go(130)
+        await pilot.press("w")
+        assert re.match(r"(the only|worst of \d+) seconds? with a late first token", notice(app))
+        replay.history.set_slo(SLO(1e9, 1e9))
+        await pilot.press("w")
+        assert notice(app).startswith("no token came later than")
+
+
+async def test_in_a_file_that_is_not_all_searched_it_says_of_how_much_of_it_it_tells(
+    replay: ReplaySource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert replay.file_waits.wait(30)
+    replay.seek(200)
+    assert replay.wait()
+    monkeypatch.setattr(FileWaits, "share", 0.415)
+    app = dashboard(replay)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("w")
+        assert notice(app).startswith("worst of 7 seconds with a stall in 41% of the file: 837 ms")
 
 
 def test_where_a_replay_seeks_what_it_leads_to_it_goes_on_from_there() -> None:
@@ -190,6 +225,7 @@ def test_where_a_replay_seeks_what_it_leads_to_it_goes_on_from_there() -> None:
         """A replay with room for one step only, and who moves through it."""
 
         status, extent, frame = "paused", (0, 10_000), None
+        file_waits = FileWaits(SAMPLE)  # not searched
 
         def __init__(self) -> None:
             self.view = View()

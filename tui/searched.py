@@ -6,6 +6,7 @@ from typing import Protocol
 from stepscope.recordings.events import SessionEvent
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
+from stepscope.recordings.windows import Stalls
 from stepscope.tui.frame_builder import InFile
 
 # What takes longer to find in a file than all else: it has to be reckoned.
@@ -27,7 +28,12 @@ class FileWaits(Protocol):
     @property
     def is_done(self) -> bool: ...
 
+    @property
+    def share(self) -> float: ...
+
     def spans(self) -> list[tuple[int, int]]: ...
+
+    def stalls(self, slo: SLO, limit: int) -> Stalls: ...
 
     def next(
         self, step: int, direction: int, kinds: Collection[str], slo: SLO

@@ -8,6 +8,7 @@ from stepscope.recordings.windows import Stalls
 from stepscope.tui import format as fmt
 from stepscope.tui.navigator import Navigator, Replay
 from stepscope.tui.notices import Notices
+from stepscope.tui.searched import is_searched
 
 _MOST = 200  # of the worst; after them the first of them comes again
 _SUFFIXES = {1: "st", 2: "nd", 3: "rd"}
@@ -39,24 +40,28 @@ class WorstStalls:
 
     def next(self) -> None:
         """To the worst; from there to the next worst, and from the last one to the worst again."""
-        stalls = self._known()
+        of_file = self._is_of_file
+        stalls = self._known(of_file)
         if not stalls.longest:
-            self._notices.say_of_place(self._nothing(), "caution")
+            self._notices.say_of_place(self._nothing(of_file), "caution")
             return
         place = 0
-        if self._shown in stalls.longest and self._at() == self._shown.step:
-            place = (stalls.longest.index(self._shown) + 1) % len(stalls.longest)
+        shown = self._shown
+        if shown is not None and self._at() == shown.step:
+            told = [(each.step, each.kind) for each in stalls.longest]
+            if (shown.step, shown.kind) in told:
+                place = (told.index((shown.step, shown.kind)) + 1) % len(told)
         self._shown = stalls.longest[place]
+        text = self._told(stalls, place, of_file)
         self._navigator.go(self._shown.step)
-        self._notices.say_of_place(self._told(stalls, place))
+        self._notices.say_of_place(text)
 
-    def _known(self) -> Stalls:
-        """All that one can go to: those in memory.
-
-        Of a replay that is not all of the file. What its `file_events` know of late tokens outside
-        of memory belongs here; `Navigator.go` seeks what is not in memory.
-        """
-        return self._history().stalls(None, _MOST)
+    def _known(self, of_file: bool) -> Stalls:
+        """All that one can go to: in memory, or in the file as far as that was searched."""
+        history, replay = self._history(), self._replay
+        if replay is not None and of_file:
+            return replay.file_waits.stalls(history.slo, _MOST)
+        return history.stalls(None, _MOST)
 
     def _at(self) -> int | None:
         """The step looked at; of what moves on by itself none, but where a replay stands still."""
@@ -67,17 +72,20 @@ class WorstStalls:
 
     # Words
 
-    def _told(self, stalls: Stalls, place: int) -> str:
+    def _told(self, stalls: Stalls, place: int, of_file: bool) -> str:
         stall, number = stalls.longest[place], stalls.number
         is_itl = stall.kind == "ITL"
         what = "stall" if is_itl else "late first token"
+        whats = what + "s"
+        if of_file:  # of each second the worst is known
+            what, whats = f"second with a {what}", f"seconds with a {what}"
         if number == 1:
             which, hint = f"the only {what}", ""
         else:
-            which = f"{'' if not place else _ordinal(place + 1) + ' '}worst of {number:,} {what}s"
+            which = f"{'' if not place else _ordinal(place + 1) + ' '}worst of {number:,} {whats}"
             is_last = place + 1 == len(stalls.longest)
             hint = f" ({self._key('worst')}: the {'worst again' if is_last else 'next'})"
-        where = "" if self._is_all else " in memory"
+        where = self._where(of_file)
         when = fmt.clock(self._history().wall_ns(stall.time_ns))
         how_long = fmt.with_ms(stall.ns / 1e6)
         who = f"r{stall.request_id}"
@@ -85,16 +93,31 @@ class WorstStalls:
             who = f"held up {fmt.plural(stall.num_tokens, 'stream')}"
         return f"{which}{where}: {how_long} at {when}, {who}{hint}"
 
-    def _nothing(self) -> str:
+    def _nothing(self, of_file: bool) -> str:
         history = self._history()
         frame = self._navigator.frame
         if not history.num_steps:
             return "there is no step yet"
         if frame is not None and not frame.tells_requests:
             return "the engine does not tell when whose tokens came"
-        slo, where = history.slo, "" if self._is_all else " in memory"
+        slo, where = history.slo, self._where(of_file)
         levels = f"TTFT {slo.ttft_ms:g} ms, ITL {slo.itl_ms:g} ms"
         return f"no token{where} came later than {levels} ({self._key('service_levels')})"
+
+    def _where(self, of_file: bool) -> str:
+        """What was searched, where that is not all there is."""
+        if self._replay is None or self._is_all:
+            return ""
+        if not of_file:
+            return " in memory"
+        share = self._replay.file_waits.share
+        return "" if share == 1 else f" in {int(100 * share)}% of the file"
+
+    @property
+    def _is_of_file(self) -> bool:
+        """Whether more of what is replayed was searched than is in memory."""
+        replay = self._replay
+        return replay is not None and not self._is_all and is_searched(self._history(), replay)
 
     @property
     def _is_all(self) -> bool:
