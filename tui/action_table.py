@@ -127,8 +127,8 @@ _ACTIONS: tuple[Action, ...] = (
                       ("start", "the last line"))),
     Action("previous_event", ("left_square_bracket",), "Find event", "previous event: a change, "
            "mark, preemption, abort, refusal, late token or loss", "time", footer=3,
-           elsewhere=(("replay", "previous event in the file: a change, mark, preemption, abort or "
-                       "refusal; late tokens and losses as far as they are in memory"),
+           elsewhere=(("replay", "previous event in the file: a change, mark, preemption, abort, "
+                       "refusal, late token or loss"),
                       ("compare", "previous change, mark, preemption, late token or loss of either "
                        "run"))),
     Action("next_event", ("right_square_bracket",), "Find event", "next event", "time"),
