@@ -31,16 +31,15 @@ _COLUMNS = (
     "tokens_ns",
 )
 
-_Class: TypeAlias = tuple[int, int, int, int]
+_Class: TypeAlias = tuple[int, int, int]
 
 
 class Work(NamedTuple):
     """What a step computed."""
 
-    num_prefill_tokens: int  # recomputed ones included
-    num_attended: int  # by them: each chunk times its tokens and those before it
-    num_decode_tokens: int  # padding included
-    num_blocks: int  # of the KV cache in use; 0 where that is not told
+    num_tokens: int  # of prefill, decode and padding: a product with weights tells no difference
+    num_attended: int  # by prefill: each chunk times its tokens and those before it
+    num_blocks: int  # of the KV cache in use, for decodes attend to them; 0 where that is not told
 
 
 class Held(NamedTuple):
@@ -149,9 +148,8 @@ def work_of(record: StepRecord, prefills: Sequence[BatchRow]) -> Work | None:
     if record.batch is None:
         return None
     return Work(
-        record.num_prefill_tokens,
+        record.num_prefill_tokens + record.num_decode_tokens + (record.num_padded_tokens or 0),
         sum(row.num_tokens * (row.start + row.num_tokens) for row in prefills),
-        record.num_decode_tokens + (record.num_padded_tokens or 0),
         0 if record.kv is None else record.kv.used,
     )
 
@@ -186,7 +184,7 @@ class UsualInMemory:
             *told, strict=True
         ):
             if attended >= 0:
-                work = Work(prefill, attended, decode + max(0, padded), max(0, used))
+                work = Work(prefill + decode + max(0, padded), attended, max(0, used))
                 usual.add(work, max(0, end_ns - max(start_ns, before_ns)))
         self.usual = usual
         return True
@@ -198,8 +196,8 @@ class UsualInMemory:
 
 
 def _class_of(work: Work) -> _Class:
-    a, b, c, d = work
-    return a.bit_length(), b.bit_length(), c.bit_length(), d.bit_length()
+    num_tokens, num_attended, num_blocks = work
+    return num_tokens.bit_length(), num_attended.bit_length(), num_blocks.bit_length()
 
 
 def _rounded(ns: int) -> int:

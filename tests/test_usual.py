@@ -259,15 +259,15 @@ def test_where_too_few_steps_computed_as_much_nothing_is_said() -> None:
 
 
 def test_what_is_usual_for_rare_work_is_told_by_steps_of_more_work_never_of_less() -> None:
-    usual, work = Usual(), Work(100, 100_000, 8, 500)
+    usual, work = Usual(), Work(100, 100_000, 500)
     for _ in range(MIN_STEPS):
         usual.add(work, 50 * MS)
     assert usual.ns(work) == pytest.approx(50 * MS, rel=0.01)
-    assert usual.ns(work._replace(num_prefill_tokens=40)) == usual.ns(work)
-    assert usual.ns(work._replace(num_decode_tokens=2)) == usual.ns(work)
-    for more in ("num_prefill_tokens", "num_attended", "num_decode_tokens", "num_blocks"):
-        assert usual.ns(work._replace(**{more: 2 * getattr(work, more)})) is None
-    assert usual.ns(work._replace(num_prefill_tokens=1)) is None  # far less of it
+    for figure in Work._fields:
+        number = getattr(work, figure)
+        assert usual.ns(work._replace(**{figure: number // 3})) == usual.ns(work)
+        assert usual.ns(work._replace(**{figure: number * 2})) is None
+        assert usual.ns(work._replace(**{figure: number // 30})) is None  # far less of it
     assert usual.held(work, 140 * MS) is None
     held = usual.held(work, 500 * MS)
     assert held is not None
