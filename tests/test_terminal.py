@@ -75,7 +75,7 @@ def test_an_operators_way_through_a_live_engine(
     screen.wait_for(rf"step {step - 3:,} ")
     screen.send(PAGE_UP)
     until(lambda: shown_step(screen) < step - 50, "not a screen back")
-    screen.wait_for(r"PAUSED -\d\d:\d\d\.\d \([\d,]+ steps behind\)")
+    screen.wait_for(r"PAUSED▌ \d\d:\d\d:\d\d\.\d, [\d.]+ s back \([\d,]+ steps\)")
 
     # A step, a request of it, and why its tokens took so long; Esc leads back.
     screen.send("2")
@@ -135,7 +135,7 @@ def test_an_operators_way_through_a_live_engine(
     scrubber = screen.row_of(r"\d\d:\d\d:\d\d ├")
     bar = screen.text().splitlines()[scrubber]
     screen.click(bar.index("├") + 3, scrubber)
-    screen.wait_for(r"steps behind")
+    screen.wait_for(r"PAUSED▌ .* back")
     before = screen.text()
     screen.click(60, screen.row_of("requests × steps") + 3, button=65)
     until(lambda: screen.text() != before, "the wheel did nothing")

@@ -65,7 +65,7 @@ async def test_pause_keeps_the_picture_while_steps_come_in(source: Any) -> None:
         after = screen_text(app).splitlines()
         assert after[2:30] == before
         assert "PAUSED" in after[0]
-        assert "(30 steps behind)" in after[0]
+        assert "back (30 steps)" in after[0]
         assert source.history.last_step == NUM_STEPS + 29
         await pilot.press("space")
         assert "▐LIVE▌" in screen_text(app)
@@ -398,7 +398,7 @@ async def test_an_engine_that_was_paused_meanwhile_is_told_of_while_looking_back
         )
         history.append(history.last_sequence + 1, status)
         app.main.draw_if_changed()
-        assert "▐PAUSED -" in screen_text(app)
+        assert "▐PAUSED▌" in screen_text(app)
         assert "engine paused by now" in screen_text(app)
 
 

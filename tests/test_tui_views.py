@@ -1,6 +1,7 @@
 """What the views draw of a moment is what the records say, character for character."""
 
 import re
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -14,6 +15,7 @@ from stepscope.tui import format as fmt
 from stepscope.tui.chart_columns import ChartColumns
 from stepscope.tui.frame import Frame
 from stepscope.tui.frame_builder import FrameBuilder
+from stepscope.tui.goto import wanted
 from stepscope.tui.lane_rows import FilterError, lane_filter
 from stepscope.tui.view import View
 from stepscope.tui.widgets import (
@@ -405,7 +407,7 @@ def test_all_main_figures_fit_into_a_line_of_120_cells(source: Any) -> None:
         ("connecting", True, "▐CONNECTING▌"),
         ("playing", True, "▐REPLAY 2x▌"),
         ("ended", True, "▐REPLAY END▌"),
-        ("live", False, "steps behind)▌"),
+        ("live", False, "▐PAUSED▌"),
     ],
 )
 def test_the_badge_never_calls_an_old_picture_live(
@@ -417,7 +419,48 @@ def test_the_badge_never_calls_an_old_picture_live(
     assert len(line) == 120
     assert expected in line
     if not live:
-        assert "(99 steps behind)" in line
+        assert f" {fmt.moment(frame.wall_ns(300), with_tenths=True)}, 1.4 s back (99 steps)" in line
+
+
+@pytest.mark.parametrize("status", ["live", "paused"])
+def test_what_the_header_gives_as_the_time_of_a_step_is_found_again(
+    source: Any, status: Any
+) -> None:
+    connection = header.Connection("stepscope", "ipc://engine-0", status, 10.0)
+    frame = frame_of(source, paused(300))
+    frame.is_replay = status == "paused"
+    narrow = text(header.draw(frame, connection, 80))[0]
+    shown = re.search(r"(\w{3} \d+ \d{4} )?\d\d:\d\d:\d\d\.\d", narrow)
+    assert shown, narrow
+    assert "step 300 " in narrow
+    history = source.history
+    found = wanted(shown[0], 350, history, None).step
+    at = [history.summary(step) for step in (found, found + 1, 300)]
+    assert all(each is not None for each in at)
+    moments = [fmt.moment(history.wall_ns(each.tokens_ns), with_tenths=True) for each in at if each]
+    assert moments[0] <= shown[0] <= moments[1]
+    assert moments[2] == shown[0]
+
+
+@pytest.mark.parametrize(
+    ("target", "error"),
+    [("Foo 14 12:00:00", "no month is called Foo"), ("Nov 14 12:00:00 2023", "not a step")],
+)
+def test_what_is_no_date_is_refused(source: Any, target: str, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        wanted(target, 300, source.history, None)
+
+
+def test_a_date_is_shown_where_it_is_not_todays_and_the_year_where_not_this_ones() -> None:
+    now_s = int(time.time())
+    assert fmt.moment(now_s * 10**9) == time.strftime("%H:%M:%S", time.localtime(now_s))
+    for days in (3, 400, 4_000):
+        then_s = now_s - days * 86_400
+        then, now = time.localtime(then_s), time.localtime(now_s)
+        year = "" if then.tm_year == now.tm_year else " %Y"
+        expected = time.strftime(f"%b {then.tm_mday}{year} %H:%M:%S", then)
+        assert fmt.moment(then_s * 10**9) == expected
+        assert fmt.moment(then_s * 10**9 + 370_000_000, with_tenths=True) == f"{expected}.3"
 
 
 def test_the_header_tells_of_a_recording_and_gives_way_on_narrow_screens(source: Any) -> None:

@@ -119,7 +119,8 @@ _ACTIONS: tuple[Action, ...] = (
            "a screen back in time; in a list ten rows up", "time"),
     Action("screen_forward", ("pagedown",), "Screen",
            "a screen on in time; in a list ten rows down", "time"),
-    Action("oldest", ("home",), "Oldest", "the oldest step in memory", "time",
+    Action("oldest", ("home",), "Oldest", "the oldest step in memory; there already: what the "
+           "engine still keeps of before", "time",
            elsewhere=(("replay", "the first step of the file"), ("compare", "the first column"),
                       ("start", "the first line"))),
     Action("live", ("L", "end"), "Live", "the newest step, and follow it", "time", footer=10,
@@ -141,9 +142,8 @@ _ACTIONS: tuple[Action, ...] = (
            "(in memory)", "time"),
     Action("previous_mark", ("apostrophe",), "Mark", "previous mark (the last, from before "
            "the first)", "time"),
-    Action("worst", ("w",), "Worst stall", "the worst stall in memory: the longest gap between "
-           "tokens above the service level (none: the longest wait for a first one); again: the "
-           "next worst", "time"),
+    Action("worst", ("w",), "Worst stall", "the worst stall in memory: what held up streams the "
+           "longest; again: the next worst", "time"),
     Action("goto", ("g",), "Go to", "go to a step (1200), a time (12:41:58), or so far from "
            "here (-30s, +2m)", "time", footer=13),
     Action("previous_session", ("p",), "Before restart",

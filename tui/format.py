@@ -2,6 +2,8 @@
 
 import time
 
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
 
 def count(value: float | None) -> str:
     """184223 -> 184,223; what is not known is a dash."""
@@ -58,6 +60,12 @@ def percent(share: float | None) -> str:
     return "—" if share is None else f"{share * 100:.0f}%"
 
 
+def three_digits(value: float) -> str:
+    """Three significant digits, more where the number has more before its point."""
+    decimals = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:,.{decimals}f}"
+
+
 def size(num_bytes: float) -> str:
     for unit in ("B", "kB", "MB"):
         if num_bytes < 999.5:
@@ -80,6 +88,30 @@ def clock(wall_ns: int | None, with_seconds: bool = True) -> str:
     if wall_ns is None:
         return "--:--:--" if with_seconds else "--:--"
     return time.strftime("%H:%M:%S" if with_seconds else "%H:%M", time.localtime(wall_ns / 1e9))
+
+
+def moment(wall_ns: int | None, with_tenths: bool = False) -> str:
+    """Local time of day, behind its date where that is not today's: Nov 15 12:41:58."""
+    if wall_ns is None:
+        return clock(None)
+    when, today = time.localtime(wall_ns // 10**9), time.localtime()
+    shown = time.strftime("%H:%M:%S", when)
+    if with_tenths:
+        shown += f".{wall_ns // 10**8 % 10}"
+    if when[:3] == today[:3]:
+        return shown
+    year = "" if when.tm_year == today.tm_year else f" {when.tm_year}"
+    return f"{MONTHS[when.tm_mon - 1]} {when.tm_mday}{year} {shown}"
+
+
+def span(seconds: float) -> str:
+    """How long in words: 2.1 s, 12 s, 4 min 2 s, 1 h 12 min."""
+    if seconds < 59.5:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60:,} h {minutes % 60} min"
 
 
 def plural(number: int, noun: str) -> str:

@@ -7,6 +7,12 @@ from typing import NamedTuple, Protocol
 from stepscope.recordings.history import History
 from stepscope.tui import format as fmt
 
+# As a place is shown: 12:41, 12:41:58.3, Nov 15 12:41:58, Nov 15 2025 12:41:58.
+_TIME = re.compile(
+    r"(?:(?P<month>[a-z]{3}) (?P<date>\d{1,2})(?: (?P<year>\d{4}))? )?"
+    r"(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2}(?:\.\d+)?))?",
+    re.IGNORECASE,
+)
 _STRETCH = re.compile(r"([+-])(\d+(?:\.\d+)?)(ms|s|m|min)?")
 _SECONDS = {"ms": 0.001, "s": 1, None: 1, "m": 60, "min": 60}
 _HALF_DAY_NS = 12 * 3600 * 10**9
@@ -51,8 +57,8 @@ def wanted(text: str, at: int | None, history: History, file: FileTimes | None) 
     sign = -1 if text.startswith("-") else 1
     if stretch:
         away_ns = [sign * round(float(stretch[2]) * _SECONDS[stretch[3]] * 1e9)]
-    elif re.fullmatch(r"\d{1,2}:\d{2}(:\d{2})?", text):
-        away_ns = _away_ns(text, history.wall_ns(summary.tokens_ns))
+    elif (when := _TIME.fullmatch(text)) is not None:
+        away_ns = _away_ns(when, history.wall_ns(summary.tokens_ns))
     else:
         raise ValueError("not a step, a time or a stretch of time")
     for ns in away_ns:
@@ -64,7 +70,9 @@ def wanted(text: str, at: int | None, history: History, file: FileTimes | None) 
     if stretch and file is not None and file.extent is not None:
         return _clamped(file.extent[0] - 1 if sign < 0 else file.extent[1] + 1, history, file)
     if file is not None:
-        start, end = (fmt.clock(wall_ns) for wall_ns in file.extent_ns)
+        start, end = (fmt.moment(wall_ns) for wall_ns in file.extent_ns)
+        if start.split(":")[0][:-3] == end.split(":")[0][:-3]:
+            end = end[-len("00:00:00") :]  # of the same day
         raise ValueError(f"not in the file, which is of {start} to {end}")
     step = history.step_at(summary.tokens_ns + away_ns[0])
     if step is None:
@@ -103,17 +111,30 @@ def _step_in_memory(history: History, time_ns: int) -> int | None:
     return history.step_at(time_ns)
 
 
-def _away_ns(text: str, wall_ns: int | None) -> list[int]:
-    """From now to that time of day, on the likeliest day first."""
+def _away_ns(when: re.Match[str], wall_ns: int | None) -> list[int]:
+    """From now to that time, on the likeliest day first where none is named.
+
+    Raises:
+        ValueError: there is no such day, or nobody knows what time it is.
+    """
     if wall_ns is None:
         raise ValueError("the engine has not told the time of day")
-    hour, minute, second = ([int(part) for part in text.split(":")] + [0])[:3]
-    day = time.localtime(wall_ns / 1e9)
-    found = [
-        round(time.mktime((day.tm_year, day.tm_mon, date, hour, minute, second, 0, 0, -1)) * 1e9)
-        - wall_ns
-        for date in (day.tm_mday, day.tm_mday - 1, day.tm_mday + 1)
-    ]
+    day = time.localtime(wall_ns // 10**9)
+    time_of_day = int(when["hour"]), int(when["minute"])
+    part_ns = round(float(when["second"] or 0) * 1e9)
+
+    def away_ns(year: int, month: int, date: int) -> int:
+        start_s = time.mktime((year, month, date, *time_of_day, 0, 0, 0, -1))
+        return round(start_s) * 10**9 + part_ns - wall_ns
+
+    if when["month"]:
+        if when["month"].title() not in fmt.MONTHS:
+            raise ValueError(f"no month is called {when['month']}: {', '.join(fmt.MONTHS)}")
+        named = fmt.MONTHS.index(when["month"].title()) + 1, int(when["date"])
+        years = [int(when["year"])] if when["year"] else [day.tm_year, day.tm_year - 1]
+        return sorted((away_ns(year, *named) for year in years), key=abs)
+    dates = (day.tm_mday, day.tm_mday - 1, day.tm_mday + 1)
+    found = [away_ns(day.tm_year, day.tm_mon, date) for date in dates]
     if found[0] > _HALF_DAY_NS:
         return [found[1], found[0]]  # yesterday, seen from after midnight
     return found

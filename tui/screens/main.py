@@ -96,6 +96,7 @@ class MainScreen(Screen[None]):
 
     def look_at(self, history: History) -> None:
         """Show another history of this source."""
+        self.notices.leave_place()
         self.scene.look_at(history)
         self.navigator.look_at(history)
         self.view.follow()
@@ -137,7 +138,8 @@ class MainScreen(Screen[None]):
         session = self.session
         seen = status.seen(session, self.operator, self.view)
         self.operator.take_answers()
-        for news in (session.preferences.news(), session.exports.news()):
+        told = session.preferences.news(), session.exports.news(), self.navigator.news()
+        for news in told:
             if news is not None:
                 self.notices.say(*news)
         if (said := self.news()) is not None:

@@ -33,7 +33,7 @@ def badge(frame: Frame, connection: Connection) -> Run:
     if not frame.view.live and frame.is_replay:
         return "▐REPLAY PAUSED▌", "badge_paused"
     if not frame.view.live:
-        return _paused(frame), "badge_paused"
+        return "▐PAUSED▌", "badge_paused"
     if status in ("stale", "down", "starting", "connecting"):
         return f"▐{status.upper()}▌", "badge_down"
     if status == "live" and frame.state.state == "paused":
@@ -47,15 +47,25 @@ def badge(frame: Frame, connection: Connection) -> Run:
     return f"▐REPLAY {connection.speed or 1:g}x▌", "badge_replay"
 
 
-def _paused(frame: Frame) -> str:
-    if frame.cursor is None or frame.last_step is None:
-        return "▐PAUSED▌"
-    newest = frame.history.summary(frame.last_step)
-    behind_s = 0.0
-    if newest is not None and frame.summary is not None:
-        behind_s = (newest.tokens_ns - frame.summary.tokens_ns) / 1e9
-    behind = frame.last_step - frame.cursor
-    return f"▐PAUSED -{fmt.duration(behind_s)} ({fmt.plural(behind, 'step')} behind)▌"
+def _when(frame: Frame, connection: Connection) -> list[tuple[int, Line]]:
+    """When the step at the cursor was, and how far that is from the newest one."""
+    is_paused = not frame.view.live
+    if frame.cursor is None or not (is_paused or frame.is_replay):
+        return []
+    wall_ns = frame.wall_ns(frame.cursor)
+    if wall_ns is None and not is_paused:
+        return []
+    moment = fmt.moment(wall_ns, with_tenths=connection.status != "playing" or is_paused)
+    shown: list[tuple[int, Line]] = [(1, ((f" {moment}", "strong"),))]
+    newest = None if frame.last_step is None else frame.history.summary(frame.last_step)
+    if frame.is_replay or newest is None or frame.summary is None:
+        return shown
+    behind = newest.step - frame.summary.step
+    if behind:
+        back_s = (newest.tokens_ns - frame.summary.tokens_ns) / 1e9
+        shown.append((1, ((f", {fmt.span(back_s)} back", "text"),)))
+        shown.append((3, ((f" ({fmt.plural(behind, 'step')})", "muted"),)))
+    return shown
 
 
 def _place(frame: Frame, connection: Connection) -> str | None:
@@ -74,6 +84,8 @@ def draw(frame: Frame, connection: Connection, width: int) -> list[Line]:
         (1, ((f" {clean(connection.title, 24)} ", "strong"),)),
         (0, (badge(frame, connection),)),
     ]
+    if not frame.is_replay:
+        parts += _when(frame, connection)
     state = frame.state.state
     is_said = f"engine {state}" in badge(frame, connection)[0]
     if state in ("paused", "draining", "stopped") and not is_said:
@@ -82,6 +94,8 @@ def draw(frame: Frame, connection: Connection, width: int) -> list[Line]:
         parts.append((0, ((" engine paused by now ", "caution"),)))
     if (place := _place(frame, connection)) is not None:
         parts.append((1, ((f" {place} ", "text"),)))
+    if frame.is_replay:
+        parts += _when(frame, connection)
     if info is not None and info.with_tokens:
         parts.append((0, ((" with tokens ", "caution"),)))
     if info is not None:

@@ -11,11 +11,12 @@ _MARKS = {"preempt": "✗", "knobs": "◆", "mark": "▼", "gap": "?"}
 _RANK = " ✗?◆▼"  # of several in a cell the last in here is shown
 _STYLES = {"✗": "preempted", "◆": "mark", "▼": "mark", "?": "caution"}
 _LEFT = len(" 00:00:00 ├")
+_RIGHT = len("┤ 00:00:00 STALE 100,000 steps in memory")
 
 
 def bar_width(width: int) -> int:
     """Cells of the bar itself."""
-    return max(0, width - _LEFT - 37)
+    return max(0, width - _LEFT - _RIGHT)
 
 
 def step_at(frame: Frame, x: int, width: int) -> int | None:
@@ -55,7 +56,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         ("┤", "frame"),
         (f" {end:<8} ", "muted"),
         _state(frame),
-        (f"{fmt.count(frame.history.num_steps)} in memory", "muted"),
+        (f"{fmt.plural(frame.history.num_steps, 'step')} in memory", "muted"),
     ]
     return [tuple(runs)]
 

@@ -45,7 +45,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     """The whole page."""
     record, summary = frame.record, frame.summary
     step = "—" if frame.cursor is None else fmt.count(frame.cursor)
-    title: Line = ((f"step {step}", "title"), (" (follows cursor)", "muted"))
+    title: Line = ((f"step {step}", "title"), *_when(frame), (" (follows cursor)", "muted"))
     if record is None or summary is None:
         return framed(_missing(frame), width, height, title)
     head_height = min(_HEAD_HEIGHT, max(6, height // 2))
@@ -84,6 +84,13 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         "muted",
     )
     return [*head, *framed(body, width, body_height, (what,), (hint,))]
+
+
+def _when(frame: Frame) -> Line:
+    wall_ns = frame.wall_ns(frame.cursor)
+    if wall_ns is None:
+        return ()
+    return (("  ", "muted"), (fmt.moment(wall_ns, with_tenths=True), "text"))
 
 
 def _missing(frame: Frame) -> list[Line]:

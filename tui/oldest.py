@@ -1,0 +1,107 @@
+"""`Oldest`: what the key for the oldest step does in a live session.
+
+Pressed once it goes to the oldest step in memory; there, it asks the engine for what it still keeps
+of before, and goes on to the step that is the oldest then.
+"""
+
+from collections.abc import Callable
+
+from stepscope.recordings.backfill import Backfill
+from stepscope.recordings.history import History
+from stepscope.recordings.source import NO_ENGINE, Source
+from stepscope.recordings.subscriber import Subscriber
+from stepscope.tui import format as fmt
+from stepscope.tui.notices import Notices, Tone
+from stepscope.tui.view import View
+
+
+class Oldest:
+    """Belongs to the UI thread.
+
+    Args:
+        view: where the operator looks.
+        key: the key of an action, for what is said.
+        go: goes to a step.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        source: Source,
+        notices: Notices,
+        key: Callable[[str], str],
+        go: Callable[[int], None],
+    ) -> None:
+        self._view = view
+        self._source = source
+        self._notices = notices
+        self._key = key
+        self._go = go
+        self._asked_at: int | None = None  # the oldest step then; None: nothing is on the way
+
+    def press(self, history: History) -> None:
+        """The key was pressed while `history` is shown."""
+        first = history.first_step
+        is_there = self._view.cursor == first
+        if first is not None:
+            self._go(first)
+        backfill = self._backfill(history)
+        if backfill is None:
+            if first is not None:
+                self._notices.say_of_place(f"the oldest step in memory, {_clock(history)}")
+        elif is_there:
+            self._ask(history, backfill)
+        elif first is not None:
+            info, again = history.info, ""
+            if info is not None and info.keeps_snapshots:
+                again = f"; {self._key('oldest')} again: what the engine still keeps of before"
+            self._notices.say_of_place(f"the oldest step in memory, {_clock(history)}{again}")
+
+    def news(self) -> tuple[str, Tone] | None:
+        """How it stands with what was asked for, or how it ended."""
+        backfill, asked_at = self._backfill(self._source.history), self._asked_at
+        if backfill is None or asked_at is None:
+            return None
+        history = self._source.history
+        if backfill.is_active:
+            return f"{_ASKING} {_before(history)} … {fmt.percent(backfill.share)}", "text"
+        self._asked_at = None
+        if backfill.state != "done":
+            return f"nothing of {_before(history)}: {backfill.note}", "caution"
+        if self._view.cursor == asked_at and history.first_step is not None:
+            self._go(history.first_step)
+            where = f"the oldest is of {_clock(history)}"
+        else:
+            where = f"from {_clock(history)} on; {self._key('oldest')} goes there"
+        note = f" ({backfill.note})" if backfill.note else ""
+        return f"{fmt.plural(backfill.num_steps, 'more step')}, {where}{note}", "good"
+
+    def _ask(self, history: History, backfill: Backfill) -> None:
+        if self._source.status in NO_ENGINE:
+            text = f"nothing of {_before(history)}: the engine does not answer"
+            self._notices.say_of_place(text, "caution")
+            return
+        self._asked_at = history.first_step if history.first_step is not None else -1
+        backfill.ask()
+        self._notices.say(f"{_ASKING} {_before(history)} …")
+
+    def _backfill(self, history: History) -> Backfill | None:
+        """None where nobody can be asked for what was before this history."""
+        source = self._source
+        if not isinstance(source, Subscriber) or history is not source.history:
+            return None
+        return source.backfill
+
+
+_ASKING = "asking the engine for what it keeps of"
+
+
+def _clock(history: History) -> str:
+    """When the oldest step was."""
+    first = history.first_step
+    summary = None if first is None else history.summary(first)
+    return fmt.moment(None if summary is None else history.wall_ns(summary.tokens_ns))
+
+
+def _before(history: History) -> str:
+    return "before" if history.first_step is None else f"before {_clock(history)}"
