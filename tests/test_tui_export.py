@@ -308,9 +308,27 @@ async def test_what_is_in_memory_becomes_a_recording_also_when_the_engine_is_gon
         first, last = source.history.first_step, source.history.last_step
         with Recording(path) as recording:
             assert (recording.first_step, recording.last_step) == (first, last)
-        assert f"{source.history.num_steps} steps, in /" in notice(app)
+        assert f"{source.history.num_steps} steps, in …/" in notice(app)
+        assert path.parent.name in notice(app)  # the folder, where the way to it has no room
         await pilot.press("D")  # the next one does not take its place
         await until(lambda: len(list(tmp_path.glob("*.mcap"))) == 2, "the second")
+    app.close()
+
+
+async def test_an_engine_that_goes_down_while_it_is_recorded_leaves_steps_to_keep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = Feed()
+    app = dashboard(source)
+    async with app.run_test(size=(160, 40)) as pilot:
+        source.status, source.error = "down", "feed is gone"
+        await told(app, "feed is gone; D keeps the steps shown ")
+        source.status, source.error = "live", None
+        await pilot.press("R")
+        source.status, source.error = "down", "feed is gone"
+        app.main.notices.dismiss()
+        await told(app, "feed is gone; D keeps the steps shown, those before the recording too")
     app.close()
 
 

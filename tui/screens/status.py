@@ -48,9 +48,13 @@ def _source_error(session: Session) -> str | None:
     """What is wrong with the source; of an engine that is gone, also what can be saved of it."""
     error, switch = session.source.error, session.record_switch
     key = session.abilities.key("keep_steps")
-    if error is None or session.source.status != "down" or switch is None or switch.active:
+    if error is None or session.source.status != "down" or switch is None:
         return error
-    return f"{error}; {key} keeps the steps shown" if key and session.history.num_steps else error
+    if not key or not session.history.num_steps:
+        return error
+    # The file of a recording that runs has none of those from before it.
+    which = ", those before the recording too" if switch.active else ""
+    return f"{error}; {key} keeps the steps shown{which}"
 
 
 def seen(session: Session, operator: Operator, view: View) -> object:
