@@ -48,6 +48,7 @@ class History(HistoryView):
         self.max_bytes = max_bytes
         self.known_since_ns = known_since_ns
         self.previous: History | None = None
+        self.num_displaced = 0  # sessions before `previous`, of which nothing is kept
 
     def append(
         self, sequence: int, message: Telemetry | bytes, payload: bytes | None = None
@@ -296,6 +297,7 @@ class History(HistoryView):
         somebody comes, does not take the place of the one that worked.
         """
         if self._timeline.columns.steps or self.previous is None:
+            self.num_displaced += self.previous is not None and self.previous.num_steps > 0
             self.previous = self._detached()
 
     def _detached(self) -> Self:

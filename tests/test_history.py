@@ -324,8 +324,10 @@ def test_an_engine_that_dies_before_its_first_step_does_not_displace_the_one_tha
     assert history.previous.info == info("one")
     assert history.previous.num_steps == 2
     history.append(1, step(0, []))
+    assert history.num_displaced == 0
     history.append(0, info("five"))
     assert history.previous.info == info("four")
+    assert history.num_displaced == 1
 
 
 # What happened

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stepscope.engine import wire
@@ -329,6 +330,23 @@ async def test_an_engine_that_goes_down_while_it_is_recorded_leaves_steps_to_kee
         source.status, source.error = "down", "feed is gone"
         app.main.notices.dismiss()
         await told(app, "feed is gone; D keeps the steps shown, those before the recording too")
+    app.close()
+
+
+async def test_of_what_ran_before_the_session_that_is_kept_it_is_said_to_be_gone() -> None:
+    source = Feed()
+    history = source.history
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        for restart in range(2):
+            history.append(0, msgspec.structs.replace(history.info, engine_id=f"again {restart}"))
+            shown = "p shows the session before the engine started anew"
+            lost = "; of 1 earlier one nothing is kept" if restart else ""
+            await told(app, f"{shown}{lost} ")
+            if not restart:
+                source.more(20)
+        await pilot.press("p")
+        assert f"the session before the restart{lost}; p or L goes back" in notice(app)
     app.close()
 
 

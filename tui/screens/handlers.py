@@ -170,7 +170,9 @@ def _previous_session(screen: "MainScreen") -> None:
         screen.look_at(current.previous)
         key = screen.session.abilities.key
         back = f"{key('previous_session')} or {key('live')} goes back"
-        screen.notices.say(f"the session before the restart; {back}")
+        number = current.num_displaced
+        lost = f"of {fmt.plural(number, 'earlier one')} nothing is kept; " if number else ""
+        screen.notices.say(f"the session before the restart; {lost}{back}")
 
 
 def _record(screen: "MainScreen") -> None:

@@ -4,6 +4,7 @@ from dataclasses import astuple
 
 from stepscope.recordings.fleets.fleet import LOOK_S
 from stepscope.recordings.history import History
+from stepscope.tui import format as fmt
 from stepscope.tui.frame_meter import Load
 from stepscope.tui.navigator import replay_of
 from stepscope.tui.notices import Tone
@@ -36,8 +37,9 @@ def standing(
         errors += [_source_error(session), None if switch is None else switch.error]
         previous = session.history.previous
         if previous is not None and previous.num_steps and not session.history.num_steps:
-            key = session.abilities.key("previous_session")
-            lines.append((f"{key} shows the session before the engine started anew", "text"))
+            key, number = session.abilities.key("previous_session"), session.history.num_displaced
+            lost = f"; of {fmt.plural(number, 'earlier one')} nothing is kept" if number else ""
+            lines.append((f"{key} shows the session before the engine started anew{lost}", "text"))
     for error in errors:
         if error is not None:
             lines.append((error, "caution"))
