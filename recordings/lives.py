@@ -7,7 +7,7 @@ happens outside the timeline's lock, on payloads that never change.
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import NamedTuple
 
 from stepscope.engine import wire
@@ -113,12 +113,12 @@ class LifeKeeper:
             if _SWEEP_COST * num_steps > num_alone:
                 return None
             if num_on is None or num_on > num_anew:
-                self._sweep = self._begin_sweep(first_ns, last_step)
+                self._sweep = self._begin_sweep(first_ns)
             sweep = self._sweep
             if sweep is None:
                 return None
             last_step = min(last_step, sweep.step + max_steps)
-            self._keep_told(sweep.go_on(last_step, self._feed))
+            self._keep_told(sweep.go_on(last_step, self._feed), {each[:2] for each in waits})
             return last_step
 
     def _refresh(self) -> None:
@@ -127,8 +127,8 @@ class LifeKeeper:
             self._known.clear()
             self._follower = self._sweep = None
 
-    def _begin_sweep(self, start_ns: int, last_step: int) -> LateSweep | None:
-        begun = self._state_before(start_ns, last_step)
+    def _begin_sweep(self, start_ns: int) -> LateSweep | None:
+        begun = self._state_before(start_ns)
         if begun is None:
             return None
         state, number = begun
@@ -136,18 +136,23 @@ class LifeKeeper:
         bounds_ns = slo.itl_ms * 1e6, slo.ttft_ms * 1e6
         return LateSweep(self._explainer(*bounds_ns, None, state), state, number)
 
-    def _keep_told(self, found: Sequence[Late]) -> None:
-        """Of all late tokens those that figures of steps name: they are asked for."""
+    def _keep_told(self, found: Sequence[Late], wanted: Set[tuple[int, int]]) -> None:
+        """Those that are asked for, and the last ones that figures of steps name: they may be next.
+
+        No more of these, for they would displace what other calls have asked for.
+        """
         with self._lock:
             columns = self._timeline.columns
             named = {}
             for step in {late.step for late in found}:
                 if (index := columns.index(step)) is not None:
                     named[step] = [columns.column(name)[index] for name in _NAMED]
-        for late in found:
-            if late.request_id in named.get(late.step, ()):
+        told = [late for late in found if late.request_id in named.get(late.step, ())]
+        keys = [(late.step, late.request_id) for late in told]
+        for number, (key, late) in enumerate(zip(keys, told, strict=True)):
+            if key in wanted or len(told) - number <= _MAX_KNOWN // 2:
                 pieces = self._known_apart(late.pieces)
-                self._keep((late.step, late.request_id), late._replace(pieces=pieces))
+                self._keep(key, late._replace(pieces=pieces))
 
     def _keep(self, key: tuple[int, int], found: Late | None) -> None:
         self._known[key] = found
@@ -243,8 +248,15 @@ class LifeKeeper:
     def _begin(
         self, request_id: int, start_ns: int, last_step: int | None
     ) -> tuple[Explainer, int] | None:
-        """An explainer of one request at the last step before a time, and the next number."""
-        begun = self._state_before(start_ns, last_step)
+        """An explainer of one request at the last step before a time, and the next number.
+
+        Args:
+            last_step: up to which it is to explain (None: the newest).
+        """
+        with self._lock:
+            steps = self._timeline.columns.steps
+            end = len(steps) if last_step is None else bisect_right(steps, last_step)
+        begun = self._state_before(start_ns, end - MAX_LIFE_STEPS)
         if begun is None:
             return None
         state, number = begun
@@ -256,20 +268,18 @@ class LifeKeeper:
         usual = self._usual.usual
         return Explainer(itl_bound_ns, ttft_bound_ns, only, state, with_begun=True, usual=usual)
 
-    def _state_before(self, time_ns: int, last_step: int | None) -> tuple[SessionState, int] | None:
+    def _state_before(self, time_ns: int, earliest: int = -1) -> tuple[SessionState, int] | None:
         """What was known at the last step before a time, and the number of the message after it.
 
         Args:
-            last_step: it is not followed back further than `MAX_LIFE_STEPS` from there (None: the
-                newest).
+            earliest: place among the steps in memory not to go back beyond; -1 is before them.
         """
         with self._lock:
             timeline = self._timeline
             steps = timeline.columns.steps
             if not steps:
                 return None
-            end = len(steps) if last_step is None else bisect_right(steps, last_step)
-            index = max(timeline.columns.index_at(time_ns), end - MAX_LIFE_STEPS)
+            index = max(timeline.columns.index_at(time_ns), min(earliest, len(steps) - 1))
             found = timeline.ring.locate(steps[index]) if index >= 0 else None
             if found is None:
                 oldest = timeline.ring.segments[0]

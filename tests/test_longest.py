@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from stepscope.engine.simulated import SimulatedWorkload, simulate
 from stepscope.recordings import lives
 from stepscope.recordings.history import History
+from stepscope.recordings.late_sweep import Wait
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.longest import BLOCK, Breach, Longest
 
@@ -108,3 +109,21 @@ def test_a_stall_is_explained_however_long_ago_it_was(monkeypatch: pytest.Monkey
     last = history.last_stall(99)
     assert last is not None
     assert last.pieces == history.wait(last.step, last.request_id).pieces  # type: ignore[union-attr]
+
+
+def test_long_waits_are_explained_together_in_parts_however_far_apart_they_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    history = History(SLO(ttft_ms=30.0, itl_ms=1.0))
+    for sequence, message in simulate(seed=3, num_steps=600, workload=SimulatedWorkload(rate=15.0)):
+        history.append(sequence, message)
+    monkeypatch.setattr(lives, "MAX_LIFE_STEPS", 50)
+    longest = history.windows.longest(None, 12, "TTFT")
+    waits = [Wait(each.step, each.request_id, each.time_ns - each.ns) for each in longest]
+    assert sum(each.step - (history.step_at(each.start_ns) or 0) > 50 for each in waits) > 2
+    num_calls = 0
+    while history.explain(waits, 40) is not None:
+        num_calls += 1
+        assert num_calls < 30, "it begins anew each time"
+    assert num_calls > 2
+    assert all(history.is_explained(each.step, each.request_id) for each in longest)
