@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from stepscope.engine.audit import NO_WORKLOAD, Asker
 from stepscope.engine.wire import Audited, KnobValue
+from stepscope.recordings.knob_text import value_text
 
 _DONE = {
     "Pause": "paused the engine",
@@ -30,14 +31,6 @@ _REFUSED = {
     "Abort": "abort of a request",
     "SetKnobs": "change of knobs",
 }
-
-
-def value_text(value: KnobValue | None) -> str:
-    if value is None:
-        return "—"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def who_text(entry: Audited) -> str:

@@ -8,13 +8,13 @@ from stepscope.engine.wire import (
     Audited,
     Finished,
     KnobsChanged,
-    KnobValue,
     Mark,
     Preempted,
     Rejected,
     RequestEvent,
 )
 from stepscope.recordings.audit_text import change_text, who_text
+from stepscope.recordings.knob_text import value_text
 from stepscope.recordings.session import SessionState, request_name
 
 MAX_EVENTS = 20_000
@@ -182,13 +182,7 @@ def knobs_event(change: KnobsChanged) -> SessionEvent | None:
 def changed_knobs(change: KnobsChanged) -> str:
     """Old and new values of what has changed; empty when nothing has."""
     return ", ".join(
-        f"{name} {_value(change.old[name])}→{_value(value)}"
+        f"{name} {value_text(change.old[name])}→{value_text(value)}"
         for name, value in change.new.items()
         if name in change.old and change.old[name] != value
     )
-
-
-def _value(value: KnobValue) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from stepscope.engine import wire
-from stepscope.engine.wire import Audited, KnobsChanged, KnobValue, Mark, Telemetry
+from stepscope.engine.wire import Audited, KnobsChanged, Mark, Telemetry
+from stepscope.recordings.knob_text import typed_text
 
 if TYPE_CHECKING:
     from stepscope.recordings.reader import Recording  # with mcap, for those who have one
@@ -46,7 +47,7 @@ def landmark_of(message: object) -> Landmark | None:
     if isinstance(message, Mark):
         return Landmark(message.step, message.text, "mark")
     if isinstance(message, KnobsChanged) and message.new:
-        text = ", ".join(f"{name}={_text(value)}" for name, value in message.new.items())
+        text = ", ".join(f"{name}={typed_text(value)}" for name, value in message.new.items())
         return Landmark(message.effective_step, text, "knobs")
     if isinstance(message, Audited) and message.command == "SetWorkload":
         # A refusal has no step: it changed nothing.
@@ -64,7 +65,3 @@ def find_landmark(found: Sequence[Landmark], text: str) -> Landmark | None:
         if matches:
             return matches[-1]
     return None
-
-
-def _text(value: KnobValue) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

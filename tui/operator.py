@@ -22,13 +22,13 @@ from stepscope.engine.commands import (
 from stepscope.engine.wire import Audited, KnobsChanged, KnobSpec
 from stepscope.engine.workload_spec import WorkloadSpec
 from stepscope.recordings.history import History
+from stepscope.recordings.knob_text import value_text
 from stepscope.recordings.knob_trail import known_changes
 from stepscope.tui.asked_workload import AskedWorkload
 from stepscope.tui.commands.who import who
 from stepscope.tui.engine_link import Answer, EngineLink
 from stepscope.tui.knob_change import KnobChange
 from stepscope.tui.notices import Notices
-from stepscope.tui.widgets.knob_panel import value_text
 
 BUDGET = "max_num_batched_tokens"
 

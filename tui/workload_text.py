@@ -11,7 +11,7 @@ from stepscope.engine.field_errors import in_words
 from stepscope.engine.wire import KnobValue
 from stepscope.engine.workload import fields_of
 from stepscope.engine.workload_spec import WorkloadSpec
-from stepscope.recordings.audit_text import value_text
+from stepscope.recordings.knob_text import value_text
 
 OFF = "off"
 NO_VALUE = "none"  # of a field that need not have one

@@ -3,8 +3,8 @@
 import re
 import time
 
-from stepscope.engine.wire import KnobValue
 from stepscope.recordings.export.output import MissingPackage, writing
+from stepscope.recordings.knob_text import typed_text
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.plot.figure import figure, num_columns
 from stepscope.recordings.plot.series import PlotSeries, read_series
@@ -82,7 +82,7 @@ def _details(recording: Recording, series: PlotSeries) -> list[str]:
     # What is not as an engine has it by itself.
     defaults = {spec.name: spec.default for spec in info.knobs}
     knobs = [
-        f"{name}={_shown(value)}"
+        f"{name}={typed_text(value)}"
         for name, value in series.knobs.items()
         if defaults.get(name) != value
     ]
@@ -91,10 +91,6 @@ def _details(recording: Recording, series: PlotSeries) -> list[str]:
         f"{_duration(series.duration_ns / 1e9)} from {begun}"
     )
     return [about, " ".join(knobs)] if knobs else [about]
-
-
-def _shown(value: KnobValue) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
 def _duration(seconds: float) -> str:

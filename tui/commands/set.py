@@ -6,6 +6,7 @@ from stepscope.engine.commands import Ack
 from stepscope.engine.config import Knobs
 from stepscope.engine.endpoints import find_local
 from stepscope.engine.wire import KnobSpec, KnobValue
+from stepscope.recordings.knob_text import typed_text
 from stepscope.tui.commands.connect import choose, connect
 from stepscope.tui.commands.errors import WrongUsage, say
 from stepscope.tui.commands.who import call_me, who
@@ -32,7 +33,7 @@ def set_knobs(
         changes = {name: _value(specs.get(name), text) for name, text in texts.items()}
         old, ack = _apply(client, changes, dry_run, expect_version)
     for name, value in changes.items():
-        say(f"{name}: {shown(old.get(name))} -> {shown(value)}")
+        say(f"{name}: {typed_text(old.get(name))} -> {typed_text(value)}")
     if dry_run:
         say(f"dry run: would hold from step {ack.effective_step:,}; nothing was changed")
     elif all(old.get(name) == value for name, value in changes.items()):
@@ -120,8 +121,3 @@ def _value(spec: KnobSpec | None, text: str) -> KnobValue:
     if kind == "bool":
         return {"true": True, "on": True, "false": False, "off": False}.get(text.lower(), text)
     return text
-
-
-def shown(value: KnobValue | None) -> str:
-    """For a person, the way it is typed."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -5,9 +5,9 @@ import sys
 import msgspec
 
 from stepscope.engine.wire import Snapshot
+from stepscope.recordings.knob_text import typed_text
 from stepscope.tui.commands.connect import choose, connect
 from stepscope.tui.commands.errors import say, writing_output
-from stepscope.tui.commands.set import shown
 
 
 def snapshot(endpoint: str | None, as_json: bool) -> None:
@@ -44,7 +44,7 @@ def _summary(taken: Snapshot) -> list[tuple[str, str]]:
             )
         )
     lines.append(("workload", taken.workload or "none of its own"))
-    knobs = ", ".join(f"{name}={shown(value)}" for name, value in taken.knobs.items())
+    knobs = ", ".join(f"{name}={typed_text(value)}" for name, value in taken.knobs.items())
     lines.append(("knobs", f"version {taken.knobs_version}: {knobs}"))
     if info.with_tokens:
         lines.append(("privacy", "whoever watches or records gets prompts and outputs"))

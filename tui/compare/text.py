@@ -9,6 +9,7 @@ from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.division import reaches
 from stepscope.recordings.compare.figures import KINDS, RANKS, Figure, Verdict
 from stepscope.recordings.compare.settings import Setting
+from stepscope.recordings.knob_text import value_text
 from stepscope.recordings.latency import LatencyKind
 from stepscope.tui import format as fmt
 
@@ -276,15 +277,9 @@ def paired(found: Comparison) -> list[str]:
     ]
 
 
-def knob_text(setting: KnobValue) -> str:
-    if isinstance(setting, bool):
-        return "on" if setting else "off"
-    return f"{setting:g}" if isinstance(setting, float) else str(setting)
-
-
 def values_text(values: Iterable[KnobValue]) -> str:
     """All values a side had, in order."""
-    return "→".join(knob_text(each) for each in values)
+    return "→".join(value_text(each) for each in values)
 
 
 def reach(found: Comparison) -> list[str]:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from textual.geometry import Region
 
 from stepscope.engine.wire import KnobsChanged, KnobSpec, KnobValue
+from stepscope.recordings.knob_text import value_text
 from stepscope.tui.knob_change import KnobChange, KnobsNow
 from stepscope.tui.screens.engine_watch import EngineWatch
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.theme import Skin
-from stepscope.tui.widgets.knob_panel import bounds_text, value_text
+from stepscope.tui.widgets.knob_panel import bounds_text
 from stepscope.tui.widgets.lines import Line, clean, framed
 
 _LOOK_S = 0.2  # how often it is seen whether somebody else has changed one

@@ -1,18 +1,11 @@
 """The knobs as they are at the cursor, and who changed one last."""
 
-from stepscope.engine.wire import KnobSpec, KnobValue
+from stepscope.engine.wire import KnobSpec
+from stepscope.recordings.knob_text import value_text
 from stepscope.recordings.knob_trail import known_changes
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.widgets.lines import Line, Run, clean, framed, spot
-
-
-def value_text(value: KnobValue | None) -> str:
-    if value is None:
-        return "—"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def bounds_text(spec: KnobSpec) -> str:

@@ -6,11 +6,12 @@ from typing import NamedTuple, TypeAlias
 from stepscope.engine.commands import SetKnobs
 from stepscope.engine.wire import Audited, KnobsChanged, KnobSpec
 from stepscope.recordings.audit_text import change_text, who_text
+from stepscope.recordings.knob_text import value_text
 from stepscope.recordings.knob_trail import known_changes
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.widgets.knob_effect import EFFECT_S, effect_of
-from stepscope.tui.widgets.knob_panel import bounds_text, value_text
+from stepscope.tui.widgets.knob_panel import bounds_text
 from stepscope.tui.widgets.lines import Line, clean, framed
 from stepscope.tui.widgets.panels import Cell, Column, Rows, Target, table
 

@@ -2,9 +2,9 @@
 
 from stepscope.engine.wire import StepRecord
 from stepscope.recordings.columns import StepSummary
+from stepscope.recordings.knob_text import value_text
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
-from stepscope.tui.widgets.knob_panel import value_text
 from stepscope.tui.widgets.lines import Field, Line, Run, clean, length_of, whole
 
 
