@@ -4,8 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stepscope.tui.command_table.shared import example
-from stepscope.tui.commands.errors import WRONG_USAGE
+from stepscope.tui.command_table.shared import example, help_alone
 from stepscope.tui.commands.options import with_options
 
 commands = typer.Typer(
@@ -16,11 +15,7 @@ commands = typer.Typer(
 )
 
 
-@commands.callback(invoke_without_command=True)
-def _bench(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit(WRONG_USAGE)
+commands.callback(invoke_without_command=True)(help_alone)
 
 
 @commands.command(

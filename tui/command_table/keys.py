@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from stepscope.tui.command_table.shared import example
-from stepscope.tui.commands.errors import WRONG_USAGE
+from stepscope.tui.command_table.shared import example, help_alone
 
 commands = typer.Typer(
     name="keys",
@@ -28,11 +27,7 @@ Folder = Annotated[
 Name = Annotated[str, typer.Argument(metavar="NAME", help="whose key it is")]
 
 
-@commands.callback(invoke_without_command=True)
-def _keys(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit(WRONG_USAGE)
+commands.callback(invoke_without_command=True)(help_alone)
 
 
 @commands.command(

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from stepscope.tui.commands.errors import WRONG_USAGE
+
 Endpoint = Annotated[
     str | None,
     typer.Argument(
@@ -48,6 +50,13 @@ _KEY_OPTIONS = {
         show_default=False,
     ),
 }
+
+
+def help_alone(context: typer.Context) -> None:
+    """Callback of a group of commands: its name alone is no command, and gets the list."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(WRONG_USAGE)
 
 
 def with_key(command: Callable[..., Any]) -> Callable[..., Any]:

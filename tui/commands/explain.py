@@ -16,6 +16,7 @@ from stepscope.tui.commands.errors import WrongUsage, say, writing_output
 from stepscope.tui.commands.levels import level_flags
 from stepscope.tui.commands.recording_path import find_recording
 from stepscope.tui.commands.steps import request_number
+from stepscope.tui.text_table import text_table
 
 _MEDIAN = "median"  # instead of a time: twice the median, also of a file that carries levels
 _LONG_TTFT_MS = 1000.0  # as a median; each is long then
@@ -128,7 +129,7 @@ def _shares(found: Explanation) -> list[str]:
         ]
         for share in found.shares
     ]
-    return ["", *_aligned(["cause", "largest in", "time in late waits", "share"], rows, "<>>>")]
+    return ["", *text_table(["cause", "largest in", "time in late waits", "share"], rows, "<>>>")]
 
 
 def _table(found: Explanation, limit: int) -> list[str]:
@@ -164,7 +165,7 @@ def _table(found: Explanation, limit: int) -> list[str]:
     rest = len(late) - sum(map(len, shown))
     more = [f"and {rest:,} more late tokens: --limit 0 shows all"] if rest else []
     heading = ["step", "at", "token (+ alike)", "took", "of", "why, largest first"]
-    return ["", *_aligned(heading, rows, "><<><<"), *more]
+    return ["", *text_table(heading, rows, "><<><<"), *more]
 
 
 def _shown(groups: list[list[Late]], limit: int) -> list[list[Late]]:
@@ -187,16 +188,6 @@ def _shown(groups: list[list[Late]], limit: int) -> list[list[Late]]:
 def _clock(wall_ns: int) -> str:
     moment = time.strftime("%H:%M:%S", time.localtime(wall_ns // 1_000_000_000))
     return f"{moment}.{wall_ns // 1_000_000 % 1000:03d}"
-
-
-def _aligned(heading: list[str], rows: list[list[str]], sides: str) -> list[str]:
-    widths = [max(len(row[column]) for row in [heading, *rows]) for column in range(len(heading))]
-    return [
-        "  ".join(
-            f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)
-        ).rstrip()
-        for row in [heading, *rows]
-    ]
 
 
 # For programs

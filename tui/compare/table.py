@@ -10,6 +10,7 @@ from stepscope.recordings.compare.side import Side
 from stepscope.tui import format as fmt
 from stepscope.tui.compare import sides as sides_text
 from stepscope.tui.compare import text as words
+from stepscope.tui.text_table import text_table
 
 SURE = f"{CONFIDENCE:.0%} sure"
 
@@ -62,18 +63,7 @@ def _figures(found: Comparison) -> list[str]:
         ]
         for figure in found.figures
     ]
-    return ["", *table(["", "A", "B", "B/A", SURE, ""], rows, "<>>>><")]
-
-
-def table(heading: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> list[str]:
-    """Columns as wide as their widest cell; `sides` has < or > for each."""
-    widths = [max(len(row[column]) for row in [heading, *rows]) for column in range(len(heading))]
-    return [
-        "  ".join(
-            f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)
-        ).rstrip()
-        for row in [heading, *rows]
-    ]
+    return ["", *text_table(["", "A", "B", "B/A", SURE, ""], rows, "<>>>><")]
 
 
 def _aligned(
@@ -89,7 +79,7 @@ def _aligned(
         rows.append([where, *_cells(a), *_cells(b)])
     unit = "step from" if align == "step" else "from"
     heading = [unit, *(f"{side} {name}" for side in "AB" for name in _POINT_COLUMNS)]
-    return ["", *table(heading, rows, ">" * len(heading))]
+    return ["", *text_table(heading, rows, ">" * len(heading))]
 
 
 _POINT_COLUMNS = ("prefill", "budget", "decode", "wait ms")
@@ -131,7 +121,7 @@ def _requests(found: Comparison, limit: int) -> list[str]:
     if matched.only_a or matched.only_b:
         notes.append(f"without a partner: {matched.only_a:,} in A, {matched.only_b:,} in B")
     lines = ["", f"{len(matched.pairs):,} requests in both, by {matched.by}; milliseconds"]
-    return [*lines, *table(heading, rows, "<>>>>>>>"), *notes]
+    return [*lines, *text_table(heading, rows, "<>>>>>>>"), *notes]
 
 
 def _ms(ns: int | None) -> str:

@@ -1,0 +1,14 @@
+"""Columns of text, for what commands print."""
+
+from collections.abc import Sequence
+
+
+def text_table(heading: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> list[str]:
+    """Columns as wide as their widest cell; `sides` has < or > for each."""
+    widths = [max(len(row[column]) for row in [heading, *rows]) for column in range(len(heading))]
+    return [
+        "  ".join(
+            f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)
+        ).rstrip()
+        for row in [heading, *rows]
+    ]
