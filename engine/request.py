@@ -51,7 +51,6 @@ class Request:
     finish_reason: str | None = None
     stop: str | int | None = None  # the stop string or token id that ended it; None for EOS
     logprobs: list[PositionLogprobs] = field(default_factory=list)  # not told to the client yet
-    waiting_reason: str = "queued"
 
     def __post_init__(self) -> None:
         sampling = self.sampling

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 from rich.style import Style
 from textual.app import App
@@ -27,7 +27,6 @@ from stepscope.tui.view import ZOOMS, Axis, Page
 # One row of a screen: its runs of characters, and how each looks.
 Cells: TypeAlias = list[tuple[str, Style]]
 PictureFormat: TypeAlias = Literal["svg", "png", "txt"]
-PICTURE_FORMATS: tuple[PictureFormat, ...] = get_args(PictureFormat)
 
 _SETTLED_S = 60.0  # a report over millions of steps is there by then
 _LOOK_S = 0.02

@@ -33,7 +33,6 @@ class EngineFigures(NamedTuple):
     kv_used: float | None = None
     ttft_p95_ms: float | None = None
     itl_p95_ms: float | None = None
-    step_p95_ms: float | None = None
     budget_used: float | None = None
     num_preempted: int | None = None  # in the last minute
     num_lost: int | None = None
@@ -108,7 +107,6 @@ def figures(name: str, source: Source, measured: Measured | None) -> EngineFigur
     return found._replace(
         ttft_p95_ms=measured.latency.ttft.p95_ms,
         itl_p95_ms=measured.latency.itl.p95_ms,
-        step_p95_ms=measured.latency.step.p95_ms,
         budget_used=short.budget_share,
         # Without rows and without a single preemption nobody knows whether there was one.
         num_preempted=preemptions if tells_rows or preemptions else None,
