@@ -16,7 +16,7 @@ from stepscope.recordings.clocks import back_by
 from stepscope.recordings.events import SessionEvent
 from stepscope.recordings.excerpt import Turn, excerpt
 from stepscope.recordings.fast_forward import FastForward, tells_no_request
-from stepscope.recordings.filling import DAMAGE, TURN_MESSAGES
+from stepscope.recordings.filling import DAMAGE
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.loaded_chunk import KEYFRAME, LoadedChunk
@@ -27,6 +27,7 @@ from stepscope.recordings.reader import Position, Recording, whole_sequence
 from stepscope.recordings.session import SessionState
 
 _MAX_NUMBER = 2**62
+_TURN_MESSAGES = 32  # a millisecond: who draws meanwhile is to wait no longer
 _GAP = frozenset({"gap"})
 
 
@@ -95,7 +96,7 @@ class _Reader:
             chunk = self._recording.chunk(number)
             place = self._begin.message if number == self._begin.chunk else 0
             while place < len(chunk):
-                end = min(len(chunk), place + TURN_MESSAGES)
+                end = min(len(chunk), place + _TURN_MESSAGES)
                 while place < end:
                     place = self._take_some(chunk, place, end)
                 if not turn():

@@ -20,6 +20,7 @@ from synthetic_session import session
 
 from stepscope.recordings.excerpt import excerpt
 from stepscope.recordings.file_events import FileEvents
+from stepscope.recordings.file_waits import FileWaits
 from stepscope.recordings.history import History
 from stepscope.recordings.reader import Position, Recording
 from stepscope.recordings.seek import state_at
@@ -89,6 +90,13 @@ def look_through(path: Path, num_steps: int) -> None:
     spent_s = time.process_time() - start_cpu_s
     events.stop()
     print(f"looked through for events with {spent_s / num_steps * 1e6:.1f} us of CPU a step")
+    waits = FileWaits(path)
+    start_cpu_s = time.process_time()
+    waits.start()
+    assert waits.wait(3600)
+    spent_s = time.process_time() - start_cpu_s
+    waits.stop()
+    print(f"searched for late tokens with {spent_s / num_steps * 1e6:.1f} us of CPU a step")
 
 
 def seek(path: Path, num_steps: int, num_seeks: int = 200) -> None:
