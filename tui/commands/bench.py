@@ -14,6 +14,7 @@ from stepscope.tui.commands.engine import engine_packages, prepare_process
 from stepscope.tui.commands.errors import CommandFailed, Interrupted, WrongUsage, say
 from stepscope.tui.commands.options import resolve
 from stepscope.tui.commands.progress import Progress
+from stepscope.tui.format import three_digits
 
 if TYPE_CHECKING:
     from stepscope.engine.measured_run import ThroughputProgress, ThroughputResult
@@ -104,12 +105,12 @@ def _shown(so_far: "ThroughputProgress") -> tuple[str, float, str]:
 def _table(result: "ThroughputResult") -> Iterator[str]:
     partial = "  (partial: interrupted)" if result.is_partial else ""
     yield (
-        f"output     {_rounded(result.output_tokens_per_s)} tokens/s  "
+        f"output     {three_digits(result.output_tokens_per_s)} tokens/s  "
         f"({result.num_output_tokens:,} in {result.seconds:.1f} s){partial}"
     )
-    yield f"total      {_rounded(result.total_tokens_per_s)} tokens/s  (prompts and outputs)"
+    yield f"total      {three_digits(result.total_tokens_per_s)} tokens/s  (prompts and outputs)"
     yield (
-        f"requests   {_rounded(result.requests_per_s)} requests/s  "
+        f"requests   {three_digits(result.requests_per_s)} requests/s  "
         f"({result.num_finished:,} of {result.num_requests:,} finished)"
     )
     steps = result.steps
@@ -210,15 +211,9 @@ def _percentiles(sample: "Percentiles | None") -> str:
     if sample is None:
         return "no samples"
     return (
-        f"mean {_rounded(sample.mean)}  p50 {_rounded(sample.p50)}  p90 {_rounded(sample.p90)}  "
-        f"p99 {_rounded(sample.p99)}"
+        f"mean {three_digits(sample.mean)}  p50 {three_digits(sample.p50)}  "
+        f"p90 {three_digits(sample.p90)}  p99 {three_digits(sample.p99)}"
     )
-
-
-def _rounded(value: float) -> str:
-    """Three significant digits, more where the number has more before its point."""
-    decimals = 0 if value >= 100 else 1 if value >= 10 else 2
-    return f"{value:,.{decimals}f}"
 
 
 def _percent(share: float) -> str:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from stepscope.engine.gpu_bench import aims
 from stepscope.engine.gpu_bench.results import Outcome, Point, Report, percentile
+from stepscope.tui.format import three_digits
 
 
 class Row(NamedTuple):
@@ -78,7 +79,7 @@ def _ceilings(report: Report) -> Iterator[Row]:
 
 def _step(report: Report, point: Point) -> str:
     assert point.median is not None
-    text = _rounded(point.median)
+    text = three_digits(point.median)
     share = aims.share_of_floor(report, point)
     if share is None:
         return text
@@ -105,20 +106,15 @@ def _modes(outcome: Outcome, column: str) -> Iterator[Row]:
         figures = [point.number(f"{name}_ms") for name in ("p50", "p99", "max")]
         if any(each is None for each in figures):
             continue
-        middle, high, most = (_rounded(each or 0.0) for each in figures)
+        middle, high, most = (three_digits(each or 0.0) for each in figures)
         waits = point.numbers("ttft_ms")
-        wait = f", TTFT of the long {_rounded(percentile(waits, 0.5))}" if waits else ""
+        wait = f", TTFT of the long {three_digits(percentile(waits, 0.5))}" if waits else ""
         partial = ", cut" if point.facts.get("is_partial") else ""
         text = f"p50 {middle}, p99 {high}, max {most}{wait}{partial}"
         yield Row(point.what, column, text, figures[1])
     ratio = aims.itl_ratio(outcome)
     if ratio is not None:
         yield Row("p99, continuous / chunked", column, f"{ratio:.1f}", ratio)
-
-
-def _rounded(value: float) -> str:
-    decimals = 0 if value >= 100 else 1 if value >= 10 else 2
-    return f"{value:,.{decimals}f}"
 
 
 def _percent(share: float | None) -> str:
