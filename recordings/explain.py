@@ -134,11 +134,6 @@ class Explainer:
         elif isinstance(message, EngineInfo):
             self._meet(message)
 
-    def waiting_since(self, request_id: int) -> int | None:
-        """When the wait began that a request is in, None for one that is not there."""
-        request = self._waiters.requests.get(request_id)
-        return None if request is None else request.start_ns
-
     @property
     def life(self) -> list[Piece]:
         """Of the one request that is followed, from its arrival on."""

@@ -37,7 +37,6 @@ class Life(NamedTuple):
     request_id: int
     waits: tuple[Late, ...]  # one for each token, in order
     pieces: tuple[Piece, ...]  # all of its time up to its last token, in order and not merged
-    waiting_since_ns: int | None  # of the wait it is in; None: it has ended
     told: Told | None = None  # its prompt and output; None where the engine does not tell
 
 
@@ -182,7 +181,6 @@ class LifeKeeper:
                         for late in explainer.late
                     ),
                     self._known_apart(explainer.life),
-                    explainer.waiting_since(view.request_id),
                     follower.transcript.told(),
                 )
             return follower.life
