@@ -1,6 +1,8 @@
 """Steps that took far longer than their work: told apart from it, and never where they were not."""
 
+import json
 import random
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,6 +129,30 @@ def test_a_step_that_was_held_up_is_not_blamed_on_the_prompt_in_it(
         assert late.text.startswith(f"step {step} held up (")
     assert found.shares[0].cause == "held_up"
     assert found.shares[0].num_late == len(gaps)
+
+
+def test_the_document_and_the_table_name_what_held_it_up(
+    held_up: tuple[Path, list[tuple[int, Telemetry]], int], stepscope: Callable[..., Any]
+) -> None:
+    path, _, step = held_up
+    options = ("explain", str(path), "--slo-itl", "200ms", "--slo-ttft", "60s")
+    found = json.loads(stepscope(*options, "--json").stdout)
+    assert found["causes"][0]["cause"] == "held_up"
+    for late in found["late"]:
+        assert (late["step"], late["cause"]) == (step, "held_up")
+        (held,) = [piece for piece in late["pieces"] if piece["cause"] == "held_up"]
+        assert held["ms"] == pytest.approx(held["took_ms"] - held["usual_ms"])
+        others = [piece for piece in late["pieces"] if piece is not held]
+        assert all(piece["took_ms"] is piece["usual_ms"] is None for piece in others)
+    table = stepscope(*options).stdout
+    assert re.search(r"^machine or engine held up +\d+ +[\d,]+ ms +\d\d\.\d%$", table, re.MULTILINE)
+
+
+def test_a_run_that_is_read_once_is_judged_by_its_steps_so_far(
+    held_up: tuple[Path, list[tuple[int, Telemetry]], int],
+) -> None:
+    _, messages, step = held_up
+    assert {piece.step for piece in held_pieces(explained(messages, learns=True))} == {step}
 
 
 def test_whoever_waited_through_it_was_held_up_also_in_the_queue_and_with_an_own_prompt(
