@@ -143,7 +143,9 @@ _ACTIONS: tuple[Action, ...] = (
     Action("previous_mark", ("apostrophe",), "Mark", "previous mark (the last, from before "
            "the first)", "time"),
     Action("worst", ("w",), "Worst stall", "the worst stall in memory: what held up streams the "
-           "longest; again: the next worst", "time"),
+           "longest; again: the next worst", "time",
+           elsewhere=(("replay", "the worst stall of the file, one a second, as far as it was "
+                       "searched; again: the next worst"),)),
     Action("goto", ("g",), "Go to", "go to a step (1200), a time (12:41:58), or so far from "
            "here (-30s, +2m)", "time", footer=13),
     Action("previous_session", ("p",), "Before restart",
