@@ -36,7 +36,7 @@ class Recorder:
         self._started_s = time.monotonic()
         self._ended_s: float | None = None
         # First listen, then look: what comes between is in both, and the writer sorts it out.
-        source.tap.attach(self._writer.on_frame)
+        source.tap.attach(self._hand_over)
         self._writer.start(source.history.snapshot())
 
     @property
@@ -73,8 +73,17 @@ class Recorder:
 
     def stop(self) -> None:
         """Finish the file. Once is enough, twice does no harm."""
-        if self._ended_s is not None:
-            return
-        self._ended_s = time.monotonic()
-        self._source.tap.detach(self._writer.on_frame)
+        self._let_go()
         self._writer.close()
+
+    def _hand_over(self, topic: bytes, sequence: int, payload: bytes) -> None:
+        if self._writer.state == "recording":
+            self._writer.on_frame(topic, sequence, payload)
+        else:  # it ended by itself: a full disk, or the engine started anew
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Nothing more is taken of the source."""
+        if self._ended_s is None:
+            self._ended_s = time.monotonic()
+            self._source.tap.detach(self._hand_over)

@@ -517,6 +517,30 @@ def test_a_full_disk_is_shown_and_stops_nothing_but_the_recording(tmp_path: Path
         assert recording.last_step is not None
 
 
+def test_a_recording_that_ended_by_itself_takes_nothing_more_of_the_source(tmp_path: Path) -> None:
+    source = LiveSource()
+    recorder = Recorder(source, tmp_path / "a.mcap")
+    for sequence, message in MESSAGES[:50]:
+        source.receive(sequence, message)
+    source.receive(0, other_engine())
+    deadline_s = time.monotonic() + 20
+    while recorder.state == "recording" and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert recorder.state == "finished"
+    assert len(source.tap._listeners) == 1
+    source.receive(1, other_engine())
+    assert not source.tap._listeners
+    seconds = recorder.elapsed_s
+    recorder.stop()
+    assert recorder.elapsed_s == seconds
+    assert "started anew" in (recorder.error or "")
+
+
+def other_engine() -> EngineInfo:
+    found = next(message for _, message in MESSAGES if isinstance(message, EngineInfo))
+    return msgspec.structs.replace(found, engine_id="another")
+
+
 def test_a_mark_alone_never_reaches_the_state(recorded: Path) -> None:
     state = SessionState()
     before = state.copy()

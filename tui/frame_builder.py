@@ -203,7 +203,10 @@ class FrameBuilder:
     def _events(self, view: View, num_events: int) -> list[SessionEvent]:
         """The last ones up to the cursor; frequent kinds never crowd out the rare ones."""
         second = round(self._clock() / _EVENTS_S) if view.live else 0
-        when: object = (view.cursor, second, num_events, len(self._history.marks))
+        marks, first_step = len(self._history.marks), self._history.first_step
+        # More may have been put before the first step while one looks at another.
+        reach = None if view.live else first_step
+        when: object = (view.cursor, second, num_events, marks, reach)
         if self._recent is not None and self._recent[0] == when:
             return self._recent[1]
         found: list[SessionEvent] = []
@@ -223,7 +226,8 @@ class FrameBuilder:
 
     def _scrub_marks(self) -> list[SessionEvent]:
         file = self._in_file
-        when: object = round(self._clock()), len(self._history.marks), file and len(file.found)
+        marks, first_step = len(self._history.marks), self._history.first_step
+        when: object = round(self._clock()), marks, first_step, file and len(file.found)
         if self._landmarks is None or self._landmarks[0] != when:
             kinds = frozenset({"preempt", "knobs", "mark", "gap"})
             found = self._history.events(None, 500, kinds)

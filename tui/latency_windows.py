@@ -27,6 +27,7 @@ class LatencyWindows:
         self._reports: dict[str, LatencyReport] = {}
         self._due_s: dict[str, float] = {}
         self._end_ns: int | None = None
+        self._reach: int | None = None  # first step in memory: more may be put before it
         self._is_moving = False  # through time, so that what is dear waits for where it stops
         self._thread: threading.Thread | None = None
         self._done: tuple[int | None, LatencyReport, float] | None = None  # of the thread
@@ -42,7 +43,10 @@ class LatencyWindows:
             self._due_s, self._reports = {}, {}
             return {}
         self._is_moving = end_ns != self._end_ns and end_ns is not None
-        if end_ns != self._end_ns:
+        reach, before = self._history.first_step, self._reach
+        self._reach = reach
+        is_longer = reach is not None and before is not None and reach < before
+        if end_ns != self._end_ns or is_longer:
             self._end_ns, self._due_s, self._reports = end_ns, {}, {}
         for name, window_s in WINDOWS:
             if window_s is None and self._history.num_steps >= _LONG_STEPS:
