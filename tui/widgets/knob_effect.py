@@ -1,29 +1,71 @@
-"""What the latencies did after a change of knobs."""
+"""What the latencies did after a change of knobs, or why nothing is known of that."""
+
+from typing import NamedTuple, TypeAlias
 
 from stepscope.engine.wire import KnobsChanged
 from stepscope.recordings.history import History
+from stepscope.recordings.latency import LatencyReport
 
 EFFECT_S = 10.0  # before and after a change, or to the next one
 
+BeforeAfter: TypeAlias = tuple[float | None, float | None]
 
-def effect_of(
-    history: History, change: KnobsChanged, now_ns: int
-) -> list[tuple[float | None, float | None]]:
-    """p50 and p99 of ITL, then of TTFT, in ms: before a change, and after it as of `now_ns`."""
+
+class Effect(NamedTuple):
+    """Before a change, and after it.
+
+    Attributes:
+        figures: p50 and p99 of ITL, then of TTFT, in ms.
+        missing: why some of them are unknown, in words; empty where all are known.
+    """
+
+    figures: list[BeforeAfter]
+    missing: str
+
+    @property
+    def is_blank(self) -> bool:
+        return all(value is None for pair in self.figures for value in pair)
+
+
+def effect_of(history: History, change: KnobsChanged, now_ns: int) -> Effect:
+    """What is known of it as of `now_ns`."""
     changes = history.knob_changes
-    at = changes.index(change) if change in changes else 0
+    if change not in changes:
+        return Effect([(None, None)] * 4, "made before what is in memory")
+    at = changes.index(change)
     earlier = changes[at - 1].time_ns if at else 0
     later = changes[at + 1].time_ns if at + 1 < len(changes) else None
     width_ns = round(EFFECT_S * 1e9)
     begin_ns = max(change.time_ns - width_ns, earlier)
-    end_ns = change.time_ns + width_ns
-    if later is not None:
-        end_ns = min(end_ns, later)
-    end_ns = min(end_ns, now_ns)
+    end_ns, until = change.time_ns + width_ns, f"in the {EFFECT_S:g} s after"
+    if later is not None and later < end_ns:
+        end_ns, until = later, "up to the next change"
+    if now_ns < end_ns:
+        end_ns, until = now_ns, "since"
     before = history.latency(change.time_ns, (change.time_ns - begin_ns) / 1e9, 1)
     after = history.latency(end_ns, (end_ns - change.time_ns) / 1e9, 1)
-    return [
-        (getattr(getattr(before, kind), rank), getattr(getattr(after, kind), rank))
-        for kind in ("itl", "ttft")
-        for rank in ("p50_ms", "p99_ms")
-    ]
+    since = "before" if at == 0 or earlier < begin_ns else "after the change before"
+    missing = [_missing(before, since), _missing(after, until)]
+    if begin_ns < history.kept_from_ns and not before.step.num_samples:
+        missing[0] = "what ran before is not in memory"
+    elif all(not report.step.num_samples for report in (before, after)):
+        missing = [f"nothing ran {since}, nor {until}"]
+    return Effect(
+        [
+            (getattr(getattr(before, kind), rank), getattr(getattr(after, kind), rank))
+            for kind in ("itl", "ttft")
+            for rank in ("p50_ms", "p99_ms")
+        ],
+        ", ".join(each for each in missing if each),
+    )
+
+
+def _missing(report: LatencyReport, when: str) -> str:
+    """What there was none of; ITL is the gap to a second token, TTFT that to a first one."""
+    if not report.step.num_samples:
+        return f"nothing ran {when}"
+    tokens = {"first": report.ttft, "second": report.itl}
+    without = [name for name, series in tokens.items() if not series.num_samples]
+    if not without:
+        return ""
+    return f"no {without[0]} token {when}" if len(without) == 1 else f"no token {when}"

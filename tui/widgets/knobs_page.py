@@ -72,7 +72,10 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     selected = row - len(names) if row >= len(names) and entries else None
     about = "" if chosen is None else _about(specs.get(names[chosen]))
     if selected is not None:
-        about = _told(entries[min(selected, len(entries) - 1)])
+        at = min(selected, len(entries) - 1)
+        about = _told(entries[at])
+        if at >= len(ahead):
+            about += _missing(frame, entries[at])
     body = [*body[: body_height - 3], ((f" {clean(about, width - 4)}", "muted"),)]
     lines = framed(body, width, body_height, title, hint)
     rest = height - body_height
@@ -271,15 +274,23 @@ def _change(frame: Frame, change: KnobsChanged) -> list[Cell]:
         (_what(change), "mark"),
     ]
     slo = frame.history.slo
-    effect: Sequence[tuple[float | None, float | None]] = [(None, None)] * 4
-    if change in frame.history.knob_changes:
-        effect = effect_of(frame.history, change, frame.state.time_ns)
+    effect = effect_of(frame.history, change, frame.state.time_ns)
+    if effect.is_blank:
+        return [*cells, (f"  {effect.missing}", "muted")]
     bounds = (slo.itl_ms, slo.itl_ms, slo.ttft_ms, slo.ttft_ms)
-    for (before, after), bound in zip(effect, bounds, strict=True):
+    for (before, after), bound in zip(effect.figures, bounds, strict=True):
         late = after is not None and after > bound
         text = f"{fmt.milliseconds(before)}→{fmt.milliseconds(after)}{'!' if late else ' '}"
         cells.append((text, "breach" if late else "text"))
     return cells
+
+
+def _missing(frame: Frame, entry: _Entry) -> str:
+    """Why latencies before or after a change of knobs are not known, to follow what was changed."""
+    if not isinstance(entry, KnobsChanged):
+        return ""
+    missing = effect_of(frame.history, entry, frame.state.time_ns).missing
+    return missing and f"; {missing}"
 
 
 def _coming(frame: Frame, ahead: _Ahead) -> list[Cell]:

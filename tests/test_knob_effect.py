@@ -1,0 +1,93 @@
+"""What a change of knobs did to the latencies, and in words why nothing is known of it."""
+
+import pytest
+
+from stepscope.engine.simulated import simulate
+from stepscope.engine.wire import KnobsChanged
+from stepscope.recordings.history import History
+from stepscope.tui.frame_builder import FrameBuilder
+from stepscope.tui.view import View
+from stepscope.tui.widgets import knobs_page
+from stepscope.tui.widgets.knob_effect import effect_of
+
+S = 10**9
+SESSION = simulate(seed=5, num_steps=300)
+
+
+def change_at(time_ns: int, version: int) -> KnobsChanged:
+    old, new = {"max_num_seqs": 8}, {"max_num_seqs": 8 - version}
+    return KnobsChanged(
+        version=version, effective_step=300, who="anna", old=old, new=new, time_ns=time_ns
+    )
+
+
+@pytest.fixture
+def history() -> History:
+    """Work of some seconds, and then nothing."""
+    history = History()
+    for sequence, message in SESSION:
+        history.append(sequence, message)
+    return history
+
+
+def changed(history: History, after_s: float, version: int = 1) -> KnobsChanged:
+    """So long after the last step."""
+    last = history.summary(history.last_step or 0)
+    assert last is not None
+    change = change_at(last.tokens_ns + round(after_s * S), version)
+    history.append((history.last_sequence or 0) + 1, change)
+    return change
+
+
+def said(history: History, change: KnobsChanged, after_s: float) -> str:
+    return effect_of(history, change, change.time_ns + round(after_s * S)).missing
+
+
+def test_a_change_in_a_lull_says_that_nothing_ran(history: History) -> None:
+    change = changed(history, 60)
+    assert said(history, change, 3) == "nothing ran before, nor since"
+    assert said(history, change, 30) == "nothing ran before, nor in the 10 s after"
+    later = changed(history, 64, version=2)
+    assert said(history, change, 30) == "nothing ran before, nor up to the next change"
+    assert said(history, later, 3) == "nothing ran after the change before, nor since"
+
+
+def test_a_change_before_a_lull_says_it_of_what_came_after(history: History) -> None:
+    change = changed(history, 0.5)
+    assert said(history, change, 3) == "nothing ran since"
+    assert effect_of(history, change, change.time_ns + 3 * S).figures[0][0] is not None
+
+
+def test_a_change_from_before_memory_says_so(history: History) -> None:
+    assert said(history, change_at(1, 1), 3) == "made before what is in memory"
+    fresh = History()
+    fresh.begin(history.state_at(history.last_step or 0), 0)
+    change = change_at(fresh.state.time_ns + S, 1)
+    fresh.append(1, change)
+    assert said(fresh, change, 3) == "what ran before is not in memory, nothing ran since"
+
+
+def test_steps_without_a_first_token_are_told_apart_from_no_steps(history: History) -> None:
+    sequence, change = 0, None
+    steps = History()
+    for sequence, message in SESSION:
+        steps.append(sequence, message)
+        if steps.num_steps == 1 and change is None:
+            change = change_at(steps.state.time_ns, 1)
+    assert change is not None
+    steps.append(sequence + 1, change)
+    assert said(steps, change, 0.001) == "no second token before, nothing ran since"
+
+
+def test_screen_6_says_why_there_are_no_figures_in_the_list_and_of_the_chosen_line(
+    history: History,
+) -> None:
+    changed(history, 60)
+    view = View(page="knobs")
+    view.row = 99  # the last line
+    lines = knobs_page.draw(FrameBuilder(history).build(view, 80, 20, 20), 120, 40)
+    rows = ["".join(text for text, _ in line) for line in lines]
+    (listed,) = [row for row in rows if "anna" in row and "max_num_seqs 8→7" in row]
+    assert "nothing ran before, nor since" in listed
+    assert "—→—" not in listed
+    assert any("max_num_seqs 8→7; nothing ran before, nor since" in row for row in rows)
