@@ -1,6 +1,7 @@
 """What an engine keeps of before is put in front of what is in memory, and nothing else changes."""
 
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,8 +29,11 @@ from stepscope.recordings.session import SessionState
 from stepscope.recordings.source import add_mark
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.recordings.verify import verify
+from stepscope.tui import format as fmt
 from tests.fake_engine import FakeEngine, info, step
-from tests.waiting import wait_for
+from tests.live_dashboard import dashboard, press
+from tests.screen_text import main_text
+from tests.waiting import until, wait_for
 
 
 @pytest.fixture
@@ -327,3 +331,101 @@ def test_a_mark_at_the_old_beginning_stays_where_it_is(late: Late) -> None:
     summary = late.source.history.summary(late.first or 0)
     assert summary is not None
     assert summary.has_mark
+
+
+# In the dashboard
+
+
+def clock(late: Late, number: int) -> str:
+    """When a step was, as the screen says it."""
+    return fmt.moment(late.source.history.wall_ns(step(number).tokens_ns))
+
+
+async def test_home_at_the_oldest_step_brings_what_the_engine_keeps_and_goes_there(
+    late: Late,
+) -> None:
+    late.engine.oldest = 60
+    late.engine.run(20)
+    wait_for(lambda: late.source.history.num_steps > 10, "some steps")
+    first = late.first or 0
+    app = dashboard(late.source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "home")
+        assert app.main.view.cursor == first
+        said = f"the oldest step in memory, {clock(late, first)}; Home again: what the engine still"
+        assert said in main_text(app)
+        await press(app, "home")
+        said = f"{first - 61:,} more steps, the oldest is of {clock(late, 61)}"
+        await until(lambda: said in main_text(app), "it does not come")
+        assert app.main.view.cursor == 61
+        await press(app, "home")  # and again, to where there is nothing more
+        said = f"nothing of before {clock(late, 61)}: the engine keeps no more than its last"
+        await until(lambda: said in main_text(app), "it does not say why")
+    app.close()
+
+
+async def test_who_has_gone_on_to_another_step_stays_there(
+    late: Late, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late.engine.run(20)
+    wait_for(lambda: late.source.history.num_steps > 10, "some steps")
+    first = late.first or 0
+    app = dashboard(late.source)
+    late.engine.replays.clear()
+    monkeypatch.setattr(backfill, "_ANSWER_S", 20.0)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "home", "home")
+        await until(lambda: "asking the engine for what it keeps" in main_text(app), "no word")
+        await press(app, *["right"] * 5)
+        late.engine.replays.set()
+        said = f"from {clock(late, 1)} on; Home goes there"
+        await until(lambda: said in main_text(app), "it does not come")
+        assert app.main.view.cursor == first + 5
+        await press(app, "home")
+        assert app.main.view.cursor == 1
+    app.close()
+
+
+async def test_an_engine_that_does_not_answer_is_not_asked_for_the_past(late: Late) -> None:
+    late.engine.run(20)
+    wait_for(lambda: late.source.history.num_steps > 10, "some steps")
+    app = dashboard(late.source)
+    async with app.run_test(size=(120, 40)):
+        late.engine.is_silent = True
+        late.source.stop()
+        late.source._status = "down"
+        await press(app, "home", "home")
+        said = f"nothing of before {clock(late, late.first or 0)}: the engine does not answer"
+        assert said in main_text(app)
+    app.close()
+
+
+async def test_an_engine_that_keeps_nothing_is_not_offered(tmp_path: Path) -> None:
+    made = Late(tmp_path, keeps_snapshots=False)
+    app = dashboard(made.source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "home")
+        assert "the oldest step in memory" in main_text(app)
+        assert "again" not in main_text(app)
+        await press(app, "home")
+        await until(lambda: "of an older stepscope" in main_text(app), "it does not say why")
+    app.close()
+    made.close()
+
+
+def test_home_twice_in_a_terminal(late: Late, terminal: Callable[..., Any], tmp_path: Path) -> None:
+    address = late.engine.endpoint.control.removeprefix("ipc://").removesuffix(".control")
+    screen = terminal(
+        sys.executable, "-m", "stepscope.tui.cli", "top", address, "--past", "0",
+        XDG_CONFIG_HOME=str(tmp_path),
+    )  # fmt: skip
+    screen.wait_for("LIVE")
+    while "steps in memory" not in screen.text():
+        late.engine.run(1)
+        time.sleep(0.05)
+    screen.send("\x1b[H")
+    screen.wait_for("the oldest step in memory, .*; Home again")
+    screen.send("\x1b[H")
+    screen.wait_for(r"\d+ more steps, the oldest is of")
+    screen.wait_for(r"PAUSED▌ Nov 14 2023 \d\d:\d\d:\d\d\.\d, [\d.]+ s back .* step 1 ")
+    screen.send("q")

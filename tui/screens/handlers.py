@@ -172,7 +172,7 @@ def _previous_session(screen: "MainScreen") -> None:
         back = f"{key('previous_session')} or {key('live')} goes back"
         number = current.num_displaced
         lost = f"of {fmt.plural(number, 'earlier one')} nothing is kept; " if number else ""
-        screen.notices.say(f"the session before the restart; {lost}{back}")
+        screen.notices.say_of_place(f"the session before the restart; {lost}{back}")
 
 
 def _record(screen: "MainScreen") -> None:
