@@ -113,9 +113,10 @@ class HistoryView:
 
     @property
     def kept_from_ns(self) -> int:
-        """Engine time from which on all that was told is in memory; no step may have run then."""
+        """Engine time from which on all that happened is in memory; 0: from its first step on."""
         with self._lock:
-            return self._timeline.ring.segments[0].keyframe.state.time_ns
+            oldest = self._timeline.ring.segments[0].keyframe.state
+            return oldest.time_ns if oldest.step >= 0 else 0
 
     @property
     def num_steps(self) -> int:

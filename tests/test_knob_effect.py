@@ -1,5 +1,6 @@
 """What a change of knobs did to the latencies, and in words why nothing is known of it."""
 
+import msgspec
 import pytest
 
 from stepscope.engine.simulated import simulate
@@ -64,7 +65,17 @@ def test_a_change_from_before_memory_says_so(history: History) -> None:
     fresh.begin(history.state_at(history.last_step or 0), 0)
     change = change_at(fresh.state.time_ns + S, 1)
     fresh.append(1, change)
-    assert said(fresh, change, 3) == "what ran before is not in memory, nothing ran since"
+    assert said(fresh, change, 3) == "before not in memory, nothing ran since"
+
+
+def test_of_an_engine_that_has_run_no_step_yet_nothing_is_missing(history: History) -> None:
+    now = history.snapshot()
+    assert now is not None
+    history = History()
+    history.reset(msgspec.structs.replace(now, step=-1, sequence=3, time_ns=90 * S, requests=[]))
+    change = change_at(95 * S, 1)
+    history.append(4, change)
+    assert said(history, change, 3) == "nothing ran before, nor since"
 
 
 def test_steps_without_a_first_token_are_told_apart_from_no_steps(history: History) -> None:

@@ -47,7 +47,7 @@ def effect_of(history: History, change: KnobsChanged, now_ns: int) -> Effect:
     since = "before" if at == 0 or earlier < begin_ns else "after the change before"
     missing = [_missing(before, since), _missing(after, until)]
     if begin_ns < history.kept_from_ns and not before.step.num_samples:
-        missing[0] = "what ran before is not in memory"
+        missing[0] = "before not in memory"
     elif all(not report.step.num_samples for report in (before, after)):
         missing = [f"nothing ran {since}, nor {until}"]
     return Effect(
