@@ -83,6 +83,7 @@ class QueueTime:
     def __init__(self) -> None:
         self._pieces: list[Piece] = []
         self._num_forgotten = 0
+        self._prune_at = _PRUNE_AT
         self._chunks: dict[int, _Chunk] = {}
         # Steps that are no pieces yet, with the time before each.
         self._last: deque[tuple[list[Piece], StepSpan]] = deque(maxlen=_NUM_LAST)
@@ -97,13 +98,14 @@ class QueueTime:
             self._pieces.clear()
             self._chunks.clear()
             self._num_forgotten = 0
+            self._prune_at = _PRUNE_AT
 
     def add(self, between: list[Piece], span: StepSpan) -> bool:
         """A step, and the time before it; whether much has come together by now."""
         self._begin()
         self._pieces += between
         self._pieces += _spent(span)
-        return len(self._pieces) % _PRUNE_AT == 0
+        return len(self._pieces) >= self._prune_at
 
     def since(self, time_ns: int) -> list[Piece]:
         """What there was from a time on; the first may have begun before it."""
@@ -137,6 +139,7 @@ class QueueTime:
         place = self._place(time_ns)
         del self._pieces[:place]
         self._num_forgotten += place
+        self._prune_at = len(self._pieces) + _PRUNE_AT
         first = -(-self._num_forgotten // _CHUNK_PIECES)
         self._chunks = {at: chunk for at, chunk in self._chunks.items() if at >= first}
 
