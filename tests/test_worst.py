@@ -103,6 +103,17 @@ async def test_after_any_other_move_it_begins_with_the_worst_again(source: Any) 
             await pilot.press("L")
 
 
+@pytest.mark.parametrize("key", ["L", "1", "space"])
+async def test_what_is_said_of_a_stall_goes_with_it(source: Any, key: str) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("w")
+        assert notice(app).startswith("worst of")
+        await pilot.press(key)
+        assert app.main.view.live
+        assert notice(app) == ""
+
+
 async def test_who_has_come_to_the_worst_another_way_is_told_so_and_goes_on_from_there(
     source: Any,
 ) -> None:

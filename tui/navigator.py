@@ -101,19 +101,24 @@ class Navigator:
             if view.live:
                 view.pause(self._history.last_step)
             else:
-                view.follow()
+                self.follow()
         elif view.live and replay.status == "playing":
             replay.pause()
         else:
             if replay.status == "ended" and replay.extent is not None:
                 replay.seek(replay.extent[0])
-            view.follow()
+            self.follow()
             replay.play()
 
     def live(self) -> None:
         """To the newest step, and on with what comes; of a replay to the end of the file."""
         if self._replay is not None and self._replay.extent is not None:
             self.go(self._replay.extent[1])
+        self.follow()
+
+    def follow(self) -> None:
+        """The newest step in memory, and what comes after it."""
+        self._notices.leave_place()
         self.view.follow()
 
     def oldest(self) -> None:

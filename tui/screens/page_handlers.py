@@ -23,7 +23,7 @@ def show(screen: "MainScreen", page: Page) -> None:
         screen.session.compare.go_home(page)
         return
     if page == "live" and view.page == "live":
-        view.follow()
+        screen.navigator.follow()
     if page == "request" and view.selected is None and screen.frame is not None:
         # Which one it is must not change with every step.
         view.selected = request_id_of(screen.frame)
