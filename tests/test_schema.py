@@ -52,6 +52,7 @@ from stepscope.engine.wire import (
 from stepscope.recordings.history import History
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recording_errors import RecordingError
+from stepscope.recordings.recording_format import TOPICS
 from stepscope.recordings.verify import verify
 from stepscope.recordings.writer import RecordingWriter
 
@@ -291,6 +292,12 @@ def test_every_message_and_every_field_is_in_a_golden_file() -> None:
         and kind not in (msgspec.Struct, Telemetry, wire.Event)
     }
     assert set(seen) == structs
+
+
+def test_channels_of_recordings_keep_their_numbers_and_every_message_has_one() -> None:
+    before = ("info", "knobs", "step", "status", "keyframe", "mark", "packed_step", "audit")
+    assert TOPICS[: len(before)] == before
+    assert {topic.decode() for topic in wire.TOPICS.values()} <= set(TOPICS)
 
 
 def structs_in(value: Any) -> Iterator[msgspec.Struct]:

@@ -117,7 +117,7 @@ def _decodes(plan: StepPlan) -> list[Request]:
     return plan.running[position:] + plan.running[:position]
 
 
-POLICIES: dict[Batching, SpendBudget] = {
+BATCHING_MODES: dict[Batching, SpendBudget] = {
     "naive": naive,
     "static": static,
     "continuous": continuous,
