@@ -53,7 +53,9 @@ def read_chunk(stream: IO[bytes], place: ChunkPlace) -> ChunkRecords:
     compressed = memoryview(body)[CHUNK_HEAD.size :]
     if not place.is_cut and size <= MAX_CHUNK_BYTES:
         try:
-            records = zstandard.decompress(compressed, max_output_size=size)
+            # As much memory is taken as the compressed data asks for, damaged or not.
+            is_likely = zstandard.frame_content_size(compressed) <= size
+            records = zstandard.decompress(compressed, max_output_size=size) if is_likely else b""
         except zstandard.ZstdError:
             pass
         else:

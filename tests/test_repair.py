@@ -246,6 +246,19 @@ def test_one_bit_in_the_only_chunk_is_told_as_damage_not_as_a_file_without_an_en
             read(path)
 
 
+def test_damage_that_asks_for_more_memory_than_there_is_is_damage_like_any_other(
+    large: Written, tmp_path: Path
+) -> None:
+    path = tmp_path / "vast.mcap"
+    content = bytearray(large.content)
+    frame = content.index(bytes.fromhex("28b52ffd"), large.chunks[1].offset)
+    content[frame + 4] |= 0xC0  # the eight bytes after the next say how large it is
+    path.write_bytes(content)
+    with Recording(path) as recording:
+        assert not recording.check_chunk(1)
+        assert recording.check_chunk(2)
+
+
 def test_a_zeroed_stretch_in_an_unfinished_chunk_is_damage_and_its_end_a_cut(
     large: Written, tmp_path: Path
 ) -> None:
