@@ -12,11 +12,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-import msgspec
-
 from stepscope.recordings.chunk_waits import waits_in
 from stepscope.recordings.event_notes import breach_event
 from stepscope.recordings.events import SessionEvent
+from stepscope.recordings.filling import DAMAGE
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.longest import Breach
 from stepscope.recordings.reader import Recording
@@ -162,7 +161,7 @@ class FileWaits:
         self._last_steps = array("q", [_NO_LAST]) * number
         self._searched = bytearray(number)
         at = 0
-        while not self._is_stopping:
+        while number and not self._is_stopping:
             self._worked_since_s = time.monotonic()
             at = self._chunk_at(recording, at)
             nearest = _nearest(self._searched, at)
@@ -170,7 +169,7 @@ class FileWaits:
                 return
             try:
                 self._take(recording, nearest)
-            except (RecordingError, msgspec.DecodeError):
+            except (RecordingError, *DAMAGE):
                 self._searched[nearest] = _UNREADABLE  # who plays it says so
 
     def _take(self, recording: Recording, number: int) -> None:
@@ -180,7 +179,8 @@ class FileWaits:
         self._itl.put(found.itl)
         self._ttft.put(found.ttft)
         if found.gaps:
-            self._gaps = sorted({*self._gaps, *found.gaps})
+            at = bisect_left(self._gaps, found.gaps[0].step, key=_step)
+            self._gaps = [*self._gaps[:at], *found.gaps, *self._gaps[at:]]
         if (steps := recording.steps_in(number)) is not None:
             self._first_steps[number], self._last_steps[number] = steps
         self._searched[number] = _SEARCHED
