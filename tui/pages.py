@@ -61,8 +61,9 @@ PAGE_VIEWS: Mapping[Page, PageView] = {
         "Exact percentiles over three windows (all; mem: of a replay, what is in memory of it up "
         "to the cursor), and the share of samples within the service level. The heat map has time "
         "to the right and latency upwards, in bands of equal factors; those beyond the service "
-        "level are marked !. Each breach is listed with what the wait was made of, the newest or the "
-        "longest ({reverse}) first. Time in which the operator had paused the engine counts nowhere.",
+        "level are marked !. Each breach is listed with what the wait was made of, the newest or "
+        "the longest ({reverse}) first. Time in which the operator had paused the engine counts "
+        "nowhere.",
     ),
     "knobs": PageView(
         "knobs screen",
