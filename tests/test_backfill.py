@@ -427,5 +427,5 @@ def test_home_twice_in_a_terminal(late: Late, terminal: Callable[..., Any], tmp_
     screen.wait_for("the oldest step in memory, .*; Home again")
     screen.send("\x1b[H")
     screen.wait_for(r"\d+ more steps, the oldest is of")
-    screen.wait_for(r"PAUSED▌ Nov 14 2023 \d\d:\d\d:\d\d\.\d, [\d.]+ s back .* step 1 ")
+    screen.wait_for(r"PAUSED▌ Nov 14 2023 \d\d:\d\d:\d\d\.\d, [\d.]+ m?s back .* step 1 ")
     screen.send("q")

@@ -56,4 +56,4 @@ async def test_the_first_steps_are_on_the_scrub_bar_as_soon_as_in_the_chart(
         app.main.draw_if_changed()
         shown = main_text(app)
     assert "no step in memory" not in shown
-    assert "60 in memory" in shown
+    assert "60 steps in memory" in shown

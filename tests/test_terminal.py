@@ -75,7 +75,7 @@ def test_an_operators_way_through_a_live_engine(
     screen.wait_for(rf"step {step - 3:,} ")
     screen.send(PAGE_UP)
     until(lambda: shown_step(screen) < step - 50, "not a screen back")
-    screen.wait_for(r"PAUSED▌ \d\d:\d\d:\d\d\.\d, [\d.]+ s back \([\d,]+ steps\)")
+    screen.wait_for(r"PAUSED▌ .*\d\d:\d\d:\d\d\.\d, [\d.]+ m?s back \([\d,]+ steps\)")
 
     # A step, a request of it, and why its tokens took so long; Esc leads back.
     screen.send("2")

@@ -105,7 +105,9 @@ def moment(wall_ns: int | None, with_tenths: bool = False) -> str:
 
 
 def span(seconds: float) -> str:
-    """How long in words: 2.1 s, 12 s, 4 min 2 s, 1 h 12 min."""
+    """How long in words: 15 ms, 2.1 s, 12 s, 4 min 2 s, 1 h 12 min."""
+    if seconds < 0.95:
+        return f"{seconds * 1000:.0f} ms"
     if seconds < 59.5:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
