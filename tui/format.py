@@ -1,6 +1,7 @@
 """Figures as people read them, in a fixed number of cells where a column needs it."""
 
 import time
+from collections.abc import Sequence
 
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
@@ -58,6 +59,11 @@ def ms_unit(shown: str) -> str:
 
 def percent(share: float | None) -> str:
     return "—" if share is None else f"{share * 100:.0f}%"
+
+
+def first_fitting(forms: Sequence[str], room: int) -> str:
+    """The first of several ways to say something that fits; the last one where none does."""
+    return next((form for form in forms if len(form) <= room), forms[-1])
 
 
 def three_digits(value: float) -> str:

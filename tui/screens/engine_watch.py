@@ -4,8 +4,10 @@ An editor stays open when its engine goes: closed under the fingers of whoever t
 leave the rest of what is typed to the screen below, where every letter is a command.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
+
+from stepscope.tui import format as fmt
 
 _GONE = (
     "no engine answers: nothing is applied until one does; what is typed stays",
@@ -59,12 +61,8 @@ class EngineWatch:
     def trouble(self, room: int) -> str | None:
         """What is in the way, as fully as there is room for; None where nothing is."""
         if not self._now.answers:
-            return _fitting(_GONE, room)
+            return fmt.first_fitting(_GONE, room)
         if self._typed_for == self._seen:
             return None
         often = "again" if self._noted == self._seen else "twice"
-        return _fitting([form.format(often=often) for form in _ANOTHER], room)
-
-
-def _fitting(forms: Sequence[str], room: int) -> str:
-    return next((form for form in forms if len(form) <= room), forms[-1])
+        return fmt.first_fitting([form.format(often=often) for form in _ANOTHER], room)

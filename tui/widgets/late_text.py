@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from stepscope.recordings.causes import Late, Piece
 from stepscope.recordings.session import request_name
+from stepscope.tui import format as fmt
 
 _SHOWN_NS = 50_000
 _LARGE = 0.1  # a piece of this share of a wait is named before others are told in full
@@ -18,7 +19,7 @@ _TOKENS = re.compile(r",? [\d,]+ tok( again)?(?= →)")
 
 def of_piece(piece: Piece, room: int) -> str:
     """What a part of a wait was, without its duration; the shortest form where none fits."""
-    return _fitting(_forms(piece), room)
+    return fmt.first_fitting(_forms(piece), room)
 
 
 def of_wait(late: Late, room: int) -> str:
@@ -32,7 +33,7 @@ def of_wait(late: Late, room: int) -> str:
             large = [forms[min(level, len(forms) - 1)] for forms in told[:number]]
             if len("; ".join(large)) <= room:
                 return _filled(large, told[number:], [piece.ns for piece in parts], room)
-    return _fitting(_forms(parts[0]), room)
+    return fmt.first_fitting(_forms(parts[0]), room)
 
 
 def of_stall(late: Late, room: int) -> str:
@@ -77,7 +78,3 @@ def _left(ns: Sequence[int]) -> str:
 
 def _ms(ns: int) -> str:
     return f"{ns / 1e6:,.1f} ms"
-
-
-def _fitting(forms: Sequence[str], room: int) -> str:
-    return next((form for form in forms if len(form) <= room), forms[-1])
