@@ -426,7 +426,8 @@ def test_the_badge_never_calls_an_old_picture_live(
 def test_what_the_header_gives_as_the_time_of_a_step_is_found_again(
     source: Any, status: Any
 ) -> None:
-    connection = header.Connection("stepscope", "ipc://engine-0", status, 10.0)
+    recording = (761.0, 38_000_000)
+    connection = header.Connection("stepscope", "ipc://engine-0", status, 10.0, None, recording)
     frame = frame_of(source, paused(300))
     frame.is_replay = status == "paused"
     narrow = text(header.draw(frame, connection, 80))[0]

@@ -56,7 +56,7 @@ def _when(frame: Frame, connection: Connection) -> list[tuple[int, Line]]:
     if wall_ns is None and not is_paused:
         return []
     moment = fmt.moment(wall_ns, with_tenths=connection.status != "playing" or is_paused)
-    shown: list[tuple[int, Line]] = [(1, ((f" {moment}", "strong"),))]
+    shown: list[tuple[int, Line]] = [(0, ((f" {moment}", "strong"),))]
     newest = None if frame.last_step is None else frame.history.summary(frame.last_step)
     if frame.is_replay or newest is None or frame.summary is None:
         return shown
