@@ -1,7 +1,7 @@
 """`Scheduler`: who waits, who runs, and what the tokens of a step change.
 
 The scheduler owns the queues and the life of a request; a `StepPlan` decides one step, as a
-batching mode (`batching.py`) asks it to; the `KVCacheManager` owns the blocks. `schedule` and
+batching mode (`policies.py`) asks it to; the `KVCacheManager` owns the blocks. `schedule` and
 `update` alternate: all tokens of a step are known before the next one is scheduled, and
 `Request.num_computed_tokens` advances in `update`. Knobs are read at the top of a step, so that
 any of them may change between two steps.
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from stepscope.engine.batching import BATCHING_MODES
 from stepscope.engine.config import ConfigError, Knobs, Limits
 from stepscope.engine.kv_cache import KVCacheManager
+from stepscope.engine.policies import BATCHING_MODES
 from stepscope.engine.request import Request, RequestStatus
 from stepscope.engine.step import ScheduledRow
 from stepscope.engine.step_plan import StepPlan
