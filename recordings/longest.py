@@ -1,14 +1,16 @@
-"""`Longest`: late tokens of one kind in order of time, of which the longest are found quickly.
+"""`Longest`: late steps in order of time, of which those with the longest waits are found quickly.
 
 They are put in order in blocks, once, so that asking again does not look at all of them.
 """
 
+from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from heapq import merge
 from itertools import islice
 from typing import NamedTuple
 
-BLOCK = 1024  # breaches
+BLOCK = 1024  # steps
 
 
 class Breach(NamedTuple):
@@ -23,57 +25,76 @@ class Breach(NamedTuple):
 
 
 class Longest:
-    """The holder of the lock writes and reads."""
+    """Steps and their waits of one kind, 16 bytes each. The holder of the lock writes and reads.
+
+    A step has a number for good, that of those before it.
+    """
 
     def __init__(self) -> None:
-        self._known: list[Breach] = []
+        self._steps = array("q")
+        self._waits_ns = array("q")
         self._num_forgotten = 0
-        self._blocks: dict[int, list[Breach]] = {}  # by number, longest first; those that are whole
+        self._blocks: dict[int, list[int]] = {}  # numbers, longest first; of blocks that are whole
 
-    def add(self, breach: Breach) -> None:
-        """One of a later step than the last."""
-        known = self._known
-        known.append(breach)
-        end = self._num_forgotten + len(known)
-        if end % BLOCK == 0 and len(known) >= BLOCK:
-            self._blocks[end // BLOCK - 1] = sorted(known[-BLOCK:], key=_rank)
+    def extend(self, steps: Sequence[int], waits_ns: Sequence[int]) -> None:
+        """Steps later than the last one, in order."""
+        before = self._end
+        self._steps.extend(steps)
+        self._waits_ns.extend(waits_ns)
+        for block in range(max(before // BLOCK, self._first_block), self._end // BLOCK):
+            self._blocks[block] = self._ranked(block * BLOCK, (block + 1) * BLOCK)
 
     def forget_before(self, step: int) -> None:
-        num_old = bisect_left(self._known, step, key=_step)
+        num_old = bisect_left(self._steps, step)
         if not num_old:
             return
-        del self._known[:num_old]
+        del self._steps[:num_old]
+        del self._waits_ns[:num_old]
         before = self._num_forgotten // BLOCK
         self._num_forgotten += num_old
-        for number in range(before, self._first_block):
-            self._blocks.pop(number, None)
+        for block in range(before, self._first_block):
+            self._blocks.pop(block, None)
 
     def num_until(self, step: int | None) -> int:
         """How many there are up to a step (None: all)."""
-        known = self._known
-        return len(known) if step is None else bisect_right(known, step, key=_step)
+        return len(self._steps) if step is None else bisect_right(self._steps, step)
 
-    def until(self, step: int | None, limit: int) -> list[Breach]:
-        """The longest up to a step (None: all), the longest first; of equal ones the earliest."""
-        known, begin, end = self._known, self._num_forgotten, self.num_until(step)
-        numbers = range(self._first_block, (begin + end) // BLOCK)
-        if not numbers:
-            return sorted(known[:end], key=_rank)[:limit]
-        head = known[: numbers[0] * BLOCK - begin]
-        tail = known[(numbers[-1] + 1) * BLOCK - begin : end]
-        parts = [self._blocks[number] for number in numbers]
-        parts += [sorted(head, key=_rank), sorted(tail, key=_rank)]
-        return list(islice(merge(*parts, key=_rank), limit))
+    def last(self, step: int | None, limit: int) -> Sequence[int]:
+        """The last steps up to a step (None: all), oldest first."""
+        end = self.num_until(step)
+        return self._steps[max(0, end - limit) : end]
+
+    def until(self, step: int | None, limit: int) -> list[int]:
+        """The steps with the longest up to a step (None: all), the longest first.
+
+        Of equal ones the earliest is the first.
+        """
+        begin = self._num_forgotten
+        end = begin + self.num_until(step)
+        blocks = range(self._first_block, end // BLOCK)
+        if blocks:
+            parts = [self._blocks[block] for block in blocks]
+            parts.append(self._ranked(begin, blocks[0] * BLOCK))
+            parts.append(self._ranked(blocks[-1] * BLOCK + BLOCK, end))
+        else:
+            parts = [self._ranked(begin, end)]
+        steps = self._steps
+        return [steps[each - begin] for each in islice(merge(*parts, key=self._rank), limit)]
+
+    @property
+    def _end(self) -> int:
+        return self._num_forgotten + len(self._steps)
 
     @property
     def _first_block(self) -> int:
         """The first one of which nothing is forgotten."""
         return -(-self._num_forgotten // BLOCK)
 
+    def _ranked(self, first: int, end: int) -> list[int]:
+        """The numbers from one to before another, longest first."""
+        waits_ns = self._waits_ns[first - self._num_forgotten : end - self._num_forgotten]
+        places = sorted(range(len(waits_ns)), key=waits_ns.__getitem__, reverse=True)
+        return [first + place for place in places]
 
-def _rank(breach: Breach) -> tuple[int, int]:
-    return -breach.ns, breach.step
-
-
-def _step(breach: Breach) -> int:
-    return breach.step
+    def _rank(self, number: int) -> tuple[int, int]:
+        return -self._waits_ns[number - self._num_forgotten], number

@@ -3,7 +3,6 @@
 import math
 import threading
 from bisect import bisect_left, bisect_right
-from itertools import pairwise
 from typing import NamedTuple
 
 from stepscope.recordings.latency import LatencyKind, LatencyReport
@@ -11,6 +10,8 @@ from stepscope.recordings.latency_samples import Samples
 from stepscope.recordings.longest import Breach, Longest
 from stepscope.recordings.rates import Rates, rates_of
 from stepscope.recordings.timeline import Timeline
+
+_MAX_AT_HAND = 2048
 
 
 class LateCounts(NamedTuple):
@@ -38,10 +39,10 @@ class Windows:
     def __init__(self, lock: "threading.RLock", timeline: Timeline) -> None:
         self._lock = lock
         self._timeline = timeline
-        self._breaches: list[Breach] = []  # up to the step that was scanned last
         self._scanned = -1
+        self._longest = {"ITL": Longest(), "TTFT": Longest()}  # up to the step scanned last
         self._twice: list[int] = []  # steps with late tokens of both kinds
-        self._longest = {"ITL": Longest(), "TTFT": Longest()}
+        self._at_hand: dict[tuple[int, str], Breach] = {}  # a list is drawn again and again
 
     def latency(self, end_ns: int | None, window_s: float | None, buckets: int) -> LatencyReport:
         """See `History.latency`."""
@@ -66,9 +67,13 @@ class Windows:
         """The last late tokens up to `step` (None: all), one of a kind a step, oldest first."""
         with self._lock:
             self._scan()
-            known = self._breaches
-            end = len(known) if step is None else bisect_right(known, step, key=_step)
-            return known[max(0, end - limit) : end]
+            last = [
+                (late, kind)
+                for kind, longest in self._longest.items()
+                for late in longest.last(step, limit)
+            ]
+            last.sort()  # of a step ITL comes before TTFT
+            return [self._breach(*each) for each in last[max(0, len(last) - limit) :]]
 
     def longest(self, step: int | None, limit: int, kind: str = "ITL") -> list[Breach]:
         """The longest up to `step` (None: all), the longest first; those of a kind before others.
@@ -79,16 +84,18 @@ class Windows:
             self._scan()
             found: list[Breach] = []
             for each in sorted(self._longest, key=lambda each: each != kind):
-                found += self._longest[each].until(step, limit - len(found))
+                steps = self._longest[each].until(step, limit - len(found))
+                found += [self._breach(late, each) for late in steps]
             return found
 
     def stalls(self, step: int | None, limit: int) -> Stalls:
         """See `History.stalls`."""
         with self._lock:
             self._scan()
-            for each in self._longest.values():
-                if number := each.num_until(step):
-                    return Stalls(each.until(step, limit), number)
+            for kind, longest in self._longest.items():
+                if number := longest.num_until(step):
+                    steps = longest.until(step, limit)
+                    return Stalls([self._breach(late, kind) for late in steps], number)
             return Stalls([], 0)
 
     def late(self, step: int | None) -> LateCounts:
@@ -96,49 +103,69 @@ class Windows:
         with self._lock:
             self._scan()
             columns, slo = self._timeline.columns, self._timeline.slo
-            known = self._breaches
-            end = len(known) if step is None else bisect_right(known, step, key=_step)
-            if not end:
+            kinds = self._longest.values()
+            num_breaches = sum(each.num_until(step) for each in kinds)
+            if not num_breaches:
                 return LateCounts(0, 0, 0)
-            last = bisect_right(columns.steps, known[end - 1].step)
-            until_ns = columns.tokens_ns[last - 1]
+            last_step = max(late for each in kinds for late in each.last(step, 1))
+            until_ns = columns.tokens_ns[bisect_right(columns.steps, last_step) - 1]
             num_tokens = 0
             for samples, bound_ms in (
                 (self._timeline.latencies.itl, slo.itl_ms),
                 (self._timeline.latencies.ttft, slo.ttft_ms),
             ):
                 num_tokens += _num_late(samples, 0, samples.num_until(until_ns), bound_ms * 1e6)
-            num_twice = bisect_right(self._twice, known[end - 1].step)
-            return LateCounts(num_tokens, end - num_twice, end)
+            num_twice = bisect_right(self._twice, last_step)
+            return LateCounts(num_tokens, num_breaches - num_twice, num_breaches)
 
     def _scan(self) -> None:
-        """Take in the steps since the last time, and forget what the timeline has forgotten."""
-        timeline, known = self._timeline, self._breaches
-        columns, slo = timeline.columns, timeline.slo
-        steps, tokens_ns = columns.steps, columns.tokens_ns
+        """Take in the steps since the last time, and forget what the timeline has forgotten.
+
+        After a change of the levels that is all of memory, and the source waits for the lock: of a
+        late step no more is noted than has to be.
+        """
+        columns, slo = self._timeline.columns, self._timeline.slo
+        steps = columns.steps
         if not steps:
             return
-        del known[: bisect_left(known, steps[0], key=_step)]
         del self._twice[: bisect_left(self._twice, steps[0])]
-        for each in self._longest.values():
-            each.forget_before(steps[0])
-        found: list[Breach] = []
-        for kind, bound_ms, name in (("ITL", slo.itl_ms, "itl"), ("TTFT", slo.ttft_ms, "ttft")):
-            longest_ns = columns.column(f"max_{name}_ns")
-            request_ids = columns.column(f"max_{name}_request_id")
+        begin = bisect_right(steps, self._scanned)
+        found: list[list[int]] = []
+        for kind, bound_ms in (("ITL", slo.itl_ms), ("TTFT", slo.ttft_ms)):
+            waits_ns = columns.column(f"max_{kind.lower()}_ns")
             bound_ns = bound_ms * 1e6
-            samples = timeline.latencies.itl if kind == "ITL" else timeline.latencies.ttft
-            for index in range(bisect_right(steps, self._scanned), len(steps)):
-                if longest_ns[index] > bound_ns:
-                    time_ns = tokens_ns[index]
-                    number = max(1, samples.num_above(time_ns - 1, time_ns, bound_ns))
-                    ns, request_id = longest_ns[index], request_ids[index]
-                    found.append(Breach(steps[index], time_ns, kind, ns, request_id, number))
-                    self._longest[kind].add(found[-1])
-        found.sort(key=_step)
-        known += found
-        self._twice += [each.step for each, after in pairwise(found) if each.step == after.step]
+            places = [at for at, ns in enumerate(waits_ns[begin:], begin) if ns > bound_ns]
+            late = [steps[at] for at in places]
+            self._longest[kind].forget_before(steps[0])
+            self._longest[kind].extend(late, [waits_ns[at] for at in places])
+            found.append(late)
+        self._twice += sorted(set(found[0]).intersection(found[1]))
         self._scanned = steps[-1]
+
+    def _breach(self, step: int, kind: str) -> Breach:
+        """What is known of a late step."""
+        breach = self._at_hand.get((step, kind))
+        if breach is None:
+            if len(self._at_hand) >= _MAX_AT_HAND:
+                self._at_hand.clear()
+            breach = self._at_hand[step, kind] = self._look_up(step, kind)
+        return breach
+
+    def _look_up(self, step: int, kind: str) -> Breach:
+        columns, slo, latencies = (
+            self._timeline.columns,
+            self._timeline.slo,
+            self._timeline.latencies,
+        )
+        at = bisect_left(columns.steps, step)
+        name = kind.lower()
+        bound_ms, samples = slo.itl_ms, latencies.itl
+        if kind == "TTFT":
+            bound_ms, samples = slo.ttft_ms, latencies.ttft
+        time_ns, ns = columns.tokens_ns[at], columns.column(f"max_{name}_ns")[at]
+        number = max(1, samples.num_above(time_ns - 1, time_ns, bound_ms * 1e6))
+        request_id = columns.column(f"max_{name}_request_id")[at]
+        return Breach(step, time_ns, kind, ns, request_id, number)
 
     def _window(self, end_ns: int | None, window_s: float | None) -> tuple[int, int]:
         timeline = self._timeline
@@ -154,7 +181,3 @@ def _num_late(samples: Samples, first: int, last: int, bound_ns: float) -> int:
     """Tokens later than a bound, of the samples from one place to before another."""
     ranked = samples.ranked(first, last)
     return 0 if ranked is None else ranked.count - ranked.num_up_to(math.floor(bound_ns))
-
-
-def _step(breach: Breach) -> int:
-    return breach.step

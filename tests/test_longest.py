@@ -11,31 +11,36 @@ from stepscope.recordings import lives
 from stepscope.recordings.history import History
 from stepscope.recordings.late_sweep import Wait
 from stepscope.recordings.latency import SLO
-from stepscope.recordings.longest import BLOCK, Breach, Longest
+from stepscope.recordings.longest import BLOCK, Longest
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_the_longest_are_those_of_a_sort_of_all_however_much_was_forgotten(data: Any) -> None:
-    longest, known = Longest(), list[Breach]()
+    longest, known = Longest(), list[tuple[int, int]]()
     step = 0
     for _ in range(data.draw(st.integers(1, 4))):
         added = data.draw(st.integers(0, 2 * BLOCK))
         seed = data.draw(st.integers(1, 10**6))
-        for number in range(added):
-            step += 1 + number % 2
-            breach = Breach(step, step, "ITL", seed * (number + 7) % 1009, 0)
-            longest.add(breach)
-            known.append(breach)
+        part = [
+            (step + number * 3 // 2, seed * (number + 7) % 1009) for number in range(1, added + 1)
+        ]
+        if part:
+            step = part[-1][0]
+            longest.extend(*zip(*part, strict=True))
+        known += part
         first = data.draw(st.integers(0, step + 1))
         longest.forget_before(first)
-        known = [each for each in known if each.step >= first]
+        known = [each for each in known if each[0] >= first]
         last = data.draw(st.none() | st.integers(0, step + 1))
         limit = data.draw(st.integers(0, 300))
-        until = [each for each in known if last is None or each.step <= last]
-        in_order = sorted(until, key=lambda each: (-each.ns, each.step))
+        until = [each for each in known if last is None or each[0] <= last]
+        in_order = sorted(until, key=lambda each: (-each[1], each[0]))
         assert longest.num_until(last) == len(until)
-        assert longest.until(last, limit) == in_order[:limit]
+        assert longest.until(last, limit) == [late for late, _ in in_order[:limit]]
+        assert (
+            list(longest.last(last, limit)) == [late for late, _ in until][-limit or len(until) :]
+        )
 
 
 def test_stalls_follow_what_comes_what_is_forgotten_and_other_service_levels() -> None:
