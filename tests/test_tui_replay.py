@@ -212,6 +212,6 @@ def test_several_notices_are_whole_where_there_is_room_and_say_why_an_engine_is_
     assert gone in shown(130, gone)
     assert "killed or crashed" in shown(120, gone)
     assert pending in shown(120, pending, gone)
-    assert "killed or crashed" in shown(120, pending, gone)
+    assert "is gone: killed" in shown(120, pending, gone)
     assert gone in shown(160, pending, gone)
     assert shown(80, pending, gone).count("│") == 2
