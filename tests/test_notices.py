@@ -87,3 +87,13 @@ async def test_the_demo_does_not_talk_into_the_answer_to_a_change(
         app.main.draw_if_changed()
         assert "the load is yours from here on" in main_text(app)
     app.close()
+
+
+def test_what_can_be_said_in_fewer_words_is_and_what_is_still_wrong_has_the_room() -> None:
+    notices = Notices(Clock())
+    notices.say("a" * 95, shorter=["b" * 50, "c" * 30])
+    assert text(notices.line([], 120)) == " " + "a" * 95
+    assert text(notices.line([], 80)) == " " + "b" * 50
+    assert text(notices.line([("d" * 60, "caution")], 120)) == f" {'b' * 50}  │  {'d' * 60}"
+    notices.say("e" * 90)
+    assert text(notices.line([], 80)).startswith(" eee")

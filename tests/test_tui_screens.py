@@ -561,8 +561,24 @@ async def test_what_the_screen_says_can_be_copied(source: Any) -> None:
         await pilot.press("y")
         assert "BUDGET" in app.clipboard
         assert "last stall: step" in app.clipboard
+        assert "worst in memory" not in app.clipboard  # it is the last one
         await pilot.press("5", "y")
         assert "breaches (" in app.clipboard
+
+
+async def test_what_is_copied_names_the_worst_stall_and_its_cause_where_it_is_not_the_last(
+    source: Any,
+) -> None:
+    history = source.history
+    history.set_slo(SLO(500.0, 15.0))
+    worst = history.stalls().longest[0]
+    assert history.last_stall().step != worst.step
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("y")
+        assert f"last stall: {history.last_stall().text}\n" in app.clipboard
+        told = history.wait(worst.step, worst.request_id).text
+        assert app.clipboard.endswith(f"\nworst in memory: {told}")
 
 
 async def test_key_figures_are_clickable(source: Any) -> None:

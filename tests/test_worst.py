@@ -91,6 +91,26 @@ async def test_it_leads_to_the_longest_stall_then_to_the_next_and_says_of_each_w
             assert notice(app).startswith(f"{rank}{'nd' if rank == 2 else 'rd'} worst of")
 
 
+@pytest.mark.parametrize("width", [80, 100, 120])
+async def test_what_it_says_loses_whole_parts_where_it_has_no_room(
+    replay: ReplaySource, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert replay.file_waits.wait(30)
+    replay.seek(200)
+    assert replay.wait()
+    monkeypatch.setattr(FileWaits, "share", 0.415)
+    app = dashboard(replay)
+    async with app.run_test(size=(width, 30)) as pilot:
+        await pilot.press("w")
+        said = notice(app)
+    assert re.fullmatch(
+        r"worst of 7 seconds with a stall in 41% of the file: 837 ms at [\d:]+"
+        r"(, 12 streams waited so long( \(w: the next\))?)?",
+        said,
+    )
+    assert ("12 streams" in said) == (width > 80)
+
+
 async def test_after_any_other_move_it_begins_with_the_worst_again(source: Any) -> None:
     steps = [each.step for each in source.history.stalls(None, 1000).longest]
     app = dashboard(source)
@@ -196,7 +216,7 @@ async def test_in_a_replay_it_leads_through_what_is_in_memory_until_the_file_is_
         assert searched.wait(30)
         app.main.navigator.go(150)
         await pilot.press("w")
-        said = r"worst of 7 seconds with a stall: 837 ms at .+, held up 12 streams \(w: the next\)"
+        said = r"worst of 7 seconds with a stall: 837 ms at .+, 12 streams waited so long \(w: "
         assert re.match(said, notice(app))
         assert replay.wait()
         assert replay.history.last_step == 302

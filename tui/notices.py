@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
+from stepscope.tui import format as fmt
 from stepscope.tui.widgets.lines import Line, Run, clean, length_of
 
 Tone: TypeAlias = Literal["text", "good", "breach", "muted", "caution"]
@@ -24,13 +25,15 @@ class Notices:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._text = ""
+        self._shorter: Sequence[str] = ()
         self._tone: Tone = "text"
         self._until_s = 0.0
         self._is_of_place = False
         self._later: deque[tuple[str, Tone]] = deque()
 
-    def say(self, text: str, tone: Tone = "text") -> None:
-        self._text = text
+    def say(self, text: str, tone: Tone = "text", shorter: Sequence[str] = ()) -> None:
+        """Args: shorter: the same in fewer words, for a line in which `text` has no room."""
+        self._text, self._shorter = text, shorter
         self._tone = tone
         shown_s = _ERROR_SHOWN_S if tone in ("breach", "caution") else _SHOWN_S
         self._until_s = self._clock() + shown_s
@@ -46,9 +49,9 @@ class Notices:
         self._until_s = self._clock() + _REFUSAL_SHOWN_S
         self._is_of_place = True
 
-    def say_of_place(self, text: str, tone: Tone = "text") -> None:
-        """What is true at this step, on this screen: it goes with either."""
-        self.say(text, tone)
+    def say_of_place(self, text: str, tone: Tone = "text", shorter: Sequence[str] = ()) -> None:
+        """What is true at this step, on this screen: it goes with either; see `say`."""
+        self.say(text, tone, shorter)
         self._is_of_place = True
 
     def leave_place(self) -> None:
@@ -81,12 +84,14 @@ class Notices:
         if not parts:
             return ()
         room = width - 1 - (len(parts) - 1) * length_of((_BETWEEN,))
-        lengths = [len(text) for text, _ in parts]
+        lengths = [len(text) for text, _ in standing]
         shares: list[int] = []
         if new:
-            others = sum(min(length, _LEAST) for length in lengths[1:])
-            shares = [min(lengths[0], max(_LEAST, room - others))]
-        shares += _shares(lengths[new:], room - sum(shares))
+            most = max(_LEAST, room - sum(min(length, _LEAST) for length in lengths))
+            text = fmt.first_fitting((self._text, *self._shorter), most)
+            parts[0] = text, self._tone
+            shares = [min(len(text), most)]
+        shares += _shares(lengths, room - sum(shares))
         line: Line = ((" ", "text"),)
         for idx, ((text, tone), share) in enumerate(zip(parts, shares, strict=True)):
             if idx:

@@ -52,9 +52,9 @@ class WorstStalls:
             if (shown.step, shown.kind) in told:
                 place = (told.index((shown.step, shown.kind)) + 1) % len(told)
         self._shown = stalls.longest[place]
-        text = self._told(stalls, place, of_file)
+        text, *shorter = self._told(stalls, place, of_file)
         self._navigator.go(self._shown.step)
-        self._notices.say_of_place(text)
+        self._notices.say_of_place(text, shorter=shorter)
 
     def _known(self, of_file: bool) -> Stalls:
         """All that one can go to: in memory, or in the file as far as that was searched."""
@@ -72,26 +72,36 @@ class WorstStalls:
 
     # Words
 
-    def _told(self, stalls: Stalls, place: int, of_file: bool) -> str:
+    def _told(self, stalls: Stalls, place: int, of_file: bool) -> list[str]:
+        """Where it leads, each time in fewer words."""
         stall, number = stalls.longest[place], stalls.number
         is_itl = stall.kind == "ITL"
         what = "stall" if is_itl else "late first token"
         whats = what + "s"
         if of_file:  # of each second the worst is known
             what, whats = f"second with a {what}", f"seconds with a {what}"
+        rank = f"{'' if not place else _ordinal(place + 1) + ' '}worst"
         if number == 1:
             which, hint = f"the only {what}", ""
         else:
-            which = f"{'' if not place else _ordinal(place + 1) + ' '}worst of {number:,} {whats}"
+            which = f"{rank} of {number:,} {whats}"
             is_last = place + 1 == len(stalls.longest)
             hint = f" ({self._key('worst')}: the {'worst again' if is_last else 'next'})"
         where = self._where(of_file)
         when = fmt.clock(self._history().wall_ns(stall.time_ns))
-        how_long = fmt.with_ms(stall.ns / 1e6)
+        moment = f"{fmt.with_ms(stall.ns / 1e6)} at {when}"
         who = f"r{stall.request_id}"
         if is_itl:
-            who = f"held up {fmt.plural(stall.num_tokens, 'stream')}"
-        return f"{which}{where}: {how_long} at {when}, {who}{hint}"
+            streams = fmt.plural(stall.num_tokens, "stream")
+            # A file was searched for all levels: only those who waited the longest were counted.
+            who = f"{streams} waited so long" if of_file else f"held up {streams}"
+        return [
+            f"{which}{where}: {moment}, {who}{hint}",
+            f"{which}{where}: {moment}, {who}",
+            f"{which}{where}: {moment}",
+            f"{rank}{where}: {moment}",
+            f"{rank}: {moment}",
+        ]
 
     def _nothing(self, of_file: bool) -> str:
         history = self._history()

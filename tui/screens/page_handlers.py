@@ -2,9 +2,11 @@
 
 from typing import TYPE_CHECKING
 
+from stepscope.tui.frame import Frame
 from stepscope.tui.navigator import lane_keys
 from stepscope.tui.pages import targets
 from stepscope.tui.view import Page
+from stepscope.tui.widgets import latency_panel
 from stepscope.tui.widgets.panels import Target
 from stepscope.tui.widgets.request_page import request_id_of
 
@@ -127,11 +129,22 @@ def copy(screen: "MainScreen") -> None:
     """What the screen says, to the clipboard of the terminal."""
     if screen.view.page == "live":
         text = "\n".join(line.rstrip() for line in screen.text_of("header", "figures"))
-        if screen.frame is not None and screen.frame.stall is not None:
-            text += f"\nlast stall: {screen.frame.stall.text}"
+        if screen.frame is not None:
+            text += _stalls(screen.frame)
         what = "the key figures"
     else:
         text = "\n".join(line.rstrip() for line in screen.text_of("page"))
         what = "this screen"
     screen.app.copy_to_clipboard(text.strip())
     screen.notices.say(f"{what} sent to the terminal's clipboard (if it takes OSC 52)", "good")
+
+
+def _stalls(frame: Frame) -> str:
+    """The last stall, and the worst one where that is another; a line each."""
+    text = "" if frame.stall is None else f"\nlast stall: {frame.stall.text}"
+    worst = latency_panel.other_worst(frame)
+    if worst is not None:
+        late = frame.history.wait(worst.step, worst.request_id)
+        why = f"step {worst.step:,} → {worst.kind} {worst.ns / 1e6:.0f} ms"
+        text += f"\nworst in memory: {why if late is None else late.text}"
+    return text

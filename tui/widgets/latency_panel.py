@@ -66,7 +66,7 @@ def one_line(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 def _worst_in_short(frame: Frame) -> Line:
     """How long the longest stall in memory was, for behind the last one."""
-    stall = _other_worst(frame)
+    stall = other_worst(frame)
     if stall is None:
         return ()
     how_long = fmt.with_ms(stall.ns / 1e6)
@@ -156,7 +156,7 @@ def _stall(frame: Frame, width: int) -> list[Line]:
 
 def _worst(frame: Frame, width: int) -> list[Line]:
     """The longest stall in memory where it is not the one that is told already."""
-    stall, number = _other_worst(frame), frame.worst.number
+    stall, number = other_worst(frame), frame.worst.number
     if stall is None:
         return []
     kind = "" if stall.kind == "ITL" else f"{stall.kind} "
@@ -181,7 +181,7 @@ def _worst(frame: Frame, width: int) -> list[Line]:
     return [(where, *told)]
 
 
-def _other_worst(frame: Frame) -> Breach | None:
+def other_worst(frame: Frame) -> Breach | None:
     """The longest in memory, unless that is the last stall."""
     worst = frame.worst.longest[0] if frame.worst.longest else None
     if worst is None or (frame.stall is not None and frame.stall.step == worst.step):
