@@ -148,6 +148,10 @@ class Explainer:
         if not self._with_begun:
             self._since_ns = time_ns
 
+    def judge_by(self, usual: Usual) -> None:
+        """From now on tell by this which steps were held up."""
+        self._usual = usual
+
     # Steps
 
     def _take_step(self, record: StepRecord) -> None:

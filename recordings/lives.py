@@ -19,7 +19,7 @@ from stepscope.recordings.session import SessionState
 from stepscope.recordings.step_cache import StepCache
 from stepscope.recordings.timeline import Timeline
 from stepscope.recordings.transcripts import Told, TranscriptReader
-from stepscope.recordings.usual import UsualInMemory
+from stepscope.recordings.usual import Usual, UsualInMemory
 
 MAX_LIFE_STEPS = 8192  # followed back in search of an arrival
 _MAX_KNOWN = 512
@@ -49,8 +49,10 @@ class _Follower:
         explainer: Explainer,
         next_number: int,
         transcript: TranscriptReader,
+        usual: Usual,
     ) -> None:
         self.request_id = request_id
+        self.usual = usual  # by which it began to be told
         self.transcript = transcript
         self.explainer = explainer
         self.next_number = next_number
@@ -121,10 +123,19 @@ class LifeKeeper:
             return last_step
 
     def _refresh(self) -> None:
-        """What was explained before more was known of what is usual is explained anew."""
-        if self._usual.refresh(self._timeline.columns):
-            self._known.clear()
-            self._follower = self._sweep = None
+        """What was explained before more was known of what is usual is explained anew.
+
+        A whole life is read again only where it would be told otherwise: that takes long.
+        """
+        if not self._usual.refresh(self._timeline.columns):
+            return
+        self._known.clear()
+        self._sweep = None
+        follower, usual = self._follower, self._usual.usual
+        if follower is None or not follower.usual.judges_like(usual):
+            self._follower = None
+        else:
+            follower.explainer.judge_by(usual)
 
     def _begin_sweep(self, start_ns: int) -> LateSweep | None:
         begun = self._state_before(start_ns)
@@ -169,7 +180,8 @@ class LifeKeeper:
                 if begun is None:
                     return None
                 reader = TranscriptReader(view.request_id, self._known_transcript(view.request_id))
-                follower = self._follower = _Follower(view.request_id, *begun, reader)
+                usual = self._usual.usual
+                follower = self._follower = _Follower(view.request_id, *begun, reader, usual)
             number = follower.next_number
             follower.next_number = self._feed(follower.explainer, number, last, follower.transcript)
             if follower.life is None or number != follower.next_number:

@@ -19,6 +19,7 @@ HELD_UP = 3.0  # a step that takes so many times as long as usual is not of its 
 MIN_STEPS = 8  # of as much work, else nobody knows what is usual
 _MAX_STEPS = 16_384  # of those in memory, evenly spread: more would say the same
 _REACH = 2  # how many doublings larger what is looked at may be, where alike steps are few
+_ABOUT = 1.1  # what is usual may differ by so much and is told as the same
 _EXACT_BITS = 8  # durations are counted to one part in 128
 
 _COLUMNS = (
@@ -107,19 +108,30 @@ class Usual:
 
     def held(self, work: Work, ns: int) -> Held | None:
         """By what a step that took so long was held up; None where it was not, or nobody knows."""
-        usual_ns = self._ns(_class_of(work))
-        if not usual_ns or ns < HELD_UP * usual_ns:
-            return None
-        return Held(ns, usual_ns)
+        return self._held(_class_of(work), ns)
 
     @property
     def has_held(self) -> bool:
         """Whether any of the steps was held up."""
-        for kind, alike in self._alike.items():
-            usual_ns = self._ns(kind)
-            if usual_ns and alike.longest_ns >= HELD_UP * usual_ns:
-                return True
-        return False
+        return any(self._held(kind, alike.longest_ns) for kind, alike in self._alike.items())
+
+    def judges_like(self, other: "Usual") -> bool:
+        """Whether of the steps that another knows the same work is held up, for about as long."""
+        for kind, alike in other._alike.items():
+            mine, its = (each._held(kind, alike.longest_ns) for each in (self, other))
+            if mine is None and its is None:
+                continue
+            if mine is None or its is None:
+                return False
+            if max(mine.usual_ns, its.usual_ns) > _ABOUT * min(mine.usual_ns, its.usual_ns):
+                return False
+        return True
+
+    def _held(self, kind: _Class, ns: int) -> Held | None:
+        usual_ns = self._ns(kind)
+        if not usual_ns or ns < HELD_UP * usual_ns:
+            return None
+        return Held(ns, usual_ns)
 
     def _ns(self, kind: _Class) -> int | None:
         alike = self._alike.get(kind)

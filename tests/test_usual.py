@@ -301,3 +301,54 @@ def test_what_is_usual_for_rare_work_is_told_by_steps_of_more_work_never_of_less
     assert not usual.has_held
     usual.add(work, 500 * MS)
     assert usual.has_held
+
+
+def num_read(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]) -> int:
+    """How many messages are decoded for it."""
+    number, decode = 0, wire.decode
+
+    def counted(payload: bytes) -> Telemetry:
+        nonlocal number
+        number += 1
+        return decode(payload)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(wire, "decode", counted)
+        call()
+    return number
+
+
+def test_a_life_is_not_read_again_because_more_is_known_of_what_is_usual(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    history = History(SLO(ttft_ms=60_000, itl_ms=200))
+    workload = SimulatedWorkload(rate=2.0, output_tokens=3000)
+    request_id, before, num_anew = None, 0, 0
+    for sequence, message in session(NoisyCost(), workload=workload, num_steps=1600):
+        history.append(sequence, message)
+        if sequence % 50 or not history.state.requests:
+            continue
+        request_id = min(history.state.requests) if request_id is None else request_id
+        view, usual = history.state.requests[request_id], history._lives._usual.usual
+        read = num_read(monkeypatch, lambda view=view: history.life(view))
+        assert read <= sequence + 1 - before
+        before = sequence + 1
+        num_anew += history._lives._usual.usual is not usual
+    assert num_anew > 5
+
+
+def test_a_life_is_told_anew_once_it_is_known_that_a_step_in_it_was_held_up() -> None:
+    cost = NoisyCost(holds=once_beside_a_prompt(5))
+    history, view, told = History(SLO(ttft_ms=60_000, itl_ms=200)), None, []
+    for sequence, message in session(cost, knobs=Knobs(max_num_batched_tokens=256)):
+        history.append(sequence, message)
+        if isinstance(message, StepRecord) and cost.held == [message.step]:
+            assert message.batch is not None
+            view = history.state.requests[message.batch[0].request_id]
+        if view is not None and sequence % 10 == 0:
+            life = history.life(view)
+            assert life is not None
+            told.append([piece.step for piece in held_pieces(life.waits)])
+            assert sum(piece.ns for piece in life.pieces) == sum(w.gap_ns for w in life.waits)
+    assert told[0] == []  # too few steps are known
+    assert told[-1] == cost.held
