@@ -30,6 +30,7 @@ _MIN_TURN = 20
 _ANSWER_S = 1.0  # that one answer may take: what comes by itself waits for it
 _MAX_FAILED = 3  # answers in a row that did not come
 _MIN_ROOM_BYTES = 1024 * 1024
+_TOO_SLOW = "the way to the engine is too slow for it"
 _TOPICS = frozenset(wire.TOPICS.values())
 
 # Nobody has asked; on the way; all there; could not be had.
@@ -65,6 +66,7 @@ class Backfill:
         self._begin = 0  # message it begins after
         self._num_failed = 0
         self._turn = _TURN
+        self._past_s = MAX_PAST_S  # asked for, and what follows on it
         self._next_s = 0.0
 
     @property
@@ -82,7 +84,7 @@ class Backfill:
             if self.state == "asking":
                 return
             self._older, self.share, self.note, self.num_steps = None, 0.0, "", 0
-            self._num_failed, self._turn = 0, _TURN
+            self._num_failed, self._turn, self._past_s = 0, _TURN, MAX_PAST_S
             self.state = "asking"
 
     def give_up(self, why: str) -> None:
@@ -122,19 +124,22 @@ class Backfill:
             if self._num_failed >= _MAX_FAILED:
                 self._end("failed", "the engine does not answer in time")
 
-    def _fitting(self, client: ControlClient) -> History:
-        """A history that begins as early as the engine, the way to it and the memory allow."""
+    def _fitting(self, client: ControlClient) -> History | None:
+        """A history that begins as early as the engine, the way to it and the memory allow.
+
+        None where the way is too slow for so much: next time it is asked for less. Over such a way
+        each answer takes its time, in which nothing else is taken and nobody can leave.
+        """
         end, room_steps, room_bytes = self._end_of_it()
         history = self._history
-        snapshot = self._kept(client, MAX_PAST_S)
-        if snapshot.sequence >= end:
-            raise _CannotBeHad(self._why_none(snapshot))
-        past_s = max(0.0, history.state.time_ns - snapshot.time_ns) / 1e9
-        while catch_up_s(client, snapshot.sequence + 1, end - snapshot.sequence) > MAX_FETCH_S:
-            past_s /= 2
-            snapshot = self._kept(client, past_s)
-            if snapshot.sequence >= end or past_s < MIN_PAST_S:
-                raise _CannotBeHad("the way to the engine is too slow for it")
+        snapshot = self._kept(client, self._past_s)
+        if snapshot.sequence >= end or self._past_s < MIN_PAST_S:
+            is_slow = self._past_s < MAX_PAST_S
+            raise _CannotBeHad(_TOO_SLOW if is_slow else self._why_none(snapshot))
+        if catch_up_s(client, snapshot.sequence + 1, end - snapshot.sequence) > MAX_FETCH_S:
+            past_s = (history.state.time_ns - snapshot.time_ns) / 1e9
+            self._past_s = min(self._past_s, max(0.0, past_s)) / 2
+            return None
         older = History(history.slo, room_steps, room_bytes, history.known_since_ns)
         older.reset(snapshot)
         self._begin = snapshot.sequence

@@ -176,10 +176,12 @@ class History(HistoryView):
         False, and nothing has changed, where what is in memory does not begin with the very
         message after the last one of `earlier`, which is of no use afterwards.
         """
+        # Only its writer changes what it looks at, and that is who calls.
+        if not does_follow(self._timeline, earlier._timeline):
+            return False
+        latencies = self._timeline.latencies.after(earlier._timeline.latencies)
         with self._lock:
-            if not does_follow(self._timeline, earlier._timeline):
-                return False
-            splice(self._timeline, earlier._timeline)
+            splice(self._timeline, earlier._timeline, latencies)
             self._drop_caches()
             self.version += 1
             return True

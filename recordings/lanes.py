@@ -181,6 +181,12 @@ class LaneBoard:
             self._pages[page] = known | self._pages.get(page, {})
         self.first = min(self.first, earlier.first)
 
+    def abort(self, request_ids: Iterable[int]) -> None:
+        """These were aborted after the last step."""
+        for request_id in request_ids:
+            if (track := self._open.pop(request_id, None)) is not None:
+                track.put(max(self.end - 1, self.first), Cell.ABORTED)
+
     def forget_before(self, step: int) -> None:
         """Let go of the steps before `step`."""
         self.first = max(self.first, step)

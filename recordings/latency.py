@@ -159,10 +159,14 @@ class Latencies:
             series_of(self.step, start_ns, end_ns, None, buckets),
         )
 
-    def prepend(self, earlier: "Latencies") -> None:
-        """Put those of before in front of these."""
-        for kind in ("ttft", "itl", "tpot", "step"):
-            self.of(kind).prepend(earlier.of(kind))
+    def after(self, earlier: "Latencies") -> "Latencies":
+        """Those of before, and then these; both stay as they are."""
+        whole = Latencies(self.slo)
+        whole.ttft = self.ttft.after(earlier.ttft)
+        whole.itl = self.itl.after(earlier.itl)
+        whole.tpot = self.tpot.after(earlier.tpot)
+        whole.step = self.step.after(earlier.step)
+        return whole
 
     def forget_before(self, time_ns: int) -> None:
         for samples in (self.ttft, self.itl, self.tpot, self.step):

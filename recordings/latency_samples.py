@@ -126,12 +126,12 @@ class Samples:
             place = number * BLOCK_SAMPLES - self._num_forgotten
             self._blocks[number] = self._sorted(place, place + BLOCK_SAMPLES)
 
-    def prepend(self, earlier: "Samples") -> None:
-        """Put samples of before in front of these."""
+    def after(self, earlier: "Samples") -> "Samples":
+        """Samples of before, and then these; both stay as they are."""
         whole = Samples()
         for part in (earlier, self):
             whole.extend(part._times, part._values, part._weights)
-        self.__dict__ = whole.__dict__
+        return whole
 
     def forget_before(self, time_ns: int) -> None:
         num_old = bisect_left(self._times, time_ns)

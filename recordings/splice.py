@@ -1,7 +1,11 @@
 """Putting what was before in front of what is in memory, without touching what is in memory."""
 
 from stepscope.recordings.clocks import BACK_NS
+from stepscope.recordings.events import MAX_EVENTS
+from stepscope.recordings.latency import Latencies
 from stepscope.recordings.timeline import Timeline
+
+_ABORT = frozenset({"abort"})
 
 
 def does_follow(later: Timeline, earlier: Timeline) -> bool:
@@ -20,7 +24,7 @@ def does_follow(later: Timeline, earlier: Timeline) -> bool:
     )
 
 
-def splice(later: Timeline, earlier: Timeline) -> None:
+def splice(later: Timeline, earlier: Timeline, latencies: Latencies) -> None:
     """Put everything that `earlier` keeps before what `later` keeps, which stays as it is.
 
     Who follows `later` goes on where it was. `earlier` is of no use afterwards.
@@ -28,11 +32,19 @@ def splice(later: Timeline, earlier: Timeline) -> None:
     Args:
         later: see `does_follow`.
         earlier: nothing was lost in it.
+        latencies: of both. They are ranked, which takes long: whoever holds a lock has them made
+            before.
     """
+    if earlier.slo != later.slo:  # changed while `earlier` was filled
+        earlier.set_slo(later.slo)
+    latencies.slo = later.slo
+    # Nobody who came after the end of a request has a lane for it.
+    between = later.log.until(earlier.state.step, MAX_EVENTS, _ABORT)
+    earlier.lanes.abort([each.request_id for each in between if each.request_id is not None])
     later.ring.prepend(earlier.ring)
     later.columns.prepend(earlier.columns)
     later.lanes.prepend(earlier.lanes)
-    later.latencies.prepend(earlier.latencies)
+    later.latencies = latencies
     later.log.prepend(earlier.log)
     later.pauses.prepend(earlier.pauses)
     later.gaps.prepend(earlier.gaps)

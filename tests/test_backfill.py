@@ -280,6 +280,24 @@ def test_answers_that_do_not_come_end_it_and_the_present_goes_on(
     assert refused(late) == "the engine does not answer in time"
 
 
+def test_over_a_slow_way_what_comes_by_itself_is_taken_between_two_questions(
+    late: Late, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+
+    def slow(client: ControlClient, first: int, num_messages: int) -> float:
+        late.engine.run(1)
+        time.sleep(0.05)  # until it has come
+        taken.append(late.source.history.last_sequence or 0)
+        return num_messages * 1.0
+
+    monkeypatch.setattr("stepscope.recordings.backfill.catch_up_s", slow)
+    monkeypatch.setattr(backfill, "MAX_FETCH_S", 1.0)
+    refused(late)
+    assert len(taken) > 1
+    assert taken == sorted(set(taken))
+
+
 def test_a_way_that_is_too_slow_brings_less_or_nothing(
     late: Late, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,13 +1,14 @@
 """What was before, put in front of what is in memory, gives what would have been there at once."""
 
 import random
+import threading
 
 import pytest
 
 from stepscope.engine.simulated import simulate
-from stepscope.engine.wire import EngineStatus, Mark, StepRecord, Telemetry
+from stepscope.engine.wire import Aborted, EngineStatus, Mark, StepRecord, Telemetry
 from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO
+from stepscope.recordings.latency import SLO, Latencies
 from stepscope.recordings.session import SessionState
 
 _SLO = SLO(ttft_ms=700, itl_ms=70)
@@ -135,6 +136,65 @@ def test_the_oldest_go_first_when_there_is_no_room_any_more() -> None:
     assert later.lanes(first, last) == whole.lanes(first, last)
     assert later.state_at(first).requests == whole.state_at(first).requests
     assert later.latency(None, 1.0) == whole.latency(None, 1.0)
+
+
+def test_service_levels_that_were_changed_meanwhile_hold_for_what_was_before() -> None:
+    later, earlier, whole = from_message(500), from_message(100, 501), from_message(100)
+    for history in (later, whole):
+        history.set_slo(SLO(ttft_ms=700, itl_ms=12))
+    assert later.prepend(earlier)
+    assert_like(later, whole)
+    assert not any(later.last_stall(step) != whole.last_stall(step) for step in range(100, 500, 7))
+
+
+def test_who_was_aborted_before_the_first_step_in_memory_has_a_lane_that_says_so() -> None:
+    cut = 500
+    state = SessionState()
+    for message in MESSAGES[: cut + 1]:
+        state.apply(message)
+    request_id = next(each for each, view in state.requests.items() if view.status == "running")
+    snapshot = state.snapshot(cut)
+    assert snapshot is not None
+    aborted = EngineStatus(
+        step=state.step,
+        time_ns=state.time_ns + 1_000,
+        state="running",
+        num_running=0,
+        num_waiting=0,
+        events=[Aborted(request_id=request_id, reason="asked for")],
+    )
+    later, whole = History(_SLO), from_message(100, cut + 1)
+    later.reset(snapshot)
+    for history in (later, whole):
+        history.append(cut + 1, aborted)
+        for number, message in enumerate(MESSAGES[cut + 1 : cut + 40], start=cut + 2):
+            if not isinstance(message, StepRecord) or request_id not in {
+                row.request_id for row in message.batch or ()
+            }:
+                history.append(number, message)
+    assert later.prepend(from_message(100, cut + 1))
+    steps = steps_of(whole)
+    assert later.lanes(steps[0], steps[-1]) == whole.lanes(steps[0], steps[-1])
+
+
+def test_readers_do_not_wait_while_what_was_before_is_ranked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    later = from_message(500)
+    read: list[int | None] = []
+
+    def after(latencies: Latencies, earlier: Latencies) -> Latencies:
+        reader = threading.Thread(target=lambda: read.append(later.first_step))
+        reader.start()
+        reader.join(10)
+        return ranked(latencies, earlier)
+
+    ranked = Latencies.after
+    monkeypatch.setattr(Latencies, "after", after)
+    first = later.first_step
+    assert later.prepend(from_message(100, 501))
+    assert read == [first]
+    assert_like(later, from_message(100))
 
 
 @pytest.mark.parametrize("cut", [99, 101])
