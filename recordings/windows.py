@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from stepscope.recordings.rates import Rates, rates_of
 from stepscope.recordings.timeline import Timeline
 
 _MAX_AT_HAND = 2048
+_MAX_AT_ONCE = 4096  # steps that are looked at while the source waits
 
 
 class LateCounts(NamedTuple):
@@ -65,8 +67,9 @@ class Windows:
 
     def breaches(self, step: int | None, limit: int) -> list[Breach]:
         """The last late tokens up to `step` (None: all), one of a kind a step, oldest first."""
+        self._scan()
         with self._lock:
-            self._scan()
+            self._scan_some()
             last = [
                 (late, kind)
                 for kind, longest in self._longest.items()
@@ -80,8 +83,9 @@ class Windows:
 
         Costs the logarithm of how many there are.
         """
+        self._scan()
         with self._lock:
-            self._scan()
+            self._scan_some()
             found: list[Breach] = []
             for each in sorted(self._longest, key=lambda each: each != kind):
                 steps = self._longest[each].until(step, limit - len(found))
@@ -90,8 +94,9 @@ class Windows:
 
     def stalls(self, step: int | None, limit: int) -> Stalls:
         """See `History.stalls`."""
+        self._scan()
         with self._lock:
-            self._scan()
+            self._scan_some()
             for kind, longest in self._longest.items():
                 if number := longest.num_until(step):
                     steps = longest.until(step, limit)
@@ -100,8 +105,9 @@ class Windows:
 
     def late(self, step: int | None) -> LateCounts:
         """All late tokens up to `step` (None: all) that are in memory."""
+        self._scan()
         with self._lock:
-            self._scan()
+            self._scan_some()
             columns, slo = self._timeline.columns, self._timeline.slo
             kinds = self._longest.values()
             num_breaches = sum(each.num_until(step) for each in kinds)
@@ -121,26 +127,39 @@ class Windows:
     def _scan(self) -> None:
         """Take in the steps since the last time, and forget what the timeline has forgotten.
 
-        After a change of the levels that is all of memory, and the source waits for the lock: of a
-        late step no more is noted than has to be.
+        After a change of the levels that is all of memory: the source has the lock in between.
+        """
+        is_more = True
+        while is_more:
+            with self._lock:
+                is_more = self._scan_some()
+            if is_more:
+                time.sleep(0)  # else it would hardly ever be another's turn
+
+    def _scan_some(self) -> bool:
+        """Whether there are more steps that were not taken in yet.
+
+        Of a late step no more is noted than has to be.
         """
         columns, slo = self._timeline.columns, self._timeline.slo
         steps = columns.steps
         if not steps:
-            return
+            return False
         del self._twice[: bisect_left(self._twice, steps[0])]
         begin = bisect_right(steps, self._scanned)
+        end = min(begin + _MAX_AT_ONCE, len(steps))
         found: list[list[int]] = []
         for kind, bound_ms in (("ITL", slo.itl_ms), ("TTFT", slo.ttft_ms)):
             waits_ns = columns.column(f"max_{kind.lower()}_ns")
             bound_ns = bound_ms * 1e6
-            places = [at for at, ns in enumerate(waits_ns[begin:], begin) if ns > bound_ns]
+            places = [at for at, ns in enumerate(waits_ns[begin:end], begin) if ns > bound_ns]
             late = [steps[at] for at in places]
             self._longest[kind].forget_before(steps[0])
             self._longest[kind].extend(late, [waits_ns[at] for at in places])
             found.append(late)
         self._twice += sorted(set(found[0]).intersection(found[1]))
-        self._scanned = steps[-1]
+        self._scanned = steps[end - 1]
+        return end < len(steps)
 
     def _breach(self, step: int, kind: str) -> Breach:
         """What is known of a late step."""
