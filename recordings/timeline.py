@@ -290,9 +290,11 @@ class Timeline:
             self._notes.end_of_pause(step, before_ns, now_ns)
 
     def _forget_old(self) -> None:
-        step = self.ring.first_step
-        if step is None or not self.columns.steps:
+        if not self.columns.steps:
             return
+        step = self.ring.first_step
+        if step is None:  # all of them are forgotten
+            step = self.columns.steps[-1] + 1
         self.columns.forget_before(step)
         self.lanes.forget_before(step)
         del self.stall_steps[: bisect_left(self.stall_steps, step)]

@@ -209,6 +209,28 @@ def test_the_oldest_steps_are_forgotten_by_number_and_by_bytes(
         assert history.lanes(first, 1199) == fed(MESSAGES).lanes(first, 1199)
 
 
+def sign_of_life(state: SessionState) -> EngineStatus:
+    return EngineStatus(
+        step=state.step, time_ns=state.time_ns, state="running", num_running=0, num_waiting=0
+    )
+
+
+def test_steps_whose_messages_are_all_forgotten_are_forgotten_too() -> None:
+    """A segment may begin with a message that is no step, and all before it may have to go."""
+    history, state = History(max_bytes=1), SessionState()
+    messages = list[Telemetry]()
+    for _, message in MESSAGES[:400]:
+        state.apply(message)
+        messages += [message, sign_of_life(state)]
+    for sequence, message in enumerate(messages):
+        history.append(sequence, message)
+        first, last = history.first_step, history.last_step
+        assert history.num_steps <= 128
+        if first is not None and last is not None:
+            assert history.record(first) is not None
+            assert history.record(last) is not None
+
+
 def test_going_back_leaves_what_there_would_be_if_the_rest_had_never_come() -> None:
     history = fed(MESSAGES)
     for number in (1100, 620, 299):
