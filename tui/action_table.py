@@ -194,7 +194,7 @@ _ACTIONS: tuple[Action, ...] = (
                       ("fleet", "the screens of the chosen engine"),
                       ("start", "open the selected line"))),
     Action("copy", ("y",), "Copy", "put what this screen says on the clipboard", "view",
-           elsewhere=(("live", "put the key figures and the last stall on the clipboard"),)),
+           elsewhere=(("live", "put key figures, the last and the worst stall on the clipboard"),)),
     # act
     Action("budget", ("B",), "Budget",
            "token budget of a step: ←/→ 5 %, ⇧←/→ 25 %, digits type it, Enter applies, Esc drops",
