@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.simulated import SimulatedWorkload, simulate
-from stepscope.recordings import lives
+from stepscope.recordings import lives, windows
 from stepscope.recordings.history import History
 from stepscope.recordings.late_sweep import Wait
 from stepscope.recordings.latency import SLO
-from stepscope.recordings.longest import BLOCK, Longest
+from stepscope.recordings.longest import BLOCK, Breach, Longest
 
 
 @settings(max_examples=40, deadline=None)
@@ -73,6 +73,54 @@ def _assert_longest(history: History) -> None:
         assert found.number == len(late)
         named = [(-each.ns, each.step, each.request_id) for each in found.longest]
         assert named == sorted(late)[:20]
+
+
+def test_lists_of_late_tokens_are_those_of_a_look_at_every_step_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In parts of a few steps, between which the source could add some."""
+    monkeypatch.setattr(windows, "_MAX_AT_ONCE", 37)
+    history = History(SLO(ttft_ms=30.0, itl_ms=12.0), max_steps=300)
+    for sequence, message in simulate(seed=5, num_steps=700, workload=SimulatedWorkload(rate=9.0)):
+        history.append(sequence, message)
+        if sequence % 200 == 0:
+            _assert_lists(history)
+    history.set_slo(SLO(ttft_ms=0.001, itl_ms=0.001))
+    _assert_lists(history)
+
+
+def _assert_lists(history: History) -> None:
+    first, last = history.first_step, history.last_step
+    if first is None or last is None:
+        return
+    for until in (last, (first + last) // 2):
+        late: dict[str, list[Breach]] = {}
+        for kind, bound_ms in (("ITL", history.slo.itl_ms), ("TTFT", history.slo.ttft_ms)):
+            late[kind] = []
+            samples = list(history.windows.samples(kind.lower(), None, None))  # type: ignore[arg-type]
+            for each in history.summaries(first, until):
+                assert each is not None
+                ns = getattr(each, f"max_{kind.lower()}_ns") or 0
+                if ns > bound_ms * 1e6:
+                    told = [
+                        (value, weight) for at, value, weight in samples if at == each.tokens_ns
+                    ]
+                    number = sum(weight for value, weight in told if value > bound_ms * 1e6)
+                    request_id = getattr(each, f"max_{kind.lower()}_request_id")
+                    late[kind].append(
+                        Breach(each.step, each.tokens_ns, kind, ns, request_id, number)
+                    )
+        in_order = sorted(late["ITL"] + late["TTFT"], key=lambda each: (each.step, each.kind))
+        assert history.windows.breaches(until, 60) == in_order[-60:]
+        for kind, other in (("ITL", "TTFT"), ("TTFT", "ITL")):
+            found = history.windows.longest(until, 60, kind)
+            longest = [sorted(late[each], key=lambda b: (-b.ns, b.step)) for each in (kind, other)]
+            assert found == [*longest[0], *longest[1]][:60]
+        assert history.windows.late(until) == (
+            sum(each.num_tokens for each in in_order),
+            len({each.step for each in in_order}),
+            len(in_order),
+        )
 
 
 def test_a_stall_tells_how_many_streams_it_held_up() -> None:
