@@ -6,7 +6,6 @@ tokens are not found so: they have to be reckoned, message by message.
 """
 
 import contextlib
-import threading
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -31,10 +30,10 @@ from stepscope.recordings.events import (
     knobs_event,
     mark_event,
 )
+from stepscope.recordings.file_search import FileSearch
 from stepscope.recordings.landmarks import messages_in
 from stepscope.recordings.loaded_chunk import KEYFRAME
 from stepscope.recordings.reader import Position, Recording
-from stepscope.recordings.recording_errors import RecordingError
 
 _MAX_SPREAD = 512  # cells of the widest bar
 _PAUSE_S = 0.005  # between two chunks
@@ -68,43 +67,27 @@ class _ByStep(NamedTuple):
 
 
 class FileEvents:
-    """Finds them once it is started.
+    """Finds them once its `search` is started.
 
     Attributes:
+        search: the thread.
         found: marks and changes of knobs so far, by step.
         changes: those of knobs, oldest first.
         told: what else somebody did or was refused, oldest first.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._is_stopping = False
-        self._hurry = threading.Event()
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="events of the file", daemon=True)
+        self.search = FileSearch(path, "events of the file", self._look, _FIRST_PAUSE_S)
         self._of_engine: Sequence[SessionEvent] = ()
         self._of_requests = {kind: EventSteps() for kind in _OF_REQUESTS.values()}
         self.found: Sequence[SessionEvent] = ()
         self.changes: Sequence[KnobsChanged] = ()
         self.told: Sequence[Told] = ()
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._is_stopping = True
-        self._hurry.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-
     @property
     def is_done(self) -> bool:
-        return self._done.is_set()
-
-    def wait(self, timeout_s: float = 10.0) -> bool:
-        """Until the whole file has been looked through; False if it takes longer."""
-        self._hurry.set()
-        return self._done.wait(timeout_s)
+        """The whole file has been looked through."""
+        return self.search.is_done
 
     def next(self, step: int, direction: int, kinds: Collection[str]) -> SessionEvent | None:
         """The nearest one after (direction 1) or before (-1) `step`, as far as is known."""
@@ -121,29 +104,18 @@ class FileEvents:
 
     # The thread
 
-    def _run(self) -> None:
-        try:
-            self._hurry.wait(_FIRST_PAUSE_S)
-            if not self._is_stopping:
-                self._look()
-        except (RecordingError, OSError):
-            pass  # who plays it says what is wrong with it
-        finally:
-            self._done.set()
-
-    def _look(self) -> None:
-        with Recording(self._path) as recording:
-            for number in range(recording.num_chunks):
-                self._take_in(list(_caused_in(recording, number)))
-                for told in _told_in(recording, number):
-                    for event in told.events:
-                        if isinstance(event, Noted):
-                            time_ns = told.tokens_ns or told.time_ns
-                            steps = self._of_requests[_OF_REQUESTS[type(event)]]
-                            steps.add(max(told.step, 0), time_ns, event)
-                self._hurry.wait(_PAUSE_S)
-                if self._is_stopping:
-                    return
+    def _look(self, recording: Recording) -> None:
+        for number in range(recording.num_chunks):
+            self._take_in(list(_caused_in(recording, number)))
+            for told in _told_in(recording, number):
+                for event in told.events:
+                    if isinstance(event, Noted):
+                        time_ns = told.tokens_ns or told.time_ns
+                        steps = self._of_requests[_OF_REQUESTS[type(event)]]
+                        steps.add(max(told.step, 0), time_ns, event)
+            self.search.rest(_PAUSE_S)
+            if self.search.is_stopping:
+                return
 
     def _take_in(self, caused: list[_ByStep]) -> None:
         """What somebody caused. Others read what is there, and see all of it or nothing."""

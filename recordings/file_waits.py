@@ -5,7 +5,6 @@ of its own and begins where the replay stands; it works for a third of the time,
 two at once, so that it is in nobody's way. What is kept does not depend on the service levels.
 """
 
-import threading
 import time
 from array import array
 from bisect import bisect_left, bisect_right
@@ -15,6 +14,7 @@ from pathlib import Path
 from stepscope.recordings.chunk_waits import waits_in
 from stepscope.recordings.event_notes import breach_event
 from stepscope.recordings.events import SessionEvent
+from stepscope.recordings.file_search import FileSearch
 from stepscope.recordings.filling import DAMAGE
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.longest import Breach
@@ -32,12 +32,15 @@ _NO_FIRST, _NO_LAST = 2**62, -1  # step of a chunk without any
 
 
 class FileWaits:
-    """Finds them once it is started.
+    """Finds them once its `search` is started.
 
     Args:
         path: of the recording.
         where: the step near which to search next, None where that is not known. On its thread.
         is_busy: something more urgent is being done with the file; likewise.
+
+    Attributes:
+        search: the thread.
     """
 
     def __init__(
@@ -46,13 +49,9 @@ class FileWaits:
         where: Callable[[], int | None] = lambda: None,
         is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._path = path
+        self.search = FileSearch(path, "waits of the file", self._search, _FIRST_PAUSE_S)
         self._where = where
         self._is_busy = is_busy
-        self._is_stopping = False
-        self._hurry = threading.Event()
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="waits of the file", daemon=True)
         self._worked_since_s = 0.0
         self._itl, self._ttft = WorstWaits(), WorstWaits()
         self._gaps: list[SessionEvent] = []  # in order of steps; replaced, not changed
@@ -60,24 +59,10 @@ class FileWaits:
         self._searched = bytearray()
         self._first_steps, self._last_steps = array("q"), array("q")
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._is_stopping = True
-        self._hurry.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-
     @property
     def is_done(self) -> bool:
         """Nothing more will be found: see `spans` for what was searched."""
-        return self._done.is_set()
-
-    def wait(self, timeout_s: float = 10.0) -> bool:
-        """Until it is done; False if it takes longer."""
-        self._hurry.set()
-        return self._done.wait(timeout_s)
+        return self.search.is_done
 
     @property
     def share(self) -> float:
@@ -144,24 +129,13 @@ class FileWaits:
 
     # The thread
 
-    def _run(self) -> None:
-        try:
-            self._hurry.wait(_FIRST_PAUSE_S)
-            if not self._is_stopping:
-                with Recording(self._path) as recording:
-                    self._search(recording)
-        except (RecordingError, OSError):
-            pass  # who plays it says what is wrong with it
-        finally:
-            self._done.set()
-
     def _search(self, recording: Recording) -> None:
         number = recording.num_chunks
         self._first_steps = array("q", [_NO_FIRST]) * number
         self._last_steps = array("q", [_NO_LAST]) * number
         self._searched = bytearray(number)
         at = 0
-        while number and not self._is_stopping:
+        while number and not self.search.is_stopping:
             self._worked_since_s = time.monotonic()
             at = self._chunk_at(recording, at)
             nearest = _nearest(self._searched, at)
@@ -195,11 +169,11 @@ class FileWaits:
 
     def _turn(self) -> bool:
         """Rest after some messages; whether to go on."""
-        self._hurry.wait(_REST * (time.monotonic() - self._worked_since_s))
-        while self._is_busy() and not self._hurry.wait(_BUSY_S):
+        self.search.rest(_REST * (time.monotonic() - self._worked_since_s))
+        while self._is_busy() and not self.search.rest(_BUSY_S):
             pass
         self._worked_since_s = time.monotonic()
-        return not self._is_stopping
+        return not self.search.is_stopping
 
 
 def _nearest(searched: bytearray, at: int) -> int | None:

@@ -118,15 +118,15 @@ class ReplaySource:
 
     def start(self) -> None:
         self._thread.start()
-        self.file_events.start()
-        self.file_waits.start()
+        self.file_events.search.start()
+        self.file_waits.search.start()
 
     def stop(self) -> None:
         with self._wake:
             self._stopping = True
             self._wake.notify_all()
-        self.file_events.stop()
-        self.file_waits.stop()
+        self.file_events.search.stop()
+        self.file_waits.search.stop()
         if self._thread.ident is not None:
             self._thread.join()
         self.recording.close()

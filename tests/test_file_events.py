@@ -70,10 +70,10 @@ def file(messages: list[Telemetry], tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture
 def found(file: Path) -> Iterator[FileEvents]:
     events = FileEvents(file)
-    events.start()
-    assert events.wait(30)
+    events.search.start()
+    assert events.search.wait(30)
     yield events
-    events.stop()
+    events.search.stop()
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def source(file: Path) -> Iterator[ReplaySource]:
     replay = ReplaySource(Recording(file), playing=False)
     replay.start()
     assert replay.wait()
-    assert replay.file_events.wait(30)
+    assert replay.file_events.search.wait(30)
     yield replay
     replay.stop()
 

@@ -178,10 +178,10 @@ def test_of_a_file_that_was_never_finished_all_is_searched_that_can_be_read(
         told, _ = expected(recording)
         assert by_chunk(recording) == told
         found = FileWaits(path)
-        found.start()
-        assert found.wait(30)
+        found.search.start()
+        assert found.search.wait(30)
         assert found.spans() == [(recording.first_step, recording.last_step)]
-        found.stop()
+        found.search.stop()
 
 
 waits = st.builds(
@@ -228,10 +228,10 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def found(file: Path) -> Iterator[FileWaits]:
     whole = FileWaits(file)
-    whole.start()
-    assert whole.wait(30)
+    whole.search.start()
+    assert whole.search.wait(30)
     yield whole
-    whole.stop()
+    whole.search.stop()
 
 
 @pytest.mark.parametrize("slo", [LATE, SLO(ttft_ms=900.0, itl_ms=60.0)])
@@ -292,16 +292,16 @@ def test_it_is_searched_first_where_the_replay_stands_and_later_all_of_it(file: 
         return waits is not None and bool(waits.spans())
 
     waits = FileWaits(file, lambda: step, is_busy)
-    waits.start()
+    waits.search.start()
     wait_for(is_busy, "nothing was searched")
     ((first, last),) = waits.spans()
     assert first <= step <= last
     assert 0 < waits.share < 0.5
     assert not waits.is_done
-    assert waits.wait(30)  # does not ask who is busy
+    assert waits.search.wait(30)  # does not ask who is busy
     with Recording(file) as recording:
         assert waits.spans() == [(recording.first_step, recording.last_step)]
-    waits.stop()
+    waits.search.stop()
     assert waits.share == 1
 
 
@@ -310,19 +310,19 @@ def test_of_a_file_with_too_much_in_it_only_a_part_is_searched_and_that_is_known
 ) -> None:
     monkeypatch.setattr(file_waits, "MAX_KEPT", 5)
     waits = FileWaits(file)
-    waits.start()
-    assert waits.wait(30)
+    waits.search.start()
+    assert waits.search.wait(30)
     ((first, last),) = waits.spans()
     assert first == 0
     assert 0 < last < 800
     assert waits.next(last, 1, {"slo", "gap"}, ALL) is None
-    waits.stop()
+    waits.search.stop()
 
 
 def test_what_cannot_be_read_is_not_called_searched(file: Path, tmp_path: Path) -> None:
     waits = FileWaits(tmp_path / "nothing.mcap")
-    waits.start()
-    assert waits.wait(30)
+    waits.search.start()
+    assert waits.search.wait(30)
     assert waits.spans() == []
     assert waits.next(0, 1, {"slo", "gap"}, ALL) is None
-    waits.stop()
+    waits.search.stop()

@@ -50,7 +50,7 @@ def source(file: Path) -> Iterator[ReplaySource]:
     replay = ReplaySource(Recording(file), playing=False)
     replay.start()
     assert replay.wait()
-    assert replay.file_events.wait()
+    assert replay.file_events.search.wait()
     yield replay
     replay.stop()
 

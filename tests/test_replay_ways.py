@@ -83,7 +83,7 @@ def source(file: Path) -> Iterator[ReplaySource]:
     with Recording(file) as recording:
         replay = ReplaySource(recording, playing=False)
         replay.start()
-        assert replay.file_events.wait(30)
+        assert replay.file_events.search.wait(30)
         yield replay
         replay.stop()
 
@@ -216,9 +216,9 @@ def unsearched(file: Path) -> Iterator[ReplaySource]:
     with Recording(file) as recording:
         replay = ReplaySource(recording, playing=False)
         replay.start()
-        replay.file_waits.stop()
+        replay.file_waits.search.stop()
         replay.file_waits = FileWaits(file)
-        assert replay.file_events.wait(30)
+        assert replay.file_events.search.wait(30)
         yield replay
         replay.stop()
 
@@ -243,7 +243,7 @@ def test_a_jump_says_over_how_many_steps_it_passes_that_were_not_searched_for_la
 
 
 def test_late_tokens_are_gone_to_in_all_of_the_file(source: ReplaySource) -> None:
-    assert source.file_waits.wait(30)
+    assert source.file_waits.search.wait(30)
     way = Way(source)
     for slo in (SLO(ttft_ms=100.0, itl_ms=70.0), SLO(ttft_ms=5_000.0, itl_ms=100.0)):
         source.history.set_slo(slo)  # which needs no other reading
@@ -272,7 +272,7 @@ def test_nothing_found_never_reads_like_nothing_there(
 ) -> None:
     last = source.file_events.next(NUM_STEPS - 1, -1, NOTABLE)
     assert last is not None
-    assert source.file_waits.wait(30)
+    assert source.file_waits.search.wait(30)
     for replay in (source, unsearched):
         replay.history.set_slo(SLO(ttft_ms=1e9, itl_ms=1e9))
         way = Way(replay)
@@ -293,8 +293,8 @@ def test_nothing_found_never_reads_like_nothing_there(
             expected = f"no event {where} so far; {rest} not yet searched for late tokens"
             assert way.said() == expected
             ended = FileWaits(Path("nowhere.mcap"))  # as where nothing more is searched
-            ended.start()
-            assert ended.wait(30)
+            ended.search.start()
+            assert ended.search.wait(30)
             replay.file_waits = ended
             way.navigator.event(1)
             rest = f"{rest} could not be searched for them"

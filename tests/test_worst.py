@@ -95,7 +95,7 @@ async def test_it_leads_to_the_longest_stall_then_to_the_next_and_says_of_each_w
 async def test_what_it_says_loses_whole_parts_where_it_has_no_room(
     replay: ReplaySource, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert replay.file_waits.wait(30)
+    assert replay.file_waits.search.wait(30)
     replay.seek(200)
     assert replay.wait()
     monkeypatch.setattr(FileWaits, "share", 0.415)
@@ -213,7 +213,7 @@ async def test_in_a_replay_it_leads_through_what_is_in_memory_until_the_file_is_
         assert app.main.frame.cursor == 123
         assert notice(app).startswith("worst of 3 stalls in memory: 832 ms")
         replay.file_waits = searched
-        assert searched.wait(30)
+        assert searched.search.wait(30)
         app.main.navigator.go(150)
         await pilot.press("w")
         said = r"worst of 7 seconds with a stall: 837 ms at .+, 12 streams waited so long \(w: "
@@ -235,7 +235,7 @@ async def test_in_a_replay_it_leads_through_what_is_in_memory_until_the_file_is_
 async def test_in_a_file_that_is_not_all_searched_it_says_of_how_much_of_it_it_tells(
     replay: ReplaySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert replay.file_waits.wait(30)
+    assert replay.file_waits.search.wait(30)
     replay.seek(200)
     assert replay.wait()
     monkeypatch.setattr(FileWaits, "share", 0.415)
