@@ -92,3 +92,24 @@ def test_every_panel_of_a_step_is_the_same_live_and_replayed(
     for panel, lines in expected.items():
         assert replayed[panel] == lines, panel
     assert "━" in "".join(expected["lanes"])
+
+
+def test_after_a_seek_the_figures_are_at_once_those_of_the_step_that_is_shown(
+    live_and_file: tuple[History, Path],
+) -> None:
+    live, path = live_and_file
+    stalls = sorted(each.step for each in live.stalls(None, 100).longest)
+    source = ReplaySource(Recording(path), History(live.slo), playing=False)
+    source.start()
+    try:
+        # Nothing is due by time.
+        builder = FrameBuilder(source.history, clock=lambda: 0.0, stands=lambda: True)
+        for step in (stalls[-1], stalls[0], stalls[len(stalls) // 2]):
+            source.seek(step)
+            assert source.wait()
+            frame = builder.build(View(), 80, 10, 8)
+            assert frame.stall is not None
+            assert (frame.cursor, frame.stall.step) == (step, step)
+            assert frame.latency.end_ns == frame.state.time_ns
+    finally:
+        source.stop()

@@ -57,6 +57,7 @@ class FrameBuilder:
         clock: seconds, for pacing only.
         keys: first key of each action, as people write it, where it is not the usual one.
         in_file: what is known of all of the file that is replayed.
+        stands: whether the newest step only changes because somebody goes to another.
     """
 
     def __init__(
@@ -66,8 +67,10 @@ class FrameBuilder:
         clock: Callable[[], float] = time.monotonic,
         keys: Mapping[str, str] | None = None,
         in_file: InFile | None = None,
+        stands: Callable[[], bool] = lambda: False,
     ) -> None:
         self._history = history
+        self._stands = stands
         self._in_file = in_file
         self._recorded = recorded
         self._clock = clock
@@ -167,7 +170,8 @@ class FrameBuilder:
         mode = (view.live, None if info is None else info.engine_id, history.is_short, reach)
         start_s = self._clock()
         is_due = start_s >= self._figures_due_s and (view.live or self._figures_at != cursor)
-        if self._figures is None or self._figures_mode != mode or is_due:
+        is_elsewhere = self._figures_at != cursor and self._stands()
+        if self._figures is None or self._figures_mode != mode or is_due or is_elsewhere:
             end_ns = None if view.live else state.time_ns
             self._figures = _Figures(
                 minute or history.latency(end_ns, window_s),

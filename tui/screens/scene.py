@@ -35,7 +35,12 @@ class Scene:
         keys = {action.id: action.key for action in session.abilities.actions}
         extent = recorded_extent(session.source)
         in_file = None if self._replay is None else self._replay.file_events
-        self._builder = FrameBuilder(self.history, extent, session.clock, keys, in_file)
+        self._builder = FrameBuilder(
+            self.history, extent, session.clock, keys, in_file, self._stands
+        )
+
+    def _stands(self) -> bool:
+        return self._replay is not None and self._replay.status != "playing"
 
     @property
     def is_busy(self) -> bool:
