@@ -175,7 +175,7 @@ async def test_a_picture_that_cannot_be_written_is_a_line_on_the_screen(
         os.chdir(tmp_path)
         await pilot.press("S")
         (notice,) = app.main.canvas.text_of(["notice"])
-        assert f"screenshot: {tmp_path}" in notice
+        assert f"{tmp_path.name}/stepscope-still-" in notice
 
 
 def test_a_picture_waits_for_what_is_still_being_worked_out(
