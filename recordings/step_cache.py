@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from stepscope.engine import wire
 from stepscope.engine.wire import StepRecord
-from stepscope.recordings.ring import Segment, replayed
+from stepscope.recordings.ring import replayed
+from stepscope.recordings.segment import Segment
 from stepscope.recordings.session import SessionState
 from stepscope.recordings.timeline import Timeline
 
