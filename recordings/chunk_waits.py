@@ -25,6 +25,7 @@ from stepscope.recordings.packed_record import decode_packed
 from stepscope.recordings.pauses import Pauses, leave_out_begun, leave_out_pauses
 from stepscope.recordings.reader import Position, Recording, whole_sequence
 from stepscope.recordings.session import SessionState
+from stepscope.recordings.usual import Work, work_with
 
 _MAX_NUMBER = 2**62
 _TURN_MESSAGES = 32  # a millisecond: who draws meanwhile is to wait no longer
@@ -47,6 +48,7 @@ class ChunkWaits(NamedTuple):
     itl: list[StepWait]  # between two tokens
     ttft: list[StepWait]  # for a first token
     gaps: list[SessionEvent]  # messages that were lost
+    steps: list[tuple[Work, int]]  # what each that tells it computed, and how long it took
 
 
 def waits_in(recording: Recording, number: int, turn: Turn) -> ChunkWaits | None:
@@ -87,8 +89,9 @@ class _Reader:
         self._pauses = Pauses(self._state)
         self._sequence = snapshot.sequence
         self._step, self._tokens_ns = snapshot.step, 0
+        self._start_ns, self._end_ns = 0, snapshot.time_ns  # of the last step
         self._is_wanted = False
-        self._found = ChunkWaits([], [], [])
+        self._found = ChunkWaits([], [], [], [])
 
     def read(self, turn: Turn) -> ChunkWaits | None:
         for number in range(self._begin.chunk, self._number + 1):
@@ -156,6 +159,8 @@ class _Reader:
             ):
                 raise _UnusualError
             self._step, self._tokens_ns = message.step, end_ns
+            self._start_ns = max(start_ns, self._end_ns)
+            self._end_ns = max(end_ns, self._start_ns)
 
     def _note(self, record: StepRecord, outcome: Outcome) -> None:
         """What a step brought, as a timeline notes it."""
@@ -164,6 +169,9 @@ class _Reader:
             pauses.take(record)
         if not self._is_wanted:
             return
+        if record.batch is not None:
+            ns = self._end_ns - self._start_ns
+            self._found.steps.append((work_with(record, outcome.num_attended), ns))
         if since_ns := self._recording.known_since_ns:
             leave_out_begun(outcome, self._state, now_ns, since_ns)
         if pauses.has_any:
@@ -182,7 +190,7 @@ def _of_history(recording: Recording, number: int, turn: Turn) -> ChunkWaits | N
     history = excerpt(recording, like, Position(number, 0), Position(number + 1, 0), turn)
     if history is None:
         return None
-    found = ChunkWaits([], [], [])
+    found = ChunkWaits([], [], [], [])
     for each in (history.previous, history):
         if each is not None:
             _add(found, each)
@@ -202,4 +210,5 @@ def _add(found: ChunkWaits, history: History) -> None:
         num_tokens = max(1, numbers[each.kind, each.time_ns, each.ns])
         waits = found.itl if each.kind == "ITL" else found.ttft
         waits.append(StepWait(each.step, each.time_ns, each.ns, each.request_id, num_tokens))
+    found.steps.extend(history.durations())
     found.gaps.extend(history.events(limit=_MAX_NUMBER, kinds=_GAP))

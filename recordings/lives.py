@@ -19,7 +19,7 @@ from stepscope.recordings.session import SessionState
 from stepscope.recordings.step_cache import StepCache
 from stepscope.recordings.timeline import Timeline
 from stepscope.recordings.transcripts import Told, TranscriptReader
-from stepscope.recordings.usual import Usual, UsualInMemory
+from stepscope.recordings.usual import Usual, UsualAtHand, UsualOfFile
 
 MAX_LIFE_STEPS = 8192  # followed back in search of an arrival
 _MAX_KNOWN = 512
@@ -65,16 +65,23 @@ class LifeKeeper:
     Args:
         lock: guards the timeline.
         cache: of the same timeline.
+        of_file: what is usual in the file that the timeline is of.
     """
 
-    def __init__(self, lock: "threading.RLock", timeline: Timeline, cache: StepCache) -> None:
+    def __init__(
+        self,
+        lock: "threading.RLock",
+        timeline: Timeline,
+        cache: StepCache,
+        of_file: UsualOfFile,
+    ) -> None:
         self._lock = lock
         self._timeline = timeline
         self._cache = cache
         self._known: OrderedDict[tuple[int, int], Late | None] = OrderedDict()
         self._follower: _Follower | None = None
         self._sweep: LateSweep | None = None
-        self._usual = UsualInMemory(lock)
+        self._usual = UsualAtHand(lock, of_file)
         self._own_lock = threading.Lock()  # held while decoding: `lock` is not
 
     def is_known(self, step: int, request_id: int) -> bool:

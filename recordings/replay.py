@@ -65,7 +65,10 @@ class ReplaySource:
         self.tap = FrameTap()
         self.file_events = FileEvents(recording.path)
         self.file_waits = FileWaits(
-            recording.path, lambda: self.history.last_step, lambda: self._busy
+            recording.path,
+            lambda: self.history.last_step,
+            lambda: self._busy,
+            self.history.know_usual,
         )
         self.on_found: Callable[[], None] | None = None
         self._wake = threading.Condition()

@@ -7,7 +7,7 @@ of the figures.
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from stepscope.engine.wire import BatchRow, StepRecord
@@ -66,6 +66,12 @@ class _Alike:
         self._median_ns = 0
         self._known_at = 0
 
+    def copy(self) -> "_Alike":
+        other = _Alike()
+        other.counts = self.counts.copy()
+        other.num_steps, other.longest_ns = self.num_steps, self.longest_ns
+        return other
+
     def add(self, ns: int) -> None:
         rounded = _rounded(ns)
         self.counts[rounded] = self.counts.get(rounded, 0) + 1
@@ -82,11 +88,15 @@ class _Alike:
 
 
 class Usual:
-    """Durations of steps, by their work. One writer."""
+    """Durations of steps, by their work. One writer.
+
+    Attributes:
+        num_steps: that were added.
+    """
 
     def __init__(self) -> None:
+        self.num_steps = 0
         self._alike: dict[_Class, _Alike] = {}
-        self._num_steps = 0
         self._rare: dict[_Class, tuple[int, int | None]] = {}  # (steps known then, usual)
 
     def add(self, work: Work, ns: int) -> None:
@@ -96,7 +106,14 @@ class Usual:
         if alike is None:
             alike = self._alike[kind] = _Alike()
         alike.add(ns)
-        self._num_steps += 1
+        self.num_steps += 1
+
+    def copy(self) -> "Usual":
+        """What is known now, for others to look at while more is added here."""
+        other = Usual()
+        other._alike = {kind: alike.copy() for kind, alike in self._alike.items()}
+        other.num_steps = self.num_steps
+        return other
 
     def ns(self, work: Work) -> int | None:
         """What such a step usually takes; None where too few are known.
@@ -138,7 +155,7 @@ class Usual:
         if alike is not None and alike.num_steps >= MIN_STEPS:
             return alike.median_ns
         known_at, usual_ns = self._rare.get(kind, (0, None))
-        if known_at and self._num_steps <= known_at + known_at // 16:
+        if known_at and self.num_steps <= known_at + known_at // 16:
             return usual_ns
         counts: list[tuple[int, int]] = []
         num_steps = 0
@@ -147,7 +164,7 @@ class Usual:
                 counts += more.counts.items()
                 num_steps += more.num_steps
         usual_ns = _median(counts, num_steps) if num_steps >= MIN_STEPS else None
-        self._rare[kind] = self._num_steps, usual_ns
+        self._rare[kind] = self.num_steps, usual_ns
         return usual_ns
 
 
@@ -159,15 +176,52 @@ def work_of(record: StepRecord, prefills: Sequence[BatchRow]) -> Work | None:
     """
     if record.batch is None:
         return None
+    return work_with(record, sum(row.num_tokens * (row.start + row.num_tokens) for row in prefills))
+
+
+def work_with(record: StepRecord, num_attended: int) -> Work:
+    """What a step computed whose prefill attended to so many tokens."""
     return Work(
         record.num_prefill_tokens + record.num_decode_tokens + (record.num_padded_tokens or 0),
-        sum(row.num_tokens * (row.start + row.num_tokens) for row in prefills),
+        num_attended,
         0 if record.kv is None else record.kv.used,
     )
 
 
-class UsualInMemory:
+def steps_in(columns: StepColumns, stride: int = 1) -> Iterator[tuple[Work, int]]:
+    """Work and duration of every `stride`th step but the first: it may have overlapped another.
+
+    What is added to the columns afterwards changes nothing of it.
+    """
+    told = [columns.column(name)[1::stride] for name in _COLUMNS]
+    told.append(columns.tokens_ns[:-1:stride])
+    return (
+        (
+            Work(prefill + decode + max(0, padded), attended, max(0, used)),
+            max(0, end_ns - max(start_ns, before_ns)),
+        )
+        for prefill, attended, decode, padded, used, start_ns, end_ns, before_ns in zip(
+            *told, strict=True
+        )
+        if attended >= 0
+    )
+
+
+class UsualOfFile:
+    """What is usual in a whole file, as far as it was read.
+
+    Attributes:
+        usual: replaced when more was read, not changed; None: there is no file.
+    """
+
+    def __init__(self) -> None:
+        self.usual: Usual | None = None
+
+
+class UsualAtHand:
     """What is usual among the steps in memory, worked out anew once in a while.
+
+    Of a replay it is what is usual in the file, once that is known of as many steps.
 
     Args:
         lock: guards the columns.
@@ -176,28 +230,28 @@ class UsualInMemory:
         usual: as it was worked out last.
     """
 
-    def __init__(self, lock: "threading.RLock") -> None:
+    def __init__(self, lock: "threading.RLock", of_file: UsualOfFile) -> None:
         self.usual = Usual()
+        self._of_file = of_file
         self._lock = lock
         self._num_steps = 0
         self._last = -1
 
     def refresh(self, columns: StepColumns) -> bool:
         """Whether so much is new that it was worked out anew."""
+        of_file = self._of_file.usual
+        if of_file is not None and of_file.num_steps >= min(len(columns), _MAX_STEPS):
+            is_new = self.usual is not of_file
+            self.usual = of_file
+            return is_new
         with self._lock:
             if not columns.steps or not self._is_due(len(columns), columns.steps[-1]):
                 return False
             self._num_steps, self._last = len(columns), columns.steps[-1]
-            stride = -(-self._num_steps // _MAX_STEPS)
-            told = [columns.column(name)[1::stride] for name in _COLUMNS]
-            told.append(columns.tokens_ns[:-1:stride])
+            steps = steps_in(columns, -(-self._num_steps // _MAX_STEPS))
         usual = Usual()
-        for prefill, attended, decode, padded, used, start_ns, end_ns, before_ns in zip(
-            *told, strict=True
-        ):
-            if attended >= 0:
-                work = Work(prefill + decode + max(0, padded), attended, max(0, used))
-                usual.add(work, max(0, end_ns - max(start_ns, before_ns)))
+        for work, ns in steps:
+            usual.add(work, ns)
         self.usual = usual
         return True
 

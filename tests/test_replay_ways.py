@@ -270,6 +270,7 @@ def test_late_tokens_are_gone_to_in_all_of_the_file(source: ReplaySource) -> Non
 def test_nothing_found_never_reads_like_nothing_there(
     source: ReplaySource, unsearched: ReplaySource
 ) -> None:
+    assert source.file_events.search.wait(30)
     last = source.file_events.next(NUM_STEPS - 1, -1, NOTABLE)
     assert last is not None
     assert source.file_waits.search.wait(30)
