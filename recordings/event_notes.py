@@ -9,10 +9,7 @@ from stepscope.recordings.events import (
     knobs_event,
     request_event,
 )
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.session import SessionState, request_name
-
-SLO_EVENT_INTERVAL_NS = 1_000_000_000  # breaches come in swarms
+from stepscope.recordings.session import SessionState
 
 
 class EventNotes:
@@ -20,16 +17,6 @@ class EventNotes:
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
-        self._next_breach_ns = 0
-
-    def breach(
-        self, slo: SLO, step: int, now_ns: int, kind: str, value_ns: int, request_id: int | None
-    ) -> None:
-        """A wait above its bound; one a second."""
-        if now_ns < self._next_breach_ns:
-            return
-        self._next_breach_ns = now_ns + SLO_EVENT_INTERVAL_NS
-        self._log.add(breach_event(slo, step, now_ns, kind, value_ns, request_id))
 
     def requests(self, message: StepRecord | EngineStatus, state: SessionState, step: int) -> None:
         """What happened to requests.
@@ -66,20 +53,3 @@ class EventNotes:
     def end_of_pause(self, step: int, since_ns: int, now_ns: int) -> None:
         text = f"the engine goes on after {(now_ns - since_ns) / 1e9:.1f} s of pause"
         self._log.add(SessionEvent(step, now_ns, "engine", text))
-
-    def forget_after(self) -> None:
-        """The next breach is noted whenever it is."""
-        self._next_breach_ns = 0
-
-
-def breach_event(
-    slo: SLO, step: int, now_ns: int, kind: str, value_ns: int, request_id: int | None
-) -> SessionEvent:
-    """The line for a wait above its bound."""
-    bound_ms = slo.itl_ms if kind == "ITL" else slo.ttft_ms
-    who = "" if request_id is None else f" ({request_name(request_id)})"
-    value = f"{value_ns / 1e6:.0f}"
-    if value == f"{bound_ms:g}":
-        value = f"{value_ns / 1e6:.1f}"  # "50 ms > 50 ms" looks wrong
-    text = f"{kind} {value} ms > {bound_ms:g} ms{who}"
-    return SessionEvent(step, now_ns, "slo", text, request_id)

@@ -15,6 +15,7 @@ from stepscope.engine.wire import (
 )
 from stepscope.recordings.audit_text import change_text, who_text
 from stepscope.recordings.knob_text import value_text
+from stepscope.recordings.latency import SLO
 from stepscope.recordings.session import SessionState, request_name
 
 MAX_EVENTS = 20_000
@@ -59,7 +60,10 @@ class Gap(NamedTuple):
 
 
 class EventLog:
-    """Events in order of steps, the newest `MAX_EVENTS`. One writer."""
+    """Events in order of steps, the newest `MAX_EVENTS`, all but late tokens. One writer.
+
+    Which tokens are late is looked up when it is asked for: see `Windows.late_events`.
+    """
 
     def __init__(self) -> None:
         self._events: list[SessionEvent] = []
@@ -186,3 +190,16 @@ def changed_knobs(change: KnobsChanged) -> str:
         for name, value in change.new.items()
         if name in change.old and change.old[name] != value
     )
+
+
+def breach_event(
+    slo: SLO, step: int, time_ns: int, kind: str, value_ns: int, request_id: int | None
+) -> SessionEvent:
+    """The line for a wait above its bound."""
+    bound_ms = slo.itl_ms if kind == "ITL" else slo.ttft_ms
+    who = "" if request_id is None else f" ({request_name(request_id)})"
+    value = f"{value_ns / 1e6:.0f}"
+    if value == f"{bound_ms:g}":
+        value = f"{value_ns / 1e6:.1f}"  # "50 ms > 50 ms" looks wrong
+    text = f"{kind} {value} ms > {bound_ms:g} ms{who}"
+    return SessionEvent(step, time_ns, "slo", text, request_id)

@@ -6,7 +6,7 @@ earlier state, percentiles) is done outside of it, on what cannot change any mor
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from stepscope.engine.wire import EngineInfo, KnobsChanged, Mark, RequestView, Snapshot, StepRecord
@@ -22,7 +22,6 @@ from stepscope.recordings.rates import Rates
 from stepscope.recordings.session import SessionState
 from stepscope.recordings.step_cache import StepCache
 from stepscope.recordings.timeline import Timeline
-from stepscope.recordings.usual import UsualOfFile, Work, steps_in
 from stepscope.recordings.windows import Stalls, Windows
 
 
@@ -51,7 +50,6 @@ class HistoryView:
         self.is_short = False  # more of what came before the first step is about to be there
         self._lock = threading.RLock()
         self._newest: tuple[int, SessionState] | None = None  # version and state
-        self._usual_of_file = UsualOfFile()
         self._begin(timeline)
 
     def _begin(self, timeline: Timeline) -> None:
@@ -62,7 +60,7 @@ class HistoryView:
     def _drop_caches(self) -> None:
         self._newest = None
         self._cache = StepCache(self._lock, self._timeline)
-        self._lives = LifeKeeper(self._lock, self._timeline, self._cache, self._usual_of_file)
+        self._lives = LifeKeeper(self._lock, self._timeline, self._cache)
         self.windows = Windows(self._lock, self._timeline)
 
     # Now
@@ -158,11 +156,6 @@ class HistoryView:
         with self._lock:
             return self._timeline.span(first, last)
 
-    def durations(self) -> Iterator[tuple[Work, int]]:
-        """What every step but the first computed, and how long it took in nanoseconds."""
-        with self._lock:
-            return steps_in(self._timeline.columns)
-
     def record(self, step: int) -> StepRecord | None:
         """The whole record; None when it is lost, forgotten or still to come."""
         return self._cache.record(step)
@@ -233,16 +226,30 @@ class HistoryView:
         limit: int = 100,
         kinds: frozenset[str] | None = None,
     ) -> list[SessionEvent]:
-        """The last events up to a step (None: all), oldest first."""
+        """The last events up to a step (None: all), oldest first.
+
+        Of late tokens (`slo`) those with the longest wait, one of each kind in each second of the
+        engine's time; of the second that the last step is in, the longest so far.
+        """
         with self._lock:
-            return self._timeline.log.until(2**62 if last_step is None else last_step, limit, kinds)
+            until = 2**62 if last_step is None else last_step
+            found = self._timeline.log.until(until, limit, kinds)
+        if kinds is None or "slo" in kinds:
+            found += self.windows.late_events(last_step, limit)
+            found.sort(key=lambda event: event.step)
+        return found[max(0, len(found) - limit) :]
 
     def next_event(
         self, step: int, direction: int, kinds: frozenset[str] | None = None
     ) -> SessionEvent | None:
         """The nearest event in a later step (direction 1) or an earlier one (-1)."""
+        found = []
         with self._lock:
-            return self._timeline.log.next(step, direction, kinds)
+            found.append(self._timeline.log.next(step, direction, kinds))
+        if kinds is None or "slo" in kinds:
+            found.append(self.windows.next_late_event(step, direction))
+        near = [each for each in found if each is not None]
+        return min(near, key=lambda event: (event.step - step) * direction, default=None)
 
     def end_of(self, request_id: int, step: int) -> SessionEvent | None:
         """How a request ended, up to a step; None where it did not, or that is not in memory."""
@@ -295,10 +302,10 @@ class HistoryView:
         return None if found is None else self.stall(found)
 
     def stalls(self, step: int | None = None, limit: int = 1) -> Stalls:
-        """The longest waits above the ITL bound up to a step (None: all), one a step.
+        """The longest waits above the ITL bound up to a step (None: all), one a second.
 
-        Where there is none, those for a first token above the TTFT bound. A stall holds up all that
-        stream; who waits for a first token, waits alone.
+        They are those that `events` has. Where there is none, those for a first token above the
+        TTFT bound. A stall holds up all that stream; who waits for a first token, waits alone.
         """
         return self.windows.stalls(step, limit)
 

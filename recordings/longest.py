@@ -55,6 +55,24 @@ class Longest:
         for block in range(before, self._first_block):
             self._blocks.pop(block, None)
 
+    def wait_ns(self, step: int) -> int:
+        """Of a step that is there."""
+        return self._waits_ns[bisect_left(self._steps, step)]
+
+    def first_from(self, step: int) -> int | None:
+        """The first step from one on, None where there is none."""
+        at = bisect_left(self._steps, step)
+        return self._steps[at] if at < len(self._steps) else None
+
+    def worst(self, first: int, last: int | None) -> int:
+        """The longest from one step to another (None: the last), of equal ones the first.
+
+        Looks at all of them; there has to be one.
+        """
+        begin = bisect_left(self._steps, first)
+        waits_ns = self._waits_ns[begin : self.num_until(last)]
+        return self._steps[begin + waits_ns.index(max(waits_ns))]
+
     def num_until(self, step: int | None) -> int:
         """How many there are up to a step (None: all)."""
         return len(self._steps) if step is None else bisect_right(self._steps, step)

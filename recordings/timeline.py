@@ -200,7 +200,6 @@ class Timeline:
         self.knob_changes = [c for c in self.knob_changes if c.effective_step <= step]
         self.knob_steps = {change.effective_step for change in self.knob_changes}
         del self.stall_steps[bisect_right(self.stall_steps, step) :]
-        self._notes.forget_after()
         return True
 
     def set_slo(self, slo: SLO) -> None:
@@ -269,13 +268,8 @@ class Timeline:
             leave_out_pauses(outcome, self.pauses, self.state, now_ns)
         if record.events:
             self._notes.requests(record, self.state, step)
-        if outcome.gaps_ns and (worst_ns := max(outcome.gaps_ns)) > self.slo.itl_ms * 1e6:
+        if outcome.gaps_ns and max(outcome.gaps_ns) > self.slo.itl_ms * 1e6:
             self.stall_steps.append(step)
-            request_id = outcome.gap_request_ids[worst_ns]
-            self._notes.breach(self.slo, step, now_ns, "ITL", worst_ns, request_id)
-        for request_id, ttft_ns in outcome.ttft_ns:
-            if ttft_ns > self.slo.ttft_ms * 1e6:
-                self._notes.breach(self.slo, step, now_ns, "TTFT", ttft_ns, request_id)
 
     def _note_pause(self, message: Telemetry) -> None:
         before_ns = self.pauses.since_ns

@@ -6,6 +6,8 @@ import time
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
+from stepscope.recordings.events import SessionEvent, breach_event
+from stepscope.recordings.late_seconds import LateSeconds
 from stepscope.recordings.latency import LatencyKind, LatencyReport
 from stepscope.recordings.latency_samples import Samples
 from stepscope.recordings.longest import Breach, Longest
@@ -27,8 +29,8 @@ class LateCounts(NamedTuple):
 class Stalls(NamedTuple):
     """Waits above a bound in memory: for the next token, or where none is, for the first."""
 
-    longest: list[Breach]  # the longest first
-    number: int  # of all, a step counted once
+    longest: list[Breach]  # the longest of each second, the longest of these first
+    number: int  # of the seconds that have one
 
 
 class Windows:
@@ -41,8 +43,13 @@ class Windows:
     def __init__(self, lock: "threading.RLock", timeline: Timeline) -> None:
         self._lock = lock
         self._timeline = timeline
+        self._begin()
+
+    def _begin(self) -> None:
+        """No step has been looked at."""
         self._scanned = -1
         self._longest = {"ITL": Longest(), "TTFT": Longest()}  # up to the step scanned last
+        self._seconds = {kind: LateSeconds(late) for kind, late in self._longest.items()}
         self._twice: list[int] = []  # steps with late tokens of both kinds
         self._at_hand: dict[tuple[int, str], Breach] = {}  # a list is drawn again and again
 
@@ -97,11 +104,37 @@ class Windows:
         self._scan()
         with self._lock:
             self._scan_some()
-            for kind, longest in self._longest.items():
-                if number := longest.num_until(step):
-                    steps = longest.until(step, limit)
+            for kind, seconds in self._seconds.items():
+                if number := seconds.num_until(step):
+                    steps = seconds.until(step, limit)
                     return Stalls([self._breach(late, kind) for late in steps], number)
             return Stalls([], 0)
+
+    def late_events(self, step: int | None, limit: int) -> list[SessionEvent]:
+        """The last late tokens up to `step` (None: all), oldest first; one a second of each kind.
+
+        It is the one with the longest wait; of the second that is under way, so far.
+        """
+        self._scan()
+        with self._lock:
+            self._scan_some()
+            last = [
+                (late, kind)
+                for kind, seconds in self._seconds.items()
+                for late in seconds.last(step, limit)
+            ]
+            last.sort()  # of a step ITL comes before TTFT
+            return [self._late_event(*each) for each in last[max(0, len(last) - limit) :]]
+
+    def next_late_event(self, step: int, direction: int) -> SessionEvent | None:
+        """The nearest of them after (direction 1) or before (-1) `step`."""
+        self._scan()
+        with self._lock:
+            self._scan_some()
+            found = [(seconds.next(step, direction), k) for k, seconds in self._seconds.items()]
+            near = [(late, kind) for late, kind in found if late is not None]
+            nearest = min(near, key=lambda each: (each[0] - step) * direction, default=None)
+            return None if nearest is None else self._late_event(*nearest)
 
     def late(self, step: int | None) -> LateCounts:
         """All late tokens up to `step` (None: all) that are in memory."""
@@ -143,6 +176,8 @@ class Windows:
         """
         columns, slo = self._timeline.columns, self._timeline.slo
         steps = columns.steps
+        if self._scanned > (steps[-1] if steps else -1):  # gone back, or all was forgotten
+            self._begin()
         if not steps:
             return False
         del self._twice[: bisect_left(self._twice, steps[0])]
@@ -155,7 +190,9 @@ class Windows:
             places = [at for at, ns in enumerate(waits_ns[begin:end], begin) if ns > bound_ns]
             late = [steps[at] for at in places]
             self._longest[kind].forget_before(steps[0])
+            self._seconds[kind].forget_before(steps[0])
             self._longest[kind].extend(late, [waits_ns[at] for at in places])
+            self._seconds[kind].extend(late, [columns.tokens_ns[at] for at in places])
             found.append(late)
         self._twice += sorted(set(found[0]).intersection(found[1]))
         self._scanned = steps[end - 1]
@@ -169,6 +206,13 @@ class Windows:
                 self._at_hand.clear()
             breach = self._at_hand[step, kind] = self._look_up(step, kind)
         return breach
+
+    def _late_event(self, step: int, kind: str) -> SessionEvent:
+        columns, name = self._timeline.columns, kind.lower()
+        at = bisect_left(columns.steps, step)
+        ns = columns.column(f"max_{name}_ns")[at]
+        request_id = columns.column(f"max_{name}_request_id")[at]
+        return breach_event(self._timeline.slo, step, columns.tokens_ns[at], kind, ns, request_id)
 
     def _look_up(self, step: int, kind: str) -> Breach:
         columns, slo, latencies = (

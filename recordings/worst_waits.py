@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from heapq import nlargest
 
 from stepscope.recordings.chunk_waits import StepWait
+from stepscope.recordings.late_seconds import SECOND_NS
 from stepscope.recordings.latency_samples import bounded
 
-_SECOND_NS = 1_000_000_000
 _LOOKED_AT = 1024  # waits whose longest is taken at once
 
 
@@ -23,7 +23,7 @@ class WorstWaits:
         self._lock = threading.Lock()
         # In order of steps; one column for each field of a `StepWait`.
         self._columns = [array("q") for _ in StepWait._fields]
-        self._steps, _, self._waits_ns, _, _ = self._columns
+        self._steps, self._times_ns, self._waits_ns, _, _ = self._columns
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -40,6 +40,8 @@ class WorstWaits:
             if worst:
                 for column, values in zip(self._columns, zip(*worst, strict=True), strict=True):
                     column[at:at] = array("q", map(bounded, values))
+                self._join(at + len(worst))
+                self._join(at)
 
     def next(self, step: int, direction: int, bound_ns: float) -> StepWait | None:
         """The nearest one above a bound after (direction 1) or before (-1) `step`."""
@@ -69,6 +71,16 @@ class WorstWaits:
         with self._lock:
             return sum([ns > bound_ns for ns in self._waits_ns])
 
+    def _join(self, at: int) -> None:
+        """Of a second whose parts were put one by one, keep the longest: at a place and before."""
+        if not 0 < at < len(self._steps):
+            return
+        if self._times_ns[at - 1] // SECOND_NS != self._times_ns[at] // SECOND_NS:
+            return
+        shorter = at if self._waits_ns[at] <= self._waits_ns[at - 1] else at - 1
+        for column in self._columns:
+            del column[shorter]
+
     def _wait(self, at: int) -> StepWait:
         return StepWait(*[column[at] for column in self._columns])
 
@@ -79,7 +91,7 @@ def _of_seconds(waits: Iterable[StepWait]) -> Iterator[StepWait]:
     for each in waits:
         if worst is None:
             worst = each
-        elif each.time_ns // _SECOND_NS != worst.time_ns // _SECOND_NS:
+        elif each.time_ns // SECOND_NS != worst.time_ns // SECOND_NS:
             yield worst
             worst = each
         elif each.ns > worst.ns:

@@ -389,8 +389,8 @@ def test_events_say_what_happened_to_whom_and_can_be_walked() -> None:
         (2, "preempt", "preempt r1 (KV full, 2 blocks freed)"),
         (3, "knobs", "a 1→2 by ops, from step 3"),
         (3, "finish", "r1 done (length), 3 tok in 0.0 s"),
-        (3, "slo", "ITL 20 ms > 15 ms (r1)"),
         (3, "abort", "r2 aborted: client gone"),
+        (3, "slo", "ITL 20 ms > 15 ms (r1)"),
     ]
     assert [event.kind for event in history.events(2, 2)] == ["mark", "preempt"]
     following = history.next_event(1, 1)

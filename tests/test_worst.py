@@ -248,7 +248,7 @@ async def test_in_a_file_that_is_not_all_searched_it_says_of_how_much_of_it_it_t
 def test_where_a_replay_seeks_what_it_leads_to_it_goes_on_from_there() -> None:
     """What is sought is the newest step then, and nothing but memory has changed."""
     history = History(SLO(1e9, 12.0))
-    for sequence, message in simulate(seed=3, num_steps=300, workload=SimulatedWorkload(rate=9.0)):
+    for sequence, message in simulate(seed=4, num_steps=300, workload=SimulatedWorkload(rate=9.0)):
         history.append(sequence, message)
     worst_step = history.stalls().longest[0].step
 
