@@ -19,6 +19,7 @@ from stepscope.recordings.latency import SLO
 from stepscope.recordings.longest import Breach
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recording_errors import RecordingError
+from stepscope.recordings.usual import MIN_STEPS, Usual
 from stepscope.recordings.windows import Stalls
 from stepscope.recordings.worst_waits import WorstWaits
 
@@ -37,6 +38,8 @@ class FileWaits:
         path: of the recording.
         where: the step near which to search next, None where that is not known. On its thread.
         is_busy: something more urgent is being done with the file; likewise.
+        learnt: takes what is usual among the steps so far, each time twice as many are known and
+            at the end; likewise.
 
     Attributes:
         search: the thread.
@@ -47,10 +50,14 @@ class FileWaits:
         path: Path,
         where: Callable[[], int | None] = lambda: None,
         is_busy: Callable[[], bool] = lambda: False,
+        learnt: Callable[[Usual], None] = lambda usual: None,
     ) -> None:
         self.search = FileSearch(path, "waits of the file", self._search, _FIRST_PAUSE_S)
         self._where = where
         self._is_busy = is_busy
+        self._learnt = learnt
+        self._usual = Usual()
+        self._num_told = 0  # steps of it when it was given last
         self._worked_since_s = 0.0
         self._itl, self._ttft = WorstWaits(), WorstWaits()
         self._gaps: list[SessionEvent] = []  # in order of steps; replaced, not changed
@@ -140,11 +147,13 @@ class FileWaits:
             at = self._chunk_at(recording, at)
             nearest = _nearest(self._searched, at)
             if nearest is None or len(self._itl) + len(self._ttft) + len(self._gaps) > MAX_KEPT:
-                return
+                break
             try:
                 self._take(recording, nearest)
             except (RecordingError, *DAMAGE):
                 self._searched[nearest] = _UNREADABLE  # who plays it says so
+        if self._usual.num_steps > self._num_told and not self.search.is_stopping:
+            self._tell_usual()
 
     def _take(self, recording: Recording, number: int) -> None:
         found = waits_in(recording, number, self._turn)
@@ -158,6 +167,14 @@ class FileWaits:
         if (steps := recording.steps_in(number)) is not None:
             self._first_steps[number], self._last_steps[number] = steps
         self._searched[number] = _SEARCHED
+        for work, ns in found.steps:
+            self._usual.add(work, ns)
+        if self._usual.num_steps >= 2 * max(MIN_STEPS, self._num_told):
+            self._tell_usual()
+
+    def _tell_usual(self) -> None:
+        self._num_told = self._usual.num_steps
+        self._learnt(self._usual.copy())
 
     def _chunk_at(self, recording: Recording, before: int) -> int:
         """The chunk to search first: the one where the replay stands."""

@@ -20,6 +20,7 @@ from stepscope.recordings.packed_record import PackedStep
 from stepscope.recordings.session import SessionState
 from stepscope.recordings.splice import does_follow, splice
 from stepscope.recordings.timeline import Timeline
+from stepscope.recordings.usual import Usual
 
 MAX_STEPS = 100_000
 MAX_BYTES = 256 * 1024 * 1024
@@ -216,6 +217,18 @@ class History(HistoryView):
             self._timeline.add_mark(mark)
             self.version += 1
 
+    def know_usual(self, usual: Usual) -> None:
+        """What is usual in the file that this is played from; from any thread.
+
+        What was explained is explained anew.
+
+        Args:
+            usual: of more steps than before; not to be added to any more.
+        """
+        with self._lock:
+            self._usual_of_file.usual = usual
+            self.version += 1
+
     def set_slo(self, slo: SLO) -> None:
         """Other bounds from now on, also for what has been; from any thread."""
         with self._lock:
@@ -303,5 +316,6 @@ class History(HistoryView):
         """A history of its own that holds what this one has held so far."""
         other = type(self)(self.slo, self.max_steps, self.max_bytes)
         other.version = self.version
+        other._usual_of_file = self._usual_of_file
         other._begin(self._timeline)
         return other

@@ -6,7 +6,7 @@ earlier state, percentiles) is done outside of it, on what cannot change any mor
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from stepscope.engine.wire import EngineInfo, KnobsChanged, Mark, RequestView, Snapshot, StepRecord
@@ -22,6 +22,7 @@ from stepscope.recordings.rates import Rates
 from stepscope.recordings.session import SessionState
 from stepscope.recordings.step_cache import StepCache
 from stepscope.recordings.timeline import Timeline
+from stepscope.recordings.usual import UsualOfFile, Work, steps_in
 from stepscope.recordings.windows import Stalls, Windows
 
 
@@ -50,6 +51,7 @@ class HistoryView:
         self.is_short = False  # more of what came before the first step is about to be there
         self._lock = threading.RLock()
         self._newest: tuple[int, SessionState] | None = None  # version and state
+        self._usual_of_file = UsualOfFile()
         self._begin(timeline)
 
     def _begin(self, timeline: Timeline) -> None:
@@ -60,7 +62,7 @@ class HistoryView:
     def _drop_caches(self) -> None:
         self._newest = None
         self._cache = StepCache(self._lock, self._timeline)
-        self._lives = LifeKeeper(self._lock, self._timeline, self._cache)
+        self._lives = LifeKeeper(self._lock, self._timeline, self._cache, self._usual_of_file)
         self.windows = Windows(self._lock, self._timeline)
 
     # Now
@@ -155,6 +157,11 @@ class HistoryView:
         """The steps `first` to `last` as one, the worst of them; None when none is in memory."""
         with self._lock:
             return self._timeline.span(first, last)
+
+    def durations(self) -> Iterator[tuple[Work, int]]:
+        """What every step but the first computed, and how long it took in nanoseconds."""
+        with self._lock:
+            return steps_in(self._timeline.columns)
 
     def record(self, step: int) -> StepRecord | None:
         """The whole record; None when it is lost, forgotten or still to come."""
