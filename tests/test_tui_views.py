@@ -304,6 +304,37 @@ def test_the_first_step_was_prepared_after_no_other(source: Any) -> None:
     assert "prepared as the first step" in "\n".join(page)
 
 
+@pytest.mark.parametrize(
+    ("schedule_ms", "launch_ms", "model_ms", "bar"),
+    [
+        (0.02, 802.75, 13.16, "l" * 61 + "━"),
+        (0.39, 0.49, 714.0, "━" * 62),
+        (0.03, 0.24, 7.7, "ll" + "━" * 60),
+        (30.0, 0.0, 32.0, "s" * 30 + "━" * 32),
+    ],
+)
+def test_the_bar_of_a_step_gives_each_part_its_share_and_none_to_what_is_too_short(
+    source: Any, schedule_ms: float, launch_ms: float, model_ms: float, bar: str
+) -> None:
+    history = source.history
+    last = history.record(history.last_step)
+    start_ns = last.tokens_ns + 100_000
+    scheduled_ns = start_ns + round(schedule_ms * 1e6)
+    launch_ns = scheduled_ns + round(launch_ms * 1e6)
+    record = msgspec.structs.replace(
+        last,
+        step=last.step + 1,
+        schedule_start_ns=start_ns,
+        schedule_end_ns=scheduled_ns,
+        launch_ns=launch_ns,
+        tokens_ns=launch_ns + round(model_ms * 1e6),
+    )
+    history.append(history.last_sequence + 1, record)
+    frame = frame_of(source)
+    drawn = text(step_page.draw(frame, 80, 24))
+    assert drawn[1].strip("│ ").split()[-1] == bar
+
+
 def test_the_filter_narrows_the_lanes(source: Any) -> None:
     waiting = frame_of(source, View(filter="state:wait")).lanes
     assert waiting
@@ -656,7 +687,7 @@ def test_panels_side_by_side_cut_no_figure_on_a_terminal_of_100_columns(
     assert re.search(r"worst of \d+ s", latency[1])
     assert re.search(r"mixed (steps )?\d+% *│", "\n".join(latency))
     page = text(step_page.draw(frame, width, 30))
-    assert any(re.search(r"than that step: *│", line) for line in page)
+    assert any(re.search(r"against it: *│", line) for line in page)
     assert any(re.search(r"took ([\d,.]+ ms (less|more)|as long)", line) for line in page)
     assert any(re.search(r"device (—|[\d.]+) *│", line) for line in page)
     assert any(re.search(r"took .*[+-][\d,]+ *│$", line) for line in page)

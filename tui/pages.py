@@ -32,7 +32,8 @@ PAGE_VIEWS: Mapping[Page, PageView] = {
         "step inspector",
         step_page.draw,
         step_page.targets,
-        "One forward step. The bar on top is its time: s scheduling, l launching, ━ the model. "
+        "One forward step. The bar on top is its time: s scheduling, l preparing the launch, ━ the "
+        "model; what is too short for a cell has none. "
         "Below stands what it spent, against budget, seats and KV blocks; beside it what is "
         "different from the step before, and what happened to requests. Each row is a request: "
         "positions are those computed in this step, blocks what it holds (+ taken in this step).",

@@ -124,6 +124,20 @@ def bar(share: float | None, width: int, style: str) -> Line:
     return (("▇" * full, style), ("·" * (width - full), "idle"))
 
 
+def cells_by_share(parts: Sequence[float], width: int) -> list[int]:
+    """How many of `width` cells each part gets, by largest remainders; none where all are 0."""
+    amounts = [max(0.0, part) for part in parts]
+    total = sum(amounts)
+    if not total:
+        return [0] * len(amounts)
+    exact = [amount / total * width for amount in amounts]
+    cells = [int(each) for each in exact]
+    by_rest = sorted(range(len(cells)), key=lambda idx: cells[idx] - exact[idx])
+    for idx in by_rest[: width - sum(cells)]:
+        cells[idx] += 1
+    return cells
+
+
 def column_chart(
     values: Sequence[float | None],
     height: int,

@@ -32,7 +32,7 @@ def draw(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -> 
         (
             (" after step ", "muted"),
             (f"{before.step:,}", "text"),
-            (f", {fmt.milliseconds(idle_ms)} ms later; than that step:", "muted"),
+            (f", {fmt.milliseconds(idle_ms)} ms later; against it:", "muted"),
         )
     )
     deltas = (
@@ -43,9 +43,10 @@ def draw(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -> 
         ("wait", summary.num_waiting, before.num_waiting),
         ("KV", summary.kv_used, before.kv_used),
     )
-    fields, moving = [], []
+    fields: list[Field] = []
+    moving: list[Field] = []
     for rank, (name, now, then) in enumerate(deltas):
-        delta: list[Run] = [(f" {name} ", "muted")]
+        delta: list[Run] = [(f"{', ' if fields else ' '}{name} ", "muted")]
         if now is None or then is None:
             delta.append(("—", "text"))
         else:

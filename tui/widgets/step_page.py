@@ -17,7 +17,7 @@ from stepscope.tui.widgets.lines import (
     length_of,
     whole,
 )
-from stepscope.tui.widgets.panels import Cell, Column, Target, bar, beside, table
+from stepscope.tui.widgets.panels import Cell, Column, Target, bar, beside, cells_by_share, table
 
 NARROW = 100  # below it one column
 _HEAD_HEIGHT = 11
@@ -229,12 +229,11 @@ def _timing(record: StepRecord, width: int) -> Line:
         ("l", "muted", launch - scheduled),
         ("━", "decode", record.tokens_ns - launch),
     )
-    left = room
-    for glyph, style, ns in parts[:2]:
-        cells = min(left, max(1 if ns else 0, round(ns / total_ns * room)))
-        runs.append((glyph * cells, style))
-        left -= cells
-    return (*runs, (parts[2][0] * max(0, left), parts[2][1]))
+    shares = cells_by_share([ns for _, _, ns in parts], room)
+    return (
+        *runs,
+        *((glyph * cells, style) for (glyph, style, _), cells in zip(parts, shares, strict=True)),
+    )
 
 
 def _parts_line(record: StepRecord, width: int) -> Line:
