@@ -41,6 +41,10 @@ class Preferences:
         self._news: News | None = None
         self._unkept: dict[str, str] = {}  # of those that are not told yet
 
+    def has(self, name: str) -> bool:
+        """Whether it is for the next time; what is not is of this session alone."""
+        return name in self._current
+
     def set(self, name: str, value: Value) -> None:
         """The operator has chosen a value."""
         with self._lock:

@@ -1,6 +1,7 @@
-"""Service levels as an operator types them: `ttft=500 itl=50`, in milliseconds."""
+"""Service levels as an operator types them: `ttft=0.5s itl=50`, in milliseconds without a unit."""
 
 from stepscope.recordings.latency import SLO
+from stepscope.tui.commands.durations import in_milliseconds
 from stepscope.tui.settings import MAX_LEVEL_MS
 
 EXAMPLE = "ttft=500 itl=50"
@@ -15,13 +16,16 @@ def parse_levels(text: str, now: SLO) -> SLO:
     found: dict[str, float] = {}
     for word in text.lower().split():
         name, _, value = word.partition("=")
-        try:
-            milliseconds = float(value.removesuffix("ms"))
-        except ValueError:
-            milliseconds = 0.0
-        if name not in ("ttft", "itl") or not 0 < milliseconds <= MAX_LEVEL_MS:
-            raise ValueError(f"{word!r}: write {EXAMPLE}, milliseconds above 0")
+        milliseconds = in_milliseconds(value)
+        is_level = milliseconds is not None and milliseconds <= MAX_LEVEL_MS
+        if name not in ("ttft", "itl") or milliseconds is None or not is_level:
+            raise ValueError(f"{word!r}: write {EXAMPLE}, above 0 and in ms, or ttft=0.5s")
         found[f"{name}_ms"] = milliseconds
     if not found:
-        raise ValueError(f"write {EXAMPLE}, in milliseconds")
+        raise ValueError(f"write {EXAMPLE}, in ms, or ttft=0.5s")
     return now._replace(**found)
+
+
+def said(slo: SLO) -> str:
+    """Both in words."""
+    return f"TTFT within {slo.ttft_ms:,g} ms, ITL within {slo.itl_ms:,g} ms"

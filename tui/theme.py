@@ -213,6 +213,9 @@ def styles(mode: ColourMode) -> Mapping[str, Style]:
         "edit": Style(bold=True, reverse=True)
         if mode == "ansi"
         else on(c.text, bold=True, background=c.raised),
+        "selected": Style(bold=True, underline=True)
+        if mode == "ansi"
+        else on(c.background, bold=True, background=c.text),
     }
 
 
@@ -222,7 +225,8 @@ def _without_colour() -> Mapping[str, Style]:
     looks = dict.fromkeys(styles("dark"), plain)
     looks |= dict.fromkeys(("strong", "title", "mark", "breach", "caution", "key"), bold)
     looks |= {name: reverse for name in looks if name.startswith("badge_")}
-    return looks | {"preempted": reverse, "edit": reverse}
+    underlined = Style(bold=True, underline=True)
+    return looks | {"preempted": reverse, "edit": reverse, "selected": underlined}
 
 
 class Skin:

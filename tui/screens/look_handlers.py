@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from stepscope.recordings.latency import SLO
+from stepscope.tui.service_levels import said
 from stepscope.tui.theme import Skin, ThemeName
 
 if TYPE_CHECKING:
@@ -42,11 +43,15 @@ def own_load(screen: "MainScreen") -> None:
 
 
 def use_levels(screen: "MainScreen", slo: SLO) -> None:
-    """Other service levels, for all engines of this dashboard."""
+    """These service levels, for all engines of this dashboard; says which hold now."""
     session = screen.session
+    preferences = session.preferences
+    # The demo's, and those of a file that carries its own, are for nothing else.
+    for_now = "" if preferences.has("slo_ttft_ms") else ", for this session only"
+    screen.notices.say(f"service levels: {said(slo)}{for_now}", "good")
     for history in {session.history, *(each.history for each in session.desk.fleet.sources)}:
         history.set_slo(slo)
     screen.scene.forget()
-    session.preferences.set("slo_ttft_ms", slo.ttft_ms)
-    session.preferences.set("slo_itl_ms", slo.itl_ms)
+    preferences.set("slo_ttft_ms", slo.ttft_ms)
+    preferences.set("slo_itl_ms", slo.itl_ms)
     screen.draw()

@@ -251,7 +251,7 @@ def service_levels(screen: "MainScreen") -> None:
             look_handlers.use_levels(screen, parse_levels(text, now))
 
     text = f"ttft={now.ttft_ms:g} itl={now.itl_ms:g}"
-    screen.app.push_screen(Prompt(screen.skin, "service levels in ms:", text, check), use)
+    screen.app.push_screen(Prompt(screen.skin, "service levels, in ms or 2s:", text, check), use)
 
 
 def help_(screen: "MainScreen") -> None:

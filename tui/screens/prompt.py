@@ -14,6 +14,7 @@ _MAX_LENGTH = 200
 _MIN_ROOM = 22  # cells to type in
 _LOOK_S = 0.2  # how often it is seen whether the engine is still there
 _MOST_BENEATH = 4  # lines of a note, or about what is wrong where it does not fit beside the text
+_KEEPS = frozenset({"left", "right", "home", "end"})  # what is selected, to go on from there
 
 
 class Prompt(Overlay[str]):
@@ -24,7 +25,7 @@ class Prompt(Overlay[str]):
 
     Args:
         question: what is asked, with an example.
-        text: to begin with.
+        text: to begin with. It is selected: typing replaces it, an arrow key keeps it.
         check: one line about what is wrong with a text, None when it is fine.
         submit: takes a text that is fine; `refuse` says later what is wrong with it after all.
         note: says what there is to know, in lines of its own.
@@ -44,6 +45,7 @@ class Prompt(Overlay[str]):
         super().__init__(skin)
         self._question = question
         self._text = text
+        self._is_selected = bool(text)
         self._check = check
         self._submit = submit
         self._note = note
@@ -72,15 +74,22 @@ class Prompt(Overlay[str]):
         typed = self._text[-room:]
         line: Line = (
             (question, "edit"),
-            (clean(typed, room), "edit"),
+            (clean(typed, room), "selected" if self._is_selected else "edit"),
             ("_", "edit"),
             (clean(wrong, max(0, room - len(typed))), "breach"),
         )
-        rest = width - sum(len(text) for text, _ in line)
+        rest = max(0, width - sum(len(text) for text, _ in line))
+        hint = self._hint()
         return [
-            (*line, (" " * max(0, rest), "edit")),
+            (*line, (f"{hint if len(hint) < rest else '':<{rest}}", "edit")),
             *(((f" {clean(each, width - 1):<{width - 1}}", style),) for each, style in beneath),
         ]
+
+    def _hint(self) -> str:
+        """What becomes of the text that is there."""
+        if self._is_selected:
+            return self.hint("  typing replaces it, → keeps it")
+        return "  ^u empties it" if self._wrong is not None else ""
 
     def _beneath(self, width: int) -> list[Run]:
         """What is wrong, in lines of its own where there is no room for it; else the note."""
@@ -113,6 +122,7 @@ class Prompt(Overlay[str]):
             if self._is_waiting:
                 return
             self._look_again()
+            self._is_selected = False
             self._wrong = None if self._check is None else self._check(self._text)
             if self._wrong is None and self._watch is not None and not self._watch.admits():
                 return
@@ -121,9 +131,16 @@ class Prompt(Overlay[str]):
                 self._submit(self._text)
             elif self._wrong is None:
                 self.dismiss(self._text)
+        elif key in _KEEPS:
+            self._is_selected = False
         elif key == "backspace":
-            self._text, self._wrong = self._text[:-1], None
-        elif key == "ctrl+u":
-            self._text, self._wrong = "", None
-        elif character is not None and len(self._text) < _MAX_LENGTH:
-            self._text, self._wrong = self._text + character, None
+            self._become("" if self._is_selected else self._text[:-1])
+        elif key == "ctrl+u" or (key == "delete" and self._is_selected):
+            self._become("")
+        elif character is not None:
+            before = "" if self._is_selected else self._text
+            if len(before) < _MAX_LENGTH:
+                self._become(before + character)
+
+    def _become(self, text: str) -> None:
+        self._text, self._wrong, self._is_selected = text, None, False
