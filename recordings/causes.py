@@ -141,7 +141,7 @@ class Piece(NamedTuple):
             "paused": "engine paused",
             "between": "between steps",
             "idle": "engine idle",
-            "step": "slow step",
+            "step": "decodes alone",
         }.get(self.cause, "records missing")
 
 

@@ -1,18 +1,11 @@
 """A whole recording explained: every late token of it, and where the lateness comes from."""
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from stepscope.engine import wire
-from stepscope.engine.wire import (
-    Arrived,
-    EngineInfo,
-    EngineStatus,
-    Snapshot,
-    StepRecord,
-    Telemetry,
-)
+from stepscope.engine.wire import EngineInfo, Snapshot
+from stepscope.recordings.affected import Affected, RequestsTold
 from stepscope.recordings.causes import Cause, Late
 from stepscope.recordings.explain import Explainer
 from stepscope.recordings.latency import percentiles
@@ -52,6 +45,7 @@ class Explanation(NamedTuple):
     ttft: Bound
     late: list[Late]
     shares: list[Share]  # the largest first
+    affected: Affected
     never_served: NeverServed  # no late token tells of them
     request_id: int | None = None  # of which all this is; None: of all
 
@@ -87,14 +81,14 @@ def explain_recording(
             itl_ns = _twice_the_median(measured.itl_counts)
         if ttft_ns is None:
             ttft_ns = _twice_the_median(measured.ttft_counts)
-    seen: set[int] = set()
+    requests = RequestsTold()
     tokenless = Tokenless(request_id)
     explainer = _read(
         recording,
         itl_ns,
         ttft_ns,
         request_id,
-        seen,
+        requests,
         tokenless,
         usual if is_learnt else None,
         None if is_learnt else usual,
@@ -102,7 +96,8 @@ def explain_recording(
     if not is_learnt and usual.has_held:
         explainer = _read(recording, itl_ns, ttft_ns, request_id, usual=usual)
     late = _unrecorded_apart(explainer.late, explainer.first_step_ns)
-    if request_id is not None and request_id not in seen:
+    affected = requests.affected(late)
+    if request_id is not None and request_id not in (seen := requests.ids):
         held = f"{request_name(min(seen))} to {request_name(max(seen))}" if seen else "it has none"
         raise NotInRecording(f"there is no request {request_name(request_id)} ({held})")
     return Explanation(
@@ -112,6 +107,7 @@ def explain_recording(
         _bound(explainer.ttft_counts, ttft_ns, slo_ttft_ms is not None),
         late,
         _shares(late),
+        affected if request_id is None else affected._replace(num_requests=1),
         tokenless.found(),
         request_id,
     )
@@ -122,12 +118,11 @@ def _read(
     itl_bound_ns: float,
     ttft_bound_ns: float,
     request_id: int | None = None,
-    seen: set[int] | None = None,
+    requests: RequestsTold | None = None,
     tokenless: Tokenless | None = None,
     usual: Usual | None = None,
     learns: Usual | None = None,
 ) -> Explainer:
-    """Args: seen: takes the requests there are, if one of them is asked for."""
     explainer = Explainer(itl_bound_ns, ttft_bound_ns, request_id, usual=usual, learns=learns)
     engine_id: str | None = None
     last: int | None = None
@@ -151,19 +146,9 @@ def _read(
         explainer.take(message, is_lost)
         if tokenless is not None:
             tokenless.take(message, is_lost)
-        if request_id is not None and seen is not None:
-            seen.update(_requests_in(message))
+        if requests is not None:
+            requests.take(message)
     return explainer
-
-
-def _requests_in(message: Telemetry) -> Iterator[int]:
-    """Of which requests a message tells."""
-    if isinstance(message, Snapshot):
-        yield from (view.request_id for view in message.requests)
-    elif isinstance(message, StepRecord | EngineStatus):
-        yield from (event.request_id for event in message.events if isinstance(event, Arrived))
-        if isinstance(message, StepRecord):
-            yield from (row.request_id for row in message.batch or ())
 
 
 def _unrecorded_apart(late: list[Late], begin_ns: int | None) -> list[Late]:

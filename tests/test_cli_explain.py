@@ -211,3 +211,23 @@ def test_what_cannot_be_is_one_line(arguments: list[str], code: int, message: st
     assert (done.returncode, done.stdout) == (code, "")
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_it_says_how_many_requests_the_late_tokens_were_of(session: Path) -> None:
+    options = (str(session), "--slo-itl", "30ms", "--slo-ttft", "100ms")
+    found = document(*options)
+    late = {each["request_id"] for each in found["late"]}
+    with_late_gaps = {each["request_id"] for each in found["late"] if each["kind"] == "ITL"}
+    number, only_first = found["requests"]["num_requests"], len(late - with_late_gaps)
+    assert number > len(late) > only_first > 0
+    assert found["requests"] == {
+        "num_requests": number,
+        "num_late": len(late),
+        "num_only_first": only_first,
+    }
+    share = f"{len(late)} of {number} ({len(late) / number:.2%})"
+    their = f"{only_first} only waited long for {'its' if only_first == 1 else 'their'} first"
+    assert f"\nrequests with late tokens: {share}; {their}\n" in run(*options).stdout
+    alone = document(*options, "--request", f"r{min(late)}")["requests"]
+    assert (alone["num_requests"], alone["num_late"]) == (1, 1)
+    assert "requests with late tokens" not in run(*options, "--request", f"r{min(late)}").stdout

@@ -65,6 +65,7 @@ def _summary(file: str, found: Explanation, own: Levels) -> list[str]:
         *_longest_gap(found),
         _measured(f"first tokens{_of(found)}", "--slo-ttft", found.ttft, "slo_ttft_ms" in own),
         *_all_late(found.ttft),
+        *_affected(found),
         *_never_served(found),
     ]
 
@@ -97,6 +98,20 @@ def _longest_gap(found: Explanation) -> list[str]:
     return [
         f"  the longest: {longest.gap_ns / 1e6:,.1f} ms at step {longest.step:,} "
         f"({_clock(found.wall_ns(longest.end_ns))}), which held up {streams}"
+    ]
+
+
+def _affected(found: Explanation) -> list[str]:
+    """How many users noticed: a thousand late tokens may be those of one."""
+    number, num_late, num_only_first = found.affected
+    if not num_late or found.request_id is not None:
+        return []
+    first = ""
+    if num_only_first:
+        their = "its" if num_only_first == 1 else "their"
+        first = f"; {num_only_first:,} only waited long for {their} first"
+    return [
+        f"requests with late tokens: {num_late:,} of {number:,} ({num_late / number:.2%}){first}"
     ]
 
 
@@ -202,6 +217,7 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
         "request_id": found.request_id,
         "itl": found.itl._asdict(),
         "ttft": found.ttft._asdict(),
+        "requests": found.affected._asdict(),
         "never_served": found.never_served._asdict(),
         "causes": [
             {"cause": share.cause, "num_late": share.num_late, "ms": share.ns / 1e6}
