@@ -16,6 +16,7 @@ from stepscope.engine.access.sockets import Handshakes, client_socket
 from stepscope.engine.client_errors import (
     CommandRefused,
     EngineGone,
+    EngineSilent,
     EngineStarting,
     EngineUnreachable,
     NoAnswer,
@@ -147,8 +148,8 @@ class ControlClient:
                 changes, for which it is one second by itself.
 
         Raises:
-            EngineUnreachable: no answer in time (`NoAnswer`: to a change, which was sent), or
-                (`NoEngine`) none of an engine.
+            EngineUnreachable: no answer in time (`EngineSilent`; `NoAnswer`: to a change, which
+                was sent), or (`NoEngine`) none of an engine.
             CommandRefused: the engine answered with an error.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
@@ -188,7 +189,7 @@ class ControlClient:
             return reply
         self._given_up |= wanted
         self._raise_if_known()
-        kind = NoAnswer if isinstance(command, Change) else EngineUnreachable
+        kind = NoAnswer if isinstance(command, Change) else EngineSilent
         raise kind(
             f"no engine answers at {self.endpoint.control} (waited {timeout_s:g} s); "
             "is it running? 'stepscope' alone lists those of this machine"

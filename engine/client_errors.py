@@ -8,6 +8,10 @@ class EngineUnreachable(Exception):  # noqa: N818 - reads as what happened
     """Nobody answered at the endpoint within the time given."""
 
 
+class EngineSilent(EngineUnreachable):
+    """Nothing has come in time, and nobody says that it is gone."""
+
+
 class NoAnswer(EngineUnreachable):
     """A change was sent, and nothing has come back in time: it may still be done."""
 

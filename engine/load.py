@@ -14,13 +14,17 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import EngineUnreachable
+from stepscope.engine.client_errors import EngineSilent, EngineUnreachable
 from stepscope.engine.commands import Abort, AnyReply, Error, Output, Submitted
+from stepscope.engine.local_engines import is_refused
 from stepscope.engine.workload import Arrival
+
+PATIENCE_S = 30.0  # that an engine may be silent: stopped, or its machine is
 
 _TICK_S = 0.2  # how often the progress is told and the will to stop is asked for
 _SILENCE_S = 2.0  # after so long without a word, ask whether the engine is still there, ...
 _ALIVE_S = 2.5  # ... which it says at once, whatever it is computing
+_LOOK_S = 1.0  # that one answer is waited for once it was silent: in it nobody can stop the run
 _ASK_AGAIN_S = 0.5  # an answer may have been on a connection that was lost
 _ABORT_WAIT_S = 3.0
 
@@ -39,6 +43,7 @@ class LoadReport:
     ttft_s: list[float] = field(default_factory=list)  # of every request with a first token
     itl_s: list[float] = field(default_factory=list)  # gaps between two messages of a request
     duration_s: float = 0.0
+    silent_s: float = 0.0  # since the engine answers nothing; nothing is sent then
 
     @property
     def num_errors(self) -> int:
@@ -68,6 +73,8 @@ class LoadGenerator:
         seconds: send for so long, then only wait for what is under way. None: to the last arrival.
         on_progress: told the report a few times a second.
         wants_stop: asked as often; True ends the run, and `abort` gives up what is under way.
+        patience_s: how long an engine is waited for that answers nothing. What would have been
+            sent meanwhile is put off, so that no burst follows.
     """
 
     def __init__(
@@ -79,6 +86,7 @@ class LoadGenerator:
         seconds: float | None = None,
         on_progress: Callable[[LoadReport], None] = lambda report: None,
         wants_stop: Callable[[], bool] = lambda: False,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.report = LoadReport()
         self._client = client
@@ -87,8 +95,10 @@ class LoadGenerator:
         self._seconds = seconds
         self._on_progress = on_progress
         self._wants_stop = wants_stop
+        self._patience_s = patience_s
         self._open: dict[int, _Open] = {}  # by command id
         self._heard_s = 0.0
+        self._answered_s = 0.0  # when it was asked whether it is there
         self._bundles: bool | UnsetType = UNSET  # True: the engine knows them
 
     def run(self) -> LoadReport:
@@ -100,7 +110,9 @@ class LoadGenerator:
         info = self._client.info()
         engine_id, self._bundles = info.engine_id, info.bundles or UNSET
         start_s = self._heard_s = time.perf_counter()
-        put_off_s = 0.0  # by `max_concurrency`: moves the rest along, so that no burst follows
+        # By `max_concurrency` and by silence: moves the rest along, so that no burst follows.
+        put_off_s = 0.0
+        stands_since_s: float | None = None
         upcoming = next(self._arrivals, None)
         next_tick_s = start_s
         while upcoming is not None or self._open:
@@ -112,6 +124,11 @@ class LoadGenerator:
                 if self._wants_stop():
                     break
                 self._check_alive(now_s, engine_id)
+                if self.report.silent_s and stands_since_s is None:
+                    stands_since_s = now_s
+                elif not self.report.silent_s and stands_since_s is not None:
+                    put_off_s += time.perf_counter() - stands_since_s
+                    stands_since_s = None
             if self._seconds is not None and now_s - start_s >= self._seconds:
                 upcoming = None
             wait_s = next_tick_s - now_s
@@ -119,7 +136,7 @@ class LoadGenerator:
                 due_s = start_s + put_off_s + upcoming.offset_s
                 if now_s < due_s:
                     wait_s = min(wait_s, due_s - now_s)
-                elif self._max_concurrency is None or len(self._open) < self._max_concurrency:
+                elif not self.report.silent_s and self._has_room():
                     if self._max_concurrency is not None:
                         put_off_s += now_s - due_s
                     self._send(upcoming)
@@ -140,6 +157,9 @@ class LoadGenerator:
                     self._client.send(Abort(request_id=each.request_id, who="load"))
             self._receive(0.05)
         return self.report
+
+    def _has_room(self) -> bool:
+        return self._max_concurrency is None or len(self._open) < self._max_concurrency
 
     def _send(self, arrival: Arrival) -> None:
         submit = msgspec.structs.replace(arrival.submit(), bundle=self._bundles)
@@ -183,14 +203,34 @@ class LoadGenerator:
                 del self._open[command_id]
 
     def _check_alive(self, now_s: float, engine_id: str) -> None:
-        """A paused engine is silent for as long as it likes, a dead one must not be waited for."""
-        if not self._open or now_s - self._heard_s < _SILENCE_S:
+        """A paused engine is silent for as long as it likes, a dead one must not be waited for.
+
+        One that answers nothing although nobody says that it is gone is stopped, or cut off.
+        """
+        report, client = self.report, self._client
+        known_s = max(self._heard_s, self._answered_s)
+        if not self._open or now_s - known_s < _SILENCE_S:
+            report.silent_s = 0.0
             return
-        self._heard_s = now_s
-        info = self._client.info(_ASK_AGAIN_S, _ALIVE_S)
+        try:
+            info = client.info(_ASK_AGAIN_S, _LOOK_S if report.silent_s else _ALIVE_S)
+        except EngineSilent:
+            if is_refused(client.endpoint):
+                raise EngineUnreachable(
+                    f"the engine at {client.endpoint.control} is gone: nobody listens there any "
+                    f"more; {len(self._open)} requests are lost"
+                ) from None
+            report.silent_s = time.perf_counter() - known_s
+            if report.silent_s >= self._patience_s:
+                raise EngineUnreachable(
+                    f"the engine at {client.endpoint.control} has answered nothing for "
+                    f"{report.silent_s:.0f} s; {len(self._open)} requests are without an answer"
+                ) from None
+            return
+        self._answered_s, report.silent_s = time.perf_counter(), 0.0
         if info.engine_id != engine_id:
             raise EngineUnreachable(
-                f"the engine at {self._client.endpoint.control} was started anew; "
+                f"the engine at {client.endpoint.control} was started anew; "
                 f"{len(self._open)} requests are lost"
             )
 

@@ -44,6 +44,25 @@ def killed_pid(endpoint: Endpoint) -> int | None:
     return pid if isinstance(pid, int) and not is_held else None
 
 
+def is_refused(endpoint: Endpoint) -> bool:
+    """Whether nobody listens at an address, here or on another machine: whoever did has ended."""
+    if _told(endpoint):
+        return False
+    try:
+        if (path := endpoint.path) is not None:
+            with socket.socket(socket.AF_UNIX) as unix:
+                unix.settimeout(_LISTENS_S)
+                unix.connect(str(path))
+        else:
+            host, _, port = endpoint.control.removeprefix("tcp://").rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), _LISTENS_S).close()
+    except (ConnectionRefusedError, FileNotFoundError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def local_credentials(endpoint: Endpoint) -> tuple[bool, Credentials | None]:
     """Whether an engine of this user holds an endpoint on this machine, and its key for us."""
     told = _told(endpoint)

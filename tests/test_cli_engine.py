@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from stepscope.engine.client_errors import EngineUnreachable
 from stepscope.engine.commands import Pause, Submit
 from stepscope.engine.endpoints import Endpoint
 from stepscope.engine.load import LoadGenerator, LoadReport
+from stepscope.engine.local_engines import is_refused
 from stepscope.engine.sampling_params import SamplingParams
 from stepscope.tui.commands import keys as keys_command
 
@@ -240,6 +242,68 @@ def test_load_does_not_wait_for_an_engine_that_was_killed(
         with pytest.raises(EngineUnreachable, match="is gone: killed or crashed"):
             generator.run()
     assert (generator.report.num_sent, generator.report.num_open) == (2, 2)
+
+
+def _waiting_load(client: ControlClient, process: Any, **options: Any) -> LoadGenerator:
+    """Sends two requests, stops the engine once they are under way, and has a third to send."""
+    submit = Submit(prompt_token_ids=[1, 2, 3], sampling=SamplingParams(max_tokens=900))
+    arrivals = [
+        SimpleNamespace(offset_s=offset_s, is_cut=False, submit=lambda: submit)
+        for offset_s in (0.0, 0.0, 5.5)  # seen to be silent by then
+    ]
+    stops = [True]
+
+    def on_progress(report: LoadReport) -> None:
+        if stops and report.num_sent == 2:
+            stops.clear()
+            process.send_signal(signal.SIGSTOP)
+        if report.silent_s and "patience_s" not in options:
+            process.send_signal(signal.SIGCONT)
+
+    return LoadGenerator(
+        client,
+        iter(arrivals),  # type: ignore[arg-type]
+        on_progress=on_progress,
+        **options,
+    )
+
+
+def test_load_waits_for_an_engine_that_is_stopped_and_goes_on_with_it(
+    keyless: tuple[str, subprocess.Popen[bytes]],
+) -> None:
+    with ControlClient(keyless[0]) as client:
+        report = _waiting_load(client, keyless[1]).run()
+    assert (report.num_sent, report.num_finished, report.silent_s) == (3, 3, 0.0)
+
+
+def test_load_says_for_how_long_a_stopped_engine_answered_nothing_once_its_patience_ends(
+    keyless: tuple[str, subprocess.Popen[bytes]],
+) -> None:
+    with ControlClient(keyless[0]) as client:
+        generator = _waiting_load(client, keyless[1], patience_s=3.0)
+        said = "has answered nothing for .* s; 2 requests are without an answer"
+        with pytest.raises(EngineUnreachable, match=said):
+            generator.run()
+    assert generator.report.num_sent == 2
+
+
+def test_nobody_listens_where_an_engine_was_killed_and_somebody_where_one_is_stopped(
+    keyless: tuple[str, subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    endpoint, process = Endpoint.parse(keyless[0]), keyless[1]
+    assert not is_refused(endpoint)
+    process.send_signal(signal.SIGSTOP)
+    assert not is_refused(endpoint)
+    process.kill()
+    process.wait()
+    assert is_refused(endpoint)
+    assert is_refused(Endpoint.parse(f"ipc://{tmp_path}/nobody"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = Endpoint.parse(f"tcp://127.0.0.1:{taken.getsockname()[1]}")
+        assert is_refused(address)  # bound, but nobody listens
+        taken.listen()
+        assert not is_refused(address)
 
 
 def test_ctrl_c_ends_load_aborts_what_is_under_way_and_still_prints_the_summary(

@@ -77,6 +77,14 @@ def load(
         float | None,
         typer.Option(help="send for so long, then wait for the rest", metavar="NUMBER"),
     ] = None,
+    patience: Annotated[
+        float,
+        typer.Option(
+            help="how long an engine is waited for that answers nothing, in seconds: stopped, or "
+            "cut off; one that was killed is not waited for",
+            metavar="NUMBER",
+        ),
+    ] = 30.0,
     reset_prefix_cache: Annotated[
         bool,
         typer.Option(
@@ -92,7 +100,8 @@ def load(
     """Send work to an engine: a synthetic mix, or a real trace."""
     from stepscope.tui.commands import load as command
 
-    command.load(endpoint, trace, time_scale, limit, seconds, flags, reset_prefix_cache, name)
+    limits = command.Limits(limit, seconds, patience)
+    command.load(endpoint, trace, time_scale, limits, flags, reset_prefix_cache, name)
 
 
 @commands.command(

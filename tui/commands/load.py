@@ -3,12 +3,12 @@
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepscope.engine.client_errors import EngineUnreachable
 from stepscope.engine.commands import Ack, ResetPrefixCache
 from stepscope.engine.corpus import Corpus
-from stepscope.engine.load import LoadGenerator, LoadReport, percentile
+from stepscope.engine.load import PATIENCE_S, LoadGenerator, LoadReport, percentile
 from stepscope.engine.traces import TraceRow, read_trace
 from stepscope.engine.wire import EngineInfo
 from stepscope.engine.workload import Arrival, PromptWriter, describe, fit, from_trace, synthetic
@@ -24,12 +24,19 @@ _CHARS_PER_TOKEN = 4.0  # of an engine that does not say
 _WITH_TRACE = {"seed", "max_concurrency"}  # the options of a mix that a trace has a use for
 
 
+class Limits(NamedTuple):
+    """How much is sent, and how long an engine is waited for that answers nothing."""
+
+    num_rows: int | None = None  # of the trace
+    seconds: float | None = None
+    patience_s: float = PATIENCE_S
+
+
 def load(
     endpoint: str | None,
     trace: Path | None,
     time_scale: float | None,
-    limit: int | None,
-    seconds: float | None,
+    limits: Limits,
     flags: Mapping[str, Any],
     reset_prefix_cache: bool = False,
     name: str | None = None,
@@ -37,8 +44,9 @@ def load(
     """Raises CommandFailed when requests went wrong, Interrupted when the run was cut short."""
     call_me(name)
     spec = resolve(WorkloadSpec, "load", flags)
-    _check_usage(trace, time_scale, limit, seconds, flags)
-    rows = read_trace(trace, limit) if trace is not None else None
+    _check_usage(trace, time_scale, limits, flags)
+    seconds = limits.seconds
+    rows = read_trace(trace, limits.num_rows) if trace is not None else None
     with connect(choose(endpoint, "stepscope load {}")) as client:
         info = client.info()
         if reset_prefix_cache:
@@ -51,7 +59,8 @@ def load(
 
             def on_progress(report: LoadReport) -> None:
                 share = _share(report, num_arrivals, seconds)
-                progress("sending", share, _so_far(report, num_arrivals))
+                what = "waiting for the engine" if report.silent_s else "sending"
+                progress(what, share, _so_far(report, num_arrivals, limits.patience_s))
 
             generator = LoadGenerator(
                 client,
@@ -60,6 +69,7 @@ def load(
                 seconds=seconds,
                 on_progress=on_progress,
                 wants_stop=lambda: bool(interrupted),
+                patience_s=limits.patience_s,
             )
             with interrupted:
                 failure = _run(generator)
@@ -86,10 +96,10 @@ def _run(generator: LoadGenerator) -> EngineUnreachable | None:
 def _check_usage(
     trace: Path | None,
     time_scale: float | None,
-    limit: int | None,
-    seconds: float | None,
+    limits: Limits,
     flags: Mapping[str, Any],
 ) -> None:
+    limit, seconds = limits.num_rows, limits.seconds
     if trace is None:
         for name, value in (("--time-scale", time_scale), ("--limit", limit)):
             if value is not None:
@@ -105,6 +115,8 @@ def _check_usage(
         raise WrongUsage(f"--limit: expected a whole number of at least 1, got {limit}")
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
+    if not 0 <= limits.patience_s < float("inf"):
+        raise WrongUsage(f"--patience: expected a number of at least 0, got {limits.patience_s}")
 
 
 def _arrivals(
@@ -137,10 +149,14 @@ def _share(report: LoadReport, num_arrivals: int | None, seconds: float | None) 
     return min(1.0, max(shares)) if shares else None
 
 
-def _so_far(report: LoadReport, num_arrivals: int | None) -> str:
+def _so_far(report: LoadReport, num_arrivals: int | None, patience_s: float) -> str:
     sent = f"{report.num_sent:,}" if num_arrivals is None else f"{report.num_sent:,}/{num_arrivals}"
     refused = f", {report.num_errors} refused" if report.num_errors else ""
-    return f"{sent} sent, {report.num_finished:,} finished, {report.num_open} under way{refused}"
+    silent = ""
+    if report.silent_s:
+        silent = f", it has answered nothing for {report.silent_s:.0f} s of {patience_s:g}"
+    counts = f"{sent} sent, {report.num_finished:,} finished, {report.num_open} under way"
+    return f"{counts}{refused}{silent}"
 
 
 def _summary(report: LoadReport, info: EngineInfo) -> Iterator[str]:
