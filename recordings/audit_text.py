@@ -1,10 +1,8 @@
 """Entries of the audit trail in words, the same wherever they are shown."""
 
-from collections.abc import Mapping
-
 from stepscope.engine.audit import NO_WORKLOAD, Asker
-from stepscope.engine.wire import Audited, KnobValue
-from stepscope.recordings.knob_text import value_text
+from stepscope.engine.wire import Audited
+from stepscope.recordings.knob_text import changes_text
 
 _DONE = {
     "Pause": "paused the engine",
@@ -17,6 +15,15 @@ _DONE = {
     "StepOnce": "ran single steps",
     "Abort": "aborted a request",
     "SetKnobs": "changed knobs",
+}
+# In which state the engine is when it is told so; another one is worth a word.
+_USUAL_STATES = {
+    "Pause": ("running", "idle"),
+    "Resume": ("paused",),
+    "Drain": ("running", "idle"),
+    "Shutdown": ("running", "idle"),
+    "Step": ("paused",),
+    "StepOnce": ("paused",),
 }
 _REFUSED = {
     "": "commands",
@@ -41,6 +48,13 @@ def who_text(entry: Audited) -> str:
     return f"{asker.proved} ({entry.who})"
 
 
+def shorter_who(who: str, room: int) -> str:
+    """Without what stands in brackets, where all of it has no room."""
+    if len(who) <= room or not who.endswith(")"):
+        return who
+    return who.partition(" (")[0]
+
+
 def change_text(entry: Audited) -> str:
     """What was changed from what to what, or what was refused and why."""
     if entry.code:
@@ -55,15 +69,20 @@ def change_text(entry: Audited) -> str:
     if (workloads := _workloads(entry)) is not None:
         return _workload_text(*workloads)
     what = _DONE.get(entry.command, entry.command)
-    changes = _changes(entry.old or {}, entry.new or {})
+    old, new = entry.old or {}, entry.new or {}
+    if entry.command in _USUAL_STATES:
+        before = old.get("state", "")
+        is_usual = not before or before in _USUAL_STATES[entry.command]
+        told = [each for each in ("" if is_usual else f"it was {before}", entry.detail) if each]
+        return f"{what} ({', '.join(told)})" if told else what
+    if entry.command == "Abort" and len(old) == 1:
+        ((name, before),) = old.items()
+        return f"aborted {name}, which was {before}"
+    if entry.command == "ResetPrefixCache" and entry.detail:
+        return f"{what}: {entry.detail}"
+    changes = changes_text(old, new)
     detail = f" ({entry.detail})" if entry.detail else ""
     return f"{what}: {changes}{detail}" if changes else f"{what}{detail}"
-
-
-def _changes(old: Mapping[str, KnobValue], new: Mapping[str, KnobValue]) -> str:
-    return ", ".join(
-        f"{name} {value_text(old.get(name))}→{value_text(value)}" for name, value in new.items()
-    )
 
 
 def _workloads(entry: Audited) -> tuple[str, str] | None:

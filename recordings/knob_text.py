@@ -1,6 +1,17 @@
-"""Values of knobs in words, the same wherever they are shown."""
+"""Knobs and their values in words, the same wherever they are shown."""
+
+from collections.abc import Mapping
 
 from stepscope.engine.wire import KnobValue
+
+# Where a full name has no room: the words that key figures and screens have for the same thing.
+_SHORT = {
+    "max_num_batched_tokens": "budget",
+    "max_num_seqs": "seats",
+    "enable_chunked_prefill": "chunks",
+    "long_prefill_token_threshold": "long prefill",
+    "enable_prefix_caching": "prefix cache",
+}
 
 
 def value_text(value: KnobValue | None) -> str:
@@ -15,3 +26,27 @@ def value_text(value: KnobValue | None) -> str:
 def typed_text(value: KnobValue | None) -> str:
     """As `stepscope set` takes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def changes_text(
+    old: Mapping[str, KnobValue], new: Mapping[str, KnobValue], room: int | None = None
+) -> str:
+    """What was changed from what to what.
+
+    Args:
+        room: cells; None: any number. Where names are too long for it they are short, and where
+            that is too long, too, the last changes are only counted.
+    """
+    values = {
+        name: f"{value_text(old.get(name))}→{value_text(value)}" for name, value in new.items()
+    }
+    text = ", ".join(f"{name} {value}" for name, value in values.items())
+    if room is None or len(text) <= room:
+        return text
+    short = [f"{_SHORT.get(name, name)} {value}" for name, value in values.items()]
+    for num_shown in range(len(short), 0, -1):
+        more = [f"+{len(short) - num_shown} more"] if num_shown < len(short) else []
+        text = ", ".join([*short[:num_shown], *more])
+        if len(text) <= room:
+            break
+    return text

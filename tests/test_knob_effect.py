@@ -1,11 +1,14 @@
 """What a change of knobs did to the latencies, and in words why nothing is known of it."""
 
+import re
+
 import msgspec
 import pytest
 
 from stepscope.engine.simulated import simulate
-from stepscope.engine.wire import KnobsChanged
+from stepscope.engine.wire import Audited, KnobsChanged, KnobValue, StepRecord
 from stepscope.recordings.history import History
+from stepscope.recordings.knob_text import changes_text
 from stepscope.tui.frame_builder import FrameBuilder
 from stepscope.tui.view import View
 from stepscope.tui.widgets import knobs_page
@@ -98,7 +101,95 @@ def test_screen_6_says_why_there_are_no_figures_in_the_list_and_of_the_chosen_li
     view.row = 99  # the last line
     lines = knobs_page.draw(FrameBuilder(history).build(view, 80, 20, 20), 120, 40)
     rows = ["".join(text for text, _ in line) for line in lines]
-    (listed,) = [row for row in rows if "anna" in row and "max_num_seqs 8→7" in row]
+    (listed,) = [row for row in rows if "anna " in row and "max_num_seqs 8→7" in row]
     assert "nothing ran before, nor since" in listed
     assert "—→—" not in listed
     assert any("max_num_seqs 8→7; nothing ran before, nor since" in row for row in rows)
+
+
+def drawn(history: History, width: int) -> list[str]:
+    view = View(page="knobs")
+    lines = knobs_page.draw(FrameBuilder(history).build(view, 80, 20, 20), width, 30)
+    return ["".join(text for text, _ in line) for line in lines]
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_a_freeze_that_no_p99_shows_is_in_the_longest_itl_at_any_width(width: int) -> None:
+    """One late token in thousands: ranks alone would make such a change look harmless."""
+    steps = simulate(seed=5, num_steps=400)
+    history, late_ns = History(), 0
+    for sequence, message in steps:
+        if isinstance(message, StepRecord) and message.step >= 300:
+            late_ns = 700_000_000
+        if isinstance(message, StepRecord) and late_ns:
+            message = msgspec.structs.replace(
+                message,
+                schedule_start_ns=message.schedule_start_ns + late_ns * (message.step > 300),
+                schedule_end_ns=message.schedule_end_ns + late_ns * (message.step > 300),
+                launch_ns=message.launch_ns + late_ns * (message.step > 300),
+                tokens_ns=message.tokens_ns + late_ns,
+            )
+        history.append(sequence * 2, message)
+        if isinstance(message, StepRecord) and message.step == 290:
+            history.append(sequence * 2 + 1, change_at(message.tokens_ns, 1))
+    rows = drawn(history, width)
+    (heading,) = [row for row in rows if "ITL max" in row]
+    (listed,) = [row for row in rows if "anna" in row and "→" in row and "by anna" not in row]
+    end = heading.index("ITL max") + len("ITL max")
+    after = re.search(r"→(\d+)!$", listed[:end])
+    assert after is not None, listed
+    assert int(after[1]) >= 700
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_all_knobs_of_a_change_are_named_and_who_made_it_is_not_cut(
+    history: History, width: int
+) -> None:
+    old: dict[str, KnobValue] = {"max_num_batched_tokens": 256, "enable_chunked_prefill": True}
+    new: dict[str, KnobValue] = {"max_num_batched_tokens": 8192, "enable_chunked_prefill": False}
+    time_ns = history.state.time_ns
+    change = KnobsChanged(
+        version=1, effective_step=200, who="bob (root@vm)", old=old, new=new, time_ns=time_ns
+    )
+    history.append((history.last_sequence or 0) + 1, change)
+    rows = drawn(history, width)
+    (listed,) = [row for row in rows if "on→off" in row]
+    assert re.search(r" (budget|max_num_batched_tokens) 256→8192, ", listed)
+    assert re.search(r" bob  ", listed)
+    assert "…" not in listed
+    (last,) = [row for row in rows if "enable_chunked_prefill" in row and "on→off" not in row]
+    assert re.search(r"\d\d:\d\d:\d\d by bob", last)
+    assert "…" not in last.partition(" by bob")[2][:20]
+
+
+def test_changes_that_have_no_room_are_counted_and_no_field_is_cut() -> None:
+    old: dict[str, KnobValue] = {"max_num_batched_tokens": 256, "batching": "chunked"}
+    new: dict[str, KnobValue] = {"max_num_batched_tokens": 512, "batching": "static"}
+    full = "max_num_batched_tokens 256→512, batching chunked→static"
+    short = "budget 256→512, batching chunked→static"
+    assert changes_text(old, new) == changes_text(old, new, len(full)) == full
+    assert changes_text(old, new, len(full) - 1) == short
+    assert changes_text(old, new, len(short)) == short
+    assert changes_text(old, new, len(short) - 1) == "budget 256→512, +1 more"
+
+
+def test_at_80_columns_a_change_from_before_memory_says_so_in_whole_words(
+    history: History,
+) -> None:
+    fresh = History()
+    fresh.begin(history.state_at(history.last_step or 0), 0)
+    entry = Audited(
+        number=1,
+        command="SetKnobs",
+        who="anna",
+        time_ns=1,
+        effective_step=1,
+        version=1,
+        old={"max_num_seqs": 8},
+        new={"max_num_seqs": 7},
+    )
+    fresh.append(1, entry)
+    (listed,) = [row for row in drawn(fresh, 80) if "8→7" in row]
+    assert listed.rstrip(" │").endswith("too long ago")
+    (listed,) = [row for row in drawn(fresh, 120) if "8→7" in row]
+    assert listed.rstrip(" │").endswith("made before what is in memory")

@@ -222,7 +222,7 @@ async def test_a_pause_that_somebody_was_quicker_with_is_told_and_not_undone(
             assert other.snapshot().state == "paused"
             await press(app, "6")
             await until(lambda: "audit (2)" in main_text(app), "the audit is not shown")
-            assert "paused the engine: state running→paused" in main_text(app)
+            assert "paused the engine" in main_text(app)
             assert "pause refused: somebody was quicker" in main_text(app)
             other.ask(Resume(who="anna"))
     app.close()
@@ -444,7 +444,7 @@ async def test_a_dashboard_that_comes_later_shows_who_changed_the_knobs_before(
         await until(lambda: "audit (2)" in main_text(app), "the changes are not shown")
         lines = main_text(app).splitlines()
         assert any("anna" in line and "max_num_batched_tokens 512→256" in line for line in lines)
-        assert any("256         2048" in line and "by anna, from" in line for line in lines)
+        assert any("256         2048" in line and "by anna" in line for line in lines)
         assert "earlier: stepscope audit" not in main_text(app)
         with ControlClient(source.endpoint) as client:
             for number in range(30):

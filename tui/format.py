@@ -66,6 +66,14 @@ def first_fitting(forms: Sequence[str], room: int) -> str:
     return next((form for form in forms if len(form) <= room), forms[-1])
 
 
+def whole_words(text: str, room: int) -> str:
+    """As many words as fit, and a sign that there were more."""
+    if len(text) <= room:
+        return text
+    words = text[:room].rpartition(" ")[0].rstrip(" ,;:(")
+    return f"{words}…" if words else ""
+
+
 def three_digits(value: float) -> str:
     """Three significant digits, more where the number has more before its point."""
     decimals = 0 if value >= 100 else 1 if value >= 10 else 2

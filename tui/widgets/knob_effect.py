@@ -4,9 +4,18 @@ from typing import NamedTuple, TypeAlias
 
 from stepscope.engine.wire import KnobsChanged
 from stepscope.recordings.history import History
-from stepscope.recordings.latency import LatencyReport
+from stepscope.recordings.latency import LatencyKind, LatencyReport
 
 EFFECT_S = 10.0  # before and after a change, or to the next one
+
+# One token of several hundred is beyond a p99: only the longest wait tells of a freeze.
+FIGURES: tuple[tuple[LatencyKind, str], ...] = (
+    ("itl", "p50"),
+    ("itl", "p99"),
+    ("itl", "max"),
+    ("ttft", "p50"),
+    ("ttft", "p99"),
+)
 
 BeforeAfter: TypeAlias = tuple[float | None, float | None]
 
@@ -15,12 +24,14 @@ class Effect(NamedTuple):
     """Before a change, and after it.
 
     Attributes:
-        figures: p50 and p99 of ITL, then of TTFT, in ms.
+        figures: of each of `FIGURES`, in ms.
         missing: why some of them are unknown, in words; empty where all are known.
+        gist: the same in two or three words.
     """
 
     figures: list[BeforeAfter]
     missing: str
+    gist: str
 
     @property
     def is_blank(self) -> bool:
@@ -31,7 +42,8 @@ def effect_of(history: History, change: KnobsChanged, now_ns: int) -> Effect:
     """What is known of it as of `now_ns`."""
     changes = history.knob_changes
     if change not in changes:
-        return Effect([(None, None)] * 4, "made before what is in memory")
+        nothing: list[BeforeAfter] = [(None, None)] * len(FIGURES)
+        return Effect(nothing, "made before what is in memory", "too long ago")
     at = changes.index(change)
     earlier = changes[at - 1].time_ns if at else 0
     later = changes[at + 1].time_ns if at + 1 < len(changes) else None
@@ -46,17 +58,21 @@ def effect_of(history: History, change: KnobsChanged, now_ns: int) -> Effect:
     after = history.latency(end_ns, (end_ns - change.time_ns) / 1e9, 1)
     since = "before" if at == 0 or earlier < begin_ns else "after the change before"
     missing = [_missing(before, since), _missing(after, until)]
+    gist = "unknown"
     if begin_ns < history.kept_from_ns and not before.step.num_samples:
         missing[0] = "before not in memory"
     elif all(not report.step.num_samples for report in (before, after)):
-        missing = [f"nothing ran {since}, nor {until}"]
+        missing, gist = [f"nothing ran {since}, nor {until}"], "nothing ran"
     return Effect(
         [
-            (getattr(getattr(before, kind), rank), getattr(getattr(after, kind), rank))
-            for kind in ("itl", "ttft")
-            for rank in ("p50_ms", "p99_ms")
+            (
+                getattr(getattr(before, kind), f"{rank}_ms"),
+                getattr(getattr(after, kind), f"{rank}_ms"),
+            )
+            for kind, rank in FIGURES
         ],
         ", ".join(each for each in missing if each),
+        gist,
     )
 
 

@@ -1,6 +1,7 @@
 """The knobs as they are at the cursor, and who changed one last."""
 
 from stepscope.engine.wire import KnobSpec
+from stepscope.recordings.audit_text import shorter_who
 from stepscope.recordings.knob_text import value_text
 from stepscope.recordings.knob_trail import known_changes
 from stepscope.tui import format as fmt
@@ -8,10 +9,17 @@ from stepscope.tui.frame import Frame
 from stepscope.tui.widgets.lines import Line, Run, clean, framed, spot
 
 
-def bounds_text(spec: KnobSpec) -> str:
-    """What may be entered."""
+def bounds_text(spec: KnobSpec, room: int | None = None) -> str:
+    """What may be entered; of choices as many as have room, and how many more there are."""
     if spec.kind == "choice":
-        return " | ".join(spec.choices)
+        text = " | ".join(spec.choices)
+        for num_shown in range(len(spec.choices) - 1, 0, -1):
+            if room is None or len(text) <= room:
+                return text
+            shown = [*spec.choices[:num_shown], f"+{len(spec.choices) - num_shown} more"]
+            text = " | ".join(shown)
+        fits = room is None or len(text) <= room
+        return text if fits else f"{len(spec.choices)} choices"
     if spec.kind == "bool":
         return "on | off"
     low = "" if spec.low is None else f"{spec.low:g}"
@@ -32,7 +40,7 @@ def draw(frame: Frame, width: int, height: int, pending: str, editable: bool) ->
     for name in dict.fromkeys([*specs, *state.knobs]):
         spec, value = specs.get(name), state.knobs.get(name)
         changed = spec is not None and value is not None and value != spec.default
-        bounds = "" if spec is None else bounds_text(spec)
+        bounds = "" if spec is None else bounds_text(spec, width - 46)
         body.append(
             (
                 spot("knob", name),
@@ -50,7 +58,7 @@ def draw(frame: Frame, width: int, height: int, pending: str, editable: bool) ->
     if earlier:
         last = earlier[-1]
         when = fmt.clock(frame.history.wall_ns(last.time_ns))
-        footer.append((f"  last: {when} by {clean(last.who, 12)}", "muted"))
+        footer.append((f"  last: {when} by {clean(shorter_who(last.who, 12), 12)}", "muted"))
     title: Line = (
         ("knobs", "title"),
         (f" ({frame.key('knobs')} to edit)" if editable else "", "muted"),

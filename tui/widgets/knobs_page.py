@@ -1,34 +1,23 @@
 """Knobs: what they are, what they may be, who changed them, and what the latencies did after it."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from stepscope.engine.commands import SetKnobs
-from stepscope.engine.wire import Audited, KnobsChanged, KnobSpec
-from stepscope.recordings.audit_text import change_text, who_text
+from stepscope.engine.wire import KnobsChanged, KnobSpec
+from stepscope.recordings.audit_text import shorter_who
 from stepscope.recordings.knob_text import value_text
 from stepscope.recordings.knob_trail import known_changes
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
-from stepscope.tui.widgets.knob_effect import EFFECT_S, effect_of
+from stepscope.tui.widgets import audit_rows
+from stepscope.tui.widgets.audit_rows import Entry
+from stepscope.tui.widgets.knob_effect import EFFECT_S
 from stepscope.tui.widgets.knob_panel import bounds_text
 from stepscope.tui.widgets.lines import Line, clean, framed
-from stepscope.tui.widgets.panels import Cell, Column, Rows, Target, table
+from stepscope.tui.widgets.panels import Cell, Column, Rows, Target, room_of_last, table
 
-_WHO_WIDTH = 12
-
-
-def _log_columns(width: int) -> tuple[Column, ...]:
-    return (
-        Column("step", 9, True),
-        Column("at", 8),
-        Column("by", _WHO_WIDTH),
-        Column("change", max(20, min(90, width - 77 - _WHO_WIDTH))),
-        Column("ITL p50", 12, True),
-        Column("ITL p99", 12, True),
-        Column("TTFT p50", 12, True),
-        Column("TTFT p99", 12, True),
-    )
+_BOUNDS, _LAST, _HELP = " may be", "last changed", "what it does"
 
 
 def targets(frame: Frame) -> list[Target]:
@@ -60,9 +49,11 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     said = "" if frame.is_replay else f"{keys[0]} changes one, {keys[1]} takes your last one back"
     hint: Line = ((said, "muted"),)
     chosen = row if row < len(names) else None
+    columns = _knob_columns(width)
+    rooms = {each.name: each.width or room_of_last(columns, width - 2) for each in columns}
     body = table(
-        _knob_columns(width),
-        [_knob(frame, name, specs.get(name), past) for name in names],
+        columns,
+        [_knob(frame, name, specs.get(name), past, rooms) for name in names],
         width - 2,
         body_height - 3,
         chosen,
@@ -73,21 +64,21 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     about = "" if chosen is None else _about(specs.get(names[chosen]))
     if selected is not None:
         at = min(selected, len(entries) - 1)
-        about = _told(entries[at])
-        if at >= len(ahead):
-            about += _missing(frame, entries[at])
+        about = audit_rows.about(frame, entries[at], width - 4, is_ahead=at < len(ahead))
     body = [*body[: body_height - 3], ((f" {clean(about, width - 4)}", "muted"),)]
     lines = framed(body, width, body_height, title, hint)
     rest = height - body_height
 
     def listed(at: int) -> list[Cell]:
         if at < len(ahead):
-            return _coming(frame, ahead[at])
+            return audit_rows.coming(frame, *ahead[at], width - 2)
         entry = trail[at - len(ahead)]
-        return _change(frame, entry) if isinstance(entry, KnobsChanged) else _audited(frame, entry)
+        if isinstance(entry, KnobsChanged):
+            return audit_rows.change(frame, entry, width - 2)
+        return audit_rows.audited(frame, entry)
 
     log = table(
-        _log_columns(width),
+        audit_rows.columns(width - 2),
         Rows(len(entries), listed),
         width - 2,
         rest - 2,
@@ -129,35 +120,48 @@ def _knob_columns(width: int) -> tuple[Column, ...]:
         Column("knob", 28),
         Column("value", 12, True),
         Column("default", 12, True),
-        Column(" may be", 20 if width < 110 else 34 if width < 150 else 52),
     )
+    if width < 100:  # the chosen line has what it may be
+        return (*columns, Column(_LAST, 0))
+    bounds = Column(_BOUNDS, 20 if width < 110 else 34 if width < 150 else 52)
     if width < 150:
-        return (*columns, Column("last changed", 0))
-    return (*columns, Column("last changed", 36), Column("what it does", 0))
+        return (*columns, bounds, Column(_LAST, 0))
+    return (*columns, bounds, Column(_LAST, 36), Column(_HELP, 0))
 
 
 def _knob(
-    frame: Frame, name: str, spec: KnobSpec | None, past: Sequence[KnobsChanged]
+    frame: Frame,
+    name: str,
+    spec: KnobSpec | None,
+    past: Sequence[KnobsChanged],
+    rooms: Mapping[str, int],
 ) -> list[Cell]:
+    """One line; `rooms` are the cells of each column."""
     value = frame.state.knobs.get(name)
     differs = spec is not None and value is not None and value != spec.default
+    texts = {
+        _BOUNDS: "" if spec is None else f" {bounds_text(spec, rooms.get(_BOUNDS, 0) - 1)}",
+        _LAST: _last(frame, name, past, rooms[_LAST]),
+        _HELP: "" if spec is None else fmt.whole_words(spec.help, rooms.get(_HELP, 0)),
+    }
     return [
         ("◆" if differs else " ", "mark"),
         (name, "strong"),
         (value_text(value), "mark" if differs else "text"),
         ("—" if spec is None else value_text(spec.default), "muted"),
-        ("" if spec is None else f" {bounds_text(spec)}", "muted"),
-        (_last(frame, name, past), "muted"),
-        ("" if spec is None else spec.help, "muted"),
+        *((text, "muted") for column, text in texts.items() if column in rooms),
     ]
 
 
-def _last(frame: Frame, name: str, past: Sequence[KnobsChanged]) -> str:
+def _last(frame: Frame, name: str, past: Sequence[KnobsChanged], room: int) -> str:
     """Who changed it last; blank where nobody is known to have."""
     for change in past:
         if name in change.new:
             when = fmt.clock(frame.history.wall_ns(change.time_ns))
-            return f"{when} by {change.who}, from step {change.effective_step:,}"
+            step = f", from step {change.effective_step:,}"
+            who = f" by {shorter_who(change.who, 0)}"
+            full, short, minute = f"{when} by {change.who}", when + who, when[:-3] + who
+            return fmt.first_fitting((full + step, short + step, full, short, minute, when), room)
     return ""
 
 
@@ -169,17 +173,15 @@ def _about(spec: KnobSpec | None) -> str:
 
 # The audit trail: changes of knobs with what came of them, and whatever else somebody did
 
-_Entry: TypeAlias = KnobsChanged | Audited
-
 
 class _Ahead(NamedTuple):
     """What lies ahead in a replayed file, and where."""
 
     step: int
-    entry: _Entry
+    entry: Entry
 
 
-def _trail(frame: Frame, past: Sequence[KnobsChanged]) -> list[_Entry]:
+def _trail(frame: Frame, past: Sequence[KnobsChanged]) -> list[Entry]:
     """Up to the cursor, the newest first."""
     others = [
         entry for entry in frame.state.audit if entry.code or entry.command != SetKnobs.__name__
@@ -193,25 +195,11 @@ def _is_longer(frame: Frame) -> bool:
     return bool(audit) and audit[0].number > 1
 
 
-def _step(frame: Frame, entry: _Entry) -> int | None:
+def _step(frame: Frame, entry: Entry) -> int | None:
     """Where it is shown; for what was refused, the step it was asked in."""
     if entry.effective_step is not None:
         return entry.effective_step
     return frame.history.step_at(entry.time_ns)
-
-
-def _told(entry: _Entry) -> str:
-    return _what(entry) if isinstance(entry, KnobsChanged) else change_text(entry)
-
-
-def _audited(frame: Frame, entry: Audited) -> list[Cell]:
-    style = "breach" if entry.code else "text"
-    return [
-        ("refused" if entry.code else f"{entry.effective_step or 0:,}", style),
-        (fmt.clock(frame.history.wall_ns(entry.time_ns)), "muted"),
-        (clean(who_text(entry), _WHO_WIDTH), "text"),
-        (change_text(entry), style),
-    ]
 
 
 def _num_ahead(frame: Frame, ahead: Sequence[_Ahead]) -> str:
@@ -257,49 +245,3 @@ def _ahead(frame: Frame, known: Sequence[KnobsChanged]) -> list[_Ahead]:
     both = [_Ahead(change.effective_step, change) for change in known]
     both += [_Ahead(*each) for each in told]
     return sorted([each for each in both if each.step > cursor], key=lambda each: -each.step)
-
-
-def _what(change: KnobsChanged) -> str:
-    return ", ".join(
-        f"{name} {value_text(change.old.get(name))}→{value_text(value)}"
-        for name, value in change.new.items()
-    )
-
-
-def _change(frame: Frame, change: KnobsChanged) -> list[Cell]:
-    cells: list[Cell] = [
-        (f"{change.effective_step:,}", "text"),
-        (fmt.clock(frame.history.wall_ns(change.time_ns)), "muted"),
-        (clean(change.who, _WHO_WIDTH), "text"),
-        (_what(change), "mark"),
-    ]
-    slo = frame.history.slo
-    effect = effect_of(frame.history, change, frame.state.time_ns)
-    if effect.is_blank:
-        return [*cells, (f"  {effect.missing}", "muted")]
-    bounds = (slo.itl_ms, slo.itl_ms, slo.ttft_ms, slo.ttft_ms)
-    for (before, after), bound in zip(effect.figures, bounds, strict=True):
-        late = after is not None and after > bound
-        text = f"{fmt.milliseconds(before)}→{fmt.milliseconds(after)}{'!' if late else ' '}"
-        cells.append((text, "breach" if late else "text"))
-    return cells
-
-
-def _missing(frame: Frame, entry: _Entry) -> str:
-    """Why latencies before or after a change of knobs are not known, to follow what was changed."""
-    if not isinstance(entry, KnobsChanged):
-        return ""
-    missing = effect_of(frame.history, entry, frame.state.time_ns).missing
-    return missing and f"; {missing}"
-
-
-def _coming(frame: Frame, ahead: _Ahead) -> list[Cell]:
-    """What it did to the latencies is not known before it is played."""
-    step, entry = ahead
-    who = entry.who if isinstance(entry, KnobsChanged) else who_text(entry)
-    return [
-        (f"{step:,}", "muted"),
-        (fmt.clock(frame.history.wall_ns(entry.time_ns)), "muted"),
-        (clean(who, _WHO_WIDTH), "muted"),
-        (f"ahead: {_told(entry)}", "muted"),
-    ]

@@ -1,8 +1,9 @@
 """What is new in the step at the cursor: knobs, and how it differs from the step before."""
 
 from stepscope.engine.wire import StepRecord
+from stepscope.recordings.audit_text import shorter_who
 from stepscope.recordings.columns import StepSummary
-from stepscope.recordings.knob_text import value_text
+from stepscope.recordings.knob_text import changes_text
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.widgets.lines import Field, Line, Run, clean, length_of, whole
@@ -18,11 +19,8 @@ def draw(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -> 
         lines.append(((" ? ", "caution"), ("records before this step are missing", "text")))
     for change in history.knob_changes:
         if change.effective_step == record.step:
-            what = ", ".join(
-                f"{name} {value_text(change.old.get(name))}→{value_text(value)}"
-                for name, value in change.new.items()
-            )
-            who: Line = ((f" by {clean(change.who, 16)}", "text"),)
+            what = changes_text(change.old, change.new, width - 3)
+            who: Line = ((f" by {clean(shorter_who(change.who, 16), 16)}", "text"),)
             changed: Line = ((" ◆ ", "mark"), (clean(what, width - 3), "text"))
             lines.append(whole((Field(0, changed), Field(1, who)), width))
     if before is None:
