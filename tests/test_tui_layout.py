@@ -1,6 +1,7 @@
 """The dashboard has a picture for every terminal size, and never fails at any."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,6 +89,33 @@ async def test_below_80x20_there_is_a_notice_and_no_failure(
         wanted = (f"stepscope wants 80x20, has {has}", f"wants 80x20, has {has}", "wants 80x20")
         whole = next((text for text in (*wanted, "80x20") if len(text) <= size[0]), "!")
         assert any(line.strip() == whole for line in lines), lines
+
+
+async def test_on_a_screen_too_small_to_draw_nothing_is_done_that_nobody_sees(
+    still_source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = dashboard(still_source())
+    async with app.run_test(size=(40, 10)) as pilot:
+        view = app.main.view
+        before = view.page, view.live, view.cursor, view.right, view.row
+        for key in ("w", "S", "D", "M", "g", "5", "left", "space", "enter", "ctrl+p"):
+            await pilot.press(key)
+            assert app.screen is app.main, key
+            assert (view.page, view.live, view.cursor, view.right, view.row) == before, key
+            assert " wants a larger screen" in "\n".join(screen_text(app)), key
+        assert list(tmp_path.iterdir()) == []
+        await pilot.press("question_mark")
+        assert app.screen is not app.main
+        await pilot.press("escape")
+        await pilot.resize_terminal(120, 40)
+        await pilot.pause()
+        await pilot.press("5")
+        assert view.page == "latency"
+        await pilot.resize_terminal(40, 10)
+        await pilot.pause()
+        await pilot.press("q")
+    assert not app.is_running
 
 
 async def test_the_picture_follows_the_terminal(still_source: Callable[..., Any]) -> None:

@@ -43,9 +43,9 @@ class Notices:
         """Once what is said now has been there to be read: nobody has asked for it."""
         self._later.append((text, tone))
 
-    def refuse(self, text: str) -> None:
+    def refuse(self, text: str, shorter: Sequence[str] = ()) -> None:
         """Why a key does nothing: only of interest right after it, on the screen it was for."""
-        self.say(text, "caution")
+        self.say(text, "caution", shorter)
         self._until_s = self._clock() + _REFUSAL_SHOWN_S
         self._is_of_place = True
 

@@ -81,6 +81,11 @@ class Canvas:
         self._logged: set[str] = set()
 
     @property
+    def is_too_small(self) -> bool:
+        """Nothing can be drawn but that."""
+        return "too_small" in self.places
+
+    @property
     def failure(self) -> str | None:
         """Why a view that should be there is not, in one line."""
         return next(iter(self._broken.values()), None)
@@ -140,7 +145,7 @@ class Canvas:
             following: the picture moves by itself.
         """
         width = self.size.width
-        if "too_small" in self.places:
+        if self.is_too_small:
             room = max(1, self.size.height - 2)
             if self.page == "fleet":
                 said = fleet_page.small(frame, width, room)
@@ -198,7 +203,7 @@ class Canvas:
 
     def notice(self, line: Line) -> None:
         """What the operator is told; on a screen too small for anything else, too."""
-        if "too_small" in self.places:
+        if self.is_too_small:
             self.widgets["too_small"].put([*self._small, line])
         else:
             self.widgets["notice"].put([line])

@@ -33,6 +33,9 @@ log = logging.getLogger("stepscope.tui")
 DEFAULT_FPS, SSH_FPS = 10.0, 5.0
 MIN_FPS, MAX_FPS = 1.0, 60.0
 
+# What may be done on a screen too small for a picture: of anything else nobody would see a thing.
+_UNSEEN = frozenset({"help", "redraw", "suspend", "quit"})
+
 
 class MainScreen(Screen[None]):
     """Changes the `View` as keys and mouse say, and draws what there is to see.
@@ -262,6 +265,12 @@ class MainScreen(Screen[None]):
         action = abilities.action(action_id)
         if not abilities.allows(action):
             return
+        if self.canvas.is_too_small and action_id not in _UNSEEN:
+            help_key, quit_key = self._key("help"), self._key("quit")
+            said = f"{action.key} wants a larger screen"
+            self.notices.refuse(f"{said} ({help_key} and {quit_key} work)", (said,))
+            self.draw_next()
+            return
         self.session.switches.seen(None if self.view.page == "fleet" else self.session.source)
         if self.view.page in action.pages:
             with self.failures.shown(action.label):
@@ -298,6 +307,8 @@ class MainScreen(Screen[None]):
         self._scroll(1, event.shift)
 
     def _scroll(self, direction: int, through_time: bool) -> None:
+        if self.canvas.is_too_small:
+            return
         with self.failures.shown("the wheel"):
             mouse.scroll(self, direction, through_time)
         self.draw()
