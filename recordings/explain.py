@@ -51,6 +51,7 @@ class Explainer:
             paused the engine meanwhile. None: as `state` or the first snapshot tells.
         with_begun: leave out none.
         usual: how long steps usually take, to tell those that were held up; None: nobody knows.
+        after_held: the last step of `state` was held up.
         learns: takes how long each step took, after it was judged; it may be `usual` itself.
     """
 
@@ -64,6 +65,7 @@ class Explainer:
         since_ns: int | None = None,
         with_begun: bool = False,
         usual: Usual | None = None,
+        after_held: bool = False,
         learns: Usual | None = None,
     ) -> None:
         self._usual = usual
@@ -90,6 +92,7 @@ class Explainer:
             self._waiters.cover_pauses(self._pauses, state.time_ns, state.step)
             self._needs_snapshot = False
             self._had_work = state.num_running + state.num_waiting > 0
+            self._was_held = after_held
 
     def _begin(self) -> None:
         self._engine_id = None
@@ -101,6 +104,7 @@ class Explainer:
         self._is_lost = False
         self._needs_snapshot = True
         self._had_work = False  # when it was last told
+        self._was_held = False  # the last step
 
     def take(self, message: Telemetry, lost: bool = False) -> None:
         """The next message; `lost` says that some before it are missing."""
@@ -170,6 +174,7 @@ class Explainer:
                 waiters.take(event, start_ns, between, record.step)
         prefills = prefills_of(record)
         held = self._held(record, prefills, end_ns - start_ns)
+        self._was_held = held is not None
         span = span_of(record, held, start_ns, end_ns)
         if record.batch is not None:
             self._take_rows(span, between, prefills)
@@ -187,7 +192,9 @@ class Explainer:
         work = work_of(record, prefills)
         if work is None:
             return None
-        held = None if self._usual is None else self._usual.held(work, ns)
+        held = None
+        if self._usual is not None:
+            held = self._usual.held(work, ns, after_held=self._was_held)
         if self._learns is not None:
             self._learns.add(work, ns)
         return held

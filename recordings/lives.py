@@ -282,8 +282,15 @@ class LifeKeeper:
     def _explainer(
         self, itl_bound_ns: float, ttft_bound_ns: float, only: int | None, state: SessionState
     ) -> Explainer:
-        usual = self._usual.usual
-        return Explainer(itl_bound_ns, ttft_bound_ns, only, state, with_begun=True, usual=usual)
+        return Explainer(
+            itl_bound_ns,
+            ttft_bound_ns,
+            only,
+            state,
+            with_begun=True,
+            usual=self._usual.usual,
+            after_held=self._usual.was_held(self._timeline.columns, state.step),
+        )
 
     def _state_before(self, time_ns: int, earliest: int = -1) -> tuple[SessionState, int] | None:
         """What was known at the last step before a time, and the number of the message after it.

@@ -16,6 +16,7 @@ from stepscope.recordings.latency import percentiles
 
 # What is alike differs by a factor of two at most; the rest is room for noise.
 HELD_UP = 3.0  # a step that takes so many times as long as usual is not of its work
+STILL_HELD_UP = 2.0  # likewise right after one that was: what slows a machine lasts for some steps
 MIN_STEPS = 8  # of as much work, else nobody knows what is usual
 _MAX_STEPS = 16_384  # of those in memory, evenly spread: more would say the same
 _REACH = 2  # how many doublings larger what is looked at may be, where alike steps are few
@@ -123,9 +124,13 @@ class Usual:
         """
         return self._ns(_class_of(work))
 
-    def held(self, work: Work, ns: int) -> Held | None:
-        """By what a step that took so long was held up; None where it was not, or nobody knows."""
-        return self._held(_class_of(work), ns)
+    def held(self, work: Work, ns: int, *, after_held: bool = False) -> Held | None:
+        """By what a step that took so long was held up; None where it was not, or nobody knows.
+
+        Args:
+            after_held: the step before it was held up.
+        """
+        return self._held(_class_of(work), ns, STILL_HELD_UP if after_held else HELD_UP)
 
     @property
     def has_held(self) -> bool:
@@ -144,9 +149,9 @@ class Usual:
                 return False
         return True
 
-    def _held(self, kind: _Class, ns: int) -> Held | None:
+    def _held(self, kind: _Class, ns: int, times: float = HELD_UP) -> Held | None:
         usual_ns = self._ns(kind)
-        if not usual_ns or ns < HELD_UP * usual_ns:
+        if not usual_ns or ns < times * usual_ns:
             return None
         return Held(ns, usual_ns)
 
@@ -195,16 +200,17 @@ def steps_in(columns: StepColumns, stride: int = 1) -> Iterator[tuple[Work, int]
     """
     told = [columns.column(name)[1::stride] for name in _COLUMNS]
     told.append(columns.tokens_ns[:-1:stride])
-    return (
-        (
-            Work(prefill + decode + max(0, padded), attended, max(0, used)),
-            max(0, end_ns - max(start_ns, before_ns)),
-        )
-        for prefill, attended, decode, padded, used, start_ns, end_ns, before_ns in zip(
-            *told, strict=True
-        )
-        if attended >= 0
-    )
+    steps = (_told(values) for values in zip(*told, strict=True))
+    return (step for step in steps if step is not None)
+
+
+def _told(values: Sequence[int]) -> tuple[Work, int] | None:
+    """Work and duration of a step: `values` are `_COLUMNS` of it, and the end of the one before."""
+    prefill, attended, decode, padded, used, start_ns, end_ns, before_ns = values
+    if attended < 0:
+        return None
+    work = Work(prefill + decode + max(0, padded), attended, max(0, used))
+    return work, max(0, end_ns - max(start_ns, before_ns))
 
 
 class UsualOfFile:
@@ -254,6 +260,19 @@ class UsualAtHand:
             usual.add(work, ns)
         self.usual = usual
         return True
+
+    def was_held(self, columns: StepColumns, step: int) -> bool:
+        """Whether a step was held up, as who has read all steps in memory up to it knows."""
+        with self._lock:
+            columns_of_steps = [columns.column(name) for name in _COLUMNS]
+            for at in range(columns.index(step) or 0, 0, -1):
+                values = [column[at] for column in columns_of_steps]
+                told = _told([*values, columns.tokens_ns[at - 1]])
+                if told is None or self.usual.held(*told, after_held=True) is None:
+                    return False
+                if self.usual.held(*told):
+                    return True
+        return False
 
     def _is_due(self, num_steps: int, last: int) -> bool:
         interval = min(max(self._num_steps // 2, MIN_STEPS), _MAX_STEPS)

@@ -255,6 +255,10 @@ def test_what_is_usual_for_rare_work_is_told_by_steps_of_more_work_never_of_less
     held = usual.held(work, 500 * MS)
     assert held is not None
     assert held.excess_ns == pytest.approx(450 * MS, rel=0.01)
+    still = usual.held(work, 140 * MS, after_held=True)
+    assert still is not None
+    assert still.excess_ns == pytest.approx(90 * MS, rel=0.01)
+    assert usual.held(work, 95 * MS, after_held=True) is None
     assert not usual.has_held
     usual.add(work, 500 * MS)
     assert usual.has_held

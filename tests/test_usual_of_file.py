@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.engine.config import Knobs
+from stepscope.engine.step import ScheduledStep
 from stepscope.engine.wire import StepRecord, Telemetry
 from stepscope.recordings import recording_file
 from stepscope.recordings.causes import Late
@@ -175,3 +176,35 @@ def test_it_is_handed_over_whenever_twice_as_much_is_known_and_at_the_end(
     assert len(numbers) > 2
     assert all(after >= 2 * before for before, after in pairwise(numbers[:-1]))
     assert numbers[-1] == 900
+
+
+SLOW = {600: 4.0, 601: 2.5, 602: 2.6, 603: 2.4, 604: 1.5, 605: 2.5}
+
+
+class SlowForAWhile(NoisyCost):
+    """Some steps in a row take so many times as long."""
+
+    def duration_ns(self, step: ScheduledStep) -> int:
+        return round(super().duration_ns(step) * SLOW.get(step.step, 1.0))
+
+
+def test_a_slow_stretch_is_told_as_one_and_each_wait_in_it_as_explain_does() -> None:
+    messages = session(SlowForAWhile(noise=0.02), knobs=MIXED)
+    usual = Usual()
+    learning = Explainer(math.inf, math.inf, learns=usual)
+    telling = Explainer(-1, -1, usual=usual)
+    history = History(LATE)
+    for _, message in messages:
+        learning.take(message)
+    for sequence, message in messages:
+        telling.take(message)
+        history.append(sequence, message)
+    history.know_usual(usual)
+    held = {piece.step for piece in held_pieces(w for w in telling.late if w.token_idx)}
+    assert held == {600, 601, 602, 603}  # what is as slow later is not of this stretch
+    waits = [late for late in telling.late if 598 <= late.step <= 606]
+    assert len(waits) > 10
+    for late in waits:
+        told = history.wait(late.step, late.request_id)
+        assert told is not None
+        assert told.pieces == late.pieces
