@@ -4,6 +4,7 @@ import math
 import threading
 import time
 from bisect import bisect_left, bisect_right
+from collections.abc import Collection
 from typing import NamedTuple
 
 from stepscope.recordings.events import SessionEvent, breach_event
@@ -110,7 +111,9 @@ class Windows:
                     return Stalls([self._breach(late, kind) for late in steps], number)
             return Stalls([], 0)
 
-    def late_events(self, step: int | None, limit: int) -> list[SessionEvent]:
+    def late_events(
+        self, step: int | None, limit: int, kinds: Collection[str] = ("ITL", "TTFT")
+    ) -> list[SessionEvent]:
         """The last late tokens up to `step` (None: all), oldest first; one a second of each kind.
 
         It is the one with the longest wait; of the second that is under way, so far.
@@ -119,9 +122,7 @@ class Windows:
         with self._lock:
             self._scan_some()
             last = [
-                (late, kind)
-                for kind, seconds in self._seconds.items()
-                for late in seconds.last(step, limit)
+                (late, kind) for kind in kinds for late in self._seconds[kind].last(step, limit)
             ]
             last.sort()  # of a step ITL comes before TTFT
             return [self._late_event(*each) for each in last[max(0, len(last) - limit) :]]

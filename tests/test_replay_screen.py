@@ -27,6 +27,7 @@ from stepscope.tui.widgets import (
 )
 
 WIDTH, GUTTER = 140, 14
+EXTENT = 0, 399
 
 
 def screen(history: History, step: int) -> dict[str, list[str]]:
@@ -46,6 +47,7 @@ def screen(history: History, step: int) -> dict[str, list[str]]:
     for page, drawing in PAGE_VIEWS.items():
         view = View(cursor=step, right=step, page=page)
         frame = FrameBuilder(history, clock=lambda: 0.0).build(view, 0, 0, 8)
+        frame.extent = EXTENT  # a replay knows what comes after
         panels[page] = drawing.draw(frame, WIDTH, 50)
     return {
         name: ["".join(characters for characters, _ in line) for line in lines]

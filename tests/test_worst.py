@@ -82,7 +82,7 @@ async def test_it_leads_to_the_longest_stall_then_to_the_next_and_says_of_each_w
         worst = stalls[0]
         when = clock(history.wall_ns(worst.time_ns))
         assert notice(app) == (
-            f"worst of {len(steps)} stalls: {with_ms(worst.ns / 1e6)} at {when}, "
+            f"worst of {len(steps)} seconds with a stall: {with_ms(worst.ns / 1e6)} at {when}, "
             f"held up {worst.num_tokens} streams (w: the next)"
         )
         for rank, step in ((2, steps[1]), (3, steps[2])):
@@ -104,11 +104,11 @@ async def test_what_it_says_loses_whole_parts_where_it_has_no_room(
         await pilot.press("w")
         said = notice(app)
     assert re.fullmatch(
-        r"worst of 7 seconds with a stall in 41% of the file: 837 ms at [\d:]+"
-        r"(, 12 streams waited so long( \(w: the next\))?)?",
+        r"worst( of 7 seconds with a stall)? in 41% of the file: 837 ms at [\d:]+"
+        r", 12 streams waited so long( \(w: the next\))?",
         said,
     )
-    assert ("12 streams" in said) == (width > 80)
+    assert ("of 7 seconds" in said) == (width > 80)
 
 
 async def test_after_any_other_move_it_begins_with_the_worst_again(source: Any) -> None:
@@ -155,7 +155,7 @@ async def test_after_the_last_it_is_the_worst_again(source: Any) -> None:
         assert notice(app).endswith("(w: the worst again)")
         second = app.main.view.cursor
         await pilot.press("w")
-        assert notice(app).startswith("worst of 2 stalls")
+        assert notice(app).startswith("worst of 2 seconds with a stall")
         assert app.main.view.cursor != second
 
 
@@ -169,7 +169,7 @@ async def test_what_is_late_is_what_the_service_levels_say(source: Any) -> None:
         )
         await pilot.press("w")
         assert app.main.view.cursor == worst.step
-        assert re.search(rf"late first tokens: .+, r{worst.max_ttft_request_id} \(w", notice(app))
+        assert re.search(rf"a late first token: .+, r{worst.max_ttft_request_id} \(w", notice(app))
         await pilot.press("L")
         history.set_slo(SLO(60_000.0, 60_000.0))
         await pilot.press("w")
@@ -204,14 +204,16 @@ async def test_in_a_replay_it_leads_through_what_is_in_memory_until_the_file_is_
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("w")
         assert app.main.frame.cursor == 302
-        assert re.match(r"worst of 7 stalls: 837 ms at .+, held up 12 streams", notice(app))
+        said = r"worst of 7 seconds with a stall: 837 ms at .+, held up 12 streams"
+        assert re.match(said, notice(app))
         await pilot.press("w")
         assert app.main.frame.cursor == 123
         replay.seek(200)
         assert replay.wait()
         await pilot.press("1", "w")
         assert app.main.frame.cursor == 123
-        assert notice(app).startswith("worst of 3 stalls in memory: 832 ms")
+        where = "in memory (the file is still searched)"
+        assert notice(app).startswith(f"worst of 3 seconds with a stall {where}: 832 ms")
         replay.file_waits = searched
         assert searched.search.wait(30)
         app.main.navigator.go(150)
@@ -230,6 +232,24 @@ async def test_in_a_replay_it_leads_through_what_is_in_memory_until_the_file_is_
         replay.history.set_slo(SLO(1e9, 1e9))
         await pilot.press("w")
         assert notice(app).startswith("no token came later than")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+async def test_before_the_file_is_searched_it_does_not_say_that_nothing_came_late(
+    replay: ReplaySource, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched, replay.file_waits = replay.file_waits, FileWaits(SAMPLE)
+    replay.seek(8)
+    assert replay.wait()
+    app = dashboard(replay)
+    async with app.run_test(size=(width, 30)) as pilot:
+        await pilot.press("w")
+        assert "0% of the file searched" in notice(app)
+        assert notice(app).endswith("w again in a moment")
+        assert searched.search.wait(30)
+        replay.file_waits = searched
+        await pilot.press("w")
+        assert app.main.new_frame().cursor == 302
 
 
 async def test_in_a_file_that_is_not_all_searched_it_says_of_how_much_of_it_it_tells(
@@ -348,6 +368,30 @@ async def test_the_longest_breaches_of_all_are_listed_not_those_of_the_newest(
         assert "longest TTFT first (i: newest)" in main_text(app)
         longest = max((b for b in breaches if b.kind == "TTFT"), key=lambda each: each.ns)
         assert targets(app.main.frame)[0].step == longest.step
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_above_the_list_it_says_of_what_it_counts_where_that_is_not_all(
+    replay: ReplaySource, width: int
+) -> None:
+    def said(extent: tuple[int, int], **view: Any) -> str:
+        frame = FrameBuilder(replay.history, extent, lambda: 0.0).build(
+            View(page="latency", **view), 80, 10, 8
+        )
+        return "".join(run for run, _ in breach_list.heading(frame, width - 6))
+
+    replay.history.set_slo(SLO(100.0, 15.0))
+    first, last = replay.history.first_step, replay.history.last_step
+    assert first is not None
+    assert last is not None
+    assert re.fullmatch(r"breaches \([\d,]+ tokens late in \d+ steps\) .*", said((first, last)))
+    cursor = (first + last) // 2
+    assert "steps up to the cursor) " in said((first, last), cursor=cursor)
+    assert re.search(r"late.* in memory\) ", said((first - 1, last)))
+    assert re.search(r"late.* in memory up to the cursor\) ", said((first - 1, last + 1)))
+    longest = said((first - 1, last), cursor=cursor, longest_first=True)
+    assert re.search(r"late.* in memory up to (the cursor|here)\)  longest ITL first", longest)
+    assert len(longest) <= width - 6
 
 
 async def test_the_chosen_breach_stays_chosen_in_the_other_order_and_enter_leads_to_it(

@@ -142,7 +142,7 @@ _ACTIONS: tuple[Action, ...] = (
            "(in memory)", "time"),
     Action("previous_mark", ("apostrophe",), "Mark", "previous mark (the last, from before "
            "the first)", "time"),
-    Action("worst", ("w",), "Worst stall", "the worst stall in memory: what held up streams the "
+    Action("worst", ("w",), "Worst stall", "the worst stall in memory, of each second the "
            "longest; again: the next worst", "time",
            elsewhere=(("replay", "the worst stall of the file, one a second, as far as it was "
                        "searched; again: the next worst"),)),

@@ -221,12 +221,22 @@ class FrameBuilder:
             (frozenset({"finish"}), 0),
         ):
             limit = num_events - len(found) - reserved
-            if limit > 0:
+            if limit <= 0:
+                continue
+            if "slo" in kinds:
+                found += self._late(view.cursor, limit)
+            else:
                 found += self._history.events(view.cursor, limit, kinds)
         found.sort(key=lambda event: event.step)
         self._recent = (when, found)
         self._events_taken = _Taken(self._built_of, self._clock() + _EVENTS_S)
         return found
+
+    def _late(self, cursor: int | None, limit: int) -> list[SessionEvent]:
+        """Where every first token is late, stalls are seen beside them all the same."""
+        windows = self._history.windows
+        found = windows.late_events(cursor, limit - limit // 2, ("ITL",))
+        return found + windows.late_events(cursor, limit - len(found), ("TTFT",))
 
     def _scrub_marks(self) -> list[SessionEvent]:
         file = self._in_file

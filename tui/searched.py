@@ -60,7 +60,7 @@ def nearest(
     """The nearest event after (direction 1) or before (-1) a step, in memory or in the file."""
     in_memory = kinds
     if file is not None and is_searched(history, file):
-        in_memory = kinds - {"slo"}  # those were judged by the levels of when they were read
+        in_memory = kinds - {"slo"}  # of the seconds at its two ends it has a part
     events = [history.next_event(at, direction, in_memory)]
     if file is not None:
         events.append(file.file_events.next(at, direction, kinds))

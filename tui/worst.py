@@ -43,7 +43,8 @@ class WorstStalls:
         of_file = self._is_of_file
         stalls = self._known(of_file)
         if not stalls.longest:
-            self._notices.say_of_place(self._nothing(of_file), "caution")
+            text, *shorter = self._nothing(of_file)
+            self._notices.say_of_place(text, "caution", shorter=shorter)
             return
         place = 0
         shown = self._shown
@@ -77,9 +78,7 @@ class WorstStalls:
         stall, number = stalls.longest[place], stalls.number
         is_itl = stall.kind == "ITL"
         what = "stall" if is_itl else "late first token"
-        whats = what + "s"
-        if of_file:  # of each second the worst is known
-            what, whats = f"second with a {what}", f"seconds with a {what}"
+        what, whats = f"second with a {what}", f"seconds with a {what}"
         rank = f"{'' if not place else _ordinal(place + 1) + ' '}worst"
         if number == 1:
             which, hint = f"the only {what}", ""
@@ -98,30 +97,44 @@ class WorstStalls:
         return [
             f"{which}{where}: {moment}, {who}{hint}",
             f"{which}{where}: {moment}, {who}",
-            f"{which}{where}: {moment}",
-            f"{rank}{where}: {moment}",
+            f"{rank}{where}: {moment}, {who}",
+            f"{rank}: {moment}, {who}",
             f"{rank}: {moment}",
         ]
 
-    def _nothing(self, of_file: bool) -> str:
+    def _nothing(self, of_file: bool) -> list[str]:
+        """That there is nowhere to go, or that nobody knows yet; each time in fewer words."""
         history = self._history()
         frame = self._navigator.frame
         if not history.num_steps:
-            return "there is no step yet"
+            return ["there is no step yet"]
         if frame is not None and not frame.tells_requests:
-            return "the engine does not tell when whose tokens came"
+            return ["the engine does not tell when whose tokens came"]
+        if self._replay is not None and self._is_searching:
+            share = f"{int(100 * self._replay.file_waits.share)}%"
+            again = f"{self._key('worst')} again in a moment"
+            return [
+                f"no late token found yet: {share} of the file searched so far; {again}",
+                f"nothing yet: {share} of the file searched; {again}",
+            ]
         slo, where = history.slo, self._where(of_file)
         levels = f"TTFT {slo.ttft_ms:g} ms, ITL {slo.itl_ms:g} ms"
-        return f"no token{where} came later than {levels} ({self._key('service_levels')})"
+        return [f"no token{where} came later than {levels} ({self._key('service_levels')})"]
 
     def _where(self, of_file: bool) -> str:
         """What was searched, where that is not all there is."""
         if self._replay is None or self._is_all:
             return ""
         if not of_file:
-            return " in memory"
+            return " in memory (the file is still searched)" if self._is_searching else " in memory"
         share = self._replay.file_waits.share
         return "" if share == 1 else f" in {int(100 * share)}% of the file"
+
+    @property
+    def _is_searching(self) -> bool:
+        """What is late in the file will be known, and is not yet."""
+        replay = self._replay
+        return replay is not None and not self._is_all and not replay.file_waits.is_done
 
     @property
     def _is_of_file(self) -> bool:

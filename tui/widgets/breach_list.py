@@ -18,7 +18,7 @@ def listed(frame: Frame) -> list[Breach]:
 def heading(frame: Frame, room: int) -> Line:
     """How many there are, how they are ordered and the key for the other order.
 
-    What is left out first where that is too long: how many of them are shown, then the unit.
+    What is left out first where that is too long: how many of them are shown, the unit, the steps.
     """
     order = (f"  {_order(frame)}", "muted")
     late = frame.history.windows.late(frame.cursor)
@@ -28,12 +28,23 @@ def heading(frame: Frame, room: int) -> Line:
     steps = "1 step" if late.num_steps == 1 else f"{late.num_steps:,} steps"
     # Tokens, as `explain` counts them: several are late in a step; a line is one step and kind.
     told = f"{tokens} late in {steps}" if late.num_breaches else "0 tokens late"
-    forms = [told, f"{late.num_tokens:,} late in {steps}"]
+    of_what = _of_what(frame)
+    in_short = f"{late.num_tokens:,} late"
+    forms = [f"{told}{of_what}", f"{in_short} in {steps}{of_what}", f"{in_short}{of_what}"]
+    forms.append(forms[-1].replace("the cursor", "here"))
     if late.num_breaches > MAX_BREACHES:
         which = "longest" if frame.view.longest_first else "last"
-        forms.insert(0, f"{told}, the {which} {MAX_BREACHES} shown")
+        forms.insert(0, f"{forms[0]}, the {which} {MAX_BREACHES} shown")
     lines: list[Line] = [((f"breaches ({form})", "title"), order) for form in forms]
     return next((line for line in lines if length_of(line) <= room), lines[-1])
+
+
+def _of_what(frame: Frame) -> str:
+    """What was counted, where that is not all there is."""
+    end = None if frame.extent is None else frame.extent[1]
+    is_at_end = frame.cursor is None or end is None or frame.cursor >= end
+    in_memory = "" if frame.is_whole else " in memory"
+    return in_memory if is_at_end else f"{in_memory} up to the cursor"
 
 
 def _first_kind(frame: Frame) -> str:
