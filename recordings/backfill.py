@@ -15,7 +15,7 @@ import msgspec
 
 from stepscope.engine import wire
 from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import CommandRefused, EngineUnreachable
+from stepscope.engine.client_errors import CommandRefused, EngineGone, EngineUnreachable
 from stepscope.engine.commands import MAX_PAST_S, Replayed, ReplayFrom
 from stepscope.engine.wire import Snapshot
 from stepscope.recordings.history import History
@@ -64,6 +64,7 @@ class Backfill:
         # Of what is on the way:
         self._older: History | None = None
         self._begin = 0  # message it begins after
+        self._why_no_more = ""  # why there is nothing of before that
         self._num_failed = 0
         self._turn = _TURN
         self._past_s = MAX_PAST_S  # asked for, and what follows on it
@@ -118,6 +119,8 @@ class Backfill:
                 self._next_s = time.monotonic() + ASK_AGAIN_S
             else:
                 self._end("failed", str(error))
+        except EngineGone as error:
+            self._end("failed", str(error))
         except EngineUnreachable:
             self._num_failed += 1
             self._turn = max(_MIN_TURN, self._turn // 4)
@@ -140,6 +143,7 @@ class Backfill:
             past_s = (history.state.time_ns - snapshot.time_ns) / 1e9
             self._past_s = min(self._past_s, max(0.0, past_s)) / 2
             return None
+        self._why_no_more = self._why_none(snapshot)
         older = History(history.slo, room_steps, room_bytes, history.known_since_ns)
         older.reset(snapshot)
         self._begin = snapshot.sequence
@@ -207,6 +211,8 @@ class Backfill:
         if not self._history.prepend(older):
             raise _CannotBeHad("what is in memory does not go on from it")
         self.num_steps = self._history.num_steps - num_before
+        if not self.num_steps:  # what came before was no step
+            raise _CannotBeHad(self._why_no_more)
         self._end("done", "all that there is room for in memory" if is_cut else "")
 
     def _end(self, state: BackfillState, note: str) -> None:

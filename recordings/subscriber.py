@@ -17,7 +17,12 @@ import zmq
 from stepscope.engine import wire
 from stepscope.engine.access.sockets import RECONNECT_MS, client_socket
 from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import CommandRefused, EngineStarting, EngineUnreachable
+from stepscope.engine.client_errors import (
+    CommandRefused,
+    EngineSilent,
+    EngineStarting,
+    EngineUnreachable,
+)
 from stepscope.engine.endpoints import Endpoint
 from stepscope.engine.held import Received
 from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo
@@ -120,13 +125,13 @@ class Subscriber:
             except (EngineUnreachable, CommandRefused) as error:
                 if self._status != "connecting":
                     self._status = "down"
-                self._error = str(error)
+                self._error = self._in_words(error)
             except Exception as error:
                 # Ours to repair, but no reason to lose the session that is on the screen.
                 log.exception("the subscriber of %s failed and joins again", self.endpoint.control)
                 self._status = "down"
                 self._error = f"internal error, see the log: {error!r}"
-            self.backfill.give_up("the engine does not answer")
+            self.backfill.give_up(self._error or "the engine does not answer")
             self._stopping.wait(self._retry_s)
         self._healing.end()
 
@@ -260,13 +265,23 @@ class Subscriber:
                     raise JoinAgain
         except (EngineUnreachable, CommandRefused) as error:
             self._status = "starting" if isinstance(error, EngineStarting) else "down"
-            self._error = str(error)
+            self._error = self._in_words(error)
+            self.backfill.give_up(self._error)
         else:
             if silent_s <= self._stale_s:
                 return  # only the connection was lost
             self._status = "stale"
             self._error = f"the engine answers, but nothing came from it for {silent_s:.0f} s"
         self._next_probe_s = time.monotonic() + self._retry_s
+
+    def _in_words(self, error: Exception) -> str:
+        """Why nobody answers; by its name, where it was here before."""
+        text, info = str(error), self.history.info
+        if info is None or text.startswith(f"{info.name} "):
+            return text
+        if isinstance(error, EngineSilent):
+            return f"{info.name} answers nothing: stopped or cut off (at {self.endpoint.control})"
+        return f"{info.name} is down: {text}"
 
     def _heard(self) -> None:
         self._last_heard_s = time.monotonic()

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stepscope.engine import kept_snapshots
 from stepscope.engine.client import ControlClient
+from stepscope.engine.client_errors import EngineGone
 from stepscope.engine.commands import (
     AnyCommand,
     AnyReply,
@@ -20,7 +22,7 @@ from stepscope.engine.commands import (
     Submit,
 )
 from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.wire import EngineInfo, Mark, Snapshot
+from stepscope.engine.wire import EngineInfo, EngineStatus, Mark, Snapshot
 from stepscope.recordings import backfill
 from stepscope.recordings.history import History
 from stepscope.recordings.reader import Recording
@@ -402,6 +404,62 @@ async def test_who_has_gone_on_to_another_step_stays_there(
         await press(app, "home")
         assert app.main.view.cursor == 1
     app.close()
+
+
+async def test_what_a_key_says_of_a_place_can_be_read_while_the_engine_is_asked(
+    late: Late, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late.engine.run(20)
+    wait_for(lambda: late.source.history.num_steps > 10, "some steps")
+    app = dashboard(late.source)
+    late.engine.replays.clear()
+    monkeypatch.setattr(backfill, "_ANSWER_S", 20.0)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "home", "home")
+        asking = "asking the engine for what it keeps"
+        await until(lambda: asking in main_text(app), "no word")
+        await press(app, "right", "apostrophe")
+        assert "no mark yet" in main_text(app)
+        assert "asking" in main_text(app)
+        late.engine.replays.set()
+        await until(lambda: not late.source.backfill.is_active, "it does not end")
+        app.main.draw_if_changed()
+        assert "no mark yet" in main_text(app)
+        await press(app, "right")  # it is not of this step
+        assert "Home goes there" in main_text(app)
+    app.close()
+
+
+def test_an_engine_that_is_killed_while_it_is_asked_ends_it_with_the_reason(
+    late: Late, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(client: ControlClient, past_s: float) -> Snapshot:
+        raise EngineGone("fake is gone: killed or crashed")
+
+    monkeypatch.setattr(ControlClient, "kept_snapshot", gone)
+    asked(late.source)
+    assert late.source.backfill.note == "fake is gone: killed or crashed"
+
+
+def test_where_no_step_was_before_the_oldest_it_says_that_this_is_the_first(
+    tmp_path: Path,
+) -> None:
+    engine = Keeping(tmp_path)
+    begin = engine.state.snapshot(0)
+    assert begin is not None
+    engine.snapshots[0] = msgspec.structs.replace(begin, step=-1)
+    for _ in range(3):
+        status = EngineStatus(time_ns=0, state="idle", step=-1, num_running=0, num_waiting=0)
+        engine.publish(status)
+    source = joined(engine.endpoint)
+    wait_for(lambda: source.history.info is not None, "the engine")
+    while not source.history.num_steps:
+        engine.run(1)
+        time.sleep(0.01)
+    asked(source)
+    assert (source.backfill.state, source.backfill.note) == ("failed", "it is the engine's first")
+    source.stop()
+    engine.close()
 
 
 async def test_an_engine_that_does_not_answer_is_not_asked_for_the_past(late: Late) -> None:

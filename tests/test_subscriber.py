@@ -249,7 +249,7 @@ def test_silence_is_stale_no_answer_is_down_and_a_sign_of_life_is_live_again(
     assert "nothing came" in str(session.subscriber.error)
     session.engine.is_silent = True
     wait_for(lambda: session.subscriber.status == "down")
-    assert "no engine answers" in str(session.subscriber.error)
+    assert "fake answers nothing: stopped or cut off" in str(session.subscriber.error)
     session.engine.is_silent = False
     num_steps = session.history.num_steps
     session.run(1)

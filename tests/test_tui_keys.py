@@ -402,6 +402,22 @@ async def test_an_engine_that_was_paused_meanwhile_is_told_of_while_looking_back
         assert "engine paused by now" in screen_text(app)
 
 
+@pytest.mark.parametrize("status", ["down", "stale"])
+async def test_an_engine_that_has_gone_meanwhile_is_told_of_while_looking_back(
+    source: Any, status: str
+) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("left", "left")
+        source.status = status
+        app.main.draw_if_changed()
+        assert f"engine {status} by now" in screen_text(app)
+        assert "step 397" in screen_text(app)
+        await pilot.press("L")
+        assert f"▐{status.upper()}▌" in screen_text(app)
+        assert "by now" not in screen_text(app)
+
+
 def test_what_goes_wrong_is_written_to_a_file_and_not_to_the_terminal(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -476,9 +476,15 @@ def test_what_the_header_gives_as_the_time_of_a_step_is_found_again(
 
 @pytest.mark.parametrize(
     ("target", "error"),
-    [("Foo 14 12:00:00", "no month is called Foo"), ("Nov 14 12:00:00 2023", "not a step")],
+    [
+        ("Foo 14 12:00:00", "no month is called Foo"),
+        ("Nov 14 12:00:00 2023", "not a step"),
+        ("25:14:23", "25:14:23 is no time of day"),
+        ("12:60", "12:60 is no time of day"),
+        ("12:14:60", "12:14:60 is no time of day"),
+    ],
 )
-def test_what_is_no_date_is_refused(source: Any, target: str, error: str) -> None:
+def test_what_is_no_date_or_time_is_refused(source: Any, target: str, error: str) -> None:
     with pytest.raises(ValueError, match=error):
         wanted(target, 300, source.history, None)
 

@@ -96,9 +96,11 @@ def _clamped(step: int, history: History, file: FileTimes | None) -> Wanted:
 
 
 def _end_of_memory(history: History, *, is_oldest: bool) -> str:
-    if is_oldest:
-        return f"the oldest step in memory is {history.first_step or 0:,}"
-    return f"the newest step is {history.last_step or 0:,}"
+    step = (history.first_step if is_oldest else history.last_step) or 0
+    summary = history.summary(step)
+    wall_ns = None if summary is None else history.wall_ns(summary.tokens_ns)
+    when = "" if wall_ns is None else f", of {fmt.moment(wall_ns)}"
+    return f"the {'oldest step in memory' if is_oldest else 'newest step'} is {step:,}{when}"
 
 
 def _step_in_memory(history: History, time_ns: int) -> int | None:
@@ -115,12 +117,14 @@ def _away_ns(when: re.Match[str], wall_ns: int | None) -> list[int]:
     """From now to that time, on the likeliest day first where none is named.
 
     Raises:
-        ValueError: there is no such day, or nobody knows what time it is.
+        ValueError: there is no such time or day, or nobody knows what time it is.
     """
     if wall_ns is None:
         raise ValueError("the engine has not told the time of day")
     day = time.localtime(wall_ns // 10**9)
     time_of_day = int(when["hour"]), int(when["minute"])
+    if time_of_day[0] > 23 or time_of_day[1] > 59 or float(when["second"] or 0) >= 60:
+        raise ValueError(f"{when[0]} is no time of day")
     part_ns = round(float(when["second"] or 0) * 1e9)
 
     def away_ns(year: int, month: int, date: int) -> int:

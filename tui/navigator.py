@@ -129,8 +129,13 @@ class Navigator:
             self._oldest.press(self._history)
 
     def news(self) -> tuple[str, Tone] | None:
-        """How it stands with what was asked for of before the oldest step."""
+        """How it ended with what was asked for of before the oldest step, once."""
         return self._oldest.news()
+
+    @property
+    def progress(self) -> str | None:
+        """How it stands with that."""
+        return self._oldest.progress
 
     # Steps
 
@@ -152,7 +157,7 @@ class Navigator:
 
     def move(self, columns: int) -> None:
         """So many columns on, or back if negative."""
-        at = self._at()
+        at = self._at_or_say()
         if at is None:
             return
         step = at + columns * self._steps_of_column(at)
@@ -187,7 +192,7 @@ class Navigator:
     # Landmarks
 
     def event(self, direction: int, kinds: Collection[str] = NOTABLE) -> None:
-        at = self._at()
+        at = self._at_or_say()
         if at is None:
             return
         history, file, kinds = self._history, self._replay, frozenset(kinds)
@@ -251,7 +256,9 @@ class Navigator:
             step, note = self._wanted(text)
             self.go(step)
             if note is not None:
-                self._notices.say(note, "caution")
+                is_oldest = step == self._history.first_step
+                more = self._oldest.more(self._history) if is_oldest else ""
+                self._notices.say_of_place(note + more, "caution", (note,) if more else ())
 
     def check_target(self, text: str) -> str | None:
         try:
@@ -273,6 +280,12 @@ class Navigator:
 
     def _at(self) -> int | None:
         return self._history.last_step if self.view.cursor is None else self.view.cursor
+
+    def _at_or_say(self) -> int | None:
+        """Where one is; says so where there is no step to move from."""
+        if (at := self._at()) is None:
+            self._notices.say_of_place("there is no step in memory yet", "caution")
+        return at
 
     def _steps_of_column(self, step: int) -> int:
         if self.view.axis == "step":

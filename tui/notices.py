@@ -43,6 +43,13 @@ class Notices:
         """Once what is said now has been there to be read: nobody has asked for it."""
         self._later.append((text, tone))
 
+    def say_after_place(self, text: str, tone: Tone = "text") -> None:
+        """What came of something: once what is said of a place has been there to be read."""
+        if self._is_of_place and self._is_said():
+            self.say_later(text, tone)
+        else:
+            self.say(text, tone)
+
     def refuse(self, text: str, shorter: Sequence[str] = ()) -> None:
         """Why a key does nothing: only of interest right after it, on the screen it was for."""
         self.say(text, "caution", shorter)

@@ -52,19 +52,44 @@ class Oldest:
         elif is_there:
             self._ask(history, backfill)
         elif first is not None:
-            info, again = history.info, ""
-            if info is not None and info.keeps_snapshots:
-                again = f"; {self._key('oldest')} again: what the engine still keeps of before"
-            self._notices.say_of_place(f"the oldest step in memory, {_clock(history)}{again}")
+            self._say_oldest(history)
+
+    def _say_oldest(self, history: History) -> None:
+        clock, info = _clock(history), history.info
+        if info is None or not info.keeps_snapshots:
+            self._notices.say_of_place(f"the oldest step in memory, {clock}")
+            return
+        again = f"{self._key('oldest')} again"
+        shorter = (
+            f"oldest in memory, {clock}; {again}: what the engine still keeps",
+            f"oldest in memory, {clock}; {again}: more",
+        )
+        text = f"the oldest step in memory, {clock}; {again}: what the engine still keeps of before"
+        self._notices.say_of_place(text, shorter=shorter)
+
+    def more(self, history: History) -> str:
+        """How to have what was before the oldest step in memory, where that can be."""
+        info = history.info
+        is_first = history.first_step == 0
+        if self._backfill(history) is None or is_first or info is None or not info.keeps_snapshots:
+            return ""
+        return f"; {self._key('oldest')}: what the engine still keeps of before"
+
+    @property
+    def progress(self) -> str | None:
+        """How it stands with what was asked for; None where nothing is on the way."""
+        backfill = self._backfill(self._source.history)
+        if backfill is None or self._asked_at is None or not backfill.is_active:
+            return None
+        before = _before(self._source.history)
+        return f"{_ASKING} {before} … {fmt.percent(backfill.share)}"
 
     def news(self) -> tuple[str, Tone] | None:
-        """How it stands with what was asked for, or how it ended."""
+        """How it ended with what was asked for, once."""
         backfill, asked_at = self._backfill(self._source.history), self._asked_at
-        if backfill is None or asked_at is None:
+        if backfill is None or asked_at is None or backfill.is_active:
             return None
         history = self._source.history
-        if backfill.is_active:
-            return f"{_ASKING} {_before(history)} … {fmt.percent(backfill.share)}", "text"
         self._asked_at = None
         if backfill.state != "done":
             return f"nothing of {_before(history)}: {backfill.note}", "caution"
@@ -83,7 +108,6 @@ class Oldest:
             return
         self._asked_at = history.first_step if history.first_step is not None else -1
         backfill.ask()
-        self._notices.say(f"{_ASKING} {_before(history)} …")
 
     def _backfill(self, history: History) -> Backfill | None:
         """None where nobody can be asked for what was before this history."""

@@ -163,9 +163,9 @@ def _previous_session(screen: "MainScreen") -> None:
     if shown is not current:
         screen.look_at(current)
     elif current.previous is None:
-        screen.notices.say("the engine has not started anew since this dashboard began", "caution")
+        screen.notices.refuse("the engine has not started anew since this dashboard began")
     elif current.previous.last_step is None:
-        screen.notices.say("no step of the session before the restart has come", "caution")
+        screen.notices.refuse("no step of the session before the restart has come")
     else:
         screen.look_at(current.previous)
         key = screen.session.abilities.key

@@ -141,10 +141,11 @@ class MainScreen(Screen[None]):
         session = self.session
         seen = status.seen(session, self.operator, self.view)
         self.operator.take_answers()
-        told = session.preferences.news(), session.exports.news(), self.navigator.news()
-        for news in told:
+        for news in (session.preferences.news(), session.exports.news()):
             if news is not None:
                 self.notices.say(*news)
+        if (fetched := self.navigator.news()) is not None:
+            self.notices.say_after_place(*fetched)
         if (said := self.news()) is not None:
             self.notices.say_later(said)
         self._show_notice()
@@ -231,6 +232,8 @@ class MainScreen(Screen[None]):
 
     def _show_notice(self) -> None:
         standing = status.standing(self.session, self.operator, self.view, self._failure)
+        if (progress := self.navigator.progress) is not None:
+            standing.insert(0, (progress, "text"))
         self.canvas.notice(self.notices.line(standing, self.size.width))
 
     @property

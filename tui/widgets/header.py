@@ -88,10 +88,10 @@ def draw(frame: Frame, connection: Connection, width: int) -> list[Line]:
         parts += _when(frame, connection)
     state = frame.state.state
     is_said = f"engine {state}" in badge(frame, connection)[0]
-    if state in ("paused", "draining", "stopped") and not is_said:
+    if (meanwhile := _meanwhile(frame, connection)) is not None:
+        parts.append((0, ((f" engine {meanwhile} by now ", "caution"),)))
+    elif state in ("paused", "draining", "stopped") and not is_said:
         parts.append((0, ((f" engine {state} ", "caution"),)))
-    elif _is_paused_meanwhile(frame, connection):
-        parts.append((0, ((" engine paused by now ", "caution"),)))
     if (place := _place(frame, connection)) is not None:
         parts.append((1, ((f" {place} ", "text"),)))
     if frame.is_replay:
@@ -115,11 +115,14 @@ def draw(frame: Frame, connection: Connection, width: int) -> list[Line]:
     return [spread(_fit(parts, width - length_of(right) - 1), right, width)]
 
 
-def _is_paused_meanwhile(frame: Frame, connection: Connection) -> bool:
-    """The engine stands still while the picture is of a moment when it ran."""
+def _meanwhile(frame: Frame, connection: Connection) -> str | None:
+    """What has become of the engine while the picture is of a moment when it ran."""
     if frame.view.live or frame.is_replay or connection.is_previous:
-        return False
-    return frame.history.state.state == "paused"
+        return None
+    if connection.status in ("stale", "down", "starting"):
+        return connection.status
+    now, then = frame.history.state.state, frame.state.state
+    return "paused" if now == "paused" and then != "paused" else None
 
 
 def _pace(connection: Connection) -> Line:
