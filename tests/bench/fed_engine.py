@@ -29,11 +29,7 @@ class FedPublisher(Publisher):
 
     def send(self, frame: Frame) -> None:
         assert frame.sequence == self.next_sequence
-        self.ring.add(frame.topic, frame.payload)
-        self.next_sequence += 1
-        assert self._socket is not None
-        number = wire.sequence_frame(frame.sequence)
-        self._socket.send_multipart((frame.topic, number, frame.payload))
+        self.sender.add(frame.topic, bytearray(frame.payload))
 
 
 def answer(
