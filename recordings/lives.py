@@ -7,14 +7,14 @@ happens outside the timeline's lock, on payloads that never change.
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
-from stepscope.engine import wire
-from stepscope.engine.wire import RequestView, Snapshot, StepRecord, Transcript
+from stepscope.engine.wire import RequestView
 from stepscope.recordings.causes import Late, Piece
 from stepscope.recordings.explain import Explainer
 from stepscope.recordings.late_sweep import LateSweep, Wait
+from stepscope.recordings.read_memory import ReadMemory
 from stepscope.recordings.session import SessionState
 from stepscope.recordings.step_cache import StepCache
 from stepscope.recordings.timeline import Timeline
@@ -23,7 +23,6 @@ from stepscope.recordings.usual import Usual, UsualAtHand, UsualOfFile
 
 MAX_LIFE_STEPS = 8192  # followed back in search of an arrival
 _MAX_KNOWN = 512
-_BATCH = 256  # messages taken out of the ring at a time
 _SWEEP_COST = 2  # of a step that is read for all requests, against one that is read for one
 _NAMED = ("max_itl_request_id", "max_ttft_request_id")
 
@@ -78,6 +77,7 @@ class LifeKeeper:
         self._lock = lock
         self._timeline = timeline
         self._cache = cache
+        self._memory = ReadMemory(lock, timeline, cache)
         self._known: OrderedDict[tuple[int, int], Late | None] = OrderedDict()
         self._follower: _Follower | None = None
         self._sweep: LateSweep | None = None
@@ -126,7 +126,7 @@ class LifeKeeper:
             if sweep is None:
                 return None
             last_step = min(last_step, sweep.step + max_steps)
-            self._keep_told(sweep.go_on(last_step, self._feed), {each[:2] for each in waits})
+            self._keep_told(sweep.go_on(last_step, self._memory.feed), {each[:2] for each in waits})
             return last_step
 
     def _refresh(self) -> None:
@@ -145,7 +145,7 @@ class LifeKeeper:
             follower.explainer.judge_by(usual)
 
     def _begin_sweep(self, start_ns: int) -> LateSweep | None:
-        begun = self._state_before(start_ns)
+        begun = self._memory.state_before(start_ns)
         if begun is None:
             return None
         state, number = begun
@@ -168,7 +168,7 @@ class LifeKeeper:
         keys = [(late.step, late.request_id) for late in told]
         for number, (key, late) in enumerate(zip(keys, told, strict=True)):
             if key in wanted or len(told) - number <= _MAX_KNOWN // 2:
-                pieces = self._known_apart(late.pieces)
+                pieces = self._memory.known_apart(late.pieces)
                 self._keep(key, late._replace(pieces=pieces))
 
     def _keep(self, key: tuple[int, int], found: Late | None) -> None:
@@ -186,28 +186,27 @@ class LifeKeeper:
                 begun = self._begin(view.request_id, start_ns, last)
                 if begun is None:
                     return None
-                reader = TranscriptReader(view.request_id, self._known_transcript(view.request_id))
+                reader = TranscriptReader(
+                    view.request_id, self._memory.transcript_of(view.request_id)
+                )
                 usual = self._usual.usual
                 follower = self._follower = _Follower(view.request_id, *begun, reader, usual)
             number = follower.next_number
-            follower.next_number = self._feed(follower.explainer, number, last, follower.transcript)
+            follower.next_number = self._memory.feed(
+                follower.explainer, number, last, follower.transcript
+            )
             if follower.life is None or number != follower.next_number:
                 explainer = follower.explainer
                 follower.life = Life(
                     view.request_id,
                     tuple(
-                        late._replace(pieces=self._known_apart(late.pieces))
+                        late._replace(pieces=self._memory.known_apart(late.pieces))
                         for late in explainer.late
                     ),
-                    self._known_apart(explainer.life),
+                    self._memory.known_apart(explainer.life),
                     follower.transcript.told(),
                 )
             return follower.life
-
-    def _known_transcript(self, request_id: int) -> Transcript | None:
-        """What the snapshot that the timeline began from told of a request."""
-        with self._lock:
-            return self._timeline.transcripts.get(request_id)
 
     def _explain(self, step: int, request_id: int) -> Late | None:
         """The wait of a request that ended in `step`."""
@@ -215,7 +214,7 @@ class LifeKeeper:
             steps = self._timeline.columns.steps
             index = self._timeline.columns.index(step)
             before = None if not index else steps[index - 1]
-            known_ns = None if index is None else self._told_start(index, request_id)
+            known_ns = None if index is None else self._memory.told_start(index, request_id)
         if index is None:
             return None
         start_ns = known_ns or 0
@@ -230,37 +229,11 @@ class LifeKeeper:
         if begun is None:
             return None
         explainer, number = begun
-        self._feed(explainer, number, step)
+        self._memory.feed(explainer, number, step)
         late = explainer.late
         if not late or late[-1].step != step:
             return None
-        return late[-1]._replace(pieces=self._known_apart(late[-1].pieces))
-
-    def _known_apart(self, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-        """What was before the first step in memory is told apart from what was lost."""
-        with self._lock:
-            starts_ns = self._timeline.columns.column("schedule_start_ns")
-            begin_ns = starts_ns[0] if starts_ns else 0
-        return tuple(
-            piece._replace(detail="forgotten")
-            if piece.cause == "unknown" and piece.start_ns < begin_ns
-            else piece
-            for piece in pieces
-        )
-
-    def _told_start(self, index: int, request_id: int) -> int | None:
-        """When the longest wait of a step began, as its figures tell; None for any other wait.
-
-        Figures leave the operator's pauses out: with one before the step they do not tell.
-        """
-        columns = self._timeline.columns
-        end_ns = columns.tokens_ns[index]
-        if self._timeline.pauses.within(0, end_ns):
-            return None
-        for kind in ("itl", "ttft"):
-            if columns.column(f"max_{kind}_request_id")[index] == request_id:
-                return end_ns - columns.column(f"max_{kind}_ns")[index]
-        return None
+        return late[-1]._replace(pieces=self._memory.known_apart(late[-1].pieces))
 
     def _begin(
         self, request_id: int, start_ns: int, last_step: int | None
@@ -273,7 +246,7 @@ class LifeKeeper:
         with self._lock:
             steps = self._timeline.columns.steps
             end = len(steps) if last_step is None else bisect_right(steps, last_step)
-        begun = self._state_before(start_ns, end - MAX_LIFE_STEPS)
+        begun = self._memory.state_before(start_ns, end - MAX_LIFE_STEPS)
         if begun is None:
             return None
         state, number = begun
@@ -291,57 +264,3 @@ class LifeKeeper:
             usual=self._usual.usual,
             after_held=self._usual.was_held(self._timeline.columns, state.step),
         )
-
-    def _state_before(self, time_ns: int, earliest: int = -1) -> tuple[SessionState, int] | None:
-        """What was known at the last step before a time, and the number of the message after it.
-
-        Args:
-            earliest: place among the steps in memory not to go back beyond; -1 is before them.
-        """
-        with self._lock:
-            timeline = self._timeline
-            steps = timeline.columns.steps
-            if not steps:
-                return None
-            index = max(timeline.columns.index_at(time_ns), min(earliest, len(steps) - 1))
-            found = timeline.ring.locate(steps[index]) if index >= 0 else None
-            if found is None:
-                oldest = timeline.ring.segments[0]
-                keyframe, number = oldest.keyframe, oldest.first_number
-            else:
-                segment, place = found
-                number = segment.first_number + place + 1
-        state = keyframe.restore() if found is None else self._cache.state_at(steps[index])
-        return state, number
-
-    def _feed(
-        self,
-        explainer: Explainer,
-        number: int,
-        last: int | None,
-        transcript: TranscriptReader | None = None,
-    ) -> int:
-        """Messages from a number on, up to the record of `last` (None: all).
-
-        Gives the number to go on from.
-        """
-        while True:
-            with self._lock:
-                payloads = self._timeline.ring.payloads_from(number, _BATCH)
-                gap_steps = self._timeline.gaps.steps
-            if not payloads:
-                return number
-            for payload in payloads:
-                if explainer.has_ended:
-                    return number
-                message = wire.decode(payload)
-                if isinstance(message, StepRecord):
-                    if last is not None and message.step > last:
-                        return number
-                    explainer.take(message, message.step in gap_steps)
-                else:
-                    # A snapshot is only kept where messages before it are missing.
-                    explainer.take(message, isinstance(message, Snapshot))
-                if transcript is not None:
-                    transcript.take(message)
-                number += 1
