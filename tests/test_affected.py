@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine.commands import Pause, Resume
 from stepscope.recordings.affected import Affected
 from stepscope.recordings.explained import explain_recording
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recording_errors import NotInRecording
 from stepscope.recordings.session import SessionState
 from tests.seek_sessions import record
-from tests.test_explain import Script
+from tests.test_explain import Script, paused_session
 
 
 def affected(path: Path, itl_ms: float, ttft_ms: float, only: int | None = None) -> Affected:
@@ -22,15 +21,7 @@ def affected(path: Path, itl_ms: float, ttft_ms: float, only: int | None = None)
 def test_who_only_waited_through_the_operators_pause_was_not_let_down_by_the_engine(
     tmp_path: Path,
 ) -> None:
-    engine = Script()
-    engine.submit(16, 30)
-    engine.run(5)
-    engine.ask(Pause())
-    engine.run(1)
-    engine.sleep(900)
-    engine.ask(Resume())
-    engine.run(5)
-    path = record(tmp_path / "paused.mcap", engine.messages)
+    path = record(tmp_path / "paused.mcap", paused_session())
     assert affected(path, 50, 500) == Affected(1, 0, 0)
 
 

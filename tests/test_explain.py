@@ -560,9 +560,8 @@ def test_without_a_service_level_twice_the_median_is_late(
     ]
 
 
-def test_the_operators_pause_is_listed_and_not_counted(
-    recorded: Callable[[list[tuple[int, Telemetry]]], Path],
-) -> None:
+def paused_session() -> list[tuple[int, Telemetry]]:
+    """One request; the operator pauses the engine for 0.9 s between two of its tokens."""
     engine = Script()
     engine.submit(16, 30)
     engine.run(5)
@@ -571,7 +570,13 @@ def test_the_operators_pause_is_listed_and_not_counted(
     engine.sleep(900)
     engine.ask(Resume())
     engine.run(5)
-    with Recording(recorded(engine.messages)) as recording:
+    return engine.messages
+
+
+def test_the_operators_pause_is_listed_and_not_counted(
+    recorded: Callable[[list[tuple[int, Telemetry]]], Path],
+) -> None:
+    with Recording(recorded(paused_session())) as recording:
         found = explain_recording(recording, slo_itl_ms=50, slo_ttft_ms=500)
     assert [late.is_excused for late in found.late] == [True]
     assert found.itl.num_late == 0
