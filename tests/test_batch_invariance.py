@@ -14,7 +14,7 @@ from stepscope.engine.runner import ModelRunner
 from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.step import ScheduledRow, ScheduledStep
 from stepscope.engine.wire import Phase
-from stepscope.kernels.cpu_linear import is_usable
+from stepscope.kernels.cpu.linear import is_usable
 
 BLOCK_SIZE = 16
 NUM_OUTPUT = 6

@@ -11,10 +11,10 @@ import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.kernels import cpu_linear
-from stepscope.kernels.cpu_library import LibraryMissingError, usable_levels
-from stepscope.kernels.cpu_linear import LEVEL, PackedLinear, is_usable
-from stepscope.kernels.huge_pages import PAGE_BYTES, HugePages
+from stepscope.kernels.cpu import linear as cpu_linear
+from stepscope.kernels.cpu.huge_pages import PAGE_BYTES, HugePages
+from stepscope.kernels.cpu.library import LibraryMissingError, usable_levels
+from stepscope.kernels.cpu.linear import LEVEL, PackedLinear, is_usable
 
 
 def has_level() -> bool:

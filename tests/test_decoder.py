@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from stepscope.engine.config import ConfigError, ModelImpl
 from stepscope.engine.models import linear, loader
 from stepscope.engine.models.model import Model, StepContext
-from stepscope.kernels.cpu_linear import is_usable
+from stepscope.kernels.cpu.linear import is_usable
 from stepscope.kernels.paged_attention import PagedBatch
 from stepscope.kernels.reference import ReferenceAttention
 

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from stepscope.kernels import backends, trial
-from stepscope.kernels.backends import available_backends, choose
-from stepscope.kernels.flash_attention import (
+from stepscope.kernels.dispatch import backends, trial
+from stepscope.kernels.dispatch.backends import available_backends, choose
+from stepscope.kernels.paged_attention import PagedBatch
+from stepscope.kernels.plain.flash_attention import (
     GatheredAttention,
     Varlen,
     flash_attn_varlen,
     load_torch_varlen,
     torch_varlen,
 )
-from stepscope.kernels.paged_attention import PagedBatch
+from stepscope.kernels.plain.torch_attention import TorchAttention
 from stepscope.kernels.reference import ReferenceAttention
-from stepscope.kernels.torch_attention import TorchAttention
 
 CPU = torch.device("cpu")
 

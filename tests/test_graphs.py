@@ -21,7 +21,7 @@ from stepscope.engine.request import Request
 from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.step import ScheduledRow
 from stepscope.engine.wire import Phase
-from stepscope.kernels.triton_plan import warm_up_steps
+from stepscope.kernels.triton.plan import warm_up_steps
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN, VOCAB_SIZE = 4, 64, 40, 11
 SCRATCH_SLOT = NUM_BLOCKS * BLOCK_SIZE

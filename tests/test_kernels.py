@@ -11,10 +11,11 @@ import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.kernels import cpu_library, torch_attention
-from stepscope.kernels.backends import BackendUnavailableError, available_backends, choose
-from stepscope.kernels.cpu_attention import CpuAttention
+from stepscope.kernels.cpu import library as cpu_library
+from stepscope.kernels.cpu.attention import CpuAttention
+from stepscope.kernels.dispatch.backends import BackendUnavailableError, available_backends, choose
 from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch, store_kv
+from stepscope.kernels.plain import torch_attention
 from stepscope.kernels.reference import ReferenceAttention
 
 # Every backend but the oracle; that in C++ once for each level of instructions that runs here.

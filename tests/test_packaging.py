@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.kernels.cpu_library import LEVELS
+from stepscope.kernels.cpu.library import LEVELS
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("engine", "kernels", "recordings", "tui")

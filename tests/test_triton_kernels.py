@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from stepscope.kernels.triton_plan import warm_up_steps
+from stepscope.kernels.triton.plan import warm_up_steps
 
 Ask = Callable[..., dict[str, Any]]
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.kernels.paged_attention import PagedBatch
-from stepscope.kernels.triton_plan import (
+from stepscope.kernels.triton.plan import (
     MAX_PARTIAL_BYTES,
     MAX_SPLITS,
     Device,

@@ -34,14 +34,16 @@ from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.scheduler import Scheduler
 from stepscope.engine.step import ScheduledRow, ScheduledStep
 from stepscope.engine.wire import Phase
-from stepscope.kernels import fused, triton_attend, triton_combine
+from stepscope.kernels.dispatch import fused
 from stepscope.kernels.paged_attention import BatchTensors, PagedBatch
 from stepscope.kernels.reference import ReferenceAttention
-from stepscope.kernels.triton_add_rms_norm import add_rms_norm
-from stepscope.kernels.triton_attention import TritonAttention
-from stepscope.kernels.triton_norm_rope_store import norm_rope_store
-from stepscope.kernels.triton_plan import Device
-from stepscope.kernels.triton_silu_mul import silu_mul
+from stepscope.kernels.triton import attend as triton_attend
+from stepscope.kernels.triton import combine as triton_combine
+from stepscope.kernels.triton.add_rms_norm import add_rms_norm
+from stepscope.kernels.triton.attention import TritonAttention
+from stepscope.kernels.triton.norm_rope_store import norm_rope_store
+from stepscope.kernels.triton.plan import Device
+from stepscope.kernels.triton.silu_mul import silu_mul
 
 MODE = sys.argv[1] if len(sys.argv) > 1 else "interpreted"
 DEVICE = torch.device("cuda" if MODE == "cuda" else "cpu")

@@ -22,7 +22,7 @@ from stepscope.engine.execution.graphs import (
 from stepscope.engine.execution.memory import DeviceUse, device_kv_blocks
 from stepscope.engine.execution.step_buffers import StepBuffers
 from stepscope.engine.execution.trial_steps import trial_step
-from stepscope.kernels.triton_plan import warm_up_steps
+from stepscope.kernels.triton.plan import warm_up_steps
 
 if TYPE_CHECKING:
     from stepscope.engine.runner import ModelRunner

@@ -21,7 +21,7 @@ from stepscope.engine.execution.thread_choice import ThreadChoice
 from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.model import Model
 from stepscope.engine.models.support import longest_request
-from stepscope.kernels.backends import BackendUnavailableError, choose
+from stepscope.kernels.dispatch.backends import BackendUnavailableError, choose
 
 if TYPE_CHECKING:
     from stepscope.engine.runner import ModelRunner

@@ -24,7 +24,7 @@ from stepscope.engine.models.model import Model, StepContext
 from stepscope.engine.models.random_shapes import PREFIX, SHAPES
 from stepscope.engine.sampling_params import SamplingParams
 from stepscope.engine.serve import open_engine
-from stepscope.kernels.backends import choose
+from stepscope.kernels.dispatch.backends import choose
 from stepscope.kernels.paged_attention import PagedBatch
 
 CHUNK = 48  # tokens of a step: prompts are cut, and decodes are among them

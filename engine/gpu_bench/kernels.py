@@ -19,9 +19,10 @@ from stepscope.engine.gpu_bench.bench import Bench
 from stepscope.engine.gpu_bench.costs import attention_flops, causal_pairs
 from stepscope.engine.gpu_bench.results import Facts
 from stepscope.engine.gpu_bench.timing import Run
-from stepscope.kernels import flash_attention, fused
-from stepscope.kernels.backends import available_backends, choose
+from stepscope.kernels.dispatch import fused
+from stepscope.kernels.dispatch.backends import available_backends, choose
 from stepscope.kernels.paged_attention import PagedBatch
+from stepscope.kernels.plain import flash_attention
 
 BLOCK_SIZE = 16
 DECODES = tuple((batch, context) for context in (512, 4096) for batch in (1, 8, 32, 128, 256))

@@ -21,8 +21,8 @@ from stepscope.engine.models.decoder_config import DecoderConfig
 from stepscope.engine.models.linear import GatedLinear, Linear
 from stepscope.engine.models.model import StepContext
 from stepscope.engine.models.weights import WeightSource
-from stepscope.kernels.fused import add_rms_norm, norm_rope_store
-from stepscope.kernels.huge_pages import HugePages
+from stepscope.kernels.cpu.huge_pages import HugePages
+from stepscope.kernels.dispatch.fused import add_rms_norm, norm_rope_store
 
 
 @dataclass(slots=True)

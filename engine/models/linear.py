@@ -1,7 +1,7 @@
 """`Linear` and `GatedLinear`: the one seam through which the lean decoder multiplies by weights.
 
 On a CPU weights are packed once, into the layout that is multiplied from fastest: our own for bf16
-(`kernels/cpu_linear.py`), else that of oneDNN, which takes 0.5 to 0.8 of the time of `F.linear`
+(`kernels/cpu/linear.py`), else that of oneDNN, which takes 0.5 to 0.8 of the time of `F.linear`
 with 1 to 16 rows and the same from 256 rows on (one core with AVX-512). oneDNN's operators that
 pack are private ones of torch, so `F.linear` stays as a fallback; `layout` says which is used.
 """
@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from stepscope.kernels.cpu_linear import PackedLinear, is_usable
-from stepscope.kernels.fused import silu_mul
-from stepscope.kernels.huge_pages import HugePages
+from stepscope.kernels.cpu.huge_pages import HugePages
+from stepscope.kernels.cpu.linear import PackedLinear, is_usable
+from stepscope.kernels.dispatch.fused import silu_mul
 
 # Rows that oneDNN's layout is chosen for: one for 1 row is slow in fp32 with more; one for many is
 # good for few as well.

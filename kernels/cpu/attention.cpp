@@ -88,7 +88,7 @@ int attend(Call& call, int num_threads) {
 }  // namespace
 }  // namespace stepscope
 
-// Filled in by kernels/cpu_attention.py, field by field in this order.
+// Filled in by kernels/cpu/attention.py, field by field in this order.
 struct Attention {
     const stepscope::Step* step;
     const void* query;

@@ -8,7 +8,7 @@
 
 namespace stepscope {
 
-// Filled in by kernels/cpu_attention.py, field by field in this order. See `PagedBatch` of
+// Filled in by kernels/cpu/attention.py, field by field in this order. See `PagedBatch` of
 // kernels/paged_attention.py for what the arrays hold; caches are
 // [num_blocks, block_size, num_kv_heads, head_dim].
 struct Step {

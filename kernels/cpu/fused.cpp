@@ -1,4 +1,4 @@
-// The operations between the matrix products of a layer, row by row; kernels/fused.py says what
+// The operations between the matrix products of a layer, row by row; kernels/dispatch/fused.py says what
 // each computes. Everything is contiguous.
 #include "parallel.h"
 #include "vec.h"
@@ -160,7 +160,7 @@ void argmax(const T* logits, int64_t* out, int64_t num_rows, int64_t size, int n
 
 using stepscope::bf16;
 
-// Each is filled in by kernels/fused.py, field by field in this order.
+// Each is filled in by kernels/dispatch/fused.py, field by field in this order.
 struct AddRmsNorm {
     const void* x;
     void* residual;  // or null
@@ -238,7 +238,7 @@ EXPORT int stepscope_argmax(const Argmax* a) {
     return 0;
 }
 
-// To be counted up, with INTERFACE of kernels/cpu_library.py, when a structure changes.
+// To be counted up, with INTERFACE of kernels/cpu/library.py, when a structure changes.
 EXPORT int stepscope_interface(void) { return 3; }
 
 // Which of the libraries that were built this CPU can run: 0 the portable one, 1 also x86-64-v3,

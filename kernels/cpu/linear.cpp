@@ -1,5 +1,5 @@
 // Products by weights that are packed for the instructions that multiply pairs of bf16:
-// kernels/cpu_linear.py says what is computed. Only in the library for CPUs that have them.
+// kernels/cpu/linear.py says what is computed. Only in the library for CPUs that have them.
 //
 // A panel holds the weights of WIDTH outputs, pair after pair of inputs, so that one pair of a row
 // of x meets the pairs of all outputs of the panel in two vectors. A tile is ROWS rows by one
@@ -126,7 +126,7 @@ void linear(const bf16* x, const char* packed, const Output& out, int64_t num_ro
 }  // namespace
 }  // namespace stepscope
 
-// Filled in by kernels/cpu_linear.py, field by field in this order.
+// Filled in by kernels/cpu/linear.py, field by field in this order.
 struct Linear {
     const void* x;       // [num_rows, size]
     const void* packed;  // [num_panels, size / 2, 32, 2]

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from stepscope.kernels.backends import choose
+from stepscope.kernels.dispatch.backends import choose
 from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch
 
 BLOCK_SIZE = 16

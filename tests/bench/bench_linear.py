@@ -31,7 +31,7 @@ def main() -> None:
     options = parser.parse_args()
     import torch
 
-    from stepscope.kernels.cpu_linear import PackedLinear, is_usable
+    from stepscope.kernels.cpu.linear import PackedLinear, is_usable
 
     torch.set_num_threads(options.threads)
     if not is_usable(torch.zeros(2, 2).bfloat16()):

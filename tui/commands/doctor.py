@@ -130,8 +130,8 @@ def _compute() -> Iterator[Finding]:
     """The GPU, the C++ kernels, and the attention backends with the reason for each."""
     try:
         torch = importlib.import_module("torch")
-        attention = importlib.import_module("stepscope.kernels.backends")
-        library = importlib.import_module("stepscope.kernels.cpu_library")
+        attention = importlib.import_module("stepscope.kernels.dispatch.backends")
+        library = importlib.import_module("stepscope.kernels.cpu.library")
     except (ImportError, OSError) as error:
         yield Finding("bad", "torch", f"is installed but does not load: {error}")
         return

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stepscope.kernels.cpu_library import ATTENTION, STEP, CpuLibrary
+from stepscope.kernels.cpu.library import ATTENTION, STEP, CpuLibrary
 from stepscope.kernels.paged_attention import IntArray, PagedBatch
 
 DTYPES = (torch.float32, torch.bfloat16)

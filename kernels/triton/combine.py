@@ -6,6 +6,7 @@ logarithm of the sum of its weights in base 2, `[num_splits, num_tokens, num_hea
 """
 
 import torch
+
 import triton
 import triton.language as tl
 

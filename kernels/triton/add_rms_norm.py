@@ -4,6 +4,7 @@ What `fused.add_rms_norm` computes, for a GPU: a row is read once and stays in r
 """
 
 import torch
+
 import triton
 import triton.language as tl
 

@@ -2,7 +2,7 @@
 
 Long contexts are split among programs whose results are weighed by their sums (Flash-Decoding; Dao
 et al., 2023). How far to split follows from the amount of work (`num_splits`), never from a batch
-size. The kernel itself is in `triton_attend`.
+size. The kernel itself is in `attend.py`.
 
 What a kernel needs of a step it reads from device tensors (`PagedBatch.on_device`), and a program
 without work ends at once: a captured launch stays right whatever those tensors hold later.
@@ -15,8 +15,8 @@ of a smaller one. Any head_dim up to 256, group and block size.
 import torch
 
 from stepscope.kernels.paged_attention import PagedBatch
-from stepscope.kernels.triton_attend import attend
-from stepscope.kernels.triton_plan import Device, Launch, plan_launches
+from stepscope.kernels.triton.attend import attend
+from stepscope.kernels.triton.plan import Device, Launch, plan_launches
 
 
 class TritonAttention:

@@ -1,6 +1,7 @@
 """SwiGLU's gate (Shazeer, 2020) in one Triton kernel: what `fused.silu_mul` computes, for a GPU."""
 
 import torch
+
 import triton
 import triton.language as tl
 

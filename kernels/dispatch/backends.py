@@ -55,20 +55,20 @@ def _for_gpus(
 
 
 def _create_triton() -> AttentionBackend:
-    from stepscope.kernels.triton_attention import TritonAttention
-    from stepscope.kernels.triton_plan import Device
+    from stepscope.kernels.triton.attention import TritonAttention
+    from stepscope.kernels.triton.plan import Device
 
     return TritonAttention(Device.of(torch.device("cuda")))
 
 
 def _create_flash_attn() -> AttentionBackend:
-    from stepscope.kernels.flash_attention import GatheredAttention, load_flash_attn
+    from stepscope.kernels.plain.flash_attention import GatheredAttention, load_flash_attn
 
     return GatheredAttention("flash-attn", load_flash_attn(), _create_triton())
 
 
 def _create_torch_varlen() -> AttentionBackend:
-    from stepscope.kernels.flash_attention import GatheredAttention, load_torch_varlen
+    from stepscope.kernels.plain.flash_attention import GatheredAttention, load_torch_varlen
 
     return GatheredAttention("torch-varlen", load_torch_varlen(), _create_triton())
 
@@ -81,7 +81,7 @@ def _probe_gpu(
     what: str,
 ) -> tuple[bool, str]:
     """Whether a backend for GPUs runs on the current one, by a trial of a few tokens."""
-    from stepscope.kernels import trial
+    from stepscope.kernels.dispatch import trial
 
     if not torch.cuda.is_available():
         return False, "torch sees no GPU"
@@ -103,7 +103,8 @@ def _probe_gpu(
 
 
 def _probe_cpu(device: str, dtype: torch.dtype) -> tuple[bool, str]:
-    from stepscope.kernels import cpu_attention, cpu_library
+    from stepscope.kernels.cpu import attention as cpu_attention
+    from stepscope.kernels.cpu import library as cpu_library
 
     if dtype not in cpu_attention.DTYPES:
         return False, f"has float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
@@ -115,13 +116,14 @@ def _probe_cpu(device: str, dtype: torch.dtype) -> tuple[bool, str]:
 
 
 def _create_cpu() -> AttentionBackend:
-    from stepscope.kernels import cpu_attention, cpu_library
+    from stepscope.kernels.cpu import attention as cpu_attention
+    from stepscope.kernels.cpu import library as cpu_library
 
     return cpu_attention.CpuAttention(cpu_library.load())
 
 
 def _create_torch() -> AttentionBackend:
-    from stepscope.kernels.torch_attention import TorchAttention
+    from stepscope.kernels.plain.torch_attention import TorchAttention
 
     return TorchAttention()
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from stepscope.kernels.cpu_library import (
+from stepscope.kernels.cpu.library import (
     ADD_RMS_NORM,
     ARGMAX,
     NORM_ROPE_STORE,
@@ -39,9 +39,9 @@ class _DeviceKernels(NamedTuple):
 def _device_kernels() -> _DeviceKernels | None:
     """Triton's, tried once a process; None where it is missing or cannot build kernels."""
     try:
-        from stepscope.kernels.triton_add_rms_norm import add_rms_norm
-        from stepscope.kernels.triton_norm_rope_store import norm_rope_store
-        from stepscope.kernels.triton_silu_mul import silu_mul
+        from stepscope.kernels.triton.add_rms_norm import add_rms_norm
+        from stepscope.kernels.triton.norm_rope_store import norm_rope_store
+        from stepscope.kernels.triton.silu_mul import silu_mul
 
         silu_mul(torch.zeros(1, 64, device="cuda"))
     except Exception as error:  # noqa: BLE001 - whatever a compiler or a driver runs into

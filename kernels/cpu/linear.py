@@ -8,8 +8,8 @@ with 256 (`tests/bench/bench_linear.py`). Weights are packed once, in torch; the
 
 import torch
 
-from stepscope.kernels.cpu_library import LINEAR, default_library
-from stepscope.kernels.huge_pages import HugePages
+from stepscope.kernels.cpu.huge_pages import HugePages
+from stepscope.kernels.cpu.library import LINEAR, default_library
 
 WIDTH = 32  # outputs of a panel
 LEVEL = "avx512_bf16"

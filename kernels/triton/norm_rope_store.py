@@ -6,6 +6,7 @@ layout of Llama, halves of a head against each other.
 """
 
 import torch
+
 import triton
 import triton.language as tl
 

@@ -3,20 +3,20 @@
 The query heads that share a KV head stand as rows of one tile (packed GQA), so keys and values are
 read once for all of them; softmax is the online one of FlashAttention (Dao et al., 2022), in base
 2. A program finds the request its queries belong to by bisecting `query_starts`. Where contexts are
-split, programs leave partial results, which `triton_combine` weighs by their sums.
+split, programs leave partial results, which `combine.py` weighs by their sums.
 
-Which launches a step has, and how far each is split, is `triton_plan`'s.
+Which launches a step has, and how far each is split, is `plan.py`'s.
 """
 
 import math
 
 import torch
+
 import triton
 import triton.language as tl
-
 from stepscope.kernels.paged_attention import BatchTensors
-from stepscope.kernels.triton_combine import combine
-from stepscope.kernels.triton_plan import MIN_SPLIT_KEYS, Launch
+from stepscope.kernels.triton.combine import combine
+from stepscope.kernels.triton.plan import MIN_SPLIT_KEYS, Launch
 
 LOG2_E = math.log2(math.e)
 

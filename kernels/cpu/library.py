@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch  # noqa: F401  (first, for its OpenMP runtime)
 
-# In the order of `stepscope_cpu_level`. The names are those of the built files, `_cpu_<level>`.
+# In the order of `stepscope_cpu_level`. The names are those of the built files, `_<level>`.
 LEVELS = ("baseline", "avx2", "avx512_bf16")
 INTERFACE = 3  # of `stepscope_interface`: that of the structures below
 TURNED_OFF_BY = "STEPSCOPE_NO_NATIVE"  # for debugging
@@ -100,7 +100,7 @@ def default_library() -> CpuLibrary | None:
 def _file(level: str) -> Path | None:
     # Built as extension modules, which is what a wheel can carry, for one Python and platform.
     for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_cpu_{level}{suffix}")
+        path = Path(__file__).with_name(f"_{level}{suffix}")
         if path.exists():
             return path
     return None
