@@ -71,7 +71,7 @@ clean:
 	rm -rf $(VENV) .venv-clients .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # Again only when what is to be installed has changed. pip keeps what fits already.
-$(INSTALLED): pyproject.toml constraints.txt $(wildcard kernels/cpu/* engine/native/*)
+$(INSTALLED): pyproject.toml constraints.txt $(wildcard kernels/cpu/* engine/protocol/native/* engine/telemetry/native/*)
 	@test -n "$(PYTHON)" || { echo "no python3.11 or python3 found: set PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[engine,dev]"

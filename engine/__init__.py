@@ -1,5 +1,5 @@
-"""The inference engine: scheduler, KV cache, model runner, telemetry and control.
+"""The engine process, and what every other process needs to talk to one.
 
-Importing this package imports nothing else; `wire`, `commands`, `config` and `workload` never
-import torch, so that a laptop without it can watch, record and load an engine.
+May import: nothing of ours.
+A new thing goes into the room that owns its noun; this folder holds rooms only.
 """

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from stepscope.engine.wire import Arrived, EngineStatus, Snapshot, StepRecord, Telemetry
+from stepscope.engine.protocol.wire import Arrived, EngineStatus, Snapshot, StepRecord, Telemetry
 from stepscope.recordings.causes import Late
 
 

@@ -1,7 +1,7 @@
 """Entries of the audit trail in words, the same wherever they are shown."""
 
-from stepscope.engine.audit import NO_WORKLOAD, Asker
-from stepscope.engine.wire import Audited
+from stepscope.engine.loop.audit import NO_WORKLOAD, Asker
+from stepscope.engine.protocol.wire import Audited
 from stepscope.recordings.knob_text import changes_text
 
 _DONE = {

@@ -13,11 +13,11 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from stepscope.engine import wire
-from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import CommandRefused, EngineGone, EngineUnreachable
-from stepscope.engine.commands import MAX_PAST_S, Replayed, ReplayFrom
-from stepscope.engine.wire import Snapshot
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused, EngineGone, EngineUnreachable
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import MAX_PAST_S, Replayed, ReplayFrom
+from stepscope.engine.protocol.wire import Snapshot
 from stepscope.recordings.history import History
 from stepscope.recordings.ring import SEGMENT_STEPS
 from stepscope.recordings.snapshot_asking import ASK_AGAIN_S, MIN_PAST_S, catch_up_s

@@ -9,7 +9,7 @@ row: as long as there is such a request, the references are only known to be no 
 blocks of all others.
 """
 
-from stepscope.engine.wire import (
+from stepscope.engine.protocol.wire import (
     CACHED,
     EMPTY,
     Aborted,

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 import zstandard
 from msgspec import Meta
 
-from stepscope.engine.wire import EMPTY, BlockMove, BlockRun
+from stepscope.engine.protocol.wire import EMPTY, BlockMove, BlockRun
 from stepscope.recordings.payloads import compressed
 
 MAX_BLOCKS = 1 << 24

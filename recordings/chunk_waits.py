@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from stepscope.engine import wire
-from stepscope.engine.wire import EngineInfo, Mark, Snapshot, StepRecord
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import EngineInfo, Mark, Snapshot, StepRecord
 from stepscope.recordings.clocks import back_by
 from stepscope.recordings.events import SessionEvent
 from stepscope.recordings.excerpt import Turn, excerpt

@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 
 import msgspec
 
-from stepscope.engine.wire import EngineInfo, StepRecord
+from stepscope.engine.protocol.wire import EngineInfo, StepRecord
 from stepscope.recordings.session import SessionState
 
 BACK_NS = 1_000_000_000  # so far back no message is late: the clock was set back

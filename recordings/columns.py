@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from stepscope.engine.wire import StepRecord
+from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.block_sums import BlockSums
 from stepscope.recordings.latency_samples import bounded
 from stepscope.recordings.outcome import Outcome

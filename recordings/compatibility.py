@@ -2,8 +2,8 @@
 
 import msgspec
 
-from stepscope.engine import wire
-from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo, Snapshot
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import SCHEMA_VERSION, EngineInfo, Snapshot
 from stepscope.recordings.recording_errors import RecordingError
 from stepscope.recordings.recording_format import FORMAT_VERSION
 

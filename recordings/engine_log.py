@@ -7,8 +7,8 @@ found again, are made from a session of its own. Belongs to the writing thread.
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from stepscope.engine import wire
-from stepscope.engine.wire import (
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import (
     Audited,
     EngineInfo,
     EngineStatus,

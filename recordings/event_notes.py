@@ -1,6 +1,6 @@
 """`EventNotes`: writes into the log of a session, in words, what its timeline has noticed."""
 
-from stepscope.engine.wire import Audited, EngineStatus, KnobsChanged, StepRecord
+from stepscope.engine.protocol.wire import Audited, EngineStatus, KnobsChanged, StepRecord
 from stepscope.recordings.events import (
     EventLog,
     Gap,

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from stepscope.engine.wire import Aborted, Preempted, Rejected
+from stepscope.engine.protocol.wire import Aborted, Preempted, Rejected
 from stepscope.recordings.events import SessionEvent, request_event
 from stepscope.recordings.session import SessionState
 

@@ -3,7 +3,7 @@
 from bisect import bisect_left, bisect_right
 from typing import Literal, NamedTuple, TypeAlias
 
-from stepscope.engine.wire import (
+from stepscope.engine.protocol.wire import (
     Aborted,
     Audited,
     Finished,

@@ -7,7 +7,7 @@ accounts for is a piece of its own, `unknown`. So the pieces of a wait sum to th
 Requests that decode in every step cost next to nothing: only a wait above the bound is looked at.
 """
 
-from stepscope.engine.wire import (
+from stepscope.engine.protocol.wire import (
     Arrived,
     BatchRow,
     EngineInfo,

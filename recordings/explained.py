@@ -3,8 +3,8 @@
 import math
 from typing import NamedTuple
 
-from stepscope.engine import wire
-from stepscope.engine.wire import EngineInfo, Snapshot
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import EngineInfo, Snapshot
 from stepscope.recordings.affected import Affected, RequestsTold
 from stepscope.recordings.causes import Cause, Late
 from stepscope.recordings.explain import Explainer

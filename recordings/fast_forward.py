@@ -8,8 +8,8 @@ worked out when something happens to its request, when it ends, and when the sta
 
 from collections.abc import Iterable
 
-from stepscope.engine import wire
-from stepscope.engine.wire import (
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import (
     BatchRow,
     EngineStatus,
     Phase,

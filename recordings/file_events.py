@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from stepscope.engine.wire import (
+from stepscope.engine.protocol.wire import (
     Aborted,
     Audited,
     KnobsChanged,

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from stepscope.engine import wire
-from stepscope.engine.wire import StepRecord
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.fast_forward import FastForward, tells_no_request
 from stepscope.recordings.history import History
 from stepscope.recordings.loaded_chunk import LoadedChunk

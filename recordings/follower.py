@@ -4,8 +4,8 @@ import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from stepscope.engine import wire
-from stepscope.engine.wire import StepRecord, Telemetry
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import StepRecord, Telemetry
 from stepscope.recordings.ring import replayed
 from stepscope.recordings.session import SessionState
 from stepscope.recordings.timeline import Timeline

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 
 import msgspec
 
-from stepscope.engine import wire
-from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import CommandRefused, EngineUnreachable
-from stepscope.engine.commands import Replayed, ReplayedFrame, ReplayFrom
-from stepscope.engine.held import Held, Received
-from stepscope.engine.wire import Snapshot
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.client.reorder_buffer import Held, Received
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import Replayed, ReplayedFrame, ReplayFrom
+from stepscope.engine.protocol.wire import Snapshot
 from stepscope.recordings.history import History
 from stepscope.recordings.snapshot_asking import ASK_AGAIN_S, ask_for_earlier, ask_for_snapshot
 from stepscope.recordings.source import FrameTap

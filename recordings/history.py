@@ -8,8 +8,8 @@ kept whole as `previous` until `reset`.
 from collections.abc import Sequence
 from typing import Self
 
-from stepscope.engine import wire
-from stepscope.engine.wire import EngineInfo, Mark, Snapshot, StepRecord, Telemetry
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import EngineInfo, Mark, Snapshot, StepRecord, Telemetry
 from stepscope.recordings.clocks import back_by, set_back
 from stepscope.recordings.events import SessionEvent
 from stepscope.recordings.fast_forward import FastForward

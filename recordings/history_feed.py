@@ -2,7 +2,7 @@
 
 import time
 
-from stepscope.engine.wire import StepRecord
+from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.compare.feed import BATCH, Stretch
 from stepscope.recordings.compare.past import Past, oldest_arrival
 from stepscope.recordings.compare.side import Side

@@ -9,7 +9,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from stepscope.engine.wire import EngineInfo, KnobsChanged, Mark, RequestView, Snapshot, StepRecord
+from stepscope.engine.protocol.wire import (
+    EngineInfo,
+    KnobsChanged,
+    Mark,
+    RequestView,
+    Snapshot,
+    StepRecord,
+)
 from stepscope.recordings.causes import Late
 from stepscope.recordings.columns import Span, StepSummary
 from stepscope.recordings.events import Gap, SessionEvent

@@ -3,7 +3,7 @@
 For a recorder, whose memory is its file. It takes a tenth of the time of a `History`.
 """
 
-from stepscope.engine.wire import EngineInfo, Snapshot, Telemetry
+from stepscope.engine.protocol.wire import EngineInfo, Snapshot, Telemetry
 from stepscope.recordings.history import History
 
 MAX_BYTES = 1024 * 1024

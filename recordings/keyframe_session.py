@@ -6,7 +6,7 @@ one token a step, only the newest row tells anything: it is applied when the sta
 before the next thing that is not like the row before it.
 """
 
-from stepscope.engine.wire import (
+from stepscope.engine.protocol.wire import (
     BatchRow,
     EngineInfo,
     EngineStatus,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from stepscope.engine.wire import KnobValue
+from stepscope.engine.protocol.wire import KnobValue
 
 # Where a full name has no room: the words that key figures and screens have for the same thing.
 _SHORT = {

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from stepscope.engine.commands import SetKnobs
-from stepscope.engine.wire import Audited, KnobsChanged
+from stepscope.engine.protocol.commands import SetKnobs
+from stepscope.engine.protocol.wire import Audited, KnobsChanged
 from stepscope.recordings.audit_text import who_text
 
 

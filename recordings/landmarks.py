@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from stepscope.engine import wire
-from stepscope.engine.wire import Audited, KnobsChanged, Mark, Telemetry
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import Audited, KnobsChanged, Mark, Telemetry
 from stepscope.recordings.knob_text import typed_text
 
 if TYPE_CHECKING:

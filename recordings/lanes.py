@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple
 
-from stepscope.engine.wire import (
+from stepscope.engine.protocol.wire import (
     Aborted,
     Arrived,
     BatchRow,

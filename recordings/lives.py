@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence, Set
 from typing import NamedTuple
 
-from stepscope.engine.wire import RequestView
+from stepscope.engine.protocol.wire import RequestView
 from stepscope.recordings.causes import Late, Piece
 from stepscope.recordings.explain import Explainer
 from stepscope.recordings.late_sweep import LateSweep, Wait

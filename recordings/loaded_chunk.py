@@ -7,8 +7,8 @@ from typing import NamedTuple, overload
 
 import msgspec
 
-from stepscope.engine import wire
-from stepscope.engine.wire import Snapshot, StepRecord
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import Snapshot, StepRecord
 from stepscope.recordings.mcap_chunk import (
     RawMessage,
     bodies_at,

@@ -17,7 +17,7 @@ from mcap.exceptions import McapError
 from mcap.opcode import Opcode
 from mcap.records import Channel, Header, Metadata, Statistics
 
-from stepscope.engine import wire
+from stepscope.engine.protocol import wire
 from stepscope.recordings.mcap_records import find_chunk, record_at
 from stepscope.recordings.mcap_sink import CHUNK_HEAD, MAGIC, RECORD, UNFINISHED
 from stepscope.recordings.recording_format import PACKED_STEP, PROFILE

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from stepscope.engine import wire
-from stepscope.engine.wire import Mark, Snapshot, StepRecord, Telemetry
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import Mark, Snapshot, StepRecord, Telemetry
 from stepscope.recordings.engine_log import EngineLog
 from stepscope.recordings.follower import Follower
 from stepscope.recordings.history import History

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from stepscope.engine.wire import EngineStatus, Snapshot, StepRecord, Telemetry
+from stepscope.engine.protocol.wire import EngineStatus, Snapshot, StepRecord, Telemetry
 
 MAX_NUMBER = 2**62
 

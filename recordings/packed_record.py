@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from stepscope.engine.wire import BatchRow, BlockMove, StepRecord
+from stepscope.engine.protocol.wire import BatchRow, BlockMove, StepRecord
 from stepscope.recordings.blocks import SoundMove
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from stepscope.engine.wire import Phase, RowFlag
+from stepscope.engine.protocol.wire import Phase, RowFlag
 
 _DECODE = int(Phase.DECODE)
 _LAST_CHUNK = int(RowFlag.LAST_CHUNK)

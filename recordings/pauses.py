@@ -2,8 +2,8 @@
 
 from bisect import bisect_right
 
-from stepscope.engine.pause_trail import MAX_SPANS, PauseTrail
-from stepscope.engine.wire import EngineStatus, Snapshot, StepRecord, Telemetry
+from stepscope.engine.protocol.pause_trail import MAX_SPANS, PauseTrail
+from stepscope.engine.protocol.wire import EngineStatus, Snapshot, StepRecord, Telemetry
 from stepscope.recordings.outcome import Outcome
 from stepscope.recordings.session import SessionState, pauses_in
 

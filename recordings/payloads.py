@@ -12,7 +12,7 @@ from itertools import pairwise
 import msgspec
 import zstandard
 
-from stepscope.engine.wire import BatchRow
+from stepscope.engine.protocol.wire import BatchRow
 from stepscope.recordings.packed_steps import StepUnpacker
 
 _LEVEL = 1  # 3 takes twice the time for a twentieth less

@@ -6,8 +6,8 @@ Decoding happens outside the timeline's lock, on payloads that never change.
 import threading
 from collections.abc import Iterable
 
-from stepscope.engine import wire
-from stepscope.engine.wire import Snapshot, StepRecord, Transcript
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import Snapshot, StepRecord, Transcript
 from stepscope.recordings.causes import Piece
 from stepscope.recordings.explain import Explainer
 from stepscope.recordings.session import SessionState

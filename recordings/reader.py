@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, NamedTuple, Self
 
-from stepscope.engine.wire import EngineInfo, Snapshot
+from stepscope.engine.protocol.wire import EngineInfo, Snapshot
 from stepscope.recordings import write_lock
 from stepscope.recordings.chunk_cache import ChunkCache
 from stepscope.recordings.chunk_damage import missing_text, nothing_left

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from stepscope.engine import wire
-from stepscope.engine.wire import Snapshot, StepRecord, Telemetry
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import Snapshot, StepRecord, Telemetry
 from stepscope.recordings.compare.feed import BATCH, Stretch
 from stepscope.recordings.compare.past import Past, oldest_arrival
 from stepscope.recordings.compare.side import Side

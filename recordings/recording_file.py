@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from stepscope.engine import wire
-from stepscope.engine.wire import EngineInfo, Snapshot, StepRecord
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import EngineInfo, Snapshot, StepRecord
 from stepscope.recordings import file_rights, write_lock
 from stepscope.recordings.mcap_sink import McapSink
 from stepscope.recordings.packed_steps import StepPacker

@@ -7,7 +7,7 @@ that copies of a table share them.
 from collections import deque
 from collections.abc import Iterable
 
-from stepscope.engine.wire import (
+from stepscope.engine.protocol.wire import (
     Aborted,
     Admitted,
     Arrived,

@@ -9,8 +9,8 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from stepscope.engine import wire
-from stepscope.engine.wire import BatchRow
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import BatchRow
 from stepscope.recordings.keyframe_session import KeyframeSession
 from stepscope.recordings.payloads import OpenPayloads
 from stepscope.recordings.segment import Keyframe, Segment

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from stepscope.engine import wire
-from stepscope.engine.wire import Snapshot
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import Snapshot
 from stepscope.recordings.fast_forward import FastForward
 from stepscope.recordings.reader import Position, Recording, whole_sequence
 from stepscope.recordings.session import SessionState

@@ -9,9 +9,9 @@ import copy
 from array import array
 from dataclasses import dataclass, field
 
-from stepscope.engine.audit_fold import latest
-from stepscope.engine.pause_trail import PauseSpan, PauseTrail
-from stepscope.engine.wire import (
+from stepscope.engine.protocol.audit_fold import latest
+from stepscope.engine.protocol.pause_trail import PauseSpan, PauseTrail
+from stepscope.engine.protocol.wire import (
     Audited,
     BatchRow,
     ControlCounts,

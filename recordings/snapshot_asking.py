@@ -4,10 +4,10 @@ import logging
 import threading
 import time
 
-from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import CommandRefused, EngineUnreachable
-from stepscope.engine.commands import Error, GetSnapshot, Replayed, ReplayFrom
-from stepscope.engine.wire import Snapshot
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.protocol.commands import Error, GetSnapshot, Replayed, ReplayFrom
+from stepscope.engine.protocol.wire import Snapshot
 
 log = logging.getLogger("stepscope.recordings")
 

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable
 from typing import Literal, Protocol, TypeAlias
 
-from stepscope.engine import wire
-from stepscope.engine.wire import Mark
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import Mark
 from stepscope.recordings.history import History
 
 # A live one is starting (does not listen yet), connecting, live, stale (silent for some seconds) or

@@ -7,8 +7,8 @@ import threading
 from collections import OrderedDict
 from typing import NamedTuple
 
-from stepscope.engine import wire
-from stepscope.engine.wire import StepRecord
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.ring import replayed
 from stepscope.recordings.segment import Segment
 from stepscope.recordings.session import SessionState

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from stepscope.engine import wire
-from stepscope.engine.wire import (
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import (
     Arrived,
     EngineInfo,
     EngineStatus,

@@ -14,18 +14,18 @@ from typing import Literal, TypeAlias
 import msgspec
 import zmq
 
-from stepscope.engine import wire
-from stepscope.engine.access.sockets import RECONNECT_MS, client_socket
-from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import (
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import (
     CommandRefused,
     EngineSilent,
     EngineStarting,
     EngineUnreachable,
 )
-from stepscope.engine.endpoints import Endpoint
-from stepscope.engine.held import Received
-from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo
+from stepscope.engine.client.reorder_buffer import Received
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import SCHEMA_VERSION, EngineInfo
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.engine.transport.sockets import RECONNECT_MS, client_socket
 from stepscope.recordings.backfill import Backfill
 from stepscope.recordings.healing import ASK_TIMEOUT_S, TOPICS, Healing, JoinAgain
 from stepscope.recordings.history import History

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from stepscope.engine.wire import StepRecord
+from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.latency_samples import bounded
 from stepscope.recordings.outcome import Outcome
 

@@ -8,7 +8,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
-from stepscope.engine.wire import (
+from stepscope.engine.protocol.wire import (
     Audited,
     EngineInfo,
     EngineStatus,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from stepscope.engine.wire import (
+from stepscope.engine.protocol.wire import (
     Aborted,
     Arrived,
     EngineInfo,

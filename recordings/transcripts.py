@@ -2,7 +2,14 @@
 
 from typing import NamedTuple
 
-from stepscope.engine.wire import Arrived, EngineStatus, Snapshot, StepRecord, Telemetry, Transcript
+from stepscope.engine.protocol.wire import (
+    Arrived,
+    EngineStatus,
+    Snapshot,
+    StepRecord,
+    Telemetry,
+    Transcript,
+)
 
 
 class Said(NamedTuple):

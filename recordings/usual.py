@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from stepscope.engine.wire import BatchRow, StepRecord
+from stepscope.engine.protocol.wire import BatchRow, StepRecord
 from stepscope.recordings.columns import StepColumns
 from stepscope.recordings.latency import percentiles
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.engine import wire
-from stepscope.engine.wire import EngineStatus, Mark, Snapshot, StepRecord, Telemetry
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import EngineStatus, Mark, Snapshot, StepRecord, Telemetry
 from stepscope.recordings.block_ledger import BlockLedger
 from stepscope.recordings.loaded_chunk import KEYFRAME, Frame
 from stepscope.recordings.mcap_chunk import has_sound_head, was_overwritten

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from stepscope.engine.wire import (
+from stepscope.engine.protocol.wire import (
     Aborted,
     Admitted,
     Arrived,

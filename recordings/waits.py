@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, TypeAlias
 
-from stepscope.engine.wire import BatchRow, Phase, RequestView, StepRecord
+from stepscope.engine.protocol.wire import BatchRow, Phase, RequestView, StepRecord
 from stepscope.recordings.causes import Piece
 from stepscope.recordings.pauses import Pauses
 from stepscope.recordings.usual import Held

@@ -15,8 +15,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from stepscope.engine import wire
-from stepscope.engine.wire import EngineInfo, Snapshot
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import EngineInfo, Snapshot
 from stepscope.recordings.engine_log import EngineLog
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recording_errors import RecordingError

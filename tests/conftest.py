@@ -22,28 +22,28 @@ import pytest
 import zmq
 from hypothesis import settings
 
-from stepscope.engine import dispatch
-from stepscope.engine.commands import Shutdown
-from stepscope.engine.config import ConfigError, Knobs, Limits
-from stepscope.engine.control import ControlServer
-from stepscope.engine.core import EngineCore
-from stepscope.engine.endpoints import Endpoint, EndpointLock
-from stepscope.engine.inbox import Call
-from stepscope.engine.intake import Intake
-from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.scheduler import Scheduler
-from stepscope.engine.serve import Silent
-from stepscope.engine.simulated import (
+from stepscope.engine.control.intake import Intake
+from stepscope.engine.control.server import ControlServer
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.process.serve import Silent
+from stepscope.engine.protocol.commands import Shutdown
+from stepscope.engine.protocol.config import ConfigError, Knobs, Limits
+from stepscope.engine.protocol.wire import TOPICS, Telemetry, encode
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.simulation.simulated import (
     VOCAB_SIZE,
     CostModel,
     SimulatedWorkload,
     simulate,
     simulated_info,
 )
-from stepscope.engine.telemetry import Publisher
-from stepscope.engine.token_teller import TokenTeller
-from stepscope.engine.tokenizer import TextStream
-from stepscope.engine.wire import TOPICS, Telemetry, encode
+from stepscope.engine.telemetry.publisher import Publisher
+from stepscope.engine.telemetry.token_teller import TokenTeller
+from stepscope.engine.text.tokenizer import TextStream
+from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.recorder import Recorder

@@ -1,9 +1,9 @@
 """What stands at both ends of an `EngineCore` in a test: a client, and a sink of its telemetry."""
 
-from stepscope.engine import wire
-from stepscope.engine.commands import AnyReply, Output
-from stepscope.engine.step_draft import StepDraft
-from stepscope.engine.wire import StepRecord, Telemetry
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import AnyReply, Output
+from stepscope.engine.protocol.wire import StepRecord, Telemetry
+from stepscope.engine.telemetry.step_draft import StepDraft
 
 
 class Client:

@@ -7,9 +7,8 @@ from typing import Any
 
 import zmq
 
-from stepscope.engine import commands, wire
-from stepscope.engine.access.rate_limit import RateLimiter
-from stepscope.engine.commands import (
+from stepscope.engine.protocol import commands, wire
+from stepscope.engine.protocol.commands import (
     AnyReply,
     Error,
     GetInfo,
@@ -18,8 +17,9 @@ from stepscope.engine.commands import (
     ReplayedFrame,
     ReplayFrom,
 )
-from stepscope.engine.endpoints import Endpoint
-from stepscope.engine.wire import EngineInfo, StepRecord, Telemetry
+from stepscope.engine.protocol.wire import EngineInfo, StepRecord, Telemetry
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.engine.transport.rate_limit import RateLimiter
 from stepscope.recordings.session import SessionState
 from stepscope.recordings.subscriber import Subscriber
 from tests.waiting import wait_for

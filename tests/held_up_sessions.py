@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from stepscope.engine import wire
-from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
-from stepscope.engine.step import ScheduledStep
-from stepscope.engine.wire import Telemetry
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import Telemetry
+from stepscope.engine.scheduling.step import ScheduledStep
+from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.recordings.causes import Late, Piece
 
 MS = 1_000_000

@@ -2,8 +2,8 @@
 
 import time
 
-from stepscope.engine.simulated import SimulatedRunner
-from stepscope.engine.step import ScheduledStep, StepResult
+from stepscope.engine.scheduling.step import ScheduledStep, StepResult
+from stepscope.engine.simulation.simulated import SimulatedRunner
 
 
 class PacedRunner(SimulatedRunner):

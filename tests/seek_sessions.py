@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from stepscope.engine import wire
-from stepscope.engine.config import Knobs
-from stepscope.engine.simulated import SimulatedWorkload, simulate
-from stepscope.engine.wire import Telemetry
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import Telemetry
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.history import History
 from stepscope.recordings.reader import Position, Recording
 from stepscope.recordings.seek import state_at

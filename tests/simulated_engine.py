@@ -12,21 +12,21 @@ from pathlib import Path
 
 from paced_runner import PacedRunner
 
-from stepscope.engine import dispatch
-from stepscope.engine.access.gate import gate_of, local_key
-from stepscope.engine.config import Knobs, Limits
-from stepscope.engine.control import ControlServer
-from stepscope.engine.core import EngineCore
-from stepscope.engine.endpoints import Endpoint, EndpointLock
-from stepscope.engine.intake import Intake
-from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.scheduler import Scheduler
-from stepscope.engine.simulated import (
+from stepscope.engine.control.intake import Intake
+from stepscope.engine.control.server import ControlServer
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.protocol.config import Knobs, Limits
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.simulation.simulated import (
     VOCAB_SIZE,
     CostModel,
     simulated_info,
 )
-from stepscope.engine.telemetry import Publisher
+from stepscope.engine.telemetry.publisher import Publisher
+from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
+from stepscope.engine.transport.gate import gate_of, local_key
 
 
 def main() -> None:

@@ -10,10 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine import kept_snapshots
-from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import EngineGone
-from stepscope.engine.commands import (
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import EngineGone
+from stepscope.engine.protocol.commands import (
     AnyCommand,
     AnyReply,
     Error,
@@ -21,8 +20,9 @@ from stepscope.engine.commands import (
     ReplayFrom,
     Submit,
 )
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.wire import EngineInfo, EngineStatus, Mark, Snapshot
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, Mark, Snapshot
+from stepscope.engine.telemetry import kept_snapshots
 from stepscope.recordings import backfill
 from stepscope.recordings.history import History
 from stepscope.recordings.reader import Recording

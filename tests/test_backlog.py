@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import zmq
 
-from stepscope.engine.access import backlog
-from stepscope.engine.access.backlog import MAX_HELD_BYTES, Backlog, wire_bytes
-from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import EngineUnreachable
-from stepscope.engine.commands import AuditPage, GetAudit
-from stepscope.engine.wire import Audited
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import EngineUnreachable
+from stepscope.engine.protocol.commands import AuditPage, GetAudit
+from stepscope.engine.protocol.wire import Audited
+from stepscope.engine.transport import backlog
+from stepscope.engine.transport.backlog import MAX_HELD_BYTES, Backlog, wire_bytes
 
 ENGINE = str(Path(__file__).with_name("simulated_engine.py"))
 FRAME = bytes(64 * 1024)

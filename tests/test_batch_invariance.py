@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepscope.engine.config import EngineConfig
-from stepscope.engine.request import Request
-from stepscope.engine.runner import ModelRunner
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.step import ScheduledRow, ScheduledStep
-from stepscope.engine.wire import Phase
+from stepscope.engine.execution.runner import ModelRunner
+from stepscope.engine.protocol.config import EngineConfig
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import Phase
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep
 from stepscope.kernels.cpu.linear import is_usable
 
 BLOCK_SIZE = 16

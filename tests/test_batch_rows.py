@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine import batch_rows
-from stepscope.engine.batch_rows import RowFields, encode_in_python, keep_rows, num_rows
-from stepscope.engine.request import Request
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.step import ScheduledRow
-from stepscope.engine.wire import BatchRow, Phase
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import BatchRow, Phase
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.step import ScheduledRow
+from stepscope.engine.telemetry import batch_rows
+from stepscope.engine.telemetry.batch_rows import RowFields, encode_in_python, keep_rows, num_rows
 
 # Around each border between two forms of an integer in msgpack.
 NUMBERS = st.one_of(

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine import wire
-from stepscope.engine.simulated import simulate
+from stepscope.engine.protocol import wire
+from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recording_errors import RecordingError
 from stepscope.recordings.recording_file import RecordingFile
@@ -29,8 +29,8 @@ MESSAGES = simulate(seed=6, num_steps=3000)
 
 RECORDER = """
 import sys, time
-from stepscope.engine import wire
-from stepscope.engine.simulated import simulate
+from stepscope.engine.protocol import wire
+from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings import recording_file, writer
 writer.FLUSH_S = 0.01
 recording_file.CHUNK_BYTES = 50_000

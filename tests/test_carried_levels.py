@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine import wire
-from stepscope.engine.simulated import simulate
+from stepscope.engine.protocol import wire
+from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings import samples
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.reader import Recording

@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import EngineUnreachable
-from stepscope.engine.endpoints import Endpoint
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import EngineUnreachable
+from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.reader import Recording
 
 WAIT_S = 90.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine import batch_rows
+from stepscope.engine.telemetry import batch_rows
 from stepscope.tui.commands import doctor as doctor_command
 from stepscope.tui.commands.errors import CommandFailed
 

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine import wire
-from stepscope.engine.access.sockets import KEY_VARIABLE
-from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import EngineUnreachable
-from stepscope.engine.commands import Pause, Submit
-from stepscope.engine.endpoints import Endpoint
-from stepscope.engine.load import LoadGenerator, LoadReport
-from stepscope.engine.local_engines import is_refused
-from stepscope.engine.sampling_params import SamplingParams
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import EngineUnreachable
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import Pause, Submit
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.engine.transport.local_engines import is_refused
+from stepscope.engine.transport.sockets import KEY_VARIABLE
+from stepscope.engine.workload.load import LoadGenerator, LoadReport
 from stepscope.tui.commands import keys as keys_command
 
 ENGINE = Path(__file__).parent / "simulated_engine.py"

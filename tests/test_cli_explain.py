@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.config import Knobs
-from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
-from stepscope.engine.wire import Arrived, RowFlag, StepRecord
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import Arrived, RowFlag, StepRecord
+from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
 
 
 @pytest.fixture(scope="module")

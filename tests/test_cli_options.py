@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine.config import EngineConfig, Knobs
-from stepscope.engine.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.config import EngineConfig, Knobs
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.tui.commands.errors import WrongUsage
 from stepscope.tui.commands.options import resolve, with_options
 from stepscope.tui.settings import DashboardSettings

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import Shutdown, Submit
-from stepscope.engine.sampling_params import SamplingParams
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol.commands import Shutdown, Submit
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.writer import RecordingWriter
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stepscope.engine.config import Knobs
-from stepscope.engine.schedule import ScheduleLine
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.scheduling.dry_run import ScheduleLine
 from stepscope.tui.cli import main
 
 RECORDED = Path(__file__).parent / "conformance"

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine import serve as engine_serve
-from stepscope.engine.access.authorised_keys import KeyFolder
-from stepscope.engine.config import ConfigError, EngineConfig, Knobs, Limits
-from stepscope.engine.endpoints import Endpoint
-from stepscope.engine.sender import is_compiled
-from stepscope.engine.simulated import simulated_info
-from stepscope.engine.wire import StepCosts
+from stepscope.engine.process import serve as engine_serve
+from stepscope.engine.protocol.config import ConfigError, EngineConfig, Knobs, Limits
+from stepscope.engine.protocol.wire import StepCosts
+from stepscope.engine.simulation.simulated import simulated_info
+from stepscope.engine.telemetry.sender import is_compiled
+from stepscope.engine.transport.authorised_keys import KeyFolder
+from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.tui.commands import serve as serve_command
 from stepscope.tui.commands.connect import choose
 from stepscope.tui.commands.errors import WRONG_USAGE, expected
@@ -69,7 +69,7 @@ def test_what_no_engine_takes_is_refused_before_anything_is_loaded(
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
     monkeypatch.setattr(serve_command, "prepare_process", lambda: None)
-    monkeypatch.setitem(sys.modules, "stepscope.engine.runner", None)  # with torch
+    monkeypatch.setitem(sys.modules, "stepscope.engine.execution.runner", None)  # with torch
     with pytest.raises(ConfigError) as failed:
         serve_command.serve(flags, exit_with_stdin=False)
     exit_code, message = expected(failed.value) or (0, "")

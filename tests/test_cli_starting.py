@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine.endpoints import Endpoint
-from stepscope.engine.local_engines import starting_pid
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.engine.transport.local_engines import starting_pid
 from stepscope.recordings.reader import Recording
 
 ENGINE = Path(__file__).parent / "simulated_engine.py"

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.access import keys as key_files
-from stepscope.engine.access.authorised_keys import KeyFolder
-from stepscope.engine.config import ConfigError
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.transport import keys as key_files
+from stepscope.engine.transport.authorised_keys import KeyFolder
 from stepscope.recordings import samples
 from stepscope.recordings.export.output import writing
 from stepscope.recordings.recording_errors import RecordingError

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from stepscope.engine.endpoints import Endpoint, EndpointLock
+from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from stepscope.recordings import samples
 from stepscope.tui.cli import main
 from stepscope.tui.commands import demo as demo_command

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine.config import Knobs
-from stepscope.engine.serve import anchored
-from stepscope.engine.simulated import SimulatedWorkload, simulate
-from stepscope.engine.wire import Arrived, EngineInfo, EngineStatus, StepRecord, Telemetry
+from stepscope.engine.process.serve import anchored
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import Arrived, EngineInfo, EngineStatus, StepRecord, Telemetry
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.tui.app import Dashboard

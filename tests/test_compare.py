@@ -13,10 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine import wire
-from stepscope.engine.config import Knobs
-from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
-from stepscope.engine.wire import Arrived, EngineInfo, EngineStatus, Mark, StepRecord, Telemetry
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import (
+    Arrived,
+    EngineInfo,
+    EngineStatus,
+    Mark,
+    StepRecord,
+    Telemetry,
+)
+from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.recordings.compare import counts as comparison_counts
 from stepscope.recordings.compare import points as comparison_points
 from stepscope.recordings.compare.chance import leans, means_differ, rates_differ, shares_differ

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.config import Knobs
-from stepscope.engine.simulated import SimulatedWorkload, simulate
-from stepscope.engine.wire import Audited, Mark
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import Audited, Mark
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.compare.columns import NUM_STRETCHES
 from stepscope.recordings.reader import Recording
 from stepscope.tui.commands import compare as compare_command

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterable
 
-from stepscope.engine import wire
+from stepscope.engine.protocol import wire
 from stepscope.recordings.compare.load import Load, load_of
 from stepscope.recordings.compare.requests import RequestRun
 from stepscope.recordings.compare.side import Side

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stepscope.engine.config import ConfigError
-from stepscope.engine.schedule import ScheduleLine, ScheduleReplay, parse_workload
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.scheduling.dry_run import ScheduleLine, ScheduleReplay, parse_workload
 from stepscope.tui.cli import main
 
 RECORDED = Path(__file__).parent / "conformance"

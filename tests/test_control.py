@@ -8,10 +8,12 @@ import msgspec
 import pytest
 import zmq
 
-from stepscope.engine import commands, wire
-from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import CommandRefused, EngineUnreachable
-from stepscope.engine.commands import (
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.control.intake import Intake, num_chars
+from stepscope.engine.control.submissions import LONG_TEXT
+from stepscope.engine.protocol import commands, wire
+from stepscope.engine.protocol.commands import (
     Abort,
     Ack,
     ChatMessage,
@@ -28,11 +30,8 @@ from stepscope.engine.commands import (
     Submit,
     Submitted,
 )
-from stepscope.engine.intake import Intake, num_chars
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.step import ScheduledStep, StepResult
-from stepscope.engine.submissions import LONG_TEXT
-from stepscope.engine.wire import (
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import (
     Aborted,
     Arrived,
     KnobsChanged,
@@ -40,6 +39,7 @@ from stepscope.engine.wire import (
     StepRecord,
     TelemetryMessage,
 )
+from stepscope.engine.scheduling.step import ScheduledStep, StepResult
 from tests.waiting import wait_for
 
 

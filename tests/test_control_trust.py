@@ -18,13 +18,12 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine import commands, dispatch
-from stepscope.engine.access import rate_limit
-from stepscope.engine.access.rate_limit import CLIENT_BURST, CLIENT_RATE, RateLimiter
-from stepscope.engine.answers import MAX_ANSWERS, AnswerBook, OnceReused
-from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import CommandRefused
-from stepscope.engine.commands import (
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused
+from stepscope.engine.control.answers import MAX_ANSWERS, AnswerBook, OnceReused
+from stepscope.engine.loop import dispatch
+from stepscope.engine.protocol import commands
+from stepscope.engine.protocol.commands import (
     Abort,
     Ack,
     AnyReply,
@@ -45,8 +44,10 @@ from stepscope.engine.commands import (
     Submit,
     Submitted,
 )
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.wire import Audited, Snapshot
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import Audited, Snapshot
+from stepscope.engine.transport import rate_limit
+from stepscope.engine.transport.rate_limit import CLIENT_BURST, CLIENT_RATE, RateLimiter
 from stepscope.recordings.audit_text import change_text
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recorder import Recorder
@@ -158,7 +159,7 @@ def test_a_change_whose_answer_is_lost_is_asked_for_again_and_done_once(
     live_engine: Any, client: ControlClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.info()
-    monkeypatch.setattr("stepscope.engine.client.CHANGE_AGAIN_S", 0.1)
+    monkeypatch.setattr("stepscope.engine.client.client.CHANGE_AGAIN_S", 0.1)
     receive = ControlClient._receive
     lost: list[object] = []
 

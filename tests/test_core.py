@@ -1,23 +1,12 @@
 """The loop: a record for every step, nothing lost when one fails, same input, same bytes."""
 
-from stepscope.engine import dispatch
-from stepscope.engine.commands import Output, Submit
-from stepscope.engine.config import Knobs, Limits
-from stepscope.engine.core import EngineCore
-from stepscope.engine.inbox import Call
-from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.scheduler import Scheduler
-from stepscope.engine.simulated import (
-    CostModel,
-    SimulatedRunner,
-    SimulatedWorkload,
-    encoded,
-    simulate,
-    simulated_info,
-)
-from stepscope.engine.step import ScheduledStep, StepResult
-from stepscope.engine.wire import (
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.protocol.commands import Output, Submit
+from stepscope.engine.protocol.config import Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import (
     Aborted,
     Admitted,
     Arrived,
@@ -29,6 +18,17 @@ from stepscope.engine.wire import (
     RowFlag,
     StepRecord,
     Telemetry,
+)
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import ScheduledStep, StepResult
+from stepscope.engine.simulation.simulated import (
+    CostModel,
+    SimulatedRunner,
+    SimulatedWorkload,
+    encoded,
+    simulate,
+    simulated_info,
 )
 from tests.core_ends import Client, Sink
 

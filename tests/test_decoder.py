@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from stepscope.engine.config import ConfigError, ModelImpl
 from stepscope.engine.models import linear, loader
 from stepscope.engine.models.model import Model, StepContext
+from stepscope.engine.protocol.config import ConfigError, ModelImpl
 from stepscope.kernels.cpu.linear import is_usable
 from stepscope.kernels.paged_attention import PagedBatch
 from stepscope.kernels.reference import ReferenceAttention

@@ -9,16 +9,19 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from stepscope.engine import dispatch, wire
-from stepscope.engine.client_errors import CommandRefused, EngineUnreachable
-from stepscope.engine.config import Limits
-from stepscope.engine.core import EngineCore
-from stepscope.engine.corpus import Corpus
+from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.execution import step_costs
-from stepscope.engine.inbox import Call
-from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.scheduler import Scheduler
-from stepscope.engine.simulated import (
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.config import Limits
+from stepscope.engine.protocol.wire import Telemetry
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import ScheduledStep
+from stepscope.engine.simulation.simulated import (
     START_NS,
     VOCAB_SIZE,
     CostModel,
@@ -26,10 +29,8 @@ from stepscope.engine.simulated import (
     SimulatedStep,
     simulated_info,
 )
-from stepscope.engine.step import ScheduledStep
-from stepscope.engine.wire import Telemetry
-from stepscope.engine.workload import Arrival, PromptWriter, synthetic
-from stepscope.engine.workload_spec import WorkloadSpec
+from stepscope.engine.workload.arrivals import Arrival, PromptWriter, synthetic
+from stepscope.engine.workload.corpus import Corpus
 from stepscope.recordings.history import History
 from stepscope.tui.commands.demo import KNOBS, WORKLOAD
 from stepscope.tui.commands.demo_pace import TICK_S, Pace

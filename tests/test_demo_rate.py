@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from stepscope.engine.capacity import reckoned_ms, requests_per_s
-from stepscope.engine.config import Limits
-from stepscope.engine.simulated import simulated_info
-from stepscope.engine.wire import Audited, EngineInfo, StepCosts
-from stepscope.engine.workload import describe
-from stepscope.engine.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.config import Limits
+from stepscope.engine.protocol.wire import Audited, EngineInfo, StepCosts
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.simulation.simulated import simulated_info
+from stepscope.engine.workload.arrivals import describe
+from stepscope.engine.workload.capacity import reckoned_ms, requests_per_s
 from stepscope.recordings.audit_text import change_text
 from stepscope.recordings.rates import Rates
 from stepscope.tui.commands.demo import WORKLOAD

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from stepscope.engine.config import ConfigError
-from stepscope.engine.execution.devices import DeviceTimer, is_out_of_memory, memory_for
+from stepscope.engine.execution.machine.devices import DeviceTimer, is_out_of_memory, memory_for
+from stepscope.engine.protocol.config import ConfigError
 
 # As torch words it.
 FULL = (

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine import wire
-from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import EngineUnreachable
-from stepscope.engine.commands import Output, Replayed, ReplayFrom, Submit
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.wire import KnobsChanged, StepRecord, TelemetryMessage
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import EngineUnreachable
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import Output, Replayed, ReplayFrom, Submit
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import KnobsChanged, StepRecord, TelemetryMessage
 from stepscope.recordings.reader import Recording
 
 STEPSCOPE = [sys.executable, "-m", "stepscope.tui.cli"]

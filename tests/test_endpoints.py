@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import EngineGone, EngineStarting, EngineUnreachable
-from stepscope.engine.config import ConfigError
-from stepscope.engine.endpoints import (
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import EngineGone, EngineStarting, EngineUnreachable
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.transport.endpoints import (
     Endpoint,
     EndpointLock,
     check_name,
@@ -22,8 +22,8 @@ from stepscope.engine.endpoints import (
     free_name,
     runtime_dir,
 )
-from stepscope.engine.leftovers import stale_files
-from stepscope.engine.local_engines import called, starting_pid
+from stepscope.engine.transport.leftovers import stale_files
+from stepscope.engine.transport.local_engines import called, starting_pid
 from stepscope.recordings.history import History
 from stepscope.tui.commands.connect import connect, hello, receive
 
@@ -112,7 +112,7 @@ def test_files_of_a_killed_engine_are_stale_and_do_not_stop_the_next_one() -> No
     endpoint = Endpoint.parse("engine-0")
     code = (
         "import sys, zmq\n"
-        "from stepscope.engine.endpoints import Endpoint, EndpointLock\n"
+        "from stepscope.engine.transport.endpoints import Endpoint, EndpointLock\n"
         "endpoint = Endpoint.parse('engine-0')\n"
         "with EndpointLock(endpoint):\n"
         "    socket = zmq.Context.instance().socket(zmq.ROUTER)\n"

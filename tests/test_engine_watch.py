@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine.wire import EngineInfo
+from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.recordings.source import SourceStatus
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui.knob_change import KnobChange

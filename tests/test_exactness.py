@@ -11,14 +11,14 @@ from typing import TypeAlias
 import pytest
 import torch
 
-from stepscope.engine.config import EngineConfig, Knobs, Limits, ModelImpl
-from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.request import Request, RequestStatus
-from stepscope.engine.runner import ModelRunner
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.scheduler import Scheduler
-from stepscope.engine.step import ScheduledRow, ScheduledStep
-from stepscope.engine.wire import Phase
+from stepscope.engine.execution.runner import ModelRunner
+from stepscope.engine.protocol.config import EngineConfig, Knobs, Limits, ModelImpl
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import Phase
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.request import Request, RequestStatus
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep
 
 LEAN = ("llama", "qwen2", "qwen3", "mistral")  # our own decoder runs these, and the library can too
 OTHERS = ("gemma3_text", "gemma2", "phi3", "gpt_oss")

@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine import dispatch, wire
-from stepscope.engine.commands import (
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import (
     AnyReply,
     Command,
     Error,
@@ -21,20 +24,18 @@ from stepscope.engine.commands import (
     StepOnce,
     Submit,
 )
-from stepscope.engine.config import Knobs, Limits
-from stepscope.engine.core import EngineCore
-from stepscope.engine.inbox import Call
-from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.scheduler import Scheduler
-from stepscope.engine.simulated import (
+from stepscope.engine.protocol.config import Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import Arrived, StepRecord, Telemetry
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.simulation.simulated import (
     CostModel,
     SimulatedRunner,
     SimulatedWorkload,
     simulate,
     simulated_info,
 )
-from stepscope.engine.wire import Arrived, StepRecord, Telemetry
 from stepscope.recordings.causes import CAUSES, Late, by_cause
 from stepscope.recordings.explain import Explainer
 from stepscope.recordings.explained import explain_recording

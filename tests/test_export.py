@@ -17,13 +17,9 @@ import pyarrow.parquet
 import pytest
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
-from stepscope.engine import wire
-from stepscope.engine.config import Knobs
-from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.simulated import SimulatedWorkload, simulate
-from stepscope.engine.step_draft import StepDraft
-from stepscope.engine.traces import read_trace
-from stepscope.engine.wire import (
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import (
     Admitted,
     Arrived,
     EngineStatus,
@@ -34,6 +30,10 @@ from stepscope.engine.wire import (
     StepRecord,
     Telemetry,
 )
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.engine.telemetry.step_draft import StepDraft
+from stepscope.engine.workload.traces import read_trace
 from stepscope.recordings.export.export import FORMATS, Format, export
 from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.export.tables import Table
@@ -333,15 +333,20 @@ def test_a_mooncake_trace_is_read_by_our_own_loader_and_replays_with_the_same_hi
 
 def replayed_hits(rows: list[Any]) -> int:
     """Tokens found in the prefix cache when the trace runs through the simulated engine."""
-    from stepscope.engine import dispatch
-    from stepscope.engine.commands import Submit
-    from stepscope.engine.config import Limits
-    from stepscope.engine.core import EngineCore
-    from stepscope.engine.inbox import Call
-    from stepscope.engine.sampling_params import SamplingParams
-    from stepscope.engine.scheduler import Scheduler
-    from stepscope.engine.serve import Silent
-    from stepscope.engine.simulated import START_NS, CostModel, SimulatedRunner, simulated_info
+    from stepscope.engine.loop import dispatch
+    from stepscope.engine.loop.core import EngineCore
+    from stepscope.engine.loop.inbox import Call
+    from stepscope.engine.process.serve import Silent
+    from stepscope.engine.protocol.commands import Submit
+    from stepscope.engine.protocol.config import Limits
+    from stepscope.engine.protocol.sampling_params import SamplingParams
+    from stepscope.engine.scheduling.scheduler import Scheduler
+    from stepscope.engine.simulation.simulated import (
+        START_NS,
+        CostModel,
+        SimulatedRunner,
+        simulated_info,
+    )
 
     class Sink:
         next_sequence = num_dropped = num_hit_tokens = num_finished = 0

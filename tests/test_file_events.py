@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stepscope.engine.wire import (
+from stepscope.engine.protocol.wire import (
     Aborted,
     Audited,
     KnobsChanged,

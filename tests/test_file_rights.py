@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine import wire
-from stepscope.engine.simulated import simulate
-from stepscope.engine.wire import EngineInfo, StepRecord, Telemetry
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import EngineInfo, StepRecord, Telemetry
+from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.export.export import export
 from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.reader import Recording

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.engine.wire import EngineState, EngineStatus, StepRecord, Telemetry
+from stepscope.engine.protocol.wire import EngineState, EngineStatus, StepRecord, Telemetry
 from stepscope.recordings import chunk_waits, file_waits, recording_file
 from stepscope.recordings.chunk_waits import StepWait, waits_in
 from stepscope.recordings.file_waits import FileWaits

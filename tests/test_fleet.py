@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.engine.wire import EngineInfo, EngineStatus, KVCounts, Snapshot, StepRecord
+from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, KVCounts, Snapshot, StepRecord
 from stepscope.recordings.fleets.figures import EngineFigures, figures, measure
 from stepscope.recordings.fleets.fleet import (
     FLEET_STEPS,

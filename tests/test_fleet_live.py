@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import Submit
-from stepscope.engine.config import ConfigError
-from stepscope.engine.endpoints import Endpoint, EndpointLock
-from stepscope.engine.sampling_params import SamplingParams
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from stepscope.recordings.fleets.fleet import Fleet
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui.commands import top as top_command

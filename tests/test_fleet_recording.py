@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from textual import events
 
-from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import Submit
-from stepscope.engine.sampling_params import SamplingParams
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.recordings.fleets.fleet import Fleet
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.subscriber import Subscriber

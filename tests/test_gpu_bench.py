@@ -20,12 +20,11 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from stepscope.engine.config import ConfigError
-from stepscope.engine.gpu_bench import aims, results
-from stepscope.engine.gpu_bench.conduct import conduct
-from stepscope.engine.gpu_bench.costs import Costs, attention_flops, causal_pairs
-from stepscope.engine.gpu_bench.knee import find_knee
-from stepscope.engine.gpu_bench.parts import (
+from stepscope.engine.bench.gpu import aims, results
+from stepscope.engine.bench.gpu.conduct import conduct
+from stepscope.engine.bench.gpu.costs import Costs, attention_flops, causal_pairs
+from stepscope.engine.bench.gpu.knee import find_knee
+from stepscope.engine.bench.gpu.parts import (
     PARTS,
     PEER_WEIGHT,
     QUICK_MODELS,
@@ -34,9 +33,10 @@ from stepscope.engine.gpu_bench.parts import (
     chosen_parts,
     plan_jobs,
 )
-from stepscope.engine.gpu_bench.results import Aim, Outcome, Point, Report
+from stepscope.engine.bench.gpu.results import Aim, Outcome, Point, Report
 from stepscope.engine.models import loader, random_model
 from stepscope.engine.models.random_shapes import PREFIX, SHAPES
+from stepscope.engine.protocol.config import ConfigError
 from stepscope.tui.cli import main
 from stepscope.tui.commands.bench_gpu_table import WIDTH, side_by_side, table
 
@@ -383,7 +383,7 @@ def run_jobs(jobs: list[Job], made: Report, file: Path, seconds: float = 60.0) -
 def test_a_process_that_dies_or_hangs_is_a_line_and_the_next_one_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepscope.engine.gpu_bench.conduct.GRACE_S", 0.5)
+    monkeypatch.setattr("stepscope.engine.bench.gpu.conduct.GRACE_S", 0.5)
     jobs = [
         Job(parts=parts, model=None, device="cuda", is_quick=False) for parts in ("aej", "hi", "b")
     ]
@@ -426,7 +426,7 @@ def test_an_interrupted_run_leaves_a_whole_report_and_no_process(
     script.write_text(script.read_text() + WORKER)
     code = (
         "import sys\n"
-        "from stepscope.engine.gpu_bench import conduct\n"
+        "from stepscope.engine.bench.gpu import conduct\n"
         "from stepscope.tui.cli import main\n"
         "from stepscope.tui.commands import bench_gpu\n"
         f"command = (sys.executable, {str(script)!r})\n"
@@ -461,7 +461,7 @@ def test_an_interrupted_run_leaves_a_whole_report_and_no_process(
 def test_without_a_gpu_the_command_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("stepscope.engine.gpu_bench.host.gpu_name", lambda device: None)
+    monkeypatch.setattr("stepscope.engine.bench.gpu.host.gpu_name", lambda device: None)
     monkeypatch.setattr(sys, "argv", ["stepscope", "bench", "gpu"])
     with pytest.raises(SystemExit):
         main()
@@ -491,7 +491,7 @@ def test_the_command_measures_in_a_process_of_its_own_and_names_its_file(tmp_pat
 
 def test_a_process_ends_when_whoever_started_it_is_gone() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "stepscope.engine.gpu_bench.worker"],
+        [sys.executable, "-m", "stepscope.engine.bench.gpu.measure.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -13,18 +13,19 @@ from typing import Any
 import pytest
 import torch
 
-from stepscope.engine.config import ConfigError, EngineConfig, Knobs
-from stepscope.engine.gpu_bench import aims, ceilings, worker
-from stepscope.engine.gpu_bench.bench import Bench, NotMeasuredError
-from stepscope.engine.gpu_bench.costs import Costs
-from stepscope.engine.gpu_bench.gather import Gatherer
-from stepscope.engine.gpu_bench.parts import QUICK, Job, Message, PeerWork, Sizes
-from stepscope.engine.gpu_bench.results import Outcome, Point, Report
-from stepscope.engine.gpu_bench.timing import Stopwatch
+from stepscope.engine.bench.gpu import aims
+from stepscope.engine.bench.gpu.bench import Bench, NotMeasuredError
+from stepscope.engine.bench.gpu.costs import Costs
+from stepscope.engine.bench.gpu.gather import Gatherer
+from stepscope.engine.bench.gpu.measure import ceilings, worker
+from stepscope.engine.bench.gpu.parts import QUICK, Job, Message, PeerWork, Sizes
+from stepscope.engine.bench.gpu.results import Outcome, Point, Report
+from stepscope.engine.bench.gpu.timing import Stopwatch
 from stepscope.engine.models import loader, random_model
 from stepscope.engine.models.random_shapes import SHAPES
 from stepscope.engine.models.random_weights import RandomWeights
-from stepscope.engine.serve import open_engine
+from stepscope.engine.process.serve import open_engine
+from stepscope.engine.protocol.config import ConfigError, EngineConfig, Knobs
 from stepscope.recordings.reader import Recording
 from stepscope.tui.commands.bench_gpu import RECORDER
 
@@ -257,8 +258,8 @@ def test_a_part_whose_time_is_up_keeps_what_it_has() -> None:
 
 
 def test_a_step_that_a_gpu_had_to_cut_is_no_sample() -> None:
-    from stepscope.engine.gpu_bench.steps import time_steps
-    from stepscope.engine.step import StepResult
+    from stepscope.engine.bench.gpu.measure.steps import time_steps
+    from stepscope.engine.scheduling.step import StepResult
 
     class Cut:
         num_blocks, block_size = 8, 16

@@ -17,10 +17,10 @@ from stepscope.engine.execution.graphs import LARGEST_GRAPH, DecodeGraphs, graph
 from stepscope.engine.execution.input_batch import BlockTables, InputBatch
 from stepscope.engine.execution.step_buffers import StepBuffers, StepInputs
 from stepscope.engine.execution.trial_steps import trial_step
-from stepscope.engine.request import Request
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.step import ScheduledRow
-from stepscope.engine.wire import Phase
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import Phase
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.step import ScheduledRow
 from stepscope.kernels.triton.plan import warm_up_steps
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN, VOCAB_SIZE = 4, 64, 40, 11

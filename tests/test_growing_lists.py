@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.engine.simulated import SimulatedWorkload, simulate
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.tui.app import Dashboard

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import pytest
 
-from stepscope.engine.access.rate_limit import RateLimiter
 from stepscope.engine.http.engine_client import EngineClient
-from stepscope.engine.http.follower import TelemetryFollower
-from stepscope.engine.http.metrics import EngineMetrics
+from stepscope.engine.http.metrics.follower import TelemetryFollower
+from stepscope.engine.http.metrics.reducer import EngineMetrics
+from stepscope.engine.transport.rate_limit import RateLimiter
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.verify import verify

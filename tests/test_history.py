@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine import wire
-from stepscope.engine.config import Knobs
-from stepscope.engine.simulated import SimulatedWorkload, simulate
-from stepscope.engine.wire import (
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import (
     Aborted,
     Admitted,
     Arrived,
@@ -33,6 +32,7 @@ from stepscope.engine.wire import (
     StepRecord,
     Telemetry,
 )
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.history import History
 from stepscope.recordings.lanes import Cell
 from stepscope.recordings.latency import SLO

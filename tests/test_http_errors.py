@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine.commands import Error
-from stepscope.engine.config import Limits
-from stepscope.engine.http.app import Api, build_app
-from stepscope.engine.http.exposition import Exposition
-from stepscope.engine.http.metrics import EngineMetrics
-from stepscope.engine.http.openai_requests import NO_OP_VALUES, ChatRequest, CompletionRequest
+from stepscope.engine.http.metrics.exposition import Exposition
+from stepscope.engine.http.metrics.reducer import EngineMetrics
+from stepscope.engine.http.openai.requests import NO_OP_VALUES, ChatRequest, CompletionRequest
+from stepscope.engine.http.server.app import Api, build_app
 from stepscope.engine.http.settings import HttpSettings
-from stepscope.engine.simulated import simulated_info
+from stepscope.engine.protocol.commands import Error
+from stepscope.engine.protocol.config import Limits
+from stepscope.engine.simulation.simulated import simulated_info
 
 
 @pytest.fixture

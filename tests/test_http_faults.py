@@ -17,13 +17,13 @@ import msgspec
 import psutil
 import pytest
 
-from stepscope.engine import wire
-from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import Pause, Resume, Submit, Submitted
-from stepscope.engine.config import ConfigError
+from stepscope.engine.client.client import ControlClient
 from stepscope.engine.http.settings import HttpSettings, check_private, parse_address
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.wire import Aborted, EngineStatus, StepRecord
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import Pause, Resume, Submit, Submitted
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import Aborted, EngineStatus, StepRecord
 from stepscope.tui.http_process import HttpProcess
 from tests.waiting import wait_for
 

@@ -12,7 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.engine.commands import (
+from stepscope.engine.http.openai.chat import chat_job
+from stepscope.engine.http.openai.completions import completion_job
+from stepscope.engine.http.openai.generation import Generation
+from stepscope.engine.http.openai.job import Head, Job
+from stepscope.engine.http.openai.requests import decode_chat, decode_completion
+from stepscope.engine.http.openai.streaming import answer
+from stepscope.engine.protocol.commands import (
     Abort,
     Command,
     Output,
@@ -21,12 +27,6 @@ from stepscope.engine.commands import (
     Submitted,
     TokenLogprob,
 )
-from stepscope.engine.http.chat import chat_job
-from stepscope.engine.http.completions import completion_job
-from stepscope.engine.http.generation import Generation
-from stepscope.engine.http.job import Head, Job
-from stepscope.engine.http.openai_requests import decode_chat, decode_completion
-from stepscope.engine.http.streaming import answer
 
 GOLDEN = Path(__file__).parent / "clients" / "frames"
 HEAD = Head("ID", 1_700_000_000, "tiny", "fp_0")

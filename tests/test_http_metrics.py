@@ -10,15 +10,14 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stepscope.engine import wire
-from stepscope.engine.commands import Replayed, ReplayedFrame, ReplayFrom
-from stepscope.engine.config import Knobs
-from stepscope.engine.http.exposition import Exposition
-from stepscope.engine.http.follower import TelemetryFollower
-from stepscope.engine.http.histogram import Histogram, request_tokens
-from stepscope.engine.http.metrics import EngineMetrics
-from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
-from stepscope.engine.wire import (
+from stepscope.engine.http.metrics.exposition import Exposition
+from stepscope.engine.http.metrics.follower import TelemetryFollower
+from stepscope.engine.http.metrics.histogram import Histogram, request_tokens
+from stepscope.engine.http.metrics.reducer import EngineMetrics
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import Replayed, ReplayedFrame, ReplayFrom
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import (
     Arrived,
     EngineInfo,
     Finished,
@@ -29,6 +28,7 @@ from stepscope.engine.wire import (
     StepRecord,
     Telemetry,
 )
+from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
 
 # Names of vLLM 0.32, as its server exposes them.
 VLLM_GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")

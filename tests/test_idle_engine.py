@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine.wire import EngineStatus, KnobsChanged
+from stepscope.engine.protocol.wire import EngineStatus, KnobsChanged
 from stepscope.recordings.history import History
 from stepscope.tui.app import Dashboard
 from stepscope.tui.widgets import header, key_figures

@@ -7,10 +7,10 @@ import pytest
 
 from stepscope.engine.execution import input_batch
 from stepscope.engine.execution.input_batch import BlockTables
-from stepscope.engine.request import Request
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.step import ScheduledRow
-from stepscope.engine.wire import Phase
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import Phase
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.step import ScheduledRow
 
 BLOCK_SIZE = 4
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine import sender
+from stepscope.engine.telemetry import sender
 
 # In a process of its own, where nobody has made a socket before.
 PUBLISH = """
 import os, sys, time
 from pathlib import Path
-from stepscope.engine.access.authorised_keys import KeyFolder
-from stepscope.engine import sender
-from stepscope.engine.access.gate import Gate
-from stepscope.engine.telemetry import Publisher
+from stepscope.engine.transport.authorised_keys import KeyFolder
+from stepscope.engine.telemetry import sender
+from stepscope.engine.transport.gate import Gate
+from stepscope.engine.telemetry.publisher import Publisher
 
 folder = Path(sys.argv[1])
 gate = None

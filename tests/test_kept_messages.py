@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine import sender as engine_sender
-from stepscope.engine import wire
-from stepscope.engine.sender import is_compiled, open_sender
-from stepscope.engine.telemetry import Publisher
-from stepscope.engine.wire import EngineStatus
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import EngineStatus
+from stepscope.engine.telemetry import sender as engine_sender
+from stepscope.engine.telemetry.publisher import Publisher
+from stepscope.engine.telemetry.sender import is_compiled, open_sender
 
 
 def status(step: int, workload: str | None = None) -> EngineStatus:

@@ -9,10 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine import kept_snapshots
-from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import CommandRefused
-from stepscope.engine.commands import (
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused
+from stepscope.engine.protocol.commands import (
     MAX_PAST_S,
     AnyCommand,
     AnyReply,
@@ -24,9 +23,10 @@ from stepscope.engine.commands import (
     SetKnobs,
     Submit,
 )
-from stepscope.engine.kept_snapshots import INTERVAL_NS, MAX_KEPT, KeptSnapshots
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.wire import Snapshot
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import Snapshot
+from stepscope.engine.telemetry import kept_snapshots
+from stepscope.engine.telemetry.kept_snapshots import INTERVAL_NS, MAX_KEPT, KeptSnapshots
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.session import SessionState
 from stepscope.recordings.snapshot_asking import ask_for_earlier

@@ -17,15 +17,11 @@ from typing import Any
 import pytest
 import zmq
 
-from stepscope.engine import commands
-from stepscope.engine.access.authorised_keys import KeyFolder, Role
-from stepscope.engine.access.gate import Gate, gate_of
-from stepscope.engine.access.keys import Credentials, KeyPair, read_credentials
-from stepscope.engine.access.sockets import bind, client_socket, credentials_for, server_socket
-from stepscope.engine.audit import Asker
-from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import CommandRefused, EngineUnreachable
-from stepscope.engine.commands import (
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.loop.audit import Asker
+from stepscope.engine.protocol import commands
+from stepscope.engine.protocol.commands import (
     Abort,
     Change,
     Drain,
@@ -40,9 +36,13 @@ from stepscope.engine.commands import (
     StepOnce,
     Submit,
 )
-from stepscope.engine.config import ConfigError
-from stepscope.engine.endpoints import Endpoint
-from stepscope.engine.local_engines import local_credentials
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.transport.authorised_keys import KeyFolder, Role
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.engine.transport.gate import Gate, gate_of
+from stepscope.engine.transport.keys import Credentials, KeyPair, read_credentials
+from stepscope.engine.transport.local_engines import local_credentials
+from stepscope.engine.transport.sockets import bind, client_socket, credentials_for, server_socket
 from stepscope.recordings.subscriber import Subscriber
 from tests.waiting import wait_for
 
@@ -525,6 +525,6 @@ def test_every_socket_that_leaves_the_process_is_made_in_one_place() -> None:
         if ".socket(zmq." in path.read_text() or ".instance().socket(" in path.read_text()
     ]
     assert makers == [
-        "engine/access/gate.py",
-        "engine/access/sockets.py",
+        "engine/transport/gate.py",
+        "engine/transport/sockets.py",
     ]  # the gate's own is inproc

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.client import ControlClient
-from stepscope.engine.wire import Telemetry
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol.wire import Telemetry
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui.app import Dashboard
 from tests.live_dashboard import dashboard, press

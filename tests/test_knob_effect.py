@@ -5,8 +5,8 @@ import re
 import msgspec
 import pytest
 
-from stepscope.engine.simulated import simulate
-from stepscope.engine.wire import Audited, KnobsChanged, KnobValue, StepRecord
+from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobValue, StepRecord
+from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.history import History
 from stepscope.recordings.knob_text import changes_text
 from stepscope.tui.frame_builder import FrameBuilder

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine import block_pool
-from stepscope.engine.block_pool import BlockPool, KVCacheIntegrityError
-from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.request import Request
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.wire import CACHED, EMPTY, BlockMove, BlockRun
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import CACHED, EMPTY, BlockMove, BlockRun
+from stepscope.engine.scheduling import block_pool
+from stepscope.engine.scheduling.block_pool import BlockPool, KVCacheIntegrityError
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.request import Request
 
 BLOCK_SIZE = 4
 needs_compiled = pytest.mark.skipif(block_pool.compiled is None, reason="it could not be compiled")

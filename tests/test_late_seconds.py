@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine.simulated import SimulatedWorkload, simulate
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings import windows
 from stepscope.recordings.events import SessionEvent, breach_event
 from stepscope.recordings.history import History

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from stepscope.engine.wire import (
+from stepscope.engine.protocol.wire import (
     Admitted,
     Arrived,
     BatchRow,

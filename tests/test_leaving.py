@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import Submit
-from stepscope.engine.sampling_params import SamplingParams
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recording_format import PART_SUFFIX
 

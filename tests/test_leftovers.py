@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import EngineGone
-from stepscope.engine.config import EngineConfig, Knobs
-from stepscope.engine.endpoints import Endpoint, EndpointLock, find_local, runtime_dir
-from stepscope.engine.leftovers import KEPT_S, stale_files, sweep
-from stepscope.engine.serve import open_engine
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import EngineGone
+from stepscope.engine.process.serve import open_engine
+from stepscope.engine.protocol.config import EngineConfig, Knobs
+from stepscope.engine.transport.endpoints import Endpoint, EndpointLock, find_local, runtime_dir
+from stepscope.engine.transport.leftovers import KEPT_S, stale_files, sweep
 
 # An engine as far as its files go; ends when its standard input does.
 _ENGINE = """
 import sys, zmq
-from stepscope.engine.endpoints import Endpoint, EndpointLock
+from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 endpoint = Endpoint.parse(sys.argv[1])
 with EndpointLock(endpoint):
     context = zmq.Context.instance()
@@ -78,7 +78,9 @@ def test_the_next_engine_of_any_name_removes_the_sockets_of_one_that_was_killed(
     pid = killed(engine("demo-1"))
     assert names(folder) == ["demo-1", "demo-1.lock", "demo-1.telemetry"]
     assert find_local() == []
-    monkeypatch.setitem(sys.modules, "stepscope.engine.runner", None)  # it fails later than this
+    monkeypatch.setitem(
+        sys.modules, "stepscope.engine.execution.runner", None
+    )  # it fails later than this
     opened = open_engine(EngineConfig(name="other"), Knobs(), progress=lambda what, share: None)
     with pytest.raises(ImportError), opened:
         pass
@@ -148,8 +150,8 @@ def lock(path: Path, control: str) -> None:
 # Starts and is killed, or ends, again and again; 3: its socket or its lock was taken from it.
 _STARTER = """
 import os, random, socket, time
-from stepscope.engine.config import ConfigError
-from stepscope.engine.endpoints import Endpoint, EndpointLock, same_file
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.transport.endpoints import Endpoint, EndpointLock, same_file
 
 endpoint = Endpoint.parse("contested")
 source = random.Random(os.getpid())
@@ -187,7 +189,7 @@ print(*codes)
 """
 _SWEEPER = """
 import time
-from stepscope.engine import leftovers
+from stepscope.engine.transport import leftovers
 leftovers.KEPT_S = -1.0  # locks, too
 end_s = time.monotonic() + 3.0
 while time.monotonic() < end_s:

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine.commands import PositionLogprobs
-from stepscope.engine.request import Request
-from stepscope.engine.sampler import Sampler
-from stepscope.engine.sampling_params import SamplingParams
+from stepscope.engine.execution.sampling.sampler import Sampler
+from stepscope.engine.protocol.commands import PositionLogprobs
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.scheduling.request import Request
 
 INF = float("inf")
 BOTH_WAYS = pytest.mark.parametrize("on_host", [True, False], ids=["host", "device"])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine.simulated import SimulatedWorkload, simulate
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings import lives, windows
 from stepscope.recordings.history import History
 from stepscope.recordings.late_sweep import Wait

@@ -2,8 +2,8 @@
 
 import pytest
 
-from stepscope.engine.config import ConfigError, EngineConfig
-from stepscope.engine.execution.memory import (
+from stepscope.engine.protocol.config import ConfigError, EngineConfig
+from stepscope.engine.scheduling.kv_memory import (
     CPU_SHARE_CAP_BYTES,
     DeviceUse,
     KVShape,

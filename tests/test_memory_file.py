@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine import wire
-from stepscope.engine.simulated import simulate
-from stepscope.engine.wire import Mark, StepRecord, Telemetry
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import Mark, StepRecord, Telemetry
+from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.follower import Follower
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO

@@ -10,16 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stepscope.engine.config import ConfigError, EngineConfig
-from stepscope.engine.environment import num_threads, prepare_environment
+from stepscope.engine.execution.machine.environment import num_threads, prepare_environment
+from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.models import checkpoint, demo, loader
 from stepscope.engine.models.support import longest_request
 from stepscope.engine.models.transformers_model import Probe, attention
-from stepscope.engine.request import Request
-from stepscope.engine.runner import ModelRunner
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.step import ScheduledRow, ScheduledStep
-from stepscope.engine.wire import Phase
+from stepscope.engine.protocol.config import ConfigError, EngineConfig
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import Phase
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep
 
 
 def quiet(what: str, share: float) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.config import Knobs
-from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
-from stepscope.engine.wire import Telemetry
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import Telemetry
+from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.tui.app import Dashboard

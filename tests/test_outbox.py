@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import GetSnapshot, Output
-from stepscope.engine.outbox import Outbox
-from stepscope.engine.remote_client import Outgoing, RemoteClient
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.control.outbox import Outbox
+from stepscope.engine.control.remote_client import Outgoing, RemoteClient
+from stepscope.engine.protocol.commands import GetSnapshot, Output
 from tests.conftest import LiveEngine
 
 

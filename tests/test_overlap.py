@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine import dispatch, wire
-from stepscope.engine.commands import (
+from stepscope.engine.bench.measured_run import measure
+from stepscope.engine.control.intake import Intake
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import (
     Abort,
     Ack,
     AnyReply,
@@ -23,27 +28,9 @@ from stepscope.engine.commands import (
     Submit,
     Submitted,
 )
-from stepscope.engine.config import EngineConfig, Knobs, Limits
-from stepscope.engine.core import EngineCore
-from stepscope.engine.inbox import Call
-from stepscope.engine.intake import Intake
-from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.measured_run import measure
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.scheduler import Scheduler
-from stepscope.engine.simulated import (
-    SCHEDULE_NS,
-    CostModel,
-    SimulatedRunner,
-    SimulatedWorkload,
-    encoded,
-    simulate,
-    simulated_info,
-)
-from stepscope.engine.step import InFlight, ScheduledStep, StepResult
-from stepscope.engine.step_draft import StepDraft
-from stepscope.engine.token_teller import TokenTeller
-from stepscope.engine.wire import (
+from stepscope.engine.protocol.config import EngineConfig, Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import (
     Aborted,
     Arrived,
     EngineStatus,
@@ -52,6 +39,20 @@ from stepscope.engine.wire import (
     StepRecord,
     Telemetry,
 )
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import InFlight, ScheduledStep, StepResult
+from stepscope.engine.simulation.simulated import (
+    SCHEDULE_NS,
+    CostModel,
+    SimulatedRunner,
+    SimulatedWorkload,
+    encoded,
+    simulate,
+    simulated_info,
+)
+from stepscope.engine.telemetry.step_draft import StepDraft
+from stepscope.engine.telemetry.token_teller import TokenTeller
 from stepscope.recordings.explain import Explainer
 from stepscope.recordings.history import History
 from stepscope.recordings.verify import verify

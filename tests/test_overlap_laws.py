@@ -15,8 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import Phase as Stage
 from hypothesis import strategies as st
 
-from stepscope.engine import dispatch, wire
-from stepscope.engine.commands import (
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import (
     Abort,
     AnyReply,
     Command,
@@ -26,15 +29,9 @@ from stepscope.engine.commands import (
     Submit,
     Submitted,
 )
-from stepscope.engine.config import Batching, Knobs, Limits
-from stepscope.engine.core import EngineCore
-from stepscope.engine.inbox import Call
-from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.scheduler import Scheduler
-from stepscope.engine.simulated import simulated_info
-from stepscope.engine.step import InFlight, ScheduledStep, StepResult
-from stepscope.engine.wire import (
+from stepscope.engine.protocol.config import Batching, Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import (
     EngineStatus,
     FirstToken,
     KnobsChanged,
@@ -42,6 +39,10 @@ from stepscope.engine.wire import (
     Snapshot,
     StepRecord,
 )
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import InFlight, ScheduledStep, StepResult
+from stepscope.engine.simulation.simulated import simulated_info
 from stepscope.recordings.block_ledger import BlockLedger
 from stepscope.recordings.session import SessionState
 from tests.core_ends import Client, Sink

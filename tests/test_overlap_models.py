@@ -13,20 +13,20 @@ import msgspec
 import pytest
 import torch
 
-from stepscope.engine import dispatch
-from stepscope.engine.commands import Output, PositionLogprobs, Submit, TokenLogprob
-from stepscope.engine.config import EngineConfig, Knobs, Limits
-from stepscope.engine.core import EngineCore
-from stepscope.engine.inbox import Call
-from stepscope.engine.intake import Intake
-from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.request import Request
-from stepscope.engine.runner import ModelRunner
-from stepscope.engine.sampler import Sampler
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.scheduler import Scheduler
-from stepscope.engine.simulated import simulated_info
-from stepscope.engine.wire import Preempted, StepRecord
+from stepscope.engine.control.intake import Intake
+from stepscope.engine.execution.runner import ModelRunner
+from stepscope.engine.execution.sampling.sampler import Sampler
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.protocol.commands import Output, PositionLogprobs, Submit, TokenLogprob
+from stepscope.engine.protocol.config import EngineConfig, Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import Preempted, StepRecord
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.simulation.simulated import simulated_info
 from tests.core_ends import Client, Sink
 
 LIMITS = Limits(max_num_batched_tokens=1024, max_num_seqs=16, max_model_len=256)

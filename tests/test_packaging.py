@@ -16,33 +16,33 @@ from stepscope.kernels.cpu.library import LEVELS
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("engine", "kernels", "recordings", "tui")
 TORCH_SIDE = (
-    "stepscope.engine.execution.device_sampling",
-    "stepscope.engine.execution.devices",
+    "stepscope.engine.execution.sampling.device_sampling",
+    "stepscope.engine.execution.machine.devices",
     "stepscope.engine.execution.gpu_start",
     "stepscope.engine.execution.graphs",
-    "stepscope.engine.execution.host_sampling",
+    "stepscope.engine.execution.sampling.host_sampling",
     "stepscope.engine.execution.input_batch",
     "stepscope.engine.execution.loading",
-    "stepscope.engine.execution.samples",
+    "stepscope.engine.execution.sampling.samples",
     "stepscope.engine.execution.step_in_flight",
-    "stepscope.engine.gpu_bench.arrivals",
-    "stepscope.engine.gpu_bench.bench",
-    "stepscope.engine.gpu_bench.ceilings",
-    "stepscope.engine.gpu_bench.exactness",
-    "stepscope.engine.gpu_bench.kernels",
-    "stepscope.engine.gpu_bench.peer",
-    "stepscope.engine.gpu_bench.step_times",
-    "stepscope.engine.gpu_bench.steps",
-    "stepscope.engine.gpu_bench.streams",
-    "stepscope.engine.gpu_bench.telemetry_cost",
-    "stepscope.engine.gpu_bench.timing",
-    "stepscope.engine.gpu_bench.transformers_side",
-    "stepscope.engine.gpu_bench.yardstick",
+    "stepscope.engine.bench.gpu.measure.arrivals",
+    "stepscope.engine.bench.gpu.bench",
+    "stepscope.engine.bench.gpu.measure.ceilings",
+    "stepscope.engine.bench.gpu.measure.exactness",
+    "stepscope.engine.bench.gpu.measure.kernels",
+    "stepscope.engine.bench.gpu.measure.peer",
+    "stepscope.engine.bench.gpu.measure.step_times",
+    "stepscope.engine.bench.gpu.measure.steps",
+    "stepscope.engine.bench.gpu.measure.streams",
+    "stepscope.engine.bench.gpu.measure.telemetry_cost",
+    "stepscope.engine.bench.gpu.timing",
+    "stepscope.engine.bench.gpu.measure.transformers_side",
+    "stepscope.engine.bench.gpu.measure.yardstick",
     "stepscope.engine.models",
-    "stepscope.engine.runner",
-    "stepscope.engine.sampler",
+    "stepscope.engine.execution.runner",
+    "stepscope.engine.execution.sampling.sampler",
     "stepscope.engine.execution.step_buffers",
-    "stepscope.engine.execution.token_counts",
+    "stepscope.engine.execution.sampling.token_counts",
     "stepscope.kernels",
 )
 SHIPPED_SUFFIXES = {".py", ".typed", ".tcss", ".mcap", ".md", ".json", ".c", ".cpp", ".h", ".pyi"}
@@ -140,7 +140,7 @@ def test_transformers_loads_a_model_class_from_the_root_without_loading_a_file_o
 def test_everything_but_the_model_side_imports_without_torch_and_transformers() -> None:
     laptop = [name for name in modules() if not name.startswith(TORCH_SIDE)]
     assert "stepscope.tui.app" in laptop
-    assert "stepscope.engine.client" in laptop
+    assert "stepscope.engine.client.client" in laptop
     done = run_python(
         "import importlib, sys\n"
         "for name in ('torch', 'transformers', 'tokenizers', 'safetensors', 'numpy'):\n"

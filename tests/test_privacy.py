@@ -9,14 +9,14 @@ import msgspec
 import pytest
 import zmq
 
-from stepscope.engine import wire
-from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import Error, Output, ReplayFrom, Submit
-from stepscope.engine.endpoints import Endpoint
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.simulated import SimulatedRunner, simulate
-from stepscope.engine.step import ScheduledStep, StepResult
-from stepscope.engine.wire import StepRecord
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import Error, Output, ReplayFrom, Submit
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import StepRecord
+from stepscope.engine.scheduling.step import ScheduledStep, StepResult
+from stepscope.engine.simulation.simulated import SimulatedRunner, simulate
+from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.export.export import FORMATS, export
 from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.history import History

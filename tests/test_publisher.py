@@ -19,11 +19,13 @@ from pathlib import Path
 import pytest
 import zmq
 
-from stepscope.engine import sender, telemetry, wire
-from stepscope.engine.access.authorised_keys import KeyFolder
-from stepscope.engine.access.gate import Gate
-from stepscope.engine.telemetry import Publisher
-from stepscope.engine.wire import EngineStatus
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import EngineStatus
+from stepscope.engine.telemetry import publisher as telemetry
+from stepscope.engine.telemetry import sender
+from stepscope.engine.telemetry.publisher import Publisher
+from stepscope.engine.transport.authorised_keys import KeyFolder
+from stepscope.engine.transport.gate import Gate
 from tests.waiting import wait_for
 
 WAYS = ["thread", "inline"] if sender.is_compiled() else ["inline"]
@@ -301,8 +303,8 @@ def test_a_publisher_that_nobody_closes_ends_with_its_object() -> None:
 def test_a_process_ends_with_a_publisher_that_is_still_open(address: str) -> None:
     code = """
 import sys
-from stepscope.engine.telemetry import Publisher
-from stepscope.engine.wire import EngineStatus
+from stepscope.engine.telemetry.publisher import Publisher
+from stepscope.engine.protocol.wire import EngineStatus
 publisher = Publisher(sys.argv[1], 5)
 for step in range(1000):
     publisher.publish(

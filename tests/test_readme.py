@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from stepscope.engine.config import Knobs
+from stepscope.engine.protocol.config import Knobs
 from stepscope.recordings import samples
 from stepscope.tui.actions import key_table
 from stepscope.tui.command_line import app

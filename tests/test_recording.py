@@ -18,10 +18,10 @@ import pytest
 from mcap.reader import make_reader
 from mcap.writer import Writer
 
-from stepscope.engine import wire
-from stepscope.engine.config import Knobs
-from stepscope.engine.simulated import SimulatedWorkload, simulate
-from stepscope.engine.wire import EngineInfo, Mark, Snapshot, StepRecord, Telemetry
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import EngineInfo, Mark, Snapshot, StepRecord, Telemetry
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.file_name import default_name
 from stepscope.recordings.history import History
 from stepscope.recordings.reader import Recording
@@ -407,8 +407,8 @@ def test_a_recorder_that_is_killed_leaves_a_file_that_opens(tmp_path: Path) -> N
     path = tmp_path / "killed.mcap"
     script = f"""
 import sys, time
-from stepscope.engine import wire
-from stepscope.engine.simulated import simulate
+from stepscope.engine.protocol import wire
+from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.writer import RecordingWriter
 writer = RecordingWriter({str(path)!r})
 writer.start()

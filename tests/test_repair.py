@@ -17,9 +17,9 @@ import pytest
 import zmq
 from mcap.reader import make_reader
 
-from stepscope.engine import wire
-from stepscope.engine.config import Knobs
-from stepscope.engine.simulated import SimulatedWorkload, simulate
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings import recording_file, samples
 from stepscope.recordings.history import History
 from stepscope.recordings.loaded_chunk import Frame
@@ -438,8 +438,8 @@ def test_repair_writes_over_nothing_and_leaves_nothing_half_done(
 
 KILLED = """
 import sys, time
-from stepscope.engine import wire
-from stepscope.engine.simulated import simulate
+from stepscope.engine.protocol import wire
+from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.writer import RecordingWriter
 writer = RecordingWriter(sys.argv[1])
 writer.start()
@@ -482,8 +482,8 @@ def test_a_recorder_that_is_killed_while_it_writes_loses_what_was_not_flushed(
 
 KILLED_ENGINE = """
 import sys, time
-from stepscope.engine.simulated import simulate
-from stepscope.engine.telemetry import Publisher
+from stepscope.engine.simulation.simulated import simulate
+from stepscope.engine.telemetry.publisher import Publisher
 messages = simulate(seed=1, num_steps=3000)
 publisher = Publisher(sys.argv[1], 4096)
 time.sleep(1)  # for the subscriber to find it

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine.config import Knobs
-from stepscope.engine.simulated import SimulatedWorkload, simulate
-from stepscope.engine.wire import Mark, StepRecord
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import Mark, StepRecord
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.history import History
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.replay import ReplaySource

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.config import Knobs
-from stepscope.engine.simulated import SimulatedWorkload, simulate
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.reader import Recording

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 import zmq
 
-from stepscope.engine import commands
-from stepscope.engine.access.connections import Connections
-from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import (
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.control.replies import MAX_BUNDLE, Replies
+from stepscope.engine.protocol import commands
+from stepscope.engine.protocol.commands import (
     Abort,
     Ack,
     AnyReply,
@@ -21,9 +21,9 @@ from stepscope.engine.commands import (
     Submitted,
     TokenLogprob,
 )
-from stepscope.engine.replies import MAX_BUNDLE, Replies
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.wire import EngineInfo
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import EngineInfo
+from stepscope.engine.transport.connections import Connections
 from tests.waiting import wait_for
 
 QUEUE = 4

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine import wire
-from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import Shutdown, Submit
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.simulated import simulate
-from stepscope.engine.wire import StepRecord, Telemetry
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import Shutdown, Submit
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import StepRecord, Telemetry
+from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings import recording_file
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recording_errors import RecordingError

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine.request import Request
-from stepscope.engine.sampler import Sampler, uniform
-from stepscope.engine.sampling_params import SamplingParams
+from stepscope.engine.execution.sampling.sampler import Sampler, uniform
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.scheduling.request import Request
 
 VOCAB_SIZE = 50
 Sample: TypeAlias = Callable[[int, torch.Tensor, Sequence[Request]], list[int]]

@@ -17,13 +17,13 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from stepscope.engine.config import EngineConfig
-from stepscope.engine.request import Request
-from stepscope.engine.runner import ModelRunner
-from stepscope.engine.sampler import Sampler, uniform
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.step import ScheduledRow, ScheduledStep
-from stepscope.engine.wire import Phase
+from stepscope.engine.execution.runner import ModelRunner
+from stepscope.engine.execution.sampling.sampler import Sampler, uniform
+from stepscope.engine.protocol.config import EngineConfig
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import Phase
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep
 
 BOTH_WAYS = pytest.mark.parametrize("on_host", [True, False], ids=["host", "device"])
 # Closer to a border than this, rounding decides on which side of it a number is.

@@ -11,10 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from stepscope.engine import dispatch
-from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import CommandRefused
-from stepscope.engine.commands import (
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused
+from stepscope.engine.control.intake import Intake
+from stepscope.engine.control.server import ControlServer
+from stepscope.engine.execution.runner import ModelRunner
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.process.serve import Silent
+from stepscope.engine.protocol.commands import (
     Abort,
     ChatMessage,
     Output,
@@ -26,22 +32,16 @@ from stepscope.engine.commands import (
     Submit,
     Submitted,
 )
-from stepscope.engine.config import EngineConfig, Knobs, Limits
-from stepscope.engine.control import ControlServer
-from stepscope.engine.core import EngineCore
-from stepscope.engine.endpoints import Endpoint, EndpointLock
-from stepscope.engine.inbox import Call
-from stepscope.engine.intake import Intake
-from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.request import Request
-from stepscope.engine.runner import ModelRunner
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.scheduler import Scheduler
-from stepscope.engine.serve import Silent
-from stepscope.engine.simulated import simulated_info
-from stepscope.engine.step import ScheduledStep
-from stepscope.engine.stop_strings import StopText
-from stepscope.engine.telemetry import Publisher
+from stepscope.engine.protocol.config import EngineConfig, Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import ScheduledStep
+from stepscope.engine.simulation.simulated import simulated_info
+from stepscope.engine.telemetry.publisher import Publisher
+from stepscope.engine.text.stop_strings import StopText
+from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 
 LIMITS = Limits(max_num_batched_tokens=1024, max_num_seqs=16, max_model_len=256)
 NUM_BLOCKS = 64

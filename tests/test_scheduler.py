@@ -3,13 +3,13 @@
 import msgspec
 import pytest
 
-from stepscope.engine.config import ConfigError, Knobs, Limits
-from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.request import Request, RequestStatus
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.scheduler import Scheduler
-from stepscope.engine.step import ScheduledRow
-from stepscope.engine.wire import Aborted, Admitted, Finished, FirstToken, Phase, Preempted
+from stepscope.engine.protocol.config import ConfigError, Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import Aborted, Admitted, Finished, FirstToken, Phase, Preempted
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.request import Request, RequestStatus
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import ScheduledRow
 
 BLOCK_SIZE = 4
 

@@ -6,14 +6,14 @@ from typing import get_args
 import msgspec
 import pytest
 
-from stepscope.engine.config import Batching, Knobs, Limits
-from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.request import Request
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.scheduler import Scheduler
-from stepscope.engine.simulated import CostModel, SimulatedWorkload, encoded, simulate
-from stepscope.engine.step import ScheduledStep
-from stepscope.engine.wire import FirstToken, StepRecord
+from stepscope.engine.protocol.config import Batching, Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import FirstToken, StepRecord
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import ScheduledStep
+from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, encoded, simulate
 
 BLOCK_SIZE = 4
 MODES: tuple[Batching, ...] = get_args(Batching)

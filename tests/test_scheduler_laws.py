@@ -13,16 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import Phase as Stage
 from hypothesis import strategies as st
 
-from stepscope.engine import wire
-from stepscope.engine.batch_rows import BatchRows
-from stepscope.engine.config import Batching, Knobs, Limits
-from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.request import Request, RequestStatus
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.scheduler import Scheduler
-from stepscope.engine.step import ScheduledRow, StepResult
-from stepscope.engine.step_draft import StepDraft
-from stepscope.engine.wire import (
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.config import Batching, Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import (
     CACHED,
     EMPTY,
     Aborted,
@@ -34,6 +28,12 @@ from stepscope.engine.wire import (
     RowFlag,
     StepRecord,
 )
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.request import Request, RequestStatus
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import ScheduledRow, StepResult
+from stepscope.engine.telemetry.batch_rows import BatchRows
+from stepscope.engine.telemetry.step_draft import StepDraft
 
 BATCHING = get_args(Batching)
 MAX_MODEL_LEN = 48

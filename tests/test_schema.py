@@ -15,9 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine import wire
-from stepscope.engine.simulated import simulate
-from stepscope.engine.wire import (
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import (
     CACHED,
     EMPTY,
     SCHEMA_VERSION,
@@ -49,6 +48,7 @@ from stepscope.engine.wire import (
     Telemetry,
     Transcript,
 )
+from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.history import History
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.recording_errors import RecordingError
@@ -402,7 +402,9 @@ def write_golden_files() -> int:
         if path.exists() and not only_adds(
             msgspec.msgpack.decode(path.read_bytes()), msgspec.msgpack.decode(payload)
         ):
-            print(f"{name}: more than new fields: raise SCHEMA_VERSION in engine/wire.py first")
+            print(
+                f"{name}: more than new fields: raise SCHEMA_VERSION in engine/protocol/wire.py first"
+            )
             return 1
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(payload)

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine import wire
-from stepscope.engine.wire import Arrived, BatchRow, StepRecord
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import Arrived, BatchRow, StepRecord
 from stepscope.recordings.excerpt import excerpt, windows
 from stepscope.recordings.explained import explain_recording
 from stepscope.recordings.fast_forward import FastForward

@@ -6,10 +6,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine import wire
-from stepscope.engine.config import Knobs
-from stepscope.engine.simulated import SimulatedWorkload, simulate
-from stepscope.engine.wire import (
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import (
     CACHED,
     EMPTY,
     Aborted,
@@ -30,6 +29,7 @@ from stepscope.engine.wire import (
     StepRecord,
     Telemetry,
 )
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.requests import KEEP_FINISHED_STEPS
 from stepscope.recordings.session import SessionState
 

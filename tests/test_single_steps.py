@@ -4,18 +4,26 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine import dispatch
-from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import CommandRefused
-from stepscope.engine.commands import Command, Error, Output, Pause, Resume, StepOnce, Submit
-from stepscope.engine.config import Knobs, Limits
-from stepscope.engine.core import EngineCore
-from stepscope.engine.inbox import Call
-from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.scheduler import Scheduler
-from stepscope.engine.simulated import CostModel, SimulatedRunner, simulated_info
-from stepscope.engine.wire import EngineStatus
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.protocol.commands import (
+    Command,
+    Error,
+    Output,
+    Pause,
+    Resume,
+    StepOnce,
+    Submit,
+)
+from stepscope.engine.protocol.config import Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import EngineStatus
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.simulation.simulated import CostModel, SimulatedRunner, simulated_info
 from tests.core_ends import Client, Sink
 
 LIMITS = Limits(max_num_batched_tokens=64, max_num_seqs=8, max_model_len=256)

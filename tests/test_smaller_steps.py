@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine.commands import PositionLogprobs, TokenLogprob
 from stepscope.engine.execution.smaller_steps import Halving, halves
-from stepscope.engine.request import Request
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.step import ScheduledRow, ScheduledStep, StepResult
-from stepscope.engine.wire import Phase
+from stepscope.engine.protocol.commands import PositionLogprobs, TokenLogprob
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import Phase
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep, StepResult
 
 
 class NoMemoryError(RuntimeError):

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import AnyReply, GetSnapshot
-from stepscope.engine.snapshot_desk import MAX_WAIT_NS, SHARE, SnapshotDesk
-from stepscope.engine.wire import Snapshot
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.loop.snapshot_desk import MAX_WAIT_NS, SHARE, SnapshotDesk
+from stepscope.engine.protocol.commands import AnyReply, GetSnapshot
+from stepscope.engine.protocol.wire import Snapshot
 
 
 class Asker:

@@ -24,10 +24,10 @@ import msgspec
 import pytest
 from rich.style import Style
 
-from stepscope.engine import wire
-from stepscope.engine.config import Knobs
-from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
-from stepscope.engine.wire import EngineInfo, Mark
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import EngineInfo, Mark
+from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.recordings.fleets.fleet import LOOK_S, EngineLine, Fleet
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from stepscope.engine.simulated import simulate
-from stepscope.engine.wire import Aborted, EngineStatus, Mark, StepRecord, Telemetry
+from stepscope.engine.protocol.wire import Aborted, EngineStatus, Mark, StepRecord, Telemetry
+from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO, Latencies
 from stepscope.recordings.session import SessionState

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.engine.capacity import in_words, reckoned_ms
 from stepscope.engine.execution import step_costs
-from stepscope.engine.simulated import CostModel, SimulatedRunner
-from stepscope.engine.step import ScheduledStep, StepResult
-from stepscope.engine.wire import StepCosts
+from stepscope.engine.protocol.wire import StepCosts
+from stepscope.engine.scheduling.step import ScheduledStep, StepResult
+from stepscope.engine.simulation.simulated import CostModel, SimulatedRunner
+from stepscope.engine.workload.capacity import in_words, reckoned_ms
 
 
 class Trialled(SimulatedRunner):

@@ -5,21 +5,22 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from stepscope.engine import dispatch, wire
-from stepscope.engine.commands import Pause, Resume, StepOnce, Submit
-from stepscope.engine.config import Knobs, Limits
-from stepscope.engine.core import EngineCore
-from stepscope.engine.inbox import Call
-from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.request import Request
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.scheduler import Scheduler
-from stepscope.engine.simulated import CostModel, SimulatedRunner, simulated_info
-from stepscope.engine.step import StepResult
-from stepscope.engine.step_draft import StepDraft
-from stepscope.engine.token_teller import TokenTeller
-from stepscope.engine.tokenizer import TextStream
-from stepscope.engine.wire import KVCounts, StepRecord
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import Pause, Resume, StepOnce, Submit
+from stepscope.engine.protocol.config import Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import KVCounts, StepRecord
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import StepResult
+from stepscope.engine.simulation.simulated import CostModel, SimulatedRunner, simulated_info
+from stepscope.engine.telemetry.step_draft import StepDraft
+from stepscope.engine.telemetry.token_teller import TokenTeller
+from stepscope.engine.text.tokenizer import TextStream
 from stepscope.recordings.session import SessionState
 from tests.core_ends import Client, Sink
 

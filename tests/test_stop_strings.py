@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.engine.request import Request
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.stop_strings import StopMatcher, StopText
-from stepscope.engine.tokenizer import TextStream
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.text.stop_strings import StopMatcher, StopText
+from stepscope.engine.text.tokenizer import TextStream
 
 EOS = 9_999
 # Tokens of several characters, and every byte: so a character may come in parts.

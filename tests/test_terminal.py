@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import Submit
-from stepscope.engine.endpoints import Endpoint
-from stepscope.engine.sampling_params import SamplingParams
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.reader import Recording
 
 STEPSCOPE = (sys.executable, "-m", "stepscope.tui.cli")

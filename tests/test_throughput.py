@@ -7,30 +7,36 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.engine import dispatch, wire
-from stepscope.engine.commands import Shutdown, Submit
-from stepscope.engine.config import ConfigError, Knobs, Limits
-from stepscope.engine.core import EngineCore
-from stepscope.engine.inbox import Call
-from stepscope.engine.intake import Intake
-from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.measured_run import ThroughputProgress, measure
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.scheduler import Scheduler
-from stepscope.engine.serve import Silent
-from stepscope.engine.simulated import VOCAB_SIZE, CostModel, SimulatedRunner, simulated_info
-from stepscope.engine.step import ScheduledStep, StepResult
-from stepscope.engine.step_meter import Percentiles
-from stepscope.engine.telemetry import Publisher
-from stepscope.engine.telemetry_reader import TelemetryReader
-from stepscope.engine.throughput import (
+from stepscope.engine.bench.measured_run import ThroughputProgress, measure
+from stepscope.engine.bench.step_meter import Percentiles
+from stepscope.engine.bench.throughput import (
     LengthRange,
     ThroughputSpec,
     check_lengths,
     num_tokens,
     plan,
 )
-from stepscope.engine.wire import EngineStatus, KVCounts
+from stepscope.engine.client.telemetry_reader import TelemetryReader
+from stepscope.engine.control.intake import Intake
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.process.serve import Silent
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import Shutdown, Submit
+from stepscope.engine.protocol.config import ConfigError, Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import EngineStatus, KVCounts
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import ScheduledStep, StepResult
+from stepscope.engine.simulation.simulated import (
+    VOCAB_SIZE,
+    CostModel,
+    SimulatedRunner,
+    simulated_info,
+)
+from stepscope.engine.telemetry.publisher import Publisher
 
 STATUS = EngineStatus(
     time_ns=0, state="idle", step=-1, num_running=0, num_waiting=0, kv=KVCounts(0, 0, 1, 0)

@@ -8,9 +8,9 @@ from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from stepscope.engine.config import ConfigError
 from stepscope.engine.models.demo import EOS_TOKEN_ID, byte_tokenizer
-from stepscope.engine.tokenizer import PROSE, Tokenizer
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.text.tokenizer import PROSE, Tokenizer
 
 TEXT = "Grüße, 世界! 🧑‍🚀 naïve\n— “quoted” — ok"
 

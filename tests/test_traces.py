@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine.traces import TraceError, TraceRow, read_trace
+from stepscope.engine.workload.traces import TraceError, TraceRow, read_trace
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 GOOD = "2023-11-16 18:15:46.6805900,374,44"

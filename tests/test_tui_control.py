@@ -15,12 +15,12 @@ import msgspec
 import pytest
 from textual import events
 
-from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import Pause, Resume, Submit
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.wire import EngineInfo, KnobSpec
-from stepscope.engine.workload import fields_of
-from stepscope.engine.workload_spec import WorkloadSpec
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol.commands import Pause, Resume, Submit
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import EngineInfo, KnobSpec
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.workload.arrivals import fields_of
 from stepscope.recordings.landmarks import landmarks
 from stepscope.recordings.reader import Recording
 from stepscope.recordings.session import SessionState

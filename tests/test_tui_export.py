@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine import wire
-from stepscope.engine.simulated import simulate
+from stepscope.engine.protocol import wire
+from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.export import export as exporting
 from stepscope.recordings.export.export import FORMATS
 from stepscope.recordings.export.moments import moments

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.wire import EngineStatus, StepRecord
+from stepscope.engine.protocol.wire import EngineStatus, StepRecord
 from stepscope.tui.app import Dashboard
 from stepscope.tui.guards import shown_thread_errors
 from stepscope.tui.log_file import logged_to_file, see_log

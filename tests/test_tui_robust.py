@@ -15,11 +15,11 @@ import msgspec
 import pytest
 from textual import events
 
-from stepscope.engine import wire
-from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import Submit
-from stepscope.engine.endpoints import Endpoint
-from stepscope.engine.sampling_params import SamplingParams
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui.app import Dashboard
 from stepscope.tui.guards import shown_thread_errors

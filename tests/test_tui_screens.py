@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from textual import events
 
-from stepscope.engine.wire import CACHED, EMPTY, EngineInfo, Phase, Preempted, StepRecord
+from stepscope.engine.protocol.wire import CACHED, EMPTY, EngineInfo, Phase, Preempted, StepRecord
 from stepscope.recordings.causes import CAUSES
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO

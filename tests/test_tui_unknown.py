@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine.wire import (
+from stepscope.engine.protocol.wire import (
     BatchRow,
     EngineInfo,
     KVCounts,

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine.wire import CACHED, EMPTY, Finished, Phase, Preempted
+from stepscope.engine.protocol.wire import CACHED, EMPTY, Finished, Phase, Preempted
 from stepscope.recordings.source import add_mark
 from stepscope.tui import format as fmt
 from stepscope.tui.chart_columns import ChartColumns

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine import wire
-from stepscope.engine.config import Knobs
-from stepscope.engine.simulated import CostModel, SimulatedWorkload
-from stepscope.engine.step import ScheduledStep
-from stepscope.engine.wire import StepRecord, Telemetry
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import StepRecord, Telemetry
+from stepscope.engine.scheduling.step import ScheduledStep
+from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload
 from stepscope.recordings.causes import Late
 from stepscope.recordings.explain import Explainer
 from stepscope.recordings.explained import Explanation, explain_recording

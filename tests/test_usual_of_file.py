@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine.config import Knobs
-from stepscope.engine.step import ScheduledStep
-from stepscope.engine.wire import StepRecord, Telemetry
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import StepRecord, Telemetry
+from stepscope.engine.scheduling.step import ScheduledStep
 from stepscope.recordings import recording_file
 from stepscope.recordings.causes import Late
 from stepscope.recordings.chunk_waits import waits_in

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine.config import Knobs
-from stepscope.engine.simulated import SimulatedWorkload, simulate
-from stepscope.engine.wire import Admitted, BlockMove, StepRecord, Telemetry
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import Admitted, BlockMove, StepRecord, Telemetry
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.verify import VerifyReport, verify
 from tests.seek_sessions import record
 

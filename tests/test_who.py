@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.engine.audit import Asker
-from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import AuditPage, GetAudit
-from stepscope.engine.wire import Audited
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.loop.audit import Asker
+from stepscope.engine.protocol.commands import AuditPage, GetAudit
+from stepscope.engine.protocol.wire import Audited
 from stepscope.recordings.audit_text import who_text
 from stepscope.tui.commands.who import who
 

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from stepscope.engine import commands, wire
-from stepscope.engine.commands import SetKnobs, Submit
-from stepscope.engine.wire import (
+from stepscope.engine.protocol import commands, wire
+from stepscope.engine.protocol.commands import SetKnobs, Submit
+from stepscope.engine.protocol.wire import (
     Arrived,
     BatchRow,
     BlockMove,

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.commands import Submit
-from stepscope.engine.corpus import Corpus
-from stepscope.engine.driver import WorkloadDriver
-from stepscope.engine.traces import HASH_BLOCK_TOKENS, TraceRow
-from stepscope.engine.workload import (
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.workload.arrivals import (
     Arrival,
     PromptWriter,
     describe,
@@ -19,7 +17,9 @@ from stepscope.engine.workload import (
     from_trace,
     synthetic,
 )
-from stepscope.engine.workload_spec import WorkloadSpec
+from stepscope.engine.workload.corpus import Corpus
+from stepscope.engine.workload.driver import WorkloadDriver
+from stepscope.engine.workload.traces import HASH_BLOCK_TOKENS, TraceRow
 
 WAIT_S = 20.0
 

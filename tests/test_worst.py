@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import stepscope.recordings.samples
-from stepscope.engine.simulated import SimulatedWorkload, simulate
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.file_waits import FileWaits
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import SLO

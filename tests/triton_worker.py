@@ -25,15 +25,15 @@ import torch
 from msgspec import structs
 from test_kernels import Case, make_case
 
-from stepscope.engine.commands import Submit
-from stepscope.engine.config import EngineConfig, Knobs, Limits
-from stepscope.engine.inbox import Call
-from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.request import Request
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.scheduler import Scheduler
-from stepscope.engine.step import ScheduledRow, ScheduledStep
-from stepscope.engine.wire import Phase
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.config import EngineConfig, Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import Phase
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep
 from stepscope.kernels.dispatch import fused
 from stepscope.kernels.paged_attention import BatchTensors, PagedBatch
 from stepscope.kernels.reference import ReferenceAttention
@@ -268,7 +268,7 @@ def engine(request: dict[str, Any]) -> dict[str, Any]:
     """A model as it is started and run on a GPU, and what it says of the same prompts on a CPU."""
     # Here, not above: the other cases need no transformers, and importing it takes seconds.
     from stepscope.engine.execution.gpu_start import prepare
-    from stepscope.engine.runner import ModelRunner
+    from stepscope.engine.execution.runner import ModelRunner
 
     config = EngineConfig(
         model=request["folder"],
@@ -322,10 +322,10 @@ def prompts() -> list[list[int]]:
 
 def pipelined(runner: Any) -> tuple[list[list[int]], int]:
     """Output tokens of the same requests with overlap, and how many steps were launched ahead."""
-    from stepscope.engine import dispatch
-    from stepscope.engine.core import EngineCore
-    from stepscope.engine.runner import ModelRunner
-    from stepscope.engine.simulated import simulated_info
+    from stepscope.engine.execution.runner import ModelRunner
+    from stepscope.engine.loop import dispatch
+    from stepscope.engine.loop.core import EngineCore
+    from stepscope.engine.simulation.simulated import simulated_info
 
     limits = Limits(max_num_batched_tokens=16, max_num_seqs=4, max_model_len=16)
     knobs = Knobs(max_num_batched_tokens=16, max_num_seqs=4)

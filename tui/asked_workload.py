@@ -7,8 +7,8 @@ telemetry tells of something else than when it was asked for.
 
 from typing import NamedTuple
 
-from stepscope.engine.wire import KnobValue
-from stepscope.engine.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.wire import KnobValue
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.recordings.session import SessionState
 from stepscope.tui.workload_text import told_workload, workload_text
 

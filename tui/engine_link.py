@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import CommandRefused, EngineUnreachable, NoAnswer
-from stepscope.engine.commands import AnyReply, Command
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused, EngineUnreachable, NoAnswer
+from stepscope.engine.protocol.commands import AnyReply, Command
 from stepscope.tui.log_file import see_log
 
 log = logging.getLogger("stepscope.tui")

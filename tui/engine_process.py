@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import IO
 
-from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import CommandRefused, EngineUnreachable
-from stepscope.engine.commands import Shutdown
-from stepscope.engine.endpoints import Endpoint
-from stepscope.engine.wire import EngineInfo, KnobValue
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.protocol.commands import Shutdown
+from stepscope.engine.protocol.wire import EngineInfo, KnobValue
+from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.tui.commands.errors import CommandFailed
 
 _ERROR = "stepscope: error: "

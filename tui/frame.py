@@ -7,7 +7,7 @@ The views are pure functions of a frame, so that a test can make one and read th
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stepscope.engine.wire import KnobsChanged, StepRecord
+from stepscope.engine.protocol.wire import KnobsChanged, StepRecord
 from stepscope.recordings.causes import Late
 from stepscope.recordings.columns import StepSummary
 from stepscope.recordings.events import SessionEvent, Told

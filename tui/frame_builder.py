@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from stepscope.engine.wire import KnobsChanged
+from stepscope.engine.protocol.wire import KnobsChanged
 from stepscope.recordings.causes import Late
 from stepscope.recordings.events import SessionEvent, Told
 from stepscope.recordings.history import History

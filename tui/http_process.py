@@ -16,9 +16,9 @@ import time
 
 import msgspec
 
-from stepscope.engine.access.sockets import KEY_VARIABLE
-from stepscope.engine.config import ConfigError
 from stepscope.engine.http.settings import Address, HttpSettings, check_private, parse_address
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.transport.sockets import KEY_VARIABLE
 from stepscope.tui.commands.errors import say
 from stepscope.tui.commands.http import announcement, open_listener
 from stepscope.tui.settings import environment_name

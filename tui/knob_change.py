@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from stepscope.engine.wire import KnobsChanged, KnobSpec, KnobValue
+from stepscope.engine.protocol.wire import KnobsChanged, KnobSpec, KnobValue
 
 
 class KnobsNow(NamedTuple):

@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from stepscope.engine.wire import RequestView
+from stepscope.engine.protocol.wire import RequestView
 from stepscope.recordings.history import History
 from stepscope.recordings.lanes import Cell, LaneName
 from stepscope.recordings.session import SessionState, request_name

@@ -7,7 +7,7 @@ file, and what is not in memory is sought in it.
 from collections.abc import Callable, Collection
 from typing import Protocol, cast
 
-from stepscope.engine.wire import Phase
+from stepscope.engine.protocol.wire import Phase
 from stepscope.recordings.events import mark_event
 from stepscope.recordings.history import History
 from stepscope.recordings.source import Source, SourceStatus

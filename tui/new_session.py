@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.engine.client import ControlClient
+from stepscope.engine.client.client import ControlClient
 from stepscope.recordings.history import History
 from stepscope.recordings.source import Source
 from stepscope.tui.action_table import Action, Need

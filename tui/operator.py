@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from stepscope.engine.commands import (
+from stepscope.engine.protocol.commands import (
     Ack,
     Change,
     Command,
@@ -19,8 +19,8 @@ from stepscope.engine.commands import (
     SetWorkload,
     StepOnce,
 )
-from stepscope.engine.wire import Audited, KnobsChanged, KnobSpec
-from stepscope.engine.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobSpec
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.recordings.history import History
 from stepscope.recordings.knob_text import value_text
 from stepscope.recordings.knob_trail import known_changes

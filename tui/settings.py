@@ -15,10 +15,10 @@ import msgspec
 import platformdirs
 from msgspec import Meta, Struct
 
-from stepscope.engine.config import EngineConfig, Knobs
-from stepscope.engine.field_errors import in_words
 from stepscope.engine.http.settings import HttpSettings
-from stepscope.engine.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.config import EngineConfig, Knobs
+from stepscope.engine.protocol.field_errors import in_words
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.tui.commands.errors import WrongUsage
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from stepscope.engine.config import ConfigError
-from stepscope.engine.endpoints import Endpoint, find_local
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.fleets.fleet import EngineLine, Fleet
 from stepscope.recordings.history import History
 from stepscope.recordings.overview import Overview, overview, recordings_in

@@ -212,8 +212,10 @@ def typed_choice(text: str) -> Choice:
 
 def what_is_wrong(text: str) -> str | None:
     """One line about a text that can be no choice; None for one that may."""
-    from stepscope.engine.config import ConfigError
-    from stepscope.engine.endpoints import Endpoint  # with sockets, which the list has no need of
+    from stepscope.engine.protocol.config import ConfigError
+    from stepscope.engine.transport.endpoints import (
+        Endpoint,  # with sockets, which the list has no need of
+    )
 
     if not text.strip() or typed_choice(text).kind == "file":
         return None

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from stepscope.engine.field_errors import in_words
-from stepscope.engine.wire import KnobValue
-from stepscope.engine.workload import fields_of
-from stepscope.engine.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.field_errors import in_words
+from stepscope.engine.protocol.wire import KnobValue
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.workload.arrivals import fields_of
 from stepscope.recordings.knob_text import value_text
 
 OFF = "off"

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
-from stepscope.engine.config import EngineConfig
-from stepscope.engine.execution.devices import give_back_memory, memory_for
 from stepscope.engine.execution.graphs import (
     GRAPH_BYTES,
     CudaGraphDevice,
@@ -19,13 +17,15 @@ from stepscope.engine.execution.graphs import (
     GraphDevice,
     graph_sizes,
 )
-from stepscope.engine.execution.memory import DeviceUse, device_kv_blocks
+from stepscope.engine.execution.machine.devices import give_back_memory, memory_for
 from stepscope.engine.execution.step_buffers import StepBuffers
 from stepscope.engine.execution.trial_steps import trial_step
+from stepscope.engine.protocol.config import EngineConfig
+from stepscope.engine.scheduling.kv_memory import DeviceUse, device_kv_blocks
 from stepscope.kernels.triton.plan import warm_up_steps
 
 if TYPE_CHECKING:
-    from stepscope.engine.runner import ModelRunner
+    from stepscope.engine.execution.runner import ModelRunner
 
 log = logging.getLogger("stepscope.engine")
 

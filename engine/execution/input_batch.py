@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.engine.request import Request
-from stepscope.engine.step import ScheduledRow
-from stepscope.engine.wire import Phase
+from stepscope.engine.protocol.wire import Phase
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.step import ScheduledRow
 
 IntArray = npt.NDArray[np.int64]
 

@@ -6,25 +6,25 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from stepscope.engine.config import ConfigError, EngineConfig
-from stepscope.engine.environment import keep_freed_memory, num_threads
-from stepscope.engine.execution.devices import (
+from stepscope.engine.execution.gpu_start import TRIAL_BLOCKS, prepare
+from stepscope.engine.execution.machine.devices import (
     find_device,
     find_dtype,
     free_bytes,
     launch_blocks,
     memory_for,
 )
-from stepscope.engine.execution.gpu_start import TRIAL_BLOCKS, prepare
-from stepscope.engine.execution.memory import kv_memory_bytes, num_kv_blocks
-from stepscope.engine.execution.thread_choice import ThreadChoice
+from stepscope.engine.execution.machine.environment import keep_freed_memory, num_threads
+from stepscope.engine.execution.machine.thread_choice import ThreadChoice
 from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.model import Model
 from stepscope.engine.models.support import longest_request
+from stepscope.engine.protocol.config import ConfigError, EngineConfig
+from stepscope.engine.scheduling.kv_memory import kv_memory_bytes, num_kv_blocks
 from stepscope.kernels.dispatch.backends import BackendUnavailableError, choose
 
 if TYPE_CHECKING:
-    from stepscope.engine.runner import ModelRunner
+    from stepscope.engine.execution.runner import ModelRunner
 
 
 def load_runner(

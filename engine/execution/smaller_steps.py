@@ -8,7 +8,7 @@ no room by itself ends its row; whoever runs the engine decides what becomes of 
 import logging
 from collections.abc import Callable
 
-from stepscope.engine.step import InFlight, ScheduledRow, ScheduledStep, StepResult
+from stepscope.engine.scheduling.step import InFlight, ScheduledRow, ScheduledStep, StepResult
 
 log = logging.getLogger("stepscope.engine")
 

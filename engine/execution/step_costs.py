@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from stepscope.engine.execution.trial_steps import trial_step
-from stepscope.engine.step import ScheduledStep
-from stepscope.engine.wire import StepCosts
+from stepscope.engine.protocol.wire import StepCosts
+from stepscope.engine.scheduling.step import ScheduledStep
 
 NUM_STREAMS = 8
 CONTEXT_TOKENS = 512  # that each of the streams attends to

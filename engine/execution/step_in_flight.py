@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from stepscope.engine.execution.devices import DeviceTimer
-from stepscope.engine.execution.samples import Sampled, SamplesInFlight
-from stepscope.engine.step import ScheduledRow, StepResult
+from stepscope.engine.execution.machine.devices import DeviceTimer
+from stepscope.engine.execution.sampling.samples import Sampled, SamplesInFlight
+from stepscope.engine.scheduling.step import ScheduledRow, StepResult
 from stepscope.kernels.paged_attention import to_device
 
 

@@ -1,5 +1,6 @@
 """The OpenAI-compatible HTTP server: a process of its own that talks to an engine's sockets.
+Free of torch. Here is what its rooms share: errors, settings, the connection to the engine.
 
-It translates and nothing else: tokens, templates, stop strings and texts are the engine's work.
-Nothing in here needs torch, and nothing but `settings` may be imported where Starlette is missing.
+May import: engine.client, engine.protocol, engine.transport.
+A route goes into `server`, a field of a request into `openai`, a metric into `metrics`.
 """

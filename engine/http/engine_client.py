@@ -13,14 +13,14 @@ from typing import Protocol, TypeVar
 import msgspec
 import zmq
 
-from stepscope.engine import commands
-from stepscope.engine.access.sockets import client_socket
-from stepscope.engine.client import payload_of
-from stepscope.engine.client_errors import CommandRefused, EngineUnreachable
-from stepscope.engine.commands import AnyReply, Bundle, Command, Error, GetInfo, Submit
-from stepscope.engine.endpoints import Endpoint
+from stepscope.engine.client.client import payload_of
+from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.http.sockets import SocketReader
-from stepscope.engine.wire import SCHEMA_VERSION, EngineInfo
+from stepscope.engine.protocol import commands
+from stepscope.engine.protocol.commands import AnyReply, Bundle, Command, Error, GetInfo, Submit
+from stepscope.engine.protocol.wire import SCHEMA_VERSION, EngineInfo
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.engine.transport.sockets import client_socket
 
 log = logging.getLogger("stepscope.http")
 

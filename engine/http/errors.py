@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from stepscope.engine.client_errors import CommandRefused, EngineUnreachable
-from stepscope.engine.field_errors import in_words
+from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.protocol.field_errors import in_words
 
 RETRY_AFTER_S = 1
 

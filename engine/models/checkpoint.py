@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stepscope.engine.config import ConfigError
 from stepscope.engine.models import demo, random_model, random_shapes
-from stepscope.engine.tokenizer import Tokenizer
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.text.tokenizer import Tokenizer
 
 Progress = Callable[[str, float], None]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import platformdirs
 
-from stepscope.engine.config import ConfigError
+from stepscope.engine.protocol.config import ConfigError
 
 # Part of the folder's name: another shape, seed or tokenizer is another version.
 VERSION = "demo-v1"

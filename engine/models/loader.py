@@ -14,7 +14,6 @@ from transformers import CONFIG_MAPPING, AttentionInterface, AutoConfig, AutoMod
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as library
 
-from stepscope.engine.config import ConfigError, ModelImpl
 from stepscope.engine.models.checkpoint import Progress, read_json, refuse_file
 from stepscope.engine.models.decoder import Decoder
 from stepscope.engine.models.decoder_config import misfit
@@ -24,6 +23,7 @@ from stepscope.engine.models.random_weights import RandomWeights
 from stepscope.engine.models.support import check_config
 from stepscope.engine.models.transformers_model import ATTENTION, TransformersModel, attention
 from stepscope.engine.models.weights import Weights, WeightSource
+from stepscope.engine.protocol.config import ConfigError, ModelImpl
 
 
 def load_config(folder: Path, name: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from stepscope.engine.execution.memory import KVShape
+from stepscope.engine.scheduling.kv_memory import KVShape
 from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch
 
 

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from stepscope.engine.config import ConfigError
-from stepscope.engine.execution.memory import KVShape
 from stepscope.engine.models.checkpoint import refuse_file
 from stepscope.engine.models.model import StepContext
 from stepscope.engine.models.support import sliding_layers
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.scheduling.kv_memory import KVShape
 from stepscope.kernels.paged_attention import store_kv
 
 # No mask function is registered under this name, so the library builds no masks. It must not

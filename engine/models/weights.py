@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
-from stepscope.engine.config import ConfigError
 from stepscope.engine.models.checkpoint import refuse_file, weight_files
+from stepscope.engine.protocol.config import ConfigError
 
 Shape = tuple[int, ...]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from stepscope.engine.wire import RequestView, Telemetry
+from stepscope.engine.protocol.wire import RequestView, Telemetry
 from stepscope.recordings.explain import Explainer
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.outcome import Outcome

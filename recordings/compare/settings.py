@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from stepscope.engine.wire import EngineInfo, KnobValue
+from stepscope.engine.protocol.wire import EngineInfo, KnobValue
 from stepscope.recordings.compare.side import Side
 
 # Of `EngineInfo`, what may make a difference; names and addresses do not.

@@ -6,7 +6,7 @@ Whatever it keeps is bounded: a run may have any number of steps.
 import threading
 from typing import Literal, TypeAlias
 
-from stepscope.engine.wire import (
+from stepscope.engine.protocol.wire import (
     Admitted,
     Arrived,
     EngineInfo,

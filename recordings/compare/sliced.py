@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
-from stepscope.engine.wire import StepRecord
+from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.compare.slices import Slice, WaitSlices, size_class
 from stepscope.recordings.latency import LatencyKind
 from stepscope.recordings.outcome import Outcome

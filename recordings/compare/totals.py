@@ -3,7 +3,7 @@
 from array import array
 from dataclasses import dataclass, field
 
-from stepscope.engine.wire import FirstToken, KVCounts, StepRecord
+from stepscope.engine.protocol.wire import FirstToken, KVCounts, StepRecord
 from stepscope.recordings.outcome import Outcome
 
 NUM_SLICES = 20  # of a run, for the spread of its rates

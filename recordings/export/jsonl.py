@@ -5,7 +5,7 @@ from typing import IO
 
 import msgspec
 
-from stepscope.engine import wire
+from stepscope.engine.protocol import wire
 from stepscope.recordings.export.moments import Moment
 from stepscope.recordings.strip import stripped
 

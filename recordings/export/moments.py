@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from stepscope.engine import wire
-from stepscope.engine.wire import Snapshot, StepRecord, Telemetry
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import Snapshot, StepRecord, Telemetry
 from stepscope.recordings.loaded_chunk import KEYFRAME
 from stepscope.recordings.outcome import Outcome
 from stepscope.recordings.pauses import leave_out_begun

@@ -12,8 +12,7 @@ from typing import IO
 
 import msgspec
 
-from stepscope.engine.traces import HASH_BLOCK_TOKENS
-from stepscope.engine.wire import (
+from stepscope.engine.protocol.wire import (
     Aborted,
     Admitted,
     Arrived,
@@ -22,6 +21,7 @@ from stepscope.engine.wire import (
     Preempted,
     StepRecord,
 )
+from stepscope.engine.workload.traces import HASH_BLOCK_TOKENS
 from stepscope.recordings.export.moments import Moment
 from stepscope.recordings.export.prefixes import Chain, PrefixBook
 

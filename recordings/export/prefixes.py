@@ -12,8 +12,8 @@ blocks that were filled in the very same step.
 from itertools import count
 from typing import NamedTuple
 
-from stepscope.engine.traces import HASH_BLOCK_TOKENS
-from stepscope.engine.wire import EMPTY, Admitted, BatchRow, BlockMove
+from stepscope.engine.protocol.wire import EMPTY, Admitted, BatchRow, BlockMove
+from stepscope.engine.workload.traces import HASH_BLOCK_TOKENS
 
 
 class Chain:

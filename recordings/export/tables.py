@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from stepscope.engine.wire import Phase, RequestView, RowFlag, StepRecord
+from stepscope.engine.protocol.wire import Phase, RequestView, RowFlag, StepRecord
 from stepscope.recordings.export.moments import Moment
 from stepscope.recordings.outcome import Outcome
 

@@ -7,7 +7,7 @@ does not answer: what was true before it fell silent is not true now.
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from stepscope.engine.wire import EngineInfo, EngineState, KnobValue
+from stepscope.engine.protocol.wire import EngineInfo, EngineState, KnobValue
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import LatencyReport
 from stepscope.recordings.rates import Rates

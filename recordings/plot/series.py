@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from stepscope.engine import wire
-from stepscope.engine.wire import KnobsChanged, KnobValue, Mark, StepRecord
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import KnobsChanged, KnobValue, Mark, StepRecord
 from stepscope.recordings.distribution import Distribution
 from stepscope.recordings.events import changed_knobs
 from stepscope.recordings.export.moments import Moment, Progress, StepRange, moments

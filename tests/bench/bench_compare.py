@@ -12,9 +12,9 @@ import time
 import tracemalloc
 from pathlib import Path
 
-from stepscope.engine import wire
-from stepscope.engine.config import Knobs
-from stepscope.engine.simulated import SimulatedWorkload, simulate
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.compare.comparison import compare
 from stepscope.recordings.compare.feed import Stretch
 from stepscope.recordings.history import History

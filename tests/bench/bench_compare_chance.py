@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from stepscope.engine.config import Knobs
-from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
-from stepscope.engine.step import ScheduledStep
-from stepscope.engine.wire import EngineInfo, StepRecord
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import EngineInfo, StepRecord
+from stepscope.engine.scheduling.step import ScheduledStep
+from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.recordings.compare.comparison import Comparison, compare
 from stepscope.recordings.compare.side import Side
 from stepscope.recordings.latency import SLO

@@ -20,26 +20,26 @@ import time
 
 from pausing_runner import PausingRunner  # type: ignore[import-not-found]
 
-from stepscope.engine import dispatch
-from stepscope.engine.commands import Shutdown
-from stepscope.engine.config import Knobs, Limits
-from stepscope.engine.control import ControlServer
-from stepscope.engine.core import EngineCore
-from stepscope.engine.endpoints import Endpoint, EndpointLock
-from stepscope.engine.inbox import Call
-from stepscope.engine.intake import Intake
-from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.scheduler import Scheduler
-from stepscope.engine.serve import Silent
-from stepscope.engine.simulated import VOCAB_SIZE, simulated_info
-from stepscope.engine.step import ScheduledStep, StepResult
-from stepscope.engine.telemetry import Publisher
+from stepscope.engine.control.intake import Intake
+from stepscope.engine.control.server import ControlServer
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.process.serve import Silent
+from stepscope.engine.protocol.commands import Shutdown
+from stepscope.engine.protocol.config import Knobs, Limits
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import ScheduledStep, StepResult
+from stepscope.engine.simulation.simulated import VOCAB_SIZE, simulated_info
+from stepscope.engine.telemetry.publisher import Publisher
+from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 
 NUM_TOKENS = 300
 CLIENT = """
 import sys
-from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import Output, SamplingParams, Submit
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol.commands import Output, SamplingParams, Submit
 
 with ControlClient(sys.argv[1]) as client:
     count, num_tokens = int(sys.argv[2]), int(sys.argv[3])

@@ -16,12 +16,12 @@ import threading
 import time
 from pathlib import Path
 
-from stepscope.engine import commands
-from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import EngineUnreachable
-from stepscope.engine.commands import GetInfo, GetSnapshot, Resume, Submit
-from stepscope.engine.endpoints import Endpoint
-from stepscope.engine.sampling_params import SamplingParams
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import EngineUnreachable
+from stepscope.engine.protocol import commands
+from stepscope.engine.protocol.commands import GetInfo, GetSnapshot, Resume, Submit
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.history import History
 from stepscope.recordings.subscriber import Subscriber
 
@@ -34,8 +34,8 @@ PAYLOADS = {
 }
 FLOODER = """
 import os, sys, zmq
-from stepscope.engine.endpoints import Endpoint
-from stepscope.engine.access.sockets import client_socket
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.engine.transport.sockets import client_socket
 socket = client_socket(zmq.DEALER, Endpoint(sys.argv[1]))
 socket.connect(sys.argv[1])
 payload, number = bytes.fromhex(sys.argv[2]), 0
@@ -49,7 +49,7 @@ while True:
 
 UNLIMITED = """
 import runpy, sys
-from stepscope.engine.access import rate_limit
+from stepscope.engine.transport import rate_limit
 for name in ("CLIENT_RATE", "CLIENT_BURST", "TOTAL_RATE", "TOTAL_BURST"):
     setattr(rate_limit, name, 1e12)
 del sys.argv[0]

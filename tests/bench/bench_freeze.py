@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import EngineUnreachable
-from stepscope.engine.commands import Output, Shutdown, Submit
-from stepscope.engine.corpus import Corpus
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.workload import PromptWriter
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import EngineUnreachable
+from stepscope.engine.protocol.commands import Output, Shutdown, Submit
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.workload.arrivals import PromptWriter
+from stepscope.engine.workload.corpus import Corpus
 from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.subscriber import Subscriber
 

@@ -21,9 +21,9 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import Output, Submit
-from stepscope.engine.sampling_params import SamplingParams
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol.commands import Output, Submit
+from stepscope.engine.protocol.sampling_params import SamplingParams
 
 PROMPT_TOKENS = 32
 

@@ -22,12 +22,12 @@ import msgspec
 from bench_wire import engine, subscribers  # type: ignore[import-not-found]
 from pausing_runner import PAUSES, PausingRunner  # type: ignore[import-not-found]
 
-from stepscope.engine import wire
-from stepscope.engine.batch_rows import BatchRows
-from stepscope.engine.config import Limits
-from stepscope.engine.pipeline import Pipeline
-from stepscope.engine.telemetry import Publisher
-from stepscope.engine.wire import Telemetry
+from stepscope.engine.loop.pipeline import Pipeline
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.config import Limits
+from stepscope.engine.protocol.wire import Telemetry
+from stepscope.engine.telemetry.batch_rows import BatchRows
+from stepscope.engine.telemetry.publisher import Publisher
 
 STEPS_A_TURN = 10
 NUM_WARM = 2  # steps of a turn that are not counted

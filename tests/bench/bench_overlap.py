@@ -16,17 +16,17 @@ import statistics
 import tempfile
 import time
 
-from stepscope.engine import dispatch
-from stepscope.engine.commands import AnyReply, Submit
-from stepscope.engine.config import Knobs, Limits
-from stepscope.engine.core import EngineCore
-from stepscope.engine.inbox import Call
-from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.scheduler import Scheduler
-from stepscope.engine.simulated import simulated_info
-from stepscope.engine.step import InFlight, ScheduledStep, StepResult
-from stepscope.engine.telemetry import Publisher
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.protocol.commands import AnyReply, Submit
+from stepscope.engine.protocol.config import Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import InFlight, ScheduledStep, StepResult
+from stepscope.engine.simulation.simulated import simulated_info
+from stepscope.engine.telemetry.publisher import Publisher
 
 NUM_TURNS = 30
 TURN = 20  # steps

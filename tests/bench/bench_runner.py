@@ -11,11 +11,11 @@ import statistics
 import time
 from collections.abc import Callable
 
-from stepscope.engine.config import EngineConfig
-from stepscope.engine.environment import prepare_environment
-from stepscope.engine.request import Request
-from stepscope.engine.step import ScheduledRow, ScheduledStep
-from stepscope.engine.wire import Phase
+from stepscope.engine.execution.machine.environment import prepare_environment
+from stepscope.engine.protocol.config import EngineConfig
+from stepscope.engine.protocol.wire import Phase
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ class Bench:
     """A runner whose attention backend is timed."""
 
     def __init__(self, config: EngineConfig) -> None:
-        from stepscope.engine.runner import ModelRunner
+        from stepscope.engine.execution.runner import ModelRunner
 
         self.runner = ModelRunner.load(config, lambda what, share: None)
         self.block_size = config.block_size
@@ -103,7 +103,7 @@ class Bench:
 
 
 def _greedy() -> object:
-    from stepscope.engine.sampling_params import SamplingParams
+    from stepscope.engine.protocol.sampling_params import SamplingParams
 
     return SamplingParams()
 

@@ -13,11 +13,11 @@ import time
 import numpy as np
 import torch
 
-from stepscope.engine.request import Request
-from stepscope.engine.sampler import Sampler
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.stop_strings import StopText
-from stepscope.engine.tokenizer import TextStream
+from stepscope.engine.execution.sampling.sampler import Sampler
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.text.stop_strings import StopText
+from stepscope.engine.text.tokenizer import TextStream
 
 KINDS: dict[str, dict[str, object]] = {
     "greedy": {},

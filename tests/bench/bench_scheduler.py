@@ -21,16 +21,16 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from stepscope.engine import wire
-from stepscope.engine.batch_rows import BatchRows
-from stepscope.engine.config import Knobs, Limits
-from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.request import Request
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.scheduler import Scheduler
-from stepscope.engine.step import ScheduledRow, StepResult
-from stepscope.engine.step_draft import StepDraft
-from stepscope.engine.telemetry import Publisher
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.config import Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import ScheduledRow, StepResult
+from stepscope.engine.telemetry.batch_rows import BatchRows
+from stepscope.engine.telemetry.publisher import Publisher
+from stepscope.engine.telemetry.step_draft import StepDraft
 
 BLOCK_SIZE = 16
 NUM_STEPS = 320

@@ -28,22 +28,23 @@ from unittest.mock import patch
 
 from pausing_runner import PAUSES, PausingRunner  # type: ignore[import-not-found]
 
-from stepscope.engine import dispatch, wire
-from stepscope.engine.batch_rows import BatchRows
-from stepscope.engine.commands import Submit
-from stepscope.engine.config import EngineConfig, Knobs, Limits
-from stepscope.engine.core import EngineCore
-from stepscope.engine.environment import prepare_environment
-from stepscope.engine.inbox import Call
-from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.request import Request
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.scheduler import Scheduler
-from stepscope.engine.serve import Silent
-from stepscope.engine.simulated import simulated_info
-from stepscope.engine.step import Runner, ScheduledStep, StepResult
-from stepscope.engine.step_draft import StepDraft
-from stepscope.engine.telemetry import Publisher
+from stepscope.engine.execution.machine.environment import prepare_environment
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.process.serve import Silent
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.config import EngineConfig, Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import Runner, ScheduledStep, StepResult
+from stepscope.engine.simulation.simulated import simulated_info
+from stepscope.engine.telemetry.batch_rows import BatchRows
+from stepscope.engine.telemetry.publisher import Publisher
+from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.recordings.verify import verify
 
@@ -151,7 +152,7 @@ def print_engine(num_requests: int, rounds: int) -> None:
 def print_overhead(num_requests: int, rounds: int) -> None:
     config = EngineConfig(kv_memory="512MB")
     prepare_environment(config)
-    from stepscope.engine.runner import ModelRunner
+    from stepscope.engine.execution.runner import ModelRunner
 
     runner = ModelRunner.load(config, lambda what, share: None)
     limits = Limits(

@@ -14,13 +14,13 @@ import time
 
 import zmq
 
-from stepscope.engine import commands
-from stepscope.engine.commands import AnyReply, Error, GetInfo, GetSnapshot, ReplayFrom
-from stepscope.engine.config import Knobs
-from stepscope.engine.endpoints import Endpoint
-from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
-from stepscope.engine.telemetry import Publisher
-from stepscope.engine.wire import EngineInfo, EngineStatus, StepRecord, Telemetry
+from stepscope.engine.protocol import commands
+from stepscope.engine.protocol.commands import AnyReply, Error, GetInfo, GetSnapshot, ReplayFrom
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, StepRecord, Telemetry
+from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.telemetry.publisher import Publisher
+from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.session import SessionState
 
 RING_STEPS = 20_000  # as by default

@@ -13,11 +13,11 @@ import time
 import zmq
 from synthetic_session import Frame, SyntheticSession
 
-from stepscope.engine import commands, wire
-from stepscope.engine.commands import Error, GetInfo, GetSnapshot, ReplayFrom
-from stepscope.engine.endpoints import Endpoint
-from stepscope.engine.telemetry import SUBSCRIBER_QUEUE, Publisher
-from stepscope.engine.wire import EngineInfo, Snapshot
+from stepscope.engine.protocol import commands, wire
+from stepscope.engine.protocol.commands import Error, GetInfo, GetSnapshot, ReplayFrom
+from stepscope.engine.protocol.wire import EngineInfo, Snapshot
+from stepscope.engine.telemetry.publisher import SUBSCRIBER_QUEUE, Publisher
+from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.session import SessionState
 
 PERIOD_STEPS = 4_000

@@ -10,12 +10,12 @@ import time
 import msgspec
 import zmq
 
-from stepscope.engine import commands, wire
-from stepscope.engine.commands import GetInfo, GetSnapshot, Replayed, ReplayFrom
-from stepscope.engine.config import Knobs
-from stepscope.engine.endpoints import Endpoint
-from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
-from stepscope.engine.wire import EngineInfo, StepRecord
+from stepscope.engine.protocol import commands, wire
+from stepscope.engine.protocol.commands import GetInfo, GetSnapshot, Replayed, ReplayFrom
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import EngineInfo, StepRecord
+from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.session import SessionState
 
 NUM_STEPS = 6_000

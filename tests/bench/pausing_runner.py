@@ -7,8 +7,8 @@ or have to come from memory again.
 import time
 from collections.abc import Callable
 
-from stepscope.engine.simulated import CostModel, SimulatedRunner
-from stepscope.engine.step import ScheduledStep, StepResult
+from stepscope.engine.scheduling.step import ScheduledStep, StepResult
+from stepscope.engine.simulation.simulated import CostModel, SimulatedRunner
 
 PAUSE_S = 0.002
 _WEIGHTS = bytearray(12_000_000)

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stepscope.engine import wire
-from stepscope.engine.config import Knobs
-from stepscope.engine.simulated import CostModel, SimulatedWorkload, simulate
-from stepscope.engine.wire import EMPTY, Aborted, EngineInfo, EngineStatus, KVCounts
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import EMPTY, Aborted, EngineInfo, EngineStatus, KVCounts
+from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.recordings.session import SessionState
 
 PERIOD_STEPS = 20_000

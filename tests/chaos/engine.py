@@ -17,23 +17,30 @@ from typing import IO
 
 import zmq
 
-from stepscope.engine import dispatch, telemetry, wire
-from stepscope.engine.commands import Shutdown, Submit
-from stepscope.engine.config import Knobs, Limits
-from stepscope.engine.control import ControlServer
-from stepscope.engine.core import EngineCore
-from stepscope.engine.endpoints import Endpoint, EndpointLock
-from stepscope.engine.inbox import Call
-from stepscope.engine.intake import Intake
-from stepscope.engine.kv_cache import KVCacheManager
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.scheduler import Scheduler
-from stepscope.engine.serve import Silent
-from stepscope.engine.simulated import VOCAB_SIZE, CostModel, SimulatedRunner, simulated_info
-from stepscope.engine.step import ScheduledStep, StepResult
-from stepscope.engine.step_draft import StepDraft
-from stepscope.engine.telemetry import Publisher
-from stepscope.engine.wire import Telemetry
+from stepscope.engine.control.intake import Intake
+from stepscope.engine.control.server import ControlServer
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.process.serve import Silent
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import Shutdown, Submit
+from stepscope.engine.protocol.config import Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import Telemetry
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import ScheduledStep, StepResult
+from stepscope.engine.simulation.simulated import (
+    VOCAB_SIZE,
+    CostModel,
+    SimulatedRunner,
+    simulated_info,
+)
+from stepscope.engine.telemetry import publisher as telemetry
+from stepscope.engine.telemetry.publisher import Publisher
+from stepscope.engine.telemetry.step_draft import StepDraft
+from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 
 NUM_RUNNING = 8
 NUM_BLOCKS = 512

@@ -19,8 +19,8 @@ from typing import IO, Any
 import replies
 import zmq
 
-from stepscope.engine import wire
-from stepscope.engine.wire import Snapshot
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import Snapshot
 from stepscope.recordings import subscriber
 from stepscope.recordings.history import History
 

@@ -9,8 +9,8 @@ import sys
 
 import replies
 
-from stepscope.engine import wire
-from stepscope.engine.wire import Snapshot
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import Snapshot
 from stepscope.recordings.writer import RecordingWriter
 from stepscope.tui.cli import main
 

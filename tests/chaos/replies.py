@@ -5,8 +5,8 @@ What a subscriber has not got although the engine still had it when it was asked
 
 from typing import IO
 
-from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import Replayed
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol.commands import Replayed
 from stepscope.recordings.healing import Healing
 
 

@@ -32,8 +32,8 @@ from judge import check_observer, check_recorder
 from proxy import Proxies
 from truth import Client, Engine, Wrong, free_ports
 
-from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import EngineUnreachable
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import EngineUnreachable
 
 HERE = Path(__file__).parent
 WAIT_S = 60.0

@@ -24,15 +24,23 @@ import zmq
 sys.path.insert(0, str(Path(__file__).parent))
 from malformed import Malformer
 
-from stepscope.engine import commands
-from stepscope.engine.access.authorised_keys import KeyFolder
-from stepscope.engine.access.sockets import client_socket
-from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import EngineUnreachable
-from stepscope.engine.commands import AuditPage, Error, GetAudit, Output, Pause, Resume, Submit
-from stepscope.engine.endpoints import Endpoint
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.wire import Audited
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import EngineUnreachable
+from stepscope.engine.protocol import commands
+from stepscope.engine.protocol.commands import (
+    AuditPage,
+    Error,
+    GetAudit,
+    Output,
+    Pause,
+    Resume,
+    Submit,
+)
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import Audited
+from stepscope.engine.transport.authorised_keys import KeyFolder
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.engine.transport.sockets import client_socket
 
 ENGINE = Path(__file__).parent.parent / "simulated_engine.py"
 BATCH = 50

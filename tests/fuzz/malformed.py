@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from stepscope.engine import commands
-from stepscope.engine.commands import (
+from stepscope.engine.protocol import commands
+from stepscope.engine.protocol.commands import (
     Abort,
     ChatMessage,
     Command,
@@ -30,8 +30,8 @@ from stepscope.engine.commands import (
     StepOnce,
     Submit,
 )
-from stepscope.engine.sampling_params import SamplingParams
-from stepscope.engine.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 
 SEEDS: tuple[Command, ...] = (
     GetInfo(),

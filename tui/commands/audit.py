@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from stepscope.engine import wire
-from stepscope.engine.audit_fold import side_by_side
-from stepscope.engine.commands import AuditPage, GetAudit
-from stepscope.engine.wire import Audited, EngineInfo, Snapshot
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.audit_fold import side_by_side
+from stepscope.engine.protocol.commands import AuditPage, GetAudit
+from stepscope.engine.protocol.wire import Audited, EngineInfo, Snapshot
 from stepscope.recordings.audit_text import change_text, who_text
 from stepscope.recordings.reader import Recording
 from stepscope.tui import format as fmt

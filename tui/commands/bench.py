@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stepscope.engine.config import EngineConfig, Knobs
+from stepscope.engine.protocol.config import EngineConfig, Knobs
 from stepscope.tui.commands.engine import engine_packages, prepare_process
 from stepscope.tui.commands.errors import CommandFailed, Interrupted, WrongUsage, say
 from stepscope.tui.commands.options import resolve
@@ -17,10 +17,10 @@ from stepscope.tui.commands.progress import Progress
 from stepscope.tui.format import three_digits
 
 if TYPE_CHECKING:
-    from stepscope.engine.measured_run import ThroughputProgress, ThroughputResult
-    from stepscope.engine.step_meter import Percentiles
-    from stepscope.engine.throughput import ThroughputSpec
-    from stepscope.engine.wire import EngineInfo
+    from stepscope.engine.bench.measured_run import ThroughputProgress, ThroughputResult
+    from stepscope.engine.bench.step_meter import Percentiles
+    from stepscope.engine.bench.throughput import ThroughputSpec
+    from stepscope.engine.protocol.wire import EngineInfo
 
 
 def throughput(
@@ -43,7 +43,7 @@ def throughput(
     file = _writable(json_file)
     prepare_process()
     with engine_packages():
-        from stepscope.engine import throughput as engine
+        from stepscope.engine.bench import throughput as engine
 
         spec = engine.ThroughputSpec(
             num_requests=num_requests,
@@ -73,7 +73,7 @@ def throughput(
 
 
 def _announcement(spec: "ThroughputSpec", info: "EngineInfo", num_requests: int) -> Iterator[str]:
-    from stepscope.engine.throughput import YARDSTICK_REQUESTS, num_tokens
+    from stepscope.engine.bench.throughput import YARDSTICK_REQUESTS, num_tokens
 
     what = ", ".join(
         part
@@ -162,8 +162,8 @@ def _document(
     info: "EngineInfo",
     result: "ThroughputResult",
 ) -> bytes:
-    from stepscope.engine.environment import num_threads
-    from stepscope.engine.machine import describe_machine
+    from stepscope.engine.bench.machine import describe_machine
+    from stepscope.engine.execution.machine.environment import num_threads
 
     document = {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -1,4 +1,4 @@
-"""`stepscope bench gpu`: measure a GPU by `engine.gpu_bench`, or show what was measured."""
+"""`stepscope bench gpu`: measure a GPU by `engine.bench.gpu`, or show what was measured."""
 
 import datetime
 import importlib.util
@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from stepscope.engine.config import ConfigError
-from stepscope.engine.gpu_bench import host, results
-from stepscope.engine.gpu_bench.conduct import conduct
-from stepscope.engine.gpu_bench.parts import PARTS, chosen_models, chosen_parts, plan_jobs
-from stepscope.engine.gpu_bench.results import Report
+from stepscope.engine.bench.gpu import host, results
+from stepscope.engine.bench.gpu.conduct import conduct
+from stepscope.engine.bench.gpu.parts import PARTS, chosen_models, chosen_parts, plan_jobs
+from stepscope.engine.bench.gpu.results import Report
+from stepscope.engine.protocol.config import ConfigError
 from stepscope.tui.commands.bench_gpu_table import side_by_side, table
 from stepscope.tui.commands.engine import engine_packages
 from stepscope.tui.commands.errors import CommandFailed, Interrupted, WrongUsage, say

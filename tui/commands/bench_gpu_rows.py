@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from stepscope.engine.gpu_bench import aims
-from stepscope.engine.gpu_bench.results import Outcome, Point, Report, percentile
+from stepscope.engine.bench.gpu import aims
+from stepscope.engine.bench.gpu.results import Outcome, Point, Report, percentile
 from stepscope.tui.format import three_digits
 
 

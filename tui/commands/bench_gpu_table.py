@@ -3,8 +3,8 @@
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from stepscope.engine.gpu_bench.parts import PARTS
-from stepscope.engine.gpu_bench.results import Outcome, Report
+from stepscope.engine.bench.gpu.parts import PARTS
+from stepscope.engine.bench.gpu.results import Outcome, Report
 from stepscope.tui.commands.bench_gpu_rows import Row, rows_of
 
 WIDTH = 100

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stepscope.engine.endpoints import Endpoint, find_local
+from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.compare.columns import ALIGNMENTS, Align
 from stepscope.recordings.compare.comparer import Comparer
 from stepscope.recordings.compare.division import divide

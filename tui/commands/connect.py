@@ -3,12 +3,12 @@
 import time
 from typing import TYPE_CHECKING
 
-from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import EngineGone, EngineStarting, EngineUnreachable
-from stepscope.engine.commands import MAX_PAST_S
-from stepscope.engine.config import ConfigError
-from stepscope.engine.endpoints import Endpoint, find_local
-from stepscope.engine.local_engines import called
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import EngineGone, EngineStarting, EngineUnreachable
+from stepscope.engine.protocol.commands import MAX_PAST_S
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.transport.endpoints import Endpoint, find_local
+from stepscope.engine.transport.local_engines import called
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage
 from stepscope.tui.commands.progress import Progress
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from stepscope.engine.client import ControlClient
-from stepscope.engine.commands import SetWorkload
-from stepscope.engine.config import EngineConfig, Knobs
-from stepscope.engine.wire import KnobValue
-from stepscope.engine.workload_spec import WorkloadSpec
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol.commands import SetWorkload
+from stepscope.engine.protocol.config import EngineConfig, Knobs
+from stepscope.engine.protocol.wire import KnobValue
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import Series

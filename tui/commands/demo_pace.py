@@ -8,9 +8,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from stepscope.engine.client_errors import CommandRefused, EngineUnreachable
-from stepscope.engine.workload import describe
-from stepscope.engine.workload_spec import WorkloadSpec
+from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.workload.arrivals import describe
 from stepscope.recordings.history import History
 from stepscope.tui.commands.demo_rate import Offer, next_offer
 

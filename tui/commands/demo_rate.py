@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from stepscope.engine import capacity
-from stepscope.engine.wire import EngineInfo, StepCosts
-from stepscope.engine.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.wire import EngineInfo, StepCosts
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.workload import capacity
 from stepscope.recordings.rates import Rates
 from stepscope.tui.commands.options import convert_flags
 

@@ -13,15 +13,15 @@ from typing import Literal, NamedTuple
 
 import platformdirs
 
-from stepscope.engine import batch_rows, sender
-from stepscope.engine.config import ConfigError
-from stepscope.engine.endpoints import (
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.telemetry import batch_rows, sender
+from stepscope.engine.transport.endpoints import (
     Endpoint,
     find_local,
     runtime_dir,
 )
-from stepscope.engine.leftovers import stale_files
-from stepscope.engine.local_engines import starting_pid
+from stepscope.engine.transport.leftovers import stale_files
+from stepscope.engine.transport.local_engines import starting_pid
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
 from stepscope.tui.settings import config_path, load_settings
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import typer
 
-from stepscope.engine.config import ConfigError, WrongValue
+from stepscope.engine.protocol.config import ConfigError, WrongValue
 from stepscope.recordings.recording_errors import NotInRecording, RecordingError
 
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
@@ -87,7 +87,7 @@ def expected(error: BaseException) -> tuple[int, str] | None:
     """Exit code and message of an error that is no bug of ours; None for any other."""
     # An exception of a module that was never imported cannot have been raised, and importing it
     # just to look would cost the commands that do not need it.
-    client = sys.modules.get("stepscope.engine.client_errors")
+    client = sys.modules.get("stepscope.engine.client.errors")
     if isinstance(error, CommandFailed):
         return error.exit_code, str(error)
     if isinstance(error, ConfigError):

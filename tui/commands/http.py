@@ -8,9 +8,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from stepscope.engine.endpoints import Endpoint, find_local
 from stepscope.engine.http.settings import HttpSettings, check_private, parse_address
-from stepscope.engine.wire import EngineInfo
+from stepscope.engine.protocol.wire import EngineInfo
+from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.tui.commands.connect import choose
 from stepscope.tui.commands.errors import CommandFailed, say
 from stepscope.tui.commands.options import HTTP_DEFAULTS, resolve
@@ -59,7 +59,7 @@ def open_listener(bind: str) -> tuple[socket.socket, str]:
         ConfigError: the address cannot be had.
     """
     require_packages()
-    from stepscope.engine.http.server import bound_address, listen
+    from stepscope.engine.http.server.server import bound_address, listen
 
     listener = listen(parse_address(bind))
     return listener, bound_address(listener).text
@@ -68,7 +68,7 @@ def open_listener(bind: str) -> tuple[socket.socket, str]:
 def require_packages() -> None:
     """Raises CommandFailed when what the server needs is not installed."""
     try:
-        import stepscope.engine.http.server  # noqa: F401 - only whether it can be
+        import stepscope.engine.http.server.server  # noqa: F401 - only whether it can be
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in _EXTRAS:
@@ -96,7 +96,7 @@ def _run(
     parent_gone: threading.Event | None,
 ) -> None:
     require_packages()
-    from stepscope.engine.http.server import serve_http
+    from stepscope.engine.http.server.server import serve_http
 
     names: set[str] = set()
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from stepscope.engine.access.authorised_keys import ROLES, KeyFolder
-from stepscope.engine.access.keys import check_public, read_credentials
-from stepscope.engine.access.sockets import KEY_VARIABLE, SERVER_KEY_VARIABLE
-from stepscope.engine.audit import LOCAL
-from stepscope.engine.config import ConfigError
-from stepscope.engine.endpoints import Endpoint, find_local
-from stepscope.engine.local_engines import local_credentials
+from stepscope.engine.loop.audit import LOCAL
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.transport.authorised_keys import ROLES, KeyFolder
+from stepscope.engine.transport.endpoints import Endpoint, find_local
+from stepscope.engine.transport.keys import check_public, read_credentials
+from stepscope.engine.transport.local_engines import local_credentials
+from stepscope.engine.transport.sockets import KEY_VARIABLE, SERVER_KEY_VARIABLE
 from stepscope.tui.commands.errors import WrongUsage, say
 from stepscope.tui.commands.options import resolve
 from stepscope.tui.settings import ClientSettings

@@ -5,14 +5,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepscope.engine.client_errors import EngineUnreachable
-from stepscope.engine.commands import Ack, ResetPrefixCache
-from stepscope.engine.corpus import Corpus
-from stepscope.engine.load import PATIENCE_S, LoadGenerator, LoadReport, percentile
-from stepscope.engine.traces import TraceRow, read_trace
-from stepscope.engine.wire import EngineInfo
-from stepscope.engine.workload import Arrival, PromptWriter, describe, fit, from_trace, synthetic
-from stepscope.engine.workload_spec import WorkloadSpec
+from stepscope.engine.client.errors import EngineUnreachable
+from stepscope.engine.protocol.commands import Ack, ResetPrefixCache
+from stepscope.engine.protocol.wire import EngineInfo
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.workload.arrivals import (
+    Arrival,
+    PromptWriter,
+    describe,
+    fit,
+    from_trace,
+    synthetic,
+)
+from stepscope.engine.workload.corpus import Corpus
+from stepscope.engine.workload.load import PATIENCE_S, LoadGenerator, LoadReport, percentile
+from stepscope.engine.workload.traces import TraceRow, read_trace
 from stepscope.tui.commands.connect import choose, connect
 from stepscope.tui.commands.errors import CommandFailed, Interrupted, WrongUsage, say
 from stepscope.tui.commands.options import resolve

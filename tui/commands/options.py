@@ -13,7 +13,7 @@ import typer
 from msgspec import Struct
 from msgspec.structs import FieldInfo
 
-from stepscope.engine.config import Knobs
+from stepscope.engine.protocol.config import Knobs
 from stepscope.tui.commands.durations import milliseconds
 from stepscope.tui.commands.errors import WrongUsage
 from stepscope.tui.settings import (

@@ -4,7 +4,7 @@ import signal
 import sys
 import time
 
-from stepscope.engine.silence import publishes
+from stepscope.engine.protocol.silence import publishes
 from stepscope.recordings.journal import Journal
 from stepscope.recordings.recorder import Recorder
 from stepscope.recordings.rotation import MIN_ROTATE_BYTES, MIN_ROTATE_S, FileSeries, Limits

@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from stepscope.engine.config import Knobs
-from stepscope.engine.schedule import (
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import Phase
+from stepscope.engine.scheduling.dry_run import (
     ScheduleLine,
     ScheduleReplay,
     ScheduleWorkload,
     parse_workload,
 )
-from stepscope.engine.wire import Phase
 from stepscope.tui.commands.errors import CommandFailed, say, writing_output
 from stepscope.tui.commands.options import convert_flags
 

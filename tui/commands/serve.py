@@ -8,11 +8,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from stepscope.engine.capacity import in_words
-from stepscope.engine.config import EngineConfig, Knobs
-from stepscope.engine.endpoints import Endpoint, runtime_dir
 from stepscope.engine.http.settings import HttpSettings
-from stepscope.engine.wire import EngineInfo
+from stepscope.engine.protocol.config import EngineConfig, Knobs
+from stepscope.engine.protocol.wire import EngineInfo
+from stepscope.engine.transport.endpoints import Endpoint, runtime_dir
+from stepscope.engine.workload.capacity import in_words
 from stepscope.tui.commands.engine import engine_packages, prepare_process
 from stepscope.tui.commands.options import resolve
 from stepscope.tui.commands.progress import Progress
@@ -56,7 +56,7 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool) -> None:
 
     try:
         with engine_packages(), progress:
-            from stepscope.engine.serve import serve as run
+            from stepscope.engine.process.serve import serve as run
 
             run(
                 config,

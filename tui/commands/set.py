@@ -1,11 +1,11 @@
 """`stepscope set`: changes knobs of a running engine."""
 
-from stepscope.engine.client import ControlClient
-from stepscope.engine.client_errors import CommandRefused
-from stepscope.engine.commands import Ack
-from stepscope.engine.config import Knobs
-from stepscope.engine.endpoints import find_local
-from stepscope.engine.wire import KnobSpec, KnobValue
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused
+from stepscope.engine.protocol.commands import Ack
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import KnobSpec, KnobValue
+from stepscope.engine.transport.endpoints import find_local
 from stepscope.recordings.knob_text import typed_text
 from stepscope.tui.commands.connect import choose, connect
 from stepscope.tui.commands.errors import WrongUsage, say

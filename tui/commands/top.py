@@ -6,9 +6,9 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from stepscope.engine.client_errors import EngineStarting
-from stepscope.engine.config import ConfigError
-from stepscope.engine.endpoints import Endpoint, find_local
+from stepscope.engine.client.errors import EngineStarting
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.fleets.fleet import FLEET_STEPS, Fleet, shared_bytes
 from stepscope.recordings.subscriber import Subscriber
 from stepscope.tui.commands.connect import PAST_S, check_past, choose, connect, hello, receive

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.engine.endpoints import Endpoint
+from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.latency import SLO
 from stepscope.recordings.reader import Recording

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from stepscope.engine.wire import KnobValue
+from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.division import reaches
 from stepscope.recordings.compare.figures import KINDS, RANKS, Figure, Verdict

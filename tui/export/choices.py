@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from stepscope.engine.wire import Mark
+from stepscope.engine.protocol.wire import Mark
 from stepscope.recordings import samples
 from stepscope.tui.export.order import RangeChoice
 from stepscope.tui.frame import Frame

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from textual.geometry import Region
 
-from stepscope.engine.wire import KnobsChanged, KnobSpec, KnobValue
+from stepscope.engine.protocol.wire import KnobsChanged, KnobSpec, KnobValue
 from stepscope.recordings.knob_text import value_text
 from stepscope.tui.knob_change import KnobChange, KnobsNow
 from stepscope.tui.screens.engine_watch import EngineWatch

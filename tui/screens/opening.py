@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from stepscope.engine.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.recordings.knob_trail import known_changes
 from stepscope.recordings.source import NO_ENGINE, add_mark
 from stepscope.tui.export.choices import folder_for, ranges_of, recording_of

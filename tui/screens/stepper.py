@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from textual.geometry import Region
 
-from stepscope.engine.wire import KnobSpec, KnobValue
+from stepscope.engine.protocol.wire import KnobSpec, KnobValue
 from stepscope.tui.knob_change import KnobChange
 from stepscope.tui.screens.engine_watch import EngineWatch
 from stepscope.tui.screens.overlay import Overlay

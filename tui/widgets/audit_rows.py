@@ -2,7 +2,7 @@
 
 from typing import TypeAlias
 
-from stepscope.engine.wire import Audited, KnobsChanged
+from stepscope.engine.protocol.wire import Audited, KnobsChanged
 from stepscope.recordings.audit_text import change_text, shorter_who, who_text
 from stepscope.recordings.knob_text import changes_text
 from stepscope.tui import format as fmt

@@ -1,6 +1,6 @@
 """The step inspector: what the step under the cursor did, row by row."""
 
-from stepscope.engine.wire import (
+from stepscope.engine.protocol.wire import (
     CACHED,
     EMPTY,
     Aborted,

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple, TypeAlias
 
-from stepscope.engine.wire import KnobsChanged
+from stepscope.engine.protocol.wire import KnobsChanged
 from stepscope.recordings.history import History
 from stepscope.recordings.latency import LatencyKind, LatencyReport
 

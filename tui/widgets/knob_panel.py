@@ -1,6 +1,6 @@
 """The knobs as they are at the cursor, and who changed one last."""
 
-from stepscope.engine.wire import KnobSpec
+from stepscope.engine.protocol.wire import KnobSpec
 from stepscope.recordings.audit_text import shorter_who
 from stepscope.recordings.knob_text import value_text
 from stepscope.recordings.knob_trail import known_changes

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from stepscope.engine.commands import SetKnobs
-from stepscope.engine.wire import KnobsChanged, KnobSpec
+from stepscope.engine.protocol.commands import SetKnobs
+from stepscope.engine.protocol.wire import KnobsChanged, KnobSpec
 from stepscope.recordings.audit_text import shorter_who
 from stepscope.recordings.knob_text import value_text
 from stepscope.recordings.knob_trail import known_changes

@@ -5,7 +5,7 @@ from array import array
 from functools import lru_cache
 from itertools import pairwise, product, starmap
 
-from stepscope.engine.wire import CACHED, EMPTY
+from stepscope.engine.protocol.wire import CACHED, EMPTY
 from stepscope.recordings.session import request_name
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame

@@ -4,7 +4,7 @@ import string
 from array import array
 from collections import Counter
 
-from stepscope.engine.wire import CACHED, EMPTY, RequestView
+from stepscope.engine.protocol.wire import CACHED, EMPTY, RequestView
 from stepscope.recordings.session import request_name
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame

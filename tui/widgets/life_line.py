@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from stepscope.engine.wire import RequestView
+from stepscope.engine.protocol.wire import RequestView
 from stepscope.recordings.causes import Cause, Piece
 from stepscope.recordings.lives import Life
 from stepscope.tui import format as fmt

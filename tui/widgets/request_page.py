@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from stepscope.engine.wire import RequestView
+from stepscope.engine.protocol.wire import RequestView
 from stepscope.recordings.causes import Late, by_cause
 from stepscope.recordings.lives import Life
 from stepscope.recordings.session import request_name

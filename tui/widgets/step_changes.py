@@ -1,6 +1,6 @@
 """What is new in the step at the cursor: knobs, and how it differs from the step before."""
 
-from stepscope.engine.wire import StepRecord
+from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.audit_text import shorter_who
 from stepscope.recordings.columns import StepSummary
 from stepscope.recordings.knob_text import changes_text

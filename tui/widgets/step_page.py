@@ -1,6 +1,6 @@
 """The step inspector: every row of the step at the cursor, its cost, and what is new in it."""
 
-from stepscope.engine.wire import BatchRow, Phase, RowFlag, StepRecord
+from stepscope.engine.protocol.wire import BatchRow, Phase, RowFlag, StepRecord
 from stepscope.recordings.columns import StepSummary
 from stepscope.recordings.session import request_name
 from stepscope.tui import format as fmt

@@ -12,12 +12,12 @@ from protocol import Done, Work, serve
 def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, Any]]:
     import msgspec
 
-    from stepscope.engine.commands import Submit
-    from stepscope.engine.config import EngineConfig, Knobs
-    from stepscope.engine.measured_run import measure
-    from stepscope.engine.sampling_params import SamplingParams
-    from stepscope.engine.serve import open_engine
-    from stepscope.engine.telemetry_reader import TelemetryReader
+    from stepscope.engine.bench.measured_run import measure
+    from stepscope.engine.client.telemetry_reader import TelemetryReader
+    from stepscope.engine.process.serve import open_engine
+    from stepscope.engine.protocol.commands import Submit
+    from stepscope.engine.protocol.config import EngineConfig, Knobs
+    from stepscope.engine.protocol.sampling_params import SamplingParams
 
     resources = contextlib.ExitStack()
     folder = resources.enter_context(tempfile.TemporaryDirectory())

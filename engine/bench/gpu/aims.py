@@ -1,0 +1,136 @@
+"""Whether a report holds the aims: for one H200, and computed from the samples of the report."""
+
+from collections.abc import Iterator
+
+from stepscope.engine.bench.gpu.knee import Knee, find_knee
+from stepscope.engine.bench.gpu.results import Aim, Outcome, Point, Report
+
+DECODE_SHARES = ((1, 512, 0.80), (128, 4096, 0.70))  # batch, context, of the bandwidth floor
+PREFILL_TOKENS, PREFILL_SHARE = 2048, 0.65  # of the rate of a large product
+ITL_RATIO = 5.0  # p99, continuous over chunked
+TELEMETRY_RATIO = 1.01
+LARGE = "8b"  # the models whose decode and prefill have aims
+
+
+def judge(report: Report) -> list[Aim]:
+    """Every aim; those of a report that is not of a GPU, or of quick sizes, are not judged."""
+    return list(_judge(report)) if report.is_gpu and not report.is_quick else []
+
+
+def _judge(report: Report) -> Iterator[Aim]:
+    models = [each.model for each in report.of("b") if each.model and each.model.endswith(LARGE)]
+    for model in models:
+        for batch, context, share in DECODE_SHARES:
+            found = _share_of(report, "b", model, f"batch {batch}, context {context}")
+            yield _at_least(f"{model}: decode, batch {batch}, context {context}", found, share)
+    for model in [each.model for each in report.of("c") if each.model]:
+        if model.endswith(LARGE):
+            found = _share_of(report, "c", model, f"{PREFILL_TOKENS} tokens")
+            yield _at_least(f"{model}: prefill of {PREFILL_TOKENS} tokens", found, PREFILL_SHARE)
+    for outcome in report.of("g"):
+        for theirs, ours in pairs(outcome):
+            ratio = rate_ratio(theirs, ours)
+            yield Aim(
+                what=f"{outcome.model}: stepscope / generate_batch, {theirs.facts['work']}",
+                wanted="above 1",
+                found=ratio,
+                held=None if ratio is None else ratio > 1,
+            )
+    for outcome in report.of("h"):
+        ratio = itl_ratio(outcome)
+        yield Aim(
+            what=f"{outcome.model}: p99 ITL, continuous / chunked",
+            wanted=f"{ITL_RATIO:g} or more",
+            found=ratio,
+            held=None if ratio is None else ratio >= ITL_RATIO,
+        )
+    for outcome in report.of("i"):
+        ratio = telemetry_ratio(outcome)
+        yield Aim(
+            what=f"{outcome.model}: time with telemetry / without",
+            wanted=f"up to {TELEMETRY_RATIO:g}",
+            found=ratio,
+            held=None if ratio is None else ratio <= TELEMETRY_RATIO,
+        )
+    for outcome in report.of("j"):
+        for point in outcome.points:
+            held = point.facts.get("held")
+            yield Aim(
+                what=f"{outcome.model}: {point.what}",
+                wanted=str(point.facts.get("wanted", "")),
+                found=point.number("found"),
+                held=held if isinstance(held, bool) else None,
+            )
+
+
+def _at_least(what: str, found: float | None, share: float) -> Aim:
+    held = None if found is None else found >= share
+    return Aim(what=what, wanted=f"{share:.0%} or more", found=found, held=held)
+
+
+def _share_of(report: Report, part: str, model: str, what: str) -> float | None:
+    outcome = report.outcome(part, model)
+    point = None if outcome is None else outcome.point(what)
+    return None if point is None else share_of_floor(report, point)
+
+
+def share_of_floor(report: Report, point: Point, milliseconds: float | None = None) -> float | None:
+    """The least time that a point's bytes or operations take, over the time it took.
+
+    Args:
+        milliseconds: that it took; None: the median of its samples.
+    """
+    taken = point.median if milliseconds is None else milliseconds
+    floors_s = [
+        amount / rate
+        for amount, rate in (
+            (point.number("floor_bytes"), report.bytes_per_s),
+            (point.number("floor_flops"), report.flops_per_s),
+        )
+        if amount and rate
+    ]
+    return max(floors_s) * 1e3 / taken if floors_s and taken else None
+
+
+def knee_of(outcome: Outcome) -> Knee | None:
+    """Of part (d)."""
+    return find_knee(
+        {
+            int(point.number("tokens") or 0): point.median
+            for point in outcome.points
+            if point.median and point.number("tokens")
+        }
+    )
+
+
+def pairs(outcome: Outcome) -> Iterator[tuple[Point, Point | None]]:
+    """Of part (g): what transformers did, and what stepscope did of the same work."""
+    ours = [point for point in outcome.points if point.facts.get("contender") == "stepscope"]
+    for theirs in outcome.points:
+        if theirs.facts.get("contender") == "generate_batch":
+            work = theirs.facts["work"]
+            yield theirs, next((each for each in ours if each.facts["work"] == work), None)
+
+
+def rate_ratio(theirs: Point, ours: Point | None) -> float | None:
+    """Of output tokens a second, for the same work."""
+    if ours is None or not ours.median or not theirs.median:
+        return None
+    return theirs.median / ours.median
+
+
+def itl_ratio(outcome: Outcome) -> float | None:
+    """Of part (h): p99 between two tokens in mode continuous over that in mode chunked."""
+    whole, sliced = (outcome.point(mode) for mode in ("continuous", "chunked"))
+    above = None if whole is None else whole.number("p99_ms")
+    below = None if sliced is None else sliced.number("p99_ms")
+    return above / below if above and below else None
+
+
+def telemetry_ratio(outcome: Outcome) -> float | None:
+    """Of part (i): the median of the ratios of pairs that ran one after the other."""
+    point = outcome.point("with telemetry / without")
+    if point is None:
+        return None
+    ratios = Point(what="", samples=point.numbers("ratios"))
+    return ratios.median

@@ -1,0 +1,81 @@
+"""`Gatherer`: puts what a job's process tells into the report."""
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from stepscope.engine.bench.gpu.parts import PARTS, Begun, Doing, Ended, Failed, Found, Hello, Job
+from stepscope.engine.bench.gpu.results import Outcome, Point, Report
+
+
+class Gatherer:
+    """Of one job.
+
+    Args:
+        told: what is measured, and what is being done in it.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        report: Report,
+        told: Callable[[str, str], None] = lambda what, detail: None,
+    ) -> None:
+        self._job = job
+        self._report = report
+        self._told = told
+        self._outcome: Outcome | None = None  # of the part that has begun
+        self._begun_s = 0.0
+        self._ended: set[str] = set()
+        self._why = ""
+
+    def take(self, message: Hello | Doing | Begun | Found | Ended | Failed) -> None:
+        report, outcome = self._report, self._outcome
+        if isinstance(message, Hello):
+            report.device, report.is_gpu = message.device, message.is_gpu
+            report.versions.update(message.versions)
+        elif isinstance(message, Doing):
+            self._told(self._title(message.part), message.detail)
+        elif isinstance(message, Begun):
+            self._outcome = self._found_outcome(message.part)
+            self._begun_s = time.monotonic()
+            self._told(self._title(message.part), "")
+        elif isinstance(message, Failed):
+            self._why = message.why
+        elif outcome is None:
+            return
+        elif isinstance(message, Found):
+            outcome.points.append(msgspec.convert(message.point, Point, from_attributes=True))
+        else:
+            outcome.seconds += message.seconds
+            outcome.why = outcome.why or message.why
+            outcome.settings.update(message.settings)
+            self._ended.add(outcome.part)
+            self._outcome = None
+
+    def end(self, why: str) -> None:
+        """No more comes: parts that are not measured, or not to their end, get a reason.
+
+        Args:
+            why: the process ended; empty: in good order.
+        """
+        if self._outcome is not None:
+            self._outcome.seconds += time.monotonic() - self._begun_s
+        for part in self._job.parts:
+            if part not in self._ended:
+                outcome = self._found_outcome(part)
+                reason = self._why or why or "its process ended without a word"
+                outcome.why = outcome.why or reason
+
+    def _found_outcome(self, part: str) -> Outcome:
+        """Both sides of (g) are one outcome."""
+        found = self._report.outcome(part, self._job.model)
+        if found is None:
+            found = Outcome(part=part, model=self._job.model)
+            self._report.outcomes.append(found)
+        return found
+
+    def _title(self, part: str) -> str:
+        on = f", {self._job.model}" if self._job.model else ""
+        return f"({part}) {PARTS[part].name}{on}" if part in PARTS else f"starting{on}"

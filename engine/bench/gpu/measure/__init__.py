@@ -1,0 +1,7 @@
+"""The parts of `stepscope bench gpu`, each measured in a worker process of its own.
+
+May import: kernels, kernels.dispatch, kernels.plain, engine.bench, engine.bench.gpu,
+  engine.client, engine.control, engine.execution, engine.execution.machine, engine.loop,
+  engine.models, engine.process, engine.protocol, engine.scheduling.
+A new part gets a module here and a branch in `worker.py`.
+"""

@@ -1,0 +1,175 @@
+"""`Streams`: requests through an engine's own loop, some of them later, and when tokens came."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from stepscope.engine.bench.gpu.bench import NotMeasuredError
+from stepscope.engine.control.intake import Intake
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.process.serve import Silent
+from stepscope.engine.protocol.commands import (
+    AnyReply,
+    Error,
+    Output,
+    ResetPrefixCache,
+    SetKnobs,
+    Submit,
+    Submitted,
+)
+from stepscope.engine.protocol.wire import KnobValue
+from stepscope.engine.scheduling.request import Request
+
+WHO = "bench"
+
+
+class Arrival(NamedTuple):
+    """A request that comes when the first ones have made so many tokens together."""
+
+    after_tokens: int
+    submit: Submit
+
+
+class Stream:
+    """The client of one request."""
+
+    def __init__(self, run: "Streams", *, is_first: bool) -> None:
+        self._run = run
+        self.is_first = is_first  # there from the beginning on
+        self.request: Request | None = None
+        self.sent_ns = 0
+        self.token_ids: list[int] = []
+        self.times_ns: list[int] = []  # of its tokens
+
+    def reply(self, message: AnyReply) -> None:
+        if isinstance(message, Submitted):
+            self.request = self._run.core.scheduler.requests[message.request_id]
+        elif isinstance(message, Output):
+            if message.token_ids and self.request is not None:
+                now_ns = self.request.last_token_ns or 0
+                self.token_ids += message.token_ids
+                self.times_ns += [now_ns] * len(message.token_ids)
+                self._run.on_tokens(self, len(message.token_ids), now_ns)
+            if message.finish_reason is not None:
+                self._run.on_end()
+        elif isinstance(message, Error):
+            self._run.fail(message.message)
+
+
+class Streams:
+    """One run. Times are of the engine's clock, in nanoseconds.
+
+    Args:
+        first: submitted at once; the prefix cache is emptied before.
+        arrivals: in order of `after_tokens`.
+        most_s: seconds after which it ends, whatever is still running.
+        before: waits, on a thread of its own, for what has to be ready before the first submit.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        intake: Intake,
+        first: Sequence[Submit],
+        arrivals: Sequence[Arrival] = (),
+        *,
+        most_s: float,
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        self.core = core
+        self.is_partial = False
+        self.start_ns = self.end_ns = 0
+        self._most_ns = int(most_s * 1e9)
+        self._before = before
+        self._calls = [(submit, intake.prepare(submit)) for submit in first]
+        self._waiting = [
+            (each.after_tokens, each.submit, intake.prepare(each.submit)) for each in arrivals
+        ]
+        self.streams = [Stream(self, is_first=True) for _ in first]
+        self.late: list[Stream] = []
+        self._num_open = len(first) + len(arrivals)
+        self._num_tokens = 0  # of the first ones
+        self._failure: str | None = None
+
+    def run(self) -> None:
+        """Raises NotMeasuredError when the engine refuses a request, or `before` fails."""
+        core = self.core
+        core.stopping = False
+        thread = threading.Thread(target=self._begin, daemon=True)
+        if self._before is None:
+            self._submit()
+        else:
+            thread.start()
+        core.run()
+        if self._before is not None:
+            thread.join()
+        if self._failure is not None:
+            raise NotMeasuredError(self._failure)
+
+    def _begin(self) -> None:
+        assert self._before is not None
+        try:
+            self._before()
+        except NotMeasuredError as error:
+            self.fail(str(error))
+        else:
+            self._submit()
+
+    def _submit(self) -> None:
+        self.core.inbox.put(Call(ResetPrefixCache(who=WHO), Silent()))
+        self.start_ns = self.end_ns = self.core.runner.clock()
+        for (submit, token_ids), stream in zip(self._calls, self.streams, strict=True):
+            stream.sent_ns = self.start_ns
+            self.core.inbox.put(Call(submit, stream, token_ids))
+
+    def on_tokens(self, stream: Stream, count: int, now_ns: int) -> None:
+        self.end_ns = now_ns
+        if stream.is_first:
+            self._num_tokens += count
+        while self._waiting and self._num_tokens >= self._waiting[0][0]:
+            _, submit, token_ids = self._waiting.pop(0)
+            late = Stream(self, is_first=False)
+            late.sent_ns = now_ns
+            self.late.append(late)
+            self.core.inbox.put(Call(submit, late, token_ids))
+        if now_ns - self.start_ns > self._most_ns and not self.core.stopping:
+            self.is_partial = self.core.stopping = True
+
+    def on_end(self) -> None:
+        self._num_open -= 1
+        if not self._num_open:
+            self.core.stopping = True
+
+    def fail(self, message: str) -> None:
+        self._failure = message
+        self.core.stopping = True
+
+    @property
+    def seconds(self) -> float:
+        """From the submit of the first ones to the last token of any."""
+        return (self.end_ns - self.start_ns) / 1e9
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(len(each.times_ns) for each in (*self.streams, *self.late))
+
+
+def gaps_ms(streams: Sequence[Stream], from_ns: int = 0) -> list[float]:
+    """Between two tokens of a request (ITL), of those that came after `from_ns`."""
+    return [
+        (later - earlier) / 1e6
+        for stream in streams
+        for earlier, later in zip(stream.times_ns, stream.times_ns[1:], strict=False)
+        if later > from_ns
+    ]
+
+
+def set_knobs(core: EngineCore, **changes: KnobValue) -> None:
+    """Between two runs: applied before the first request of the next one.
+
+    Raises:
+        ConfigError: the engine does not take them.
+    """
+    core.scheduler.knobs.changed(changes, core.limits)
+    core.inbox.put(Call(SetKnobs(changes=changes, who=WHO), Silent()))

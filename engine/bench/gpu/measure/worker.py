@@ -1,0 +1,138 @@
+"""One process of the bench: reads its job (one line of JSON), and tells what it finds line by line.
+
+`python -m stepscope.engine.bench.gpu.measure.worker`, started by `conduct`. It ends when the job is done,
+and at once when its input ends: whoever started it is gone.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, BinaryIO
+
+import msgspec
+
+from stepscope.engine.bench.gpu.parts import (
+    Failed,
+    Hello,
+    Job,
+    Message,
+    share_of,
+)
+from stepscope.engine.execution.machine.environment import prepare_environment
+from stepscope.engine.protocol.config import EngineConfig
+
+if TYPE_CHECKING:
+    from stepscope.engine.bench.gpu.bench import Bench
+
+PACKAGES = ("stepscope", "torch", "triton", "flash-attn", "transformers", "numpy")
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever prints must not stand between the lines
+    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
+    threading.Thread(target=_end_with_input, args=(sys.stdin.buffer,), daemon=True).start()
+    lock = threading.Lock()
+
+    def tell(message: Message) -> None:
+        with lock:
+            answers.write(msgspec.json.encode(message) + b"\n")
+            answers.flush()
+
+    try:
+        run(job, tell)
+    except Exception as error:  # noqa: BLE001 - it is told, and ends this process alone
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        tell(Failed(lines[0][:300]))
+    sys.stdout.flush()
+    # No waiting for threads of a library that may never end.
+    os._exit(0)
+
+
+def run(job: Job, tell: Callable[[Message], None]) -> None:
+    """Measure the parts of a job. What fails as a whole is an error of this function."""
+    start_s = time.monotonic()
+    prepare_environment(EngineConfig())
+    import torch
+
+    from stepscope.engine.bench.gpu.bench import Bench
+    from stepscope.engine.bench.gpu.measure import ceilings, exactness, kernels, peer
+    from stepscope.engine.execution.machine.devices import find_device
+
+    device = find_device(job.device)
+    is_gpu = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if is_gpu else "CPU"
+    tell(Hello(name, is_gpu, _versions(torch)))
+    bench = Bench(device, job.sizes, tell)
+    left = list(job.parts)
+
+    def seconds() -> float:
+        """Of the next part: its share of what is left."""
+        weights = sum(job.part_weight(part) for part in left)
+        weight = job.part_weight(left.pop(0))
+        return share_of(job.seconds - (time.monotonic() - start_s), weight, weights)
+
+    if job.model is None or job.is_peer or job.parts == "j":
+        torch.manual_seed(0)
+        for part in job.parts:
+            with bench.part(part, job.model, seconds()):
+                if part == "a":
+                    ceilings.measure(bench)
+                elif part == "e":
+                    kernels.measure(bench)
+                elif part == "g":
+                    assert job.model is not None
+                    peer.measure(bench, job.model)
+                else:
+                    assert job.model is not None
+                    exactness.measure(bench, job.model)
+        return
+    _run_engine(job, bench, seconds)
+
+
+def _run_engine(job: Job, bench: "Bench", seconds: Callable[[], float]) -> None:
+    from stepscope.engine.bench.gpu.measure import arrivals, step_times, telemetry_cost, yardstick
+    from stepscope.engine.bench.gpu.measure.steps import engine_side
+
+    assert job.model is not None
+    with engine_side(bench, job.model) as engine:
+        for part in job.parts:
+            with bench.part(part, job.model, seconds()):
+                if part == "b":
+                    step_times.measure_decode(bench, engine)
+                elif part == "c":
+                    step_times.measure_prefill(bench, engine)
+                elif part == "d":
+                    step_times.measure_curve(bench, engine)
+                elif part == "f":
+                    yardstick.measure_yardstick(bench, engine)
+                elif part == "g":
+                    yardstick.measure_same_work(bench, engine, job.peer_works)
+                elif part == "h":
+                    arrivals.measure(bench, engine, job.recorder, job.recordings)
+                else:
+                    telemetry_cost.measure(bench, engine)
+
+
+def _versions(torch: object) -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    cuda = getattr(getattr(torch, "version", None), "cuda", None)
+    return {**found, "CUDA": str(cuda) if cuda else "none"}
+
+
+def _end_with_input(stream: BinaryIO) -> None:
+    while stream.read(4096):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""Runs an engine's loop until given requests have ended, and says what came of it.
+
+The requests come from within, all at once; everything here runs on the engine's thread.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from stepscope.engine.bench.step_meter import Percentiles, StepMeter, StepSummary
+from stepscope.engine.client.telemetry_reader import TelemetryReader
+from stepscope.engine.control.intake import Intake
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.process.serve import Silent
+from stepscope.engine.protocol.commands import (
+    AnyReply,
+    Error,
+    Output,
+    ResetPrefixCache,
+    Submit,
+    Submitted,
+)
+from stepscope.engine.scheduling.request import Request
+
+_TICK_NS = 200_000_000  # how often progress is told
+
+
+class ThroughputProgress(NamedTuple):
+    """What has been measured so far."""
+
+    is_warmup: bool
+    num_requests: int
+    num_finished: int
+    num_output_tokens: int
+    share: float  # of the output tokens
+    seconds: float
+
+
+class TelemetryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a subscriber on this machine got of what was published."""
+
+    num_published: int
+    num_received: int
+    num_gaps: int  # messages that never came
+    num_dropped: int  # messages that at least one subscriber missed, as the publisher counts
+
+
+class ThroughputResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. Tokens per second are of the time from the first submit to the last token."""
+
+    is_partial: bool  # it was interrupted: the figures are of what ran until then
+    num_requests: int
+    num_finished: int
+    num_failed: int
+    failures: dict[str, int]  # message: how often
+    num_prompt_tokens: int  # of the requests that got a token
+    num_output_tokens: int
+    seconds: float
+    output_tokens_per_s: float
+    total_tokens_per_s: float  # prompts and outputs
+    requests_per_s: float
+    num_cached_tokens: int  # of prompts, found in the prefix cache
+    num_preemptions: int
+    ttft_ms: Percentiles | None  # from the submit of all requests on, so waiting counts
+    itl_ms: Percentiles | None  # gaps between two tokens of a request
+    steps: StepSummary | None  # None without telemetry
+    telemetry: TelemetryReport | None
+
+
+class Measurement(NamedTuple):
+    result: ThroughputResult
+    requests: list[Request]  # in the order they were submitted
+
+
+def measure(
+    core: EngineCore,
+    intake: Intake,
+    measured: list[Submit],
+    warmup: Sequence[Submit] = (),
+    reader: TelemetryReader | None = None,
+    progress: Callable[[ThroughputProgress], None] = lambda progress: None,
+) -> Measurement:
+    """Run the loop of an engine until these requests have ended.
+
+    The prefix cache is emptied before the first measured one.
+
+    Args:
+        core: its loop must not be running; it may be measured again.
+        measured: all submitted at once.
+        warmup: run before.
+        reader: a subscriber of this engine, to say what reached it.
+
+    Raises:
+        ConfigError: the engine does not take one of the requests.
+    """
+    core.stopping = False
+    sink = core.sink
+    meter = StepMeter(sink, core.runner.clock) if sink is not None else None
+    core.sink = meter
+    try:
+        run = _Run(core, intake, measured, warmup, meter, reader, progress)
+        run.start()
+        core.run()
+        return run.measurement()
+    finally:
+        core.sink = sink
+
+
+class _Follower:
+    """The client of one request: notes when its tokens came."""
+
+    __slots__ = ("_run", "last_token_ns", "request")
+
+    def __init__(self, run: "_Run") -> None:
+        self._run = run
+        self.request: Request | None = None
+        self.last_token_ns: int | None = None
+
+    def reply(self, message: AnyReply) -> None:
+        if isinstance(message, Output):
+            self._run.on_output(self, message)
+        elif isinstance(message, Submitted):
+            self.request = self._run.core.scheduler.requests[message.request_id]
+        elif isinstance(message, Error):
+            self._run.on_end(message.message)
+
+
+class _Run:
+    """Warm-up, then the measured requests, then the end of the engine."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        intake: Intake,
+        measured: Sequence[Submit],
+        warmup: Sequence[Submit],
+        meter: StepMeter | None,
+        reader: TelemetryReader | None,
+        progress: Callable[[ThroughputProgress], None],
+    ) -> None:
+        self.core = core
+        self._meter = meter
+        self._reader = reader
+        self._progress = progress
+        self._warmup = [(submit, intake.prepare(submit)) for submit in warmup]
+        self._measured = [(submit, intake.prepare(submit)) for submit in measured]
+        self._is_warmup = False
+        self._followers: list[_Follower] = []
+        self._num_open = 0
+        self._num_finished = 0
+        self._num_output_tokens = 0
+        self._num_asked_tokens = 0
+        self._failures: Counter[str] = Counter()
+        self._itl_ns: list[int] = []
+        self._start_ns = self._end_ns = 0
+        self._next_tick_ns = 0
+
+    def start(self) -> None:
+        if self._warmup:
+            self._begin(self._warmup, first_step=self.core.next_step, is_warmup=True)
+        else:
+            self._begin(self._measured, first_step=self.core.next_step, is_warmup=False)
+
+    def _begin(
+        self, prepared: list[tuple[Submit, list[int]]], *, first_step: int, is_warmup: bool
+    ) -> None:
+        self._is_warmup = is_warmup
+        self._num_open = len(prepared)
+        self._num_finished = self._num_output_tokens = 0
+        self._num_asked_tokens = sum(submit.sampling.max_tokens for submit, _ in prepared)
+        self._followers = [_Follower(self) for _ in prepared]
+        self._itl_ns = []
+        if not is_warmup:
+            self.core.inbox.put(Call(ResetPrefixCache(), Silent()))
+        if self._meter is not None:
+            self._meter.reset(first_step)
+        self._start_ns = self._end_ns = self.core.runner.clock()
+        for (submit, token_ids), follower in zip(prepared, self._followers, strict=True):
+            self.core.inbox.put(Call(submit, follower, token_ids))
+
+    def on_output(self, follower: _Follower, output: Output) -> None:
+        request = follower.request
+        assert request is not None, "a request is submitted before it has output"
+        if output.token_ids:
+            now_ns = request.last_token_ns
+            assert now_ns is not None
+            if follower.last_token_ns is not None:
+                self._itl_ns.append(now_ns - follower.last_token_ns)
+            follower.last_token_ns = now_ns
+            self._num_output_tokens += len(output.token_ids)
+            self._end_ns = now_ns
+            if now_ns >= self._next_tick_ns:
+                self._tick(now_ns)
+        if output.finish_reason is None:
+            return
+        if output.num_output_tokens == request.sampling.max_tokens:
+            self._num_finished += 1
+            self.on_end(None)
+        elif not self.core.stopping:
+            self.on_end(
+                f"ended by {output.finish_reason} after {output.num_output_tokens} of "
+                f"{request.sampling.max_tokens} tokens"
+            )
+
+    def on_end(self, failure: str | None) -> None:
+        """One request has come to its end."""
+        if failure is not None:
+            self._failures[failure] += 1
+        self._num_open -= 1
+        if self._num_open:
+            return
+        if self._is_warmup and not self._failures:
+            self._begin(self._measured, first_step=self.core.next_step, is_warmup=False)
+        else:
+            self.core.stopping = True
+
+    def _tick(self, now_ns: int) -> None:
+        self._next_tick_ns = now_ns + _TICK_NS
+        if self._reader is not None:
+            self._reader.drain()
+        self._progress(
+            ThroughputProgress(
+                is_warmup=self._is_warmup,
+                num_requests=len(self._followers),
+                num_finished=self._num_finished,
+                num_output_tokens=self._num_output_tokens,
+                share=self._num_output_tokens / self._num_asked_tokens,
+                seconds=(now_ns - self._start_ns) / 1e9,
+            )
+        )
+
+    def measurement(self) -> Measurement:
+        if self._is_warmup:
+            self._forget_warmup()
+        requests = [each.request for each in self._followers if each.request is not None]
+        begun = [each for each in requests if each.first_token_ns is not None]
+        num_prompt_tokens = sum(each.num_prompt_tokens for each in begun)
+        seconds = (self._end_ns - self._start_ns) / 1e9
+        per_s = 1 / seconds if seconds else 0.0
+        result = ThroughputResult(
+            is_partial=self._num_finished + self._failures.total() < len(self._measured),
+            num_requests=len(self._measured),
+            num_finished=self._num_finished,
+            num_failed=self._failures.total(),
+            failures=dict(self._failures),
+            num_prompt_tokens=num_prompt_tokens,
+            num_output_tokens=self._num_output_tokens,
+            seconds=seconds,
+            output_tokens_per_s=self._num_output_tokens * per_s,
+            total_tokens_per_s=(self._num_output_tokens + num_prompt_tokens) * per_s,
+            requests_per_s=self._num_finished * per_s,
+            num_cached_tokens=sum(each.num_cached_tokens for each in begun),
+            num_preemptions=sum(each.num_preemptions for each in requests),
+            ttft_ms=Percentiles.of_ns(
+                [each.first_token_ns - self._start_ns for each in begun if each.first_token_ns]
+            ),
+            itl_ms=Percentiles.of_ns(self._itl_ns),
+            steps=self._meter.summary() if self._meter is not None else None,
+            telemetry=self._telemetry(),
+        )
+        return Measurement(result, requests)
+
+    def _forget_warmup(self) -> None:
+        """It was interrupted before anything was measured."""
+        self._followers = []
+        self._num_finished = self._num_output_tokens = 0
+        self._itl_ns = []
+        self._end_ns = self._start_ns
+        if self._meter is not None:
+            self._meter.reset(self.core.next_step)
+
+    def _telemetry(self) -> TelemetryReport | None:
+        if self._reader is None or self._meter is None:
+            return None
+        num_published = self._meter.next_sequence
+        self._reader.drain_until(num_published - 1, timeout_s=2.0)
+        return TelemetryReport(
+            num_published=num_published,
+            num_received=self._reader.num_received,
+            num_gaps=self._reader.num_gaps,
+            num_dropped=self._meter.num_dropped,
+        )

@@ -1,0 +1,273 @@
+"""`ControlClient`: asks an engine over its control socket. Belongs to one thread."""
+
+import itertools
+import time
+import uuid
+from collections import deque
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TypeVar
+
+import msgspec
+import zmq
+
+from stepscope.engine.client.errors import (
+    CommandRefused,
+    EngineGone,
+    EngineSilent,
+    EngineStarting,
+    EngineUnreachable,
+    NoAnswer,
+    NoEngine,
+)
+from stepscope.engine.protocol import commands
+from stepscope.engine.protocol.commands import (
+    Ack,
+    AnyReply,
+    Bundle,
+    Change,
+    Command,
+    Error,
+    GetInfo,
+    GetKeptSnapshot,
+    GetSnapshot,
+    SetKnobs,
+)
+from stepscope.engine.protocol.wire import EngineInfo, KnobValue, Snapshot
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.engine.transport.local_engines import called, killed_pid, starting_pid
+from stepscope.engine.transport.sockets import Handshakes, client_socket
+
+CHANGE_AGAIN_S = 1.0
+_LOOK_S = 0.1  # how soon it is seen that a key is not taken
+
+_T = TypeVar("_T")
+
+
+def payload_of(command: Command) -> bytes:
+    """A command as it is sent.
+
+    Raises:
+        CommandRefused: it is larger than an engine takes. One that is far too large would be hung
+            up on without an answer, and everything else on the connection with it.
+    """
+    try:
+        payload = commands.encode(command)
+    except OverflowError:
+        raise CommandRefused(
+            "too_big", "a number in it has more than 64 bits; it was not sent"
+        ) from None
+    if len(payload) > commands.MAX_COMMAND_BYTES:
+        raise CommandRefused(
+            "too_big",
+            f"{type(command).__name__} has {len(payload):,} bytes, an engine takes at most "
+            f"{commands.MAX_COMMAND_BYTES:,} in one command; it was not sent",
+        )
+    return payload
+
+
+class ControlClient:
+    """A DEALER socket and the ids of what was asked on it.
+
+    Args:
+        endpoint: whom to ask.
+        timeout_s: how long `ask` waits for an answer unless told otherwise.
+    """
+
+    def __init__(self, endpoint: Endpoint | str, timeout_s: float = 3.0) -> None:
+        self.endpoint = Endpoint.parse(endpoint) if isinstance(endpoint, str) else endpoint
+        self.timeout_s = timeout_s
+        self._ids = itertools.count(1)
+        self._early: deque[tuple[int, AnyReply]] = deque()  # came while another was awaited
+        self._given_up: set[int] = set()  # nobody waits for their answers any more
+        self._engine_id = ""  # of the one that answered last
+        self._socket = client_socket(zmq.DEALER, self.endpoint)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.SNDTIMEO, round(timeout_s * 1000))
+        self._handshakes = Handshakes(self._socket, self.endpoint)
+        self._socket.connect(self.endpoint.control)
+
+    def __enter__(self) -> "ControlClient":
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._handshakes.close()
+        self._socket.close()
+
+    def send(self, command: Command) -> int:
+        """Send without waiting for an answer; returns the id that the replies will carry.
+
+        Raises:
+            EngineUnreachable: what was sent before is not taken, or nobody lets us in.
+            CommandRefused: it is too large.
+        """
+        payload = payload_of(command)
+        command_id = next(self._ids)
+        frames = [command_id.to_bytes(8, "big"), payload]
+        try:
+            self._socket.send_multipart(frames)
+        except zmq.Again:
+            raise EngineUnreachable(
+                self._handshakes.refusal()
+                or f"the engine at {self.endpoint.control} takes no commands at the moment"
+            ) from None
+        return command_id
+
+    def idle(self) -> None:
+        """To be called once a minute by who asks nothing: libzmq stands still at 2000 events."""
+        self._handshakes.refusal()
+
+    def receive(self, timeout_s: float) -> tuple[int, AnyReply] | None:
+        """The next reply to anything that was sent, None when none comes in time."""
+        if not self._early and (received := self._receive(timeout_s)) is not None:
+            return received
+        return self._early.popleft() if self._early else None
+
+    def ask(
+        self,
+        command: Command,
+        timeout_s: float | None = None,
+        again_s: float | None = None,
+    ) -> AnyReply:
+        """Send and wait for the answer.
+
+        A change gets a name, so that it is done once however often it is sent, and by the engine
+        that was there when this was called or not at all.
+
+        Args:
+            again_s: ask again whenever nothing has come for so long, because what is on its way
+                when a connection is lost is lost too. For commands that change nothing, and for
+                changes, for which it is one second by itself.
+
+        Raises:
+            EngineUnreachable: no answer in time (`EngineSilent`; `NoAnswer`: to a change, which
+                was sent), or (`NoEngine`) none of an engine.
+            CommandRefused: the engine answered with an error.
+        """
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        path = self.endpoint.path
+        if path is not None and not path.exists():
+            self._raise_if_known()
+            if not path.exists():  # it may listen since just now
+                raise EngineUnreachable(
+                    f"no engine at {self.endpoint.control}: there is no such socket"
+                )
+        if isinstance(command, Change):
+            again_s = again_s or CHANGE_AGAIN_S
+            command = self._named(command)
+        wanted = {self.send(command)}
+        now_s = time.monotonic()
+        deadline_s = now_s + timeout_s
+        next_s = deadline_s if again_s is None else now_s + again_s
+        while (now_s := time.monotonic()) < deadline_s:
+            if again_s is not None and now_s >= next_s:
+                wanted.add(self.send(command))
+                next_s = now_s + again_s
+            received = self._receive(min(next_s, deadline_s, now_s + _LOOK_S) - now_s)
+            if received is None:
+                if (refusal := self._handshakes.refusal()) is not None:
+                    self._given_up |= wanted
+                    raise EngineUnreachable(refusal)
+                continue
+            if received[0] not in wanted:
+                self._early.append(received)
+                continue
+            self._given_up |= wanted - {received[0]}
+            reply = received[1]
+            if isinstance(reply, Error):
+                raise CommandRefused(reply.code, reply.message)
+            if isinstance(reply, EngineInfo):
+                self._engine_id = reply.engine_id
+            return reply
+        self._given_up |= wanted
+        self._raise_if_known()
+        kind = NoAnswer if isinstance(command, Change) else EngineSilent
+        raise kind(
+            f"no engine answers at {self.endpoint.control} (waited {timeout_s:g} s); "
+            "is it running? 'stepscope' alone lists those of this machine"
+        )
+
+    def _raise_if_known(self) -> None:
+        """Why nobody answers, where this machine tells."""
+        if (pid := starting_pid(self.endpoint)) is not None:
+            raise EngineStarting(called(self.endpoint), pid)
+        if (pid := killed_pid(self.endpoint)) is not None:
+            raise EngineGone(
+                f"{called(self.endpoint)} is gone: killed or crashed (its process was {pid})"
+            )
+
+    def info(self, again_s: float | None = None, timeout_s: float | None = None) -> EngineInfo:
+        return self._ask_for(EngineInfo, GetInfo(), again_s, timeout_s)
+
+    def snapshot(self) -> Snapshot:
+        return self._ask_for(Snapshot, GetSnapshot())
+
+    def kept_snapshot(self, past_s: float) -> Snapshot | None:
+        """What the engine was like about `past_s` ago, if it keeps that."""
+        try:
+            return self._ask_for(Snapshot, GetKeptSnapshot(past_s=past_s))
+        except CommandRefused as error:
+            if error.code == "nothing_kept":
+                return None
+            raise
+
+    def set_knobs(
+        self,
+        changes: Mapping[str, KnobValue],
+        who: str,
+        expected_version: int | None = None,
+        dry_run: bool = False,
+    ) -> Ack:
+        """Change knobs; the Ack tells the first step with the new values and the new version."""
+        command = SetKnobs(
+            changes=dict(changes), who=who, expected_version=expected_version, dry_run=dry_run
+        )
+        return self._ask_for(Ack, command)
+
+    def _named(self, command: Change) -> Change:
+        """Raises as `ask` does: it may have to ask who the engine is."""
+        return msgspec.structs.replace(
+            command,
+            once=command.once or uuid.uuid4().hex,
+            engine_id=command.engine_id or self._engine_id or self.info().engine_id,
+        )
+
+    def _ask_for(
+        self,
+        kind: type[_T],
+        command: Command,
+        again_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> _T:
+        reply = self.ask(command, timeout_s, again_s)
+        if not isinstance(reply, kind):
+            raise NoEngine(
+                self.endpoint, f"it sent {type(reply).__name__} in place of {kind.__name__}"
+            )
+        return reply
+
+    def _receive(self, timeout_s: float) -> tuple[int, AnyReply] | None:
+        if not self._socket.poll(max(0, round(timeout_s * 1000))):
+            return None
+        frames = self._socket.recv_multipart()
+        try:
+            number, payload = frames
+            command_id = int.from_bytes(number, "big")
+            if command_id in self._given_up:
+                self._given_up.discard(command_id)
+                return None
+            reply = commands.decode_reply(payload)
+        except (ValueError, msgspec.DecodeError) as error:
+            raise NoEngine(self.endpoint, "it sent what is no reply") from error
+        if isinstance(reply, Bundle):
+            self._early += reply.outputs
+            return None
+        return command_id, reply

@@ -1,0 +1,54 @@
+"""`Abuse`: clients that are too much, told to the audit trail. Belongs to the control thread.
+
+Too many commands are refused by the `RateLimiter`, too many bytes cut off by the `Backlog`; here
+both are told of.
+"""
+
+import logging
+from collections.abc import Iterator
+
+from stepscope.engine.loop.audit import Asker
+from stepscope.engine.loop.inbox import Denial
+from stepscope.engine.transport.backlog import Backlog
+from stepscope.engine.transport.connections import Connections
+from stepscope.engine.transport.rate_limit import RateLimiter
+
+log = logging.getLogger("stepscope.engine")
+
+
+class Abuse:
+    """What is done about it has been done when it is told.
+
+    Args:
+        connections: say who the clients are.
+    """
+
+    def __init__(self, limiter: RateLimiter, backlog: Backlog, connections: Connections) -> None:
+        self._limiter = limiter
+        self._backlog = backlog
+        self._connections = connections
+        self._flooders: dict[bytes, tuple[Asker, str]] = {}  # not told yet, by their accounts
+
+    def note(self, account: bytes, identity: bytes) -> None:
+        """The limiter refused a command of a client, who may be gone when that is told."""
+        if account not in self._flooders:
+            self._flooders[account] = self._connections.described(identity)
+
+    @property
+    def wait_s(self) -> float | None:
+        """Seconds until `denials` may have something; None: not before the next message."""
+        waits_s = (self._limiter.next_tell_s, self._backlog.wait_s)
+        return min((each_s for each_s in waits_s if each_s is not None), default=None)
+
+    def denials(self) -> Iterator[Denial]:
+        """What has not been told yet. To be called after each message and after `wait_s`."""
+        for account, count in self._limiter.floods():
+            asker, known = self._flooders.pop(account)
+            log.warning("refused %d commands of %s: too many in a short time", count, asker.name)
+            message = f"{count:,} commands beyond what one client may send were refused"
+            message += f" ({known})" if known else ""
+            yield Denial(asker, "", "rate_limited", message, count)
+        for num_bytes in self._backlog.cut_off():
+            message = f"a connection with {num_bytes >> 20} MiB of unfinished messages was cut off"
+            log.warning("%s", message)
+            yield Denial(Asker("a client"), "", "backlog", message)

@@ -1,0 +1,71 @@
+"""`AnswerBook`: what was answered to each change, so that asking again does not do it again.
+
+Who sends a command again, because its connection was lost before an answer came, gets the answer of
+the first time, or waits for it together with whoever asked first. Belongs to the control thread.
+"""
+
+import hashlib
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from stepscope.engine.protocol.commands import AnyReply
+
+MAX_ANSWERS = 16_384  # at the rate of one client that gives changes without end: minutes
+MAX_WAITING = 64  # who ask the same again before it is answered
+
+_C = TypeVar("_C")
+
+
+class OnceReused(Exception):  # noqa: N818 - reads as what happened
+    """Another command was sent under the same name."""
+
+
+@dataclass(slots=True)
+class _Entry(Generic[_C]):
+    digest: bytes
+    reply: AnyReply | None = None
+    waiting: list[_C] = field(default_factory=list)
+
+
+class AnswerBook(Generic[_C]):
+    """Entries by who asks and what they call the command; the oldest are forgotten.
+
+    `_C` is what an answer goes to.
+    """
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[tuple[bytes, bytes], _Entry[_C]] = OrderedDict()
+
+    def is_new(self, key: tuple[bytes, bytes], payload: bytes, client: _C) -> bool:
+        """Whether the command is to be done. Else `client` gets its answer by `take_ready`.
+
+        Raises:
+            OnceReused: it was another command the first time.
+        """
+        digest = hashlib.blake2b(payload, digest_size=16).digest()
+        entry = self._entries.get(key)
+        if entry is None:
+            self._entries[key] = _Entry(digest)
+            if len(self._entries) > MAX_ANSWERS:
+                self._entries.popitem(last=False)
+            return True
+        if entry.digest != digest:
+            raise OnceReused
+        if len(entry.waiting) < MAX_WAITING:
+            entry.waiting.append(client)
+        return False
+
+    def take_ready(self, key: tuple[bytes, bytes]) -> list[tuple[_C, AnyReply]]:
+        """Those who asked again and can be answered now."""
+        entry = self._entries.get(key)
+        if entry is None or entry.reply is None:
+            return []
+        waiting, entry.waiting = entry.waiting, []
+        return [(client, entry.reply) for client in waiting]
+
+    def answered(self, key: tuple[bytes, bytes], reply: AnyReply) -> None:
+        """Keep the answer of the first time."""
+        entry = self._entries.get(key)
+        if entry is not None and entry.reply is None:
+            entry.reply = reply

@@ -1,0 +1,149 @@
+"""What a `Submit` must satisfy before it may become a `Request`.
+
+Runs outside the engine's thread (tokenising a long prompt takes longer than a step).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.text.stop_strings import StopText
+from stepscope.engine.text.tokenizer import TextStream
+
+
+def num_chars(command: Submit) -> int:
+    """How much text there is to tokenise."""
+    texts = [command.prompt or "", *(turn.content for turn in command.messages or ())]
+    return sum(map(len, texts))
+
+
+class TextCodec(Protocol):
+    """Text and conversations to token ids, and back; `tokenizer.Tokenizer` is the real one."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Raises ConfigError when the model takes no such conversation."""
+        ...
+
+    def text_stream(self) -> TextStream: ...
+
+
+class Intake:
+    """Checks a prompt against one model.
+
+    Args:
+        codec: tokenizer of the model, None when prompts must come as token ids.
+        vocab_size: token ids are below it.
+        max_model_len: most tokens of a request, prompt and output.
+        with_tokens: observers are to be told of prompts.
+    """
+
+    def __init__(
+        self,
+        codec: TextCodec | None,
+        vocab_size: int,
+        max_model_len: int,
+        *,
+        with_tokens: bool = False,
+    ) -> None:
+        self._codec = codec
+        self._with_tokens = with_tokens
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+
+    def prepare(self, command: Submit) -> list[int]:
+        """Token ids of the prompt.
+
+        Raises:
+            ConfigError: not exactly one of text, token ids and conversation, an empty or too long
+                prompt, a token id that the model does not have, or a conversation its chat template
+                does not take. The message names the field.
+        """
+        token_ids = self._token_ids(command)
+        if command.max_prompt_tokens is not None:
+            token_ids = token_ids[: command.max_prompt_tokens]
+        if not token_ids:
+            raise ConfigError("bad_prompt", "the prompt is empty")
+        if (largest := max(token_ids)) >= self._vocab_size:
+            raise ConfigError("bad_prompt", self._outside(largest))
+        self._check_sampling(command.sampling)
+        at_least = 1 if command.fit_max_tokens else command.sampling.max_tokens
+        self._check_length(len(token_ids), max(at_least, command.sampling.min_tokens))
+        return token_ids
+
+    def fitted(self, command: Submit, num_prompt_tokens: int) -> Submit:
+        """The command with no more `max_tokens` than a prompt of so many tokens leaves."""
+        most = self._max_model_len - num_prompt_tokens
+        sampling = command.sampling
+        if not command.fit_max_tokens or sampling.max_tokens <= most:
+            return command
+        fitting = msgspec.structs.replace(sampling, max_tokens=most)
+        return msgspec.structs.replace(command, sampling=fitting)
+
+    def stop_text(self, sampling: SamplingParams) -> StopText | None:
+        """What finds the stop strings of one request (of a `prepare`d command), if it has any."""
+        if not sampling.stop:
+            return None
+        assert self._codec is not None, "prepare refuses stop strings without a tokenizer"
+        return StopText(self._codec.text_stream(), sampling.stop, sampling.include_stop)
+
+    def prompt_text(self, token_ids: Sequence[int]) -> str | None:
+        """The text of a prompt for observers; None where they are not told, or it has none."""
+        if not self._with_tokens or self._codec is None:
+            return None
+        stream = self._codec.text_stream()
+        return stream.push(token_ids) + stream.finish()
+
+    def _token_ids(self, command: Submit) -> list[int]:
+        sources = (command.prompt, command.prompt_token_ids, command.messages)
+        if sum(source is not None for source in sources) != 1:
+            raise ConfigError(
+                "bad_prompt", "give exactly one of prompt, prompt_token_ids and messages"
+            )
+        if command.prompt_token_ids is not None:
+            return list(command.prompt_token_ids)
+        if self._codec is None:
+            raise ConfigError("bad_prompt", "this engine has no tokenizer: send prompt_token_ids")
+        if command.prompt is not None:
+            return self._codec.encode(command.prompt)
+        if not command.messages:
+            raise ConfigError("bad_messages", "messages: the conversation is empty")
+        turns = [{"role": turn.role, "content": turn.content} for turn in command.messages]
+        return self._codec.encode_chat(turns)
+
+    def _check_sampling(self, sampling: SamplingParams) -> None:
+        largest = max(sampling.stop_token_ids, default=0)
+        if largest >= self._vocab_size:
+            raise ConfigError("bad_sampling", f"stop_token_ids: {self._outside(largest)}")
+        if sampling.min_tokens > sampling.max_tokens:
+            raise ConfigError(
+                "bad_sampling",
+                f"min_tokens: {sampling.min_tokens} is above max_tokens={sampling.max_tokens}",
+            )
+        if sampling.stop and self._codec is None:
+            raise ConfigError(
+                "bad_sampling", "stop: this engine has no tokenizer; use stop_token_ids"
+            )
+
+    def _outside(self, token_id: int) -> str:
+        return f"token id {token_id} is outside the vocabulary of {self._vocab_size} tokens"
+
+    def _check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
+        if num_prompt_tokens >= self._max_model_len:
+            raise ConfigError(
+                "prompt_too_long",
+                f"the prompt has {num_prompt_tokens} tokens, max_model_len is "
+                f"{self._max_model_len} for prompt and output together",
+            )
+        if num_prompt_tokens + max_tokens > self._max_model_len:
+            raise ConfigError(
+                "prompt_too_long",
+                f"{num_prompt_tokens} prompt tokens and max_tokens={max_tokens} exceed "
+                f"max_model_len={self._max_model_len}; at most "
+                f"{self._max_model_len - num_prompt_tokens} can be asked for",
+            )

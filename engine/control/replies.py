@@ -1,0 +1,86 @@
+"""`Replies`: what the control thread sends, to each client in the order it came about.
+
+Most of what an engine sends are outputs of one token, and a message takes many times as long as
+what is in it. So outputs that are ready together go to who wants that as one message.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+import zmq
+
+from stepscope.engine.protocol import commands
+from stepscope.engine.protocol.commands import AnyReply, Bundle, Output
+from stepscope.engine.transport.connections import Connections
+
+# The queue of a client that does not read is bounded by messages: more outputs in one would let it
+# hold more memory, and would hardly be cheaper.
+MAX_BUNDLE = 16
+_BUNDLE_ID = bytes(8)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_LAST = int(zmq.NOBLOCK)
+# Without the layer of pyzmq that looks for options we do not use: it takes six times as long.
+_send = zmq.backend.Socket.send
+
+
+class Replies:
+    """Sends through a ROUTER socket with ROUTER_MANDATORY.
+
+    Args:
+        socket: of the control thread.
+        connections: knows who may still be answered.
+        forget: told of clients that cannot be sent anything, and why.
+    """
+
+    def __init__(
+        self,
+        socket: "zmq.Socket[bytes]",
+        connections: Connections,
+        forget: Callable[[bytes, str], None],
+    ) -> None:
+        self._socket = socket
+        self._connections = connections
+        self._forget = forget
+        self._bundles: dict[bytes, list[tuple[int, Output]]] = {}  # by identity, none empty
+
+    def send(self, identity: bytes, command_id: bytes, message: AnyReply | msgspec.Raw) -> None:
+        """Send at once, after what is bundled for the same client. Raw is a reply as it is sent."""
+        if (bundled := self._bundles.pop(identity, None)) is not None:
+            self._send_bundle(identity, bundled)
+        self._send(identity, command_id, message)
+
+    def bundle(self, identity: bytes, command_id: bytes, output: Output) -> None:
+        """Send together with other outputs, by `send_bundles` at the latest."""
+        if output.logprobs is not None or len(output.token_ids) > 1:
+            self.send(identity, command_id, output)  # as large as a bundle
+            return
+        bundled = self._bundles.setdefault(identity, [])
+        bundled.append((int.from_bytes(command_id, "big"), output))
+        if len(bundled) == MAX_BUNDLE:
+            del self._bundles[identity]
+            self._send_bundle(identity, bundled)
+
+    def send_bundles(self) -> None:
+        bundles, self._bundles = self._bundles, {}
+        for identity, bundled in bundles.items():
+            self._send_bundle(identity, bundled)
+
+    def _send_bundle(self, identity: bytes, bundled: list[tuple[int, Output]]) -> None:
+        if len(bundled) == 1:
+            ((command_id, output),) = bundled
+            self._send(identity, command_id.to_bytes(8, "big"), output)
+        else:
+            self._send(identity, _BUNDLE_ID, Bundle(outputs=bundled))
+
+    def _send(self, identity: bytes, command_id: bytes, message: AnyReply | msgspec.Raw) -> None:
+        if not self._connections.is_welcome(identity):
+            self._forget(identity, "its key is revoked")
+            return
+        try:
+            _send(self._socket, identity, _MORE)
+            # A message that was begun has room for all of it.
+            _send(self._socket, command_id, _MORE)
+            _send(self._socket, commands.encode(message), _LAST)
+        except zmq.ZMQError as error:
+            # Gone (EHOSTUNREACH), or its queue is full because it does not read (EAGAIN).
+            self._forget(identity, str(error))

@@ -1,0 +1,32 @@
+"""`Roles`: what a viewer's key does not open. Belongs to the control thread."""
+
+from stepscope.engine.loop.inbox import Denial, Inbox
+from stepscope.engine.protocol.commands import Change, Submit
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.transport.connections import Connections
+
+
+class Roles:
+    """Holds commands against the role of the key they came with.
+
+    Args:
+        connections: say whose key that is.
+        inbox: what is denied goes there, for the audit trail.
+    """
+
+    def __init__(self, connections: Connections, inbox: Inbox) -> None:
+        self.num_denied = 0
+        self._connections = connections
+        self._inbox = inbox
+
+    def check(self, identity: bytes, command: Submit | Change, who: str) -> None:
+        """Raises ConfigError when whoever asks may only look."""
+        holder = self._connections.holder(identity)
+        if holder is None or holder.role == "operator":
+            return
+        self.num_denied += 1
+        name = type(command).__name__
+        message = f"the key of {holder.name} is a viewer's; {command.doing} takes an operator's key"
+        asker = self._connections.asker(identity, who)
+        self._inbox.put(Denial(asker, name, "viewer", message))
+        raise ConfigError("viewer", message)

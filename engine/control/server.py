@@ -1,0 +1,304 @@
+"""`ControlServer`: the control socket and the thread that serves it.
+
+It decodes, prepares and answers; what changes the engine goes into the core's inbox and is applied
+between two steps. Replies of the core come back through an outbox, because a ZeroMQ socket belongs
+to one thread.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+from stepscope.engine.control.abuse import Abuse
+from stepscope.engine.control.answers import AnswerBook, OnceReused
+from stepscope.engine.control.intake import Intake
+from stepscope.engine.control.outbox import Outbox
+from stepscope.engine.control.remote_client import RemoteClient
+from stepscope.engine.control.replies import Replies
+from stepscope.engine.control.roles import Roles
+from stepscope.engine.control.submissions import Submissions
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call, Departure
+from stepscope.engine.protocol import commands
+from stepscope.engine.protocol.commands import (
+    AnyCommand,
+    Change,
+    Error,
+    GetInfo,
+    GetKeptSnapshot,
+    Output,
+    Replayed,
+    ReplayFrom,
+    Submit,
+    Submitted,
+)
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.wire import ControlCounts
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.text.output_text import OutputText
+from stepscope.engine.transport.backlog import Backlog
+from stepscope.engine.transport.connections import Connections
+from stepscope.engine.transport.gate import Gate
+from stepscope.engine.transport.rate_limit import RateLimiter
+from stepscope.engine.transport.sockets import bind, server_socket
+
+if TYPE_CHECKING:
+    from stepscope.engine.text.tokenizer import Tokenizer
+
+log = logging.getLogger("stepscope.engine")
+
+CLIENT_QUEUE = 100_000  # replies that may wait for a client before its requests are ended
+RECEIVE_QUEUE = 8  # commands of one client that wait here; more wait with the client
+
+
+class ControlServer:
+    """Serves a ROUTER socket on a thread of its own.
+
+    Args:
+        address: ZeroMQ address to bind.
+        core: whose inbox is filled.
+        intake: checks and tokenises prompts.
+        tokenizer: turns output tokens into text, None when the engine has none.
+        replay: answers `ReplayFrom` (`Publisher.replay`).
+        set_workload: starts, replaces or (None) stops the engine's own workload.
+        gate: who may come in; None: everybody who can reach the address, as an operator.
+        telemetry: address of the publisher, whose connections are watched from here too.
+
+    Raises:
+        ConfigError: the address cannot be had.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        core: EngineCore,
+        intake: Intake,
+        tokenizer: "Tokenizer | None",
+        replay: Callable[[int, int], Replayed],
+        set_workload: Callable[[WorkloadSpec | None], None],
+        gate: Gate | None = None,
+        telemetry: str = "",
+    ) -> None:
+        self._core = core
+        self._submissions = Submissions(core.inbox, intake, core.runner.clock)
+        self._tokenizer = tokenizer
+        self._replay = replay
+        self._gate = gate
+        self._outbox = Outbox()
+        self._limiter = RateLimiter()
+        self._answers: AnswerBook[RemoteClient] = AnswerBook()
+        self._closing = False
+        self.num_bad_messages = 0
+        self._socket = server_socket(zmq.ROUTER, gate)
+        self._socket.setsockopt(zmq.LINGER, 500)
+        self._socket.setsockopt(zmq.SNDHWM, CLIENT_QUEUE)
+        self._socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
+        # A client that has vanished is an error then, which can be acted on.
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # libzmq hangs up on who sends more; what is only somewhat too big is answered.
+        self._socket.setsockopt(zmq.MAXMSGSIZE, 2 * commands.MAX_COMMAND_BYTES)
+        self._connections = Connections(self._socket, gate)
+        self._roles = Roles(self._connections, core.inbox)
+        self._replies = Replies(self._socket, self._connections, self._forget)
+        bind(self._socket, address)
+        backlog = Backlog([address, telemetry], self._connections.num_taken)
+        self._abuse = Abuse(self._limiter, backlog, self._connections)
+        core.set_workload = set_workload
+        core.control_counts = self.counts
+        core.info = msgspec.structs.replace(
+            core.info, bundles=True, keeps_snapshots=core.sink is not None
+        )
+        self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Send what is still in the outbox, then end the thread."""
+        self._closing = True
+        self._submissions.close()
+        self._outbox.wake()
+        self._thread.join()
+        self._outbox.close()
+
+    def counts(self) -> ControlCounts | None:
+        """What was not taken; None when all was. From any thread."""
+        keyless = 0 if self._gate is None else self._gate.num_refused
+        found = (self.num_bad_messages, self._limiter.num_limited, self._roles.num_denied, keyless)
+        return ControlCounts(*found) if any(found) else None
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        outbox = self._outbox.descriptor
+        poller.register(outbox, zmq.POLLIN)
+        poller.register(self._connections.lost, zmq.POLLIN)
+        try:
+            while True:
+                pause_s = self._limiter.pause_s()
+                # With no flags it is left out: what is not read waits with those who sent it.
+                poller.register(self._socket, 0 if pause_s else zmq.POLLIN)
+                waits_s = (pause_s or None, self._abuse.wait_s)
+                wait_s = [each_s for each_s in waits_s if each_s is not None]
+                ready = dict(poller.poll(round(min(wait_s) * 1000) + 1 if wait_s else None))
+                if outbox in ready:
+                    self._outbox.awake()
+                # Asked for first: what is posted before the end is sent.
+                is_last = self._closing
+                self._send_outbox()
+                if is_last:
+                    return
+                if self._connections.lost in ready:
+                    self._forget_lost(self._connections.take_lost())
+                if self._socket in ready:
+                    try:
+                        self._receive()
+                    except Exception:
+                        # Ours to repair, but the others are still to be answered.
+                        log.exception("a message to the control socket was not dealt with")
+                for denial in self._abuse.denials():
+                    self._core.inbox.put(denial)
+        finally:
+            self._connections.close()
+            self._socket.close()
+
+    # Requests
+
+    def _receive(self) -> None:
+        received = self._socket.recv_multipart(copy=False)
+        frames = [frame.bytes for frame in received]
+        identity, command_id = frames[0], frames[1] if len(frames) > 1 else b""
+        self._forget_lost(self._connections.note(identity, received))
+        if not self._connections.is_welcome(identity):
+            return  # revoked; its connection is being cut off
+        account = self._connections.account(identity)
+        answer_id = command_id[:8].rjust(8, b"\0")
+        if not self._limiter.admit(account, sum(map(len, frames))):
+            self._abuse.note(account, identity)
+            wait_s = self._limiter.wait_s(account)
+            message = f"too many commands; try again in {wait_s:.2g} s"
+            self._replies.send(identity, answer_id, Error(code="rate_limited", message=message))
+            return
+        try:
+            if len(frames) != 3 or len(command_id) != 8:
+                shape = ", ".join(str(len(frame)) for frame in frames[1:][:8])
+                raise msgspec.DecodeError(
+                    "expected the frames [id of 8 bytes, msgpack command], got "
+                    f"{len(frames) - 1} frames, of {shape or 'no'} bytes"
+                )
+            command = commands.decode_command(frames[2])
+        except msgspec.DecodeError as error:
+            self.num_bad_messages += 1
+            self._limiter.charge(account, None)
+            self._replies.send(identity, answer_id, Error(code="bad_message", message=str(error)))
+            return
+        self._limiter.charge(account, command)
+        self._connections.heed(identity, command)
+        try:
+            self._handle(identity, command_id, command, frames[2])
+        except ConfigError as error:
+            self._replies.send(identity, command_id, Error(code=error.code, message=str(error)))
+        except Exception:
+            log.exception("%s could not be answered", type(command).__name__)
+            self._replies.send(
+                identity,
+                command_id,
+                Error(code="internal", message="the engine failed; its log says why"),
+            )
+
+    def _handle(
+        self, identity: bytes, command_id: bytes, command: AnyCommand, payload: bytes
+    ) -> None:
+        if isinstance(command, GetInfo):
+            self._replies.send(identity, command_id, self._core.info)
+        elif isinstance(command, GetKeptSnapshot):
+            self._replies.send(identity, command_id, self._kept_snapshot(command))
+        elif isinstance(command, ReplayFrom):
+            self._replies.send(identity, command_id, self._replay(command.sequence, command.limit))
+        elif isinstance(command, Submit):
+            self._roles.check(identity, command, command.client_id)
+            text = OutputText(self._tokenizer, command)
+            bundles = command.bundle is True
+            client = RemoteClient(self._outbox.post, identity, command_id, text, bundles=bundles)
+            self._submissions.take(command, client)
+        elif isinstance(command, Change):
+            self._roles.check(identity, command, command.who)
+            self._change(identity, command_id, command, payload)
+        else:
+            self._core.inbox.put(
+                Call(command, RemoteClient(self._outbox.post, identity, command_id))
+            )
+
+    def _kept_snapshot(self, command: GetKeptSnapshot) -> msgspec.Raw | Error:
+        held = self._replay(0, 0)
+        payload = self._core.kept_snapshots.before(
+            round(command.past_s * 1e9),
+            self._core.runner.clock(),
+            self._core.next_step - 1,
+            held.oldest_sequence,
+            held.next_sequence,
+        )
+        if payload is None:
+            return Error(code="nothing_kept", message="no snapshot of before is kept")
+        return msgspec.Raw(payload)
+
+    def _change(self, identity: bytes, command_id: bytes, command: Change, payload: bytes) -> None:
+        # A name holds across the connections of a key; where there are no keys all are one user's.
+        # Without a name of its own a command is known by its connection and id.
+        if command.once:
+            once = (self._connections.key(identity), command.once.encode())
+        else:
+            once = (identity, command_id + payload)
+        client = RemoteClient(self._outbox.post, identity, command_id, once=once)
+        try:
+            is_new = self._answers.is_new(once, payload, client)
+        except OnceReused:
+            raise ConfigError(
+                "once_reused", f"another command was sent as {command.once!r}; choose a new name"
+            ) from None
+        if is_new:
+            asker = self._connections.asker(identity, command.who)
+            self._core.inbox.put(Call(command, client, asker=asker))
+        else:
+            self._answer_again(once)
+
+    # Replies
+
+    def _send_outbox(self) -> None:
+        for client, message in self._outbox.take():
+            if isinstance(message, Submitted):
+                self._connections.add_request(client.identity, message.request_id)
+            elif isinstance(message, Output):
+                if message.finish_reason is not None:
+                    self._connections.end_request(client.identity, message.request_id)
+                if client.text is not None:
+                    message = client.text.complete(message)
+                if client.bundles:
+                    self._replies.bundle(client.identity, client.command_id, message)
+                    continue
+            self._replies.send(client.identity, client.command_id, message)
+            if client.once is not None:
+                self._answers.answered(client.once, message)
+                self._answer_again(client.once)
+        self._replies.send_bundles()
+
+    def _answer_again(self, once: tuple[bytes, bytes]) -> None:
+        for client, reply in self._answers.take_ready(once):
+            self._replies.send(client.identity, client.command_id, reply)
+
+    # Clients that are gone, or are too much
+
+    def _forget_lost(self, gone: list[bytes]) -> None:
+        for identity in gone:
+            self._forget(identity, "its connection is closed")
+
+    def _forget(self, identity: bytes, why: str) -> None:
+        """End the requests of a client."""
+        requests = self._connections.take_requests(identity)
+        if requests:
+            log.info("a client is gone (%s): its %d requests are ended", why, len(requests))
+        for request_id in requests:
+            self._core.inbox.put(Departure(request_id))

@@ -1,0 +1,155 @@
+"""The device a model runs on: which one, in which precision, its memory and its time."""
+
+import contextlib
+import gc
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.scheduling.kv_memory import free_host_bytes
+
+
+def find_device(setting: str) -> torch.device:
+    """The device that `setting` names ('auto', 'cpu', 'cuda', 'cuda:N'); a GPU becomes current.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    if setting == "auto":
+        setting = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(setting)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError("device", f"device is auto, cpu, cuda or cuda:N, not {setting!r}")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise ConfigError(
+                "device",
+                f"device {setting!r} is not there: torch {torch.__version__} sees {count} GPUs; "
+                "use --device cpu, or a torch built for your GPU",
+            )
+        torch.cuda.set_device(device)  # Triton launches on the current one
+    return device
+
+
+def launch_blocks(device: torch.device) -> bool:
+    """Whether what is launched there has run when the launch returns, as on a CPU."""
+    return device.type == "cpu"
+
+
+def find_dtype(setting: str, device: torch.device) -> torch.dtype:
+    """The dtype that `setting` names; 'auto': the fastest that the device has."""
+    if setting == "auto":
+        # On a CPU with bf16 instructions the demo model takes 0.65 to 0.85 of the time of fp32 (a
+        # chunk of 256 with 8 decodes 65 against 95 ms); without them bf16 is emulated, and slow.
+        has_bf16 = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+        return torch.bfloat16 if device.type == "cuda" or has_bf16() else torch.float32
+    dtype = getattr(torch, setting)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A cache without NaN: a padded gather multiplies what it finds by 0, and 0 * NaN is NaN.
+
+    On a CPU its pages are those of calloc, zero without being written: a cache of 1 GiB is there at
+    once (writing it takes seconds) and occupies what is used of it.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = int(np.prod(shape)) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of the device that nobody has."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return free_host_bytes()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device had no memory for what was asked of it."""
+    return isinstance(error, torch.OutOfMemoryError)
+
+
+def give_back_memory(device: torch.device) -> None:
+    """Return to a GPU what torch keeps for later, so that it can be given out in one piece."""
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def memory_for(what: str, remedy: str) -> Iterator[None]:
+    """Turns a device's lack of memory in here into one line that says what to do.
+
+    Raises:
+        ConfigError: `what` does not fit; try `remedy`.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        asked = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
+        detail = f" ({asked[1]} more were asked for)" if asked else ""
+        raise ConfigError(
+            "device_memory", f"the GPU has no memory for {what}{detail}: {remedy}"
+        ) from None
+
+
+class HostCopy:
+    """Tensors on their way from a device to the host. On a CPU they are there already."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._tensors = list(tensors)
+        if tensors and tensors[0].device.type == "cuda":
+            self._tensors = [
+                torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True)
+                for t in tensors
+            ]
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def wait(self) -> list[torch.Tensor]:
+        """The tensors on the host, once they are there."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._tensors
+
+
+class DeviceTimer:
+    """Time that an accelerator spends on a step; knows nothing on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        if device.type == "cuda":
+            self._events = (
+                torch.cuda.Event(enable_timing=True),
+                torch.cuda.Event(enable_timing=True),
+            )
+
+    def start(self) -> None:
+        if self._events is not None:
+            self._events[0].record()
+
+    def stop(self) -> None:
+        if self._events is not None:
+            self._events[1].record()
+
+    def elapsed_ns(self) -> int | None:
+        """Waits for the device to come to `stop`, also when no token was asked for.
+
+        Where one was, the device has been waited for already. What it did between two steps, or
+        for a step before, is not in it.
+        """
+        if self._events is None:
+            return None
+        self._events[1].synchronize()
+        return round(self._events[0].elapsed_time(self._events[1]) * 1e6)

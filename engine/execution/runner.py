@@ -1,0 +1,271 @@
+"""`ModelRunner`: a real model behind the `Runner` protocol. Owns every tensor of the engine."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from stepscope.engine.execution import input_batch, step_costs
+from stepscope.engine.execution.graphs import DecodeGraphs
+from stepscope.engine.execution.machine.description import ModelDescription
+from stepscope.engine.execution.machine.devices import (
+    DeviceTimer,
+    give_back_memory,
+    is_out_of_memory,
+    launch_blocks,
+    zeros,
+)
+from stepscope.engine.execution.machine.thread_choice import ThreadChoice
+from stepscope.engine.execution.sampling.sampler import Sampler
+from stepscope.engine.execution.smaller_steps import Halving
+from stepscope.engine.execution.step_buffers import StepInputs
+from stepscope.engine.execution.step_in_flight import LaunchedStep
+from stepscope.engine.execution.trial_steps import trial_step
+from stepscope.engine.models.model import Model, StepContext
+from stepscope.engine.protocol.config import EngineConfig
+from stepscope.engine.protocol.wire import StepCosts
+from stepscope.engine.scheduling.step import InFlight, ScheduledStep, StepResult
+from stepscope.engine.text.tokenizer import Tokenizer
+from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch, to_device
+
+Progress = Callable[[str, float], None]
+
+WARM_UP_TOKENS = 64  # of the chunk that is run first
+
+
+class ModelRunner:
+    """Executes steps on one device.
+
+    The KV cache is one tensor of keys and one of values a layer, each
+    `[num_blocks, block_size, num_kv_heads, head_dim]`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        backend: AttentionBackend,
+        eos_token_ids: frozenset[int],
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        seed: int,
+        threads: ThreadChoice | None = None,
+    ) -> None:
+        self.max_model_len = max_model_len
+        self.eos_token_ids = eos_token_ids
+        self.tokenizer = tokenizer
+        self.vocab_size = model.vocab_size
+        self.block_size = block_size
+        self.device = model.device
+        self.launch_blocks = launch_blocks(model.device)
+        self.dtype = model.kv_dtype
+        self.kv_shape = model.kv_shape
+        self.graphs: DecodeGraphs | None = None
+        self.step_costs: StepCosts | None = None
+        self._model = model
+        self._backend = backend
+        self._sampler = Sampler(seed)
+        self._threads = threads
+        self._tables = input_batch.BlockTables()
+        self._halving: Halving | None = None
+        if self.device.type != "cpu":
+            self._halving = Halving(
+                self.launch_whole,
+                is_out_of_memory,
+                lambda: give_back_memory(self.device),
+                self.clock,
+            )
+        self._key_caches: list[torch.Tensor] = []
+        self._value_caches: list[torch.Tensor] = []
+        self.allocate(num_blocks)
+
+    @classmethod
+    def load(
+        cls,
+        config: EngineConfig,
+        progress: Progress,
+        check_length: Callable[[int], None] = lambda max_model_len: None,
+    ) -> "ModelRunner":
+        """Find, read and warm up the model that `config` names.
+
+        Args:
+            progress: told what is being done and its share (0..1).
+            check_length: told the longest request of the model before its weights are read; it
+                raises what is wrong with that.
+
+        Raises:
+            ConfigError: anything that is wrong with the model, the device or the memory.
+        """
+        from stepscope.engine.execution.loading import load_runner
+
+        return load_runner(cls, config, progress, check_length)
+
+    def allocate(self, num_blocks: int) -> None:
+        """Give the KV cache `num_blocks` blocks; what it held is gone, and so are graphs.
+
+        With graphs there is one more, for what fills steps up to their sizes: `scratch_slot`.
+        """
+        self.graphs = None
+        self._key_caches, self._value_caches = [], []
+        give_back_memory(self.device)
+        shape = self.kv_shape
+        size = (
+            num_blocks + self.is_capturable,
+            self.block_size,
+            shape.num_kv_heads,
+            shape.head_dim,
+        )
+        self._key_caches, self._value_caches = (
+            [zeros(size, self.dtype, self.device) for _ in range(shape.num_layers)]
+            for _ in range(2)
+        )
+        self.num_blocks = num_blocks
+
+    @property
+    def scratch_slot(self) -> int:
+        """A slot of the KV cache that no block has; there where steps can be captured."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def kv_bytes(self) -> int:
+        """Memory of the KV cache."""
+        return sum(cache.nbytes for cache in (*self._key_caches, *self._value_caches))
+
+    @property
+    def is_capturable(self) -> bool:
+        """Whether decodes can be recorded as graphs."""
+        return self._model.is_capturable and self._backend.is_capturable
+
+    @property
+    def description(self) -> ModelDescription:
+        shape = self._model.kv_shape
+        return ModelDescription(
+            model=self._model.name,
+            architecture=self._model.architecture,
+            dtype=str(self._model.kv_dtype).removeprefix("torch."),
+            device=str(self.device),
+            implementation=self._model.implementation
+            + ("" if self.graphs is None else f", CUDA graphs up to {self.graphs.sizes[-1]}"),
+            attention_backend=self._backend.name,
+            num_layers=shape.num_layers,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            num_parameters=self._model.num_parameters,
+            weight_bytes=self._model.weight_bytes,
+            flops_per_token=self._model.flops_per_token,
+        )
+
+    def clock(self) -> int:
+        return time.monotonic_ns()
+
+    def execute(self, step: ScheduledStep) -> StepResult:
+        """Run the model over `step.rows` and sample where a row asks for it."""
+        return self.launch(step).collect()
+
+    def launch(self, step: ScheduledStep) -> InFlight:
+        """Begin to `execute`. A step that a GPU has no memory for is launched in halves."""
+        if self._halving is None:
+            return self.launch_whole(step)
+        return self._halving.launch(step)
+
+    def forward(self, inputs: StepInputs) -> torch.Tensor:
+        """Logits `[len(inputs.logits_of), vocab_size]`; launches, and waits for nothing."""
+        context = StepContext(inputs.batch, self._key_caches, self._value_caches, self._backend)
+        return self._model.forward(inputs.input_ids, inputs.positions, context, inputs.logits_of)
+
+    def launch_whole(self, step: ScheduledStep) -> LaunchedStep:
+        """Begin to `execute` a step as it is.
+
+        Raises:
+            torch.OutOfMemoryError: a GPU has no memory for it.
+        """
+        after = step.after
+        batch = input_batch.build(step.rows, self._tables, self.block_size, ahead=after is not None)
+        num_tokens = len(batch.input_ids)
+        timer = DeviceTimer(self.device)
+        with torch.inference_mode():
+            fed = None
+            if batch.fed_by:
+                assert isinstance(after, LaunchedStep), "nothing is launched upon a step in parts"
+                fed = after.tokens_of(batch.fed_by)
+            size = None if self.graphs is None else self.graphs.size_for(batch)
+            inputs = self._inputs(batch, fed) if size is None else None
+            threads = self._use_threads(num_tokens)
+            launch_ns = self.clock()
+            timer.start()
+            if inputs is not None:
+                logits = self.forward(inputs)
+            else:
+                assert self.graphs is not None
+                assert size is not None
+                logits = self.graphs.run(batch, size, fed)
+                if len(batch.logits_of) < num_tokens:
+                    logits = logits[self._tensor(batch.logits_of)]
+            timer.stop()
+            samples = None
+            if batch.sampling_rows:
+                requests = [step.rows[i].request for i in batch.sampling_rows]
+                samples = self._sampler.launch(logits, requests)
+        if self._threads is not None:  # on a CPU, where the step is over now
+            self._threads.note(num_tokens, threads, self.clock() - launch_ns)
+        return LaunchedStep(
+            step.rows,
+            batch.sampling_rows,
+            samples,
+            timer,
+            launch_ns,
+            self.clock,
+            num_padded_tokens=0 if size is None else size - num_tokens,
+        )
+
+    def _inputs(self, batch: input_batch.InputBatch, fed: torch.Tensor | None) -> StepInputs:
+        input_ids = self._tensor(batch.input_ids)
+        if fed is not None:
+            input_ids.index_copy_(0, self._tensor(np.array(batch.fed_at)), fed)
+        return StepInputs(
+            input_ids,
+            self._tensor(batch.positions),
+            self._tensor(batch.logits_of),
+            PagedBatch(
+                query_starts=batch.query_starts,
+                context_lens=batch.context_lens,
+                block_tables=batch.block_tables,
+                slot_mapping=self._tensor(batch.slot_mapping),
+                block_size=self.block_size,
+                device=self.device,
+                decodes=batch.decodes,
+            ),
+        )
+
+    def warm_up(self, progress: Progress) -> None:
+        """Run steps of several shapes, so that the first one of a request is like any other.
+
+        What they leave in the KV cache belongs to no request.
+        """
+        lengths = min(WARM_UP_TOKENS, self.max_model_len), 1
+        for done, num_tokens in enumerate(lengths):
+            progress("warming up", done / (len(lengths) + 1))
+            self.execute(trial_step([(0, num_tokens)], self.num_blocks, self.block_size))
+        progress("warming up", len(lengths) / (len(lengths) + 1))
+        self.measure()
+        progress("ready", 1.0)
+
+    def measure(self) -> None:
+        """Find out `step_costs`."""
+        self.step_costs = step_costs.measure(self)
+
+    def _use_threads(self, num_tokens: int) -> int:
+        if self._threads is None:
+            return 0
+        threads = self._threads.choose(num_tokens)
+        if threads != torch.get_num_threads():
+            torch.set_num_threads(threads)
+        return threads
+
+    def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        return to_device(array, self.device)

@@ -1,0 +1,239 @@
+"""Chooses a token from one row of logits on a CPU.
+
+NumPy, not torch, and row by row. A row fits into a core's cache, its token cannot depend on what
+else is in the batch, and no thread is woken: on a machine that is shared with a dashboard, waiting
+for a second thread costs more than the work. NumPy's argmax, partition and sort are vectorised, too
+(`tests/bench/bench_sampler.py` compares them).
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.engine.execution.sampling.token_counts import TokenCounts
+from stepscope.engine.protocol.commands import PositionLogprobs, TokenLogprob
+from stepscope.engine.protocol.sampling_params import SamplingParams
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+# Rows of logits; 16-bit ones as the bits they are made of.
+Rows: TypeAlias = npt.NDArray[Any]
+
+# A temperature below it is one: the division would give NaN for the likeliest token.
+LEAST_TEMPERATURE = 1e-30
+LARGEST = float(np.finfo(np.float32).max)
+# In place of -inf, which JSON does not have. As OpenAI's API does.
+LEAST_LOGPROB = -9999.0
+# How far below the best logit top-p looks for its last token first.
+NEAR = -8.0
+# Logits that are sorted rather than divided once more.
+FEW = 512
+# Logits of which only the largest counts at first when the k-th largest is looked for.
+GROUP = 64
+# Probabilities that are added up before one of them is looked for.
+BLOCK = 512
+
+
+class Choice(NamedTuple):
+    """What decides on the token of one row, besides its logits."""
+
+    row: int
+    sampling: SamplingParams
+    random: float | None  # in [0, 1); None: the likeliest token
+    forbidden: list[int]  # tokens that would end the request too early
+    counts: TokenCounts | None  # where there are penalties
+
+
+def as_floats(row: Rows, is_bf16: bool) -> Floats:
+    """A copy of a row in single precision."""
+    if is_bf16:
+        return (row.astype(np.uint32) << 16).view(np.float32)
+    return row.astype(np.float32)
+
+
+def greedy(rows: Rows, is_bf16: bool) -> list[int]:
+    """The likeliest token of each of `rows` [R, vocab_size], the first of several.
+
+    Positive floats are in the order of their bits, so 16-bit integers find the largest bf16 logit
+    in place, as long as one is positive; it practically always is.
+    """
+    tokens = rows.argmax(axis=-1)
+    best = rows[np.arange(len(rows)), tokens]
+    sound = (best > 0) & (best <= 0x7F80) if is_bf16 else np.isfinite(best)
+    chosen: list[int] = tokens.tolist()
+    if not sound.all():
+        for row in np.flatnonzero(~sound).tolist():
+            chosen[row] = int(_finite(as_floats(rows[row], is_bf16)).argmax())
+    return chosen
+
+
+@np.errstate(over="ignore")  # what is out of range is impossible, or as likely as can be
+def choose(logits: Floats, choice: Choice) -> int:
+    """The token of one row; `logits` [vocab_size] is overwritten."""
+    sampling = choice.sampling
+    if choice.counts is not None:
+        penalise(logits, choice.counts, sampling)
+    if choice.forbidden:
+        _forbid(logits, choice.forbidden)
+    logits = _finite(logits)
+    if choice.random is None:
+        return int(logits.argmax())
+    # Shifted first, so that a temperature close to 0 overflows to -inf and not to NaN.
+    logits -= logits.max()
+    logits /= np.float32(max(sampling.temperature, LEAST_TEMPERATURE))
+    floor = _floor(logits, sampling)
+    if floor == -np.inf:
+        return _draw(np.exp(logits), choice.random)
+    kept = np.flatnonzero(logits >= floor)
+    return int(kept[_draw(np.exp(logits[kept]), choice.random)])
+
+
+def penalise(logits: Floats, counts: TokenCounts, sampling: SamplingParams) -> None:
+    """Make tokens that occurred less likely, in place.
+
+    The repetition penalty is that of CTRL (Keskar et al., 2019, section 4.1), over prompt and
+    output; presence and frequency are those of OpenAI's API, over the output.
+    """
+    values = logits[counts.token_ids]
+    if sampling.repetition_penalty != 1.0:
+        factor = np.float32(sampling.repetition_penalty)
+        values = np.where(values > 0, values / factor, values * factor)
+    values -= np.float32(sampling.frequency_penalty) * counts.counts
+    values -= np.float32(sampling.presence_penalty) * (counts.counts > 0)
+    logits[counts.token_ids] = values
+
+
+@np.errstate(over="ignore")
+def logprobs(logits: Floats, token_id: int, num_top: int) -> PositionLogprobs:
+    """How likely `token_id` and the `num_top` best ones are by one row of raw logits.
+
+    Of equally likely tokens the first is the better one. Nothing is NaN: a logit that is counts as
+    impossible.
+    """
+    logits = _finite(logits)
+    peak = logits.max()
+    logits = logits - peak
+    total = float(np.log(np.exp(logits).sum(dtype=np.float64)))
+
+    def named(token: int) -> TokenLogprob:
+        return TokenLogprob(token, max(LEAST_LOGPROB, float(logits[token]) - total))
+
+    better = logits > logits[token_id]
+    return PositionLogprobs(
+        named(token_id),
+        1 + int(np.count_nonzero(better)),
+        [named(token) for token in _best(logits, num_top)],
+    )
+
+
+def _best(logits: Floats, count: int) -> list[int]:
+    """The `count` likeliest tokens, best first, of equal ones the first first."""
+    count = min(count, len(logits))
+    if not count:
+        return []
+    least = _kth_largest(logits, count)
+    found = np.flatnonzero(logits > least)
+    equal = np.flatnonzero(logits == least)[: count - len(found)]
+    order = np.argsort(-logits[found], kind="stable")
+    best: list[int] = [*found[order].tolist(), *equal.tolist()]
+    return best
+
+
+def _forbid(logits: Floats, tokens: Sequence[int]) -> None:
+    """Make `tokens` impossible, unless nothing else is possible."""
+    before = logits[tokens]
+    logits[tokens] = -np.inf
+    if logits.max() == -np.inf:
+        logits[tokens] = before
+
+
+def _finite(logits: Floats) -> Floats:
+    """Logits whose largest is a number: what is none is impossible, and if all are, none is."""
+    if np.isfinite(logits.max()):
+        return logits
+    logits = np.nan_to_num(logits, nan=-np.inf, posinf=LARGEST, neginf=-np.inf)
+    return np.zeros_like(logits) if logits.max() == -np.inf else logits
+
+
+def _floor(logits: Floats, sampling: SamplingParams) -> float:
+    """The logit from which on tokens can be drawn: min-p, then top-k, then top-p of what is left.
+
+    Tokens as likely as the last one that is kept are kept too, so that it never matters in which
+    order equal ones are sorted.
+
+    Args:
+        logits: divided by the temperature, the largest 0.
+    """
+    floor = -np.inf
+    if sampling.min_p > 0:
+        floor = float(np.log(np.float32(sampling.min_p)))
+    if 0 < sampling.top_k < len(logits):
+        floor = max(floor, _kth_largest(logits, sampling.top_k))
+    if sampling.top_p < 1:
+        floor = max(floor, _top_p_floor(logits[logits >= floor], sampling.top_p))
+    return floor
+
+
+def _kth_largest(logits: Floats, k: int) -> float:
+    """The k-th largest of `logits`, 1 <= k <= vocab_size.
+
+    Of k groups or more the k-th largest maximum is a bound: as many logits reach it. So most of
+    them are out of the way after two fast passes.
+    """
+    num_groups = len(logits) // GROUP
+    if k <= num_groups // 2:
+        whole = num_groups * GROUP
+        maxima = logits[:whole].reshape(GROUP, num_groups).max(axis=0)
+        bound = np.partition(maxima, -k)[-k]
+        logits = logits[logits >= bound]
+    return float(np.partition(logits, -k)[-k])
+
+
+def _top_p_floor(logits: Floats, top_p: float) -> float:
+    """The smallest of the likeliest logits that are needed to reach `top_p` together.
+
+    Quickselect by mass: of what is above a pivot and what is below, one is out of the question.
+    Sorting all would take ten times as long where a distribution is flat.
+    """
+    missing = top_p * float(np.exp(logits).sum(dtype=np.float64))
+    pivot = np.float32(NEAR)  # above it is nearly everything of a usual distribution
+    while len(logits) > FEW:
+        above = logits[logits > pivot]
+        mass = float(np.exp(above).sum(dtype=np.float64))
+        if mass >= missing:
+            logits = above
+        else:
+            missing -= mass
+            mass = np.count_nonzero(logits == pivot) * float(np.exp(pivot))
+            if mass >= missing:
+                return float(pivot)
+            missing -= mass
+            logits = logits[logits < pivot]
+        if len(logits):
+            sample = logits[:: len(logits) // 64 + 1]
+            pivot = np.partition(sample, len(sample) // 2)[len(sample) // 2]
+    if not len(logits):
+        return float("-inf")  # rounding: all of them are needed
+    ordered = np.sort(logits)[::-1]
+    cumulated = np.exp(ordered).cumsum(dtype=np.float64)
+    return float(ordered[min(int(np.searchsorted(cumulated, missing)), len(ordered) - 1)])
+
+
+def _draw(probs: Floats, random: float) -> int:
+    """Inverse transform: where the cumulated probability passes `random` of the total.
+
+    In the order of the vocabulary, so that rounding cannot swap equal ones.
+    """
+    num_whole = len(probs) // BLOCK * BLOCK
+    sums = np.append(
+        probs[:num_whole].reshape(-1, BLOCK).sum(axis=1), probs[num_whole:].sum()
+    ).cumsum(dtype=np.float64)
+    target = random * sums[-1]
+    block = int(np.searchsorted(sums, target, side="right"))
+    block = min(block, int(np.searchsorted(sums, sums[-1])))  # a target that rounds up to the total
+    start = block * BLOCK
+    within = probs[start : start + BLOCK].cumsum(dtype=np.float64)
+    target -= sums[block - 1] if block else 0.0
+    place = int(np.searchsorted(within, target, side="right"))
+    return start + min(place, int(np.searchsorted(within, within[-1])))

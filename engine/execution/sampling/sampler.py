@@ -1,0 +1,138 @@
+"""Chooses one token a row from its logits.
+
+The random number of a token is a function of its request's seed and its place in the output, and a
+row is worked on by itself. So the same logits and seed give the same text whatever else is in the
+batch, and again after a preemption. Of what a request did before only `TokenCounts` are kept, where
+it has penalties.
+
+On a CPU rows are sampled by `host_sampling`, on a device by `device_sampling`, all of a kind at
+once.
+"""
+
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from stepscope.engine.execution.sampling import host_sampling
+from stepscope.engine.execution.sampling.device_sampling import SamplesOnDevice
+from stepscope.engine.execution.sampling.host_sampling import Choice
+from stepscope.engine.execution.sampling.samples import Sampled, SamplesInFlight
+from stepscope.engine.execution.sampling.token_counts import TokenCounts
+from stepscope.engine.scheduling.request import Request
+from stepscope.kernels.paged_attention import to_device
+
+_MASK = (1 << 64) - 1
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1), the same for the same arguments, without a visible pattern in either.
+
+    Two rounds of SplitMix64 (Steele, Lea and Flood, 2014), a counter-based generator.
+    """
+    return (_mix(_mix(seed) ^ position) >> 11) * 2.0**-53
+
+
+def _mix(value: int) -> int:
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+class Sampler:
+    """Greedy, temperature, top-k, top-p, min-p, penalties, a seed per request; rows may differ."""
+
+    def __init__(self, seed: int, *, on_host: bool | None = None) -> None:
+        """`seed` is the one that requests without their own derive theirs from.
+
+        `on_host` says where rows are sampled; None: on the CPU if that is where the logits are.
+        """
+        self._seed = seed
+        self._on_host = on_host
+        self._counts: WeakKeyDictionary[Request, TokenCounts] = WeakKeyDictionary()
+
+    def sample(self, logits: torch.Tensor, requests: Sequence[Request]) -> Sampled:
+        """The next token of each request.
+
+        Args:
+            logits: [rows, vocab_size], in any floating dtype, on any device; left as they are.
+            requests: whose rows they are, in the same order.
+        """
+        return self.launch(logits, requests).collect()
+
+    def launch(self, logits: torch.Tensor, requests: Sequence[Request]) -> SamplesInFlight:
+        """Begin to `sample`; on a GPU without waiting for the logits."""
+        vocab_size = logits.shape[-1]
+        choices = [
+            self._choice(row, request, vocab_size)
+            for row, request in enumerate(requests)
+            if not request.is_plainly_greedy
+        ]
+        asked = [row for row, r in enumerate(requests) if r.sampling.logprobs is not None]
+        on_host = logits.device.type == "cpu" if self._on_host is None else self._on_host
+        if on_host:
+            return _OnHost(_sample_on_host(logits, requests, choices, asked), logits.device)
+        return SamplesOnDevice(logits, requests, choices, asked)
+
+    def _choice(self, row: int, request: Request, vocab_size: int) -> Choice:
+        sampling = request.sampling
+        num_output = request.num_output_tokens + request.num_pending_tokens
+        random = None
+        if sampling.temperature > 0:
+            seed = sampling.seed
+            if seed is None:
+                seed = _mix(_mix(self._seed & _MASK) ^ request.request_id)
+            random = uniform(seed, num_output)
+        forbidden: list[int] = []
+        if num_output < sampling.min_tokens:
+            forbidden = sorted(token for token in request.end_token_ids if token < vocab_size)
+        counts = None
+        if request.has_penalties:
+            counts = self._counts.get(request)
+            if counts is None:
+                counts = TokenCounts(request, with_prompt=sampling.repetition_penalty != 1.0)
+                self._counts[request] = counts
+            counts.catch_up(request)
+        return Choice(row, sampling, random, forbidden, counts)
+
+
+class _OnHost:
+    """Tokens that are known."""
+
+    def __init__(self, sampled: Sampled, device: torch.device) -> None:
+        self._sampled = sampled
+        self._device = device
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        return to_device(np.array(self._sampled.token_ids, dtype=np.int64), self._device)
+
+    def collect(self) -> Sampled:
+        return self._sampled
+
+
+def _sample_on_host(
+    logits: torch.Tensor, requests: Sequence[Request], choices: list[Choice], asked: list[int]
+) -> Sampled:
+    is_bf16 = logits.dtype == torch.bfloat16
+    rows = logits.view(torch.int16).numpy() if is_bf16 else logits.numpy()
+    if not choices and not asked:
+        return Sampled(host_sampling.greedy(rows, is_bf16), {})
+    tokens = [0] * len(requests)
+    plain = sorted(set(range(len(requests))).difference(choice.row for choice in choices))
+    for row in plain:
+        tokens[row] = host_sampling.greedy(rows[row : row + 1], is_bf16)[0]
+    for choice in choices:
+        floats = host_sampling.as_floats(rows[choice.row], is_bf16)
+        tokens[choice.row] = host_sampling.choose(floats, choice)
+    logprobs = {
+        row: host_sampling.logprobs(
+            host_sampling.as_floats(rows[row], is_bf16),
+            tokens[row],
+            requests[row].sampling.logprobs or 0,
+        )
+        for row in asked
+    }
+    return Sampled(tokens, logprobs)

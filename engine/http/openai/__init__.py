@@ -1,0 +1,5 @@
+"""OpenAI's requests and responses, with vLLM's additions: parsed, generated, streamed.
+
+May import: engine.client, engine.http, engine.protocol.
+A field of a request goes into `requests.py`, then `sampling.py`.
+"""

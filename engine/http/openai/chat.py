@@ -1,0 +1,185 @@
+"""`/v1/chat/completions`: a conversation in, the assistant's next turn out."""
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from stepscope.engine.http.errors import ApiError, not_supported
+from stepscope.engine.http.openai.generation import Piece
+from stepscope.engine.http.openai.job import Head, Job, make_job
+from stepscope.engine.http.openai.requests import ChatRequest, ChatTurn
+from stepscope.engine.http.openai.responses import (
+    ChatAnswer,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatTokenLogprob,
+    ChatTopLogprob,
+    Usage,
+)
+from stepscope.engine.http.openai.sampling import check_choices, sampling_params, seed_of_choice
+from stepscope.engine.protocol.commands import (
+    ChatMessage,
+    Output,
+    PositionLogprobs,
+    Submit,
+    TokenLogprob,
+)
+
+_encoder = msgspec.json.Encoder()
+
+
+def chat_job(request: ChatRequest, head: Head, max_model_len: int) -> Job:
+    """Raises ApiError when the request cannot be."""
+    messages = [_message(index, turn) for index, turn in enumerate(request.messages)]
+    num_choices = check_choices(request, 1)
+    max_tokens = _max_tokens(request)
+    sampling = sampling_params(
+        request, max_model_len if max_tokens is None else max_tokens, _num_logprobs(request)
+    )
+    submits = [
+        Submit(
+            client_id=request.user or head.id,
+            messages=messages,
+            sampling=msgspec.structs.replace(sampling, seed=seed_of_choice(sampling.seed, choice)),
+            # Nothing said means: until the model ends it, or its length does.
+            fit_max_tokens=max_tokens is None,
+            priority=request.priority or 0,
+            stream=bool(request.stream),
+        )
+        for choice in range(num_choices)
+    ]
+    return make_job(request, submits, num_choices, ChatWriter(head))
+
+
+def _message(index: int, turn: ChatTurn) -> ChatMessage:
+    where = f"messages[{index}]"
+    for name in turn.__struct_fields__[2:]:  # after role and content
+        value = getattr(turn, name)
+        if value is not None and value != []:
+            raise not_supported(f"{where}.{name}", value)
+    if isinstance(turn.content, str):
+        return ChatMessage(role=turn.role, content=turn.content)
+    if turn.content is None:
+        raise ApiError(
+            400,
+            f"{where}.content: expected text, got null",
+            param=f"{where}.content",
+            code="invalid_value",
+        )
+    texts = []
+    for number, part in enumerate(turn.content):
+        if part.type != "text" or part.text is None:
+            raise not_supported(f"{where}.content[{number}].type", part.type)
+        texts.append(part.text)
+    return ChatMessage(role=turn.role, content="\n".join(texts))
+
+
+def _max_tokens(request: ChatRequest) -> int | None:
+    """`max_tokens` is the old name of `max_completion_tokens`."""
+    old, new = request.max_tokens, request.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise ApiError(
+            400,
+            f"max_tokens: {old} contradicts max_completion_tokens={new}; send one of them",
+            param="max_tokens",
+            code="invalid_value",
+        )
+    return old if new is None else new
+
+
+def _num_logprobs(request: ChatRequest) -> int | None:
+    if request.logprobs:
+        return request.top_logprobs or 0
+    if request.top_logprobs:
+        raise ApiError(
+            400,
+            "top_logprobs: needs logprobs=true",
+            param="top_logprobs",
+            code="invalid_value",
+        )
+    return None
+
+
+class ChatWriter:
+    """Implements `Writer`."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._begun: set[int] = set()  # choices whose role is told
+
+    def chunk(self, piece: Piece, usage: Usage | UnsetType | None) -> bytes:
+        index, output = piece
+        # The role comes with the first token: a chunk of its own would look like one.
+        role: str | UnsetType = UNSET if index in self._begun else "assistant"
+        self._begun.add(index)
+        choice = ChatChunkChoice(
+            index=index,
+            delta=ChatDelta(role=role, content=output.text or ""),
+            logprobs=_logprobs(output.logprobs),
+            finish_reason=output.finish_reason,
+            stop_reason=output.stop,
+        )
+        return self._write([choice], usage)
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        return self._write([], usage)
+
+    def whole(self, outputs: Sequence[Output], usage: Usage) -> bytes:
+        head = self._head
+        return _encoder.encode(
+            ChatCompletion(
+                id=head.id,
+                created=head.created,
+                model=head.model,
+                system_fingerprint=head.system_fingerprint,
+                choices=[
+                    ChatChoice(
+                        index=index,
+                        message=ChatAnswer(content=output.text or ""),
+                        logprobs=_logprobs(output.logprobs),
+                        finish_reason=output.finish_reason,
+                        stop_reason=output.stop,
+                    )
+                    for index, output in enumerate(outputs)
+                ],
+                usage=usage,
+            )
+        )
+
+    def _write(self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None) -> bytes:
+        head = self._head
+        return _encoder.encode(
+            ChatChunk(
+                id=head.id,
+                created=head.created,
+                model=head.model,
+                system_fingerprint=head.system_fingerprint,
+                choices=choices,
+                usage=usage,
+            )
+        )
+
+
+def _logprobs(positions: list[PositionLogprobs] | None) -> ChatLogprobs | None:
+    if positions is None:
+        return None
+    return ChatLogprobs(
+        content=[
+            ChatTokenLogprob(
+                token=position.chosen.text,
+                logprob=position.chosen.logprob,
+                bytes=list(position.chosen.text.encode()),
+                top_logprobs=[_top(token) for token in position.top],
+            )
+            for position in positions
+        ]
+    )
+
+
+def _top(token: TokenLogprob) -> ChatTopLogprob:
+    return ChatTopLogprob(token=token.text, logprob=token.logprob, bytes=list(token.text.encode()))

@@ -1,0 +1,140 @@
+"""`/v1/completions`: text or token ids in, text out."""
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import UnsetType
+
+from stepscope.engine.http.errors import ApiError
+from stepscope.engine.http.openai.generation import Piece
+from stepscope.engine.http.openai.job import Head, Job, make_job
+from stepscope.engine.http.openai.requests import CompletionRequest, TokenId
+from stepscope.engine.http.openai.responses import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    Usage,
+)
+from stepscope.engine.http.openai.sampling import check_choices, sampling_params, seed_of_choice
+from stepscope.engine.protocol.commands import Output, PositionLogprobs, Submit
+from stepscope.engine.protocol.sampling_params import SamplingParams
+
+DEFAULT_MAX_TOKENS = 16  # as OpenAI has it
+
+_encoder = msgspec.json.Encoder()
+
+
+def completion_job(request: CompletionRequest, head: Head) -> Job:
+    """Raises ApiError when the request cannot be."""
+    prompts = _prompts(request.prompt)
+    num_choices = check_choices(request, len(prompts))
+    max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    sampling = sampling_params(request, max_tokens, request.logprobs)
+    submits = []
+    for text, token_ids in prompts:
+        for choice in range(num_choices):
+            seed = seed_of_choice(sampling.seed, choice)
+            submits.append(
+                Submit(
+                    client_id=request.user or head.id,
+                    prompt=text,
+                    prompt_token_ids=token_ids,
+                    sampling=_with_seed(sampling, seed),
+                    priority=request.priority or 0,
+                    stream=bool(request.stream),
+                )
+            )
+    return make_job(request, submits, num_choices, CompletionWriter(head))
+
+
+def _with_seed(sampling: SamplingParams, seed: int | None) -> SamplingParams:
+    return sampling if seed is None else msgspec.structs.replace(sampling, seed=seed)
+
+
+def _prompts(
+    prompt: str | list[str | TokenId | list[TokenId]],
+) -> list[tuple[str | None, list[int] | None]]:
+    """Each as text or as token ids."""
+    if isinstance(prompt, str):
+        return [(prompt, None)]
+    if not prompt:
+        raise ApiError(400, "prompt: the list is empty", param="prompt", code="invalid_value")
+    texts = [each for each in prompt if isinstance(each, str)]
+    if len(texts) == len(prompt):
+        return [(text, None) for text in texts]
+    lists = [each for each in prompt if isinstance(each, list)]
+    if len(lists) == len(prompt):
+        return [(None, each) for each in lists]
+    token_ids = [each for each in prompt if isinstance(each, int)]
+    if len(token_ids) == len(prompt):
+        return [(None, token_ids)]
+    raise ApiError(
+        400,
+        "prompt: expected a text, token ids, a list of texts or a list of lists of token ids, "
+        "got a mixture",
+        param="prompt",
+        code="invalid_value",
+    )
+
+
+class CompletionWriter:
+    """Implements `Writer`."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._num_chars: dict[int, int] = {}  # given out so far, of each choice with logprobs
+
+    def chunk(self, piece: Piece, usage: Usage | UnsetType | None) -> bytes:
+        return self._write([self._choice(piece.choice, piece.output)], usage)
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        return self._write([], usage)
+
+    def whole(self, outputs: Sequence[Output], usage: Usage) -> bytes:
+        choices = [self._choice(index, output) for index, output in enumerate(outputs)]
+        return self._write(choices, usage)
+
+    def _write(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> bytes:
+        head = self._head
+        return _encoder.encode(
+            Completion(
+                id=head.id,
+                created=head.created,
+                model=head.model,
+                system_fingerprint=head.system_fingerprint,
+                choices=choices,
+                usage=usage,
+            )
+        )
+
+    def _choice(self, index: int, output: Output) -> CompletionChoice:
+        logprobs = None
+        if output.logprobs is not None:
+            logprobs = self._logprobs(index, output.logprobs)
+        return CompletionChoice(
+            index=index,
+            text=output.text or "",
+            logprobs=logprobs,
+            finish_reason=output.finish_reason,
+            stop_reason=output.stop,
+        )
+
+    def _logprobs(self, index: int, positions: list[PositionLogprobs]) -> CompletionLogprobs:
+        offset = self._num_chars.get(index, 0)
+        offsets = []
+        tops = []
+        for position in positions:
+            offsets.append(offset)
+            offset += len(position.chosen.text)
+            # The first of two tokens with the same text is the likelier one.
+            top: dict[str, float] = {}
+            for token in (*position.top, position.chosen):
+                top.setdefault(token.text, token.logprob)
+            tops.append(top)
+        self._num_chars[index] = offset
+        return CompletionLogprobs(
+            tokens=[position.chosen.text for position in positions],
+            token_logprobs=[position.chosen.logprob for position in positions],
+            top_logprobs=tops,
+            text_offset=offsets,
+        )

@@ -1,0 +1,96 @@
+"""`Job`: one HTTP request as it is handed to the engine, and how its answer is written."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from msgspec import UNSET, UnsetType
+
+from stepscope.engine.http.openai.generation import Piece
+from stepscope.engine.http.openai.requests import GenerationRequest
+from stepscope.engine.http.openai.responses import PromptTokensDetails, Usage
+from stepscope.engine.protocol.commands import Output, Submit
+
+
+class Head(NamedTuple):
+    """What stands at the beginning of every response and every chunk."""
+
+    id: str
+    created: int  # seconds since 1970
+    model: str
+    system_fingerprint: str | None
+
+
+class Writer(Protocol):
+    """Writes the JSON of one kind of answer."""
+
+    def chunk(self, piece: Piece, usage: Usage | UnsetType | None) -> bytes: ...
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        """The last chunk of a stream, without choices."""
+        ...
+
+    def whole(self, outputs: Sequence[Output], usage: Usage) -> bytes:
+        """The answer to a request that does not stream; one output a choice, in order."""
+        ...
+
+
+class Job(NamedTuple):
+    submits: list[Submit]  # choices of the first prompt, then of the second, ...
+    num_choices: int  # of each prompt
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    writer: Writer
+
+
+def make_job(
+    request: GenerationRequest, submits: list[Submit], num_choices: int, writer: Writer
+) -> Job:
+    options = request.stream_options
+    include_usage = options is not None and bool(options.include_usage)
+    return Job(
+        submits=submits,
+        num_choices=num_choices,
+        stream=bool(request.stream),
+        include_usage=include_usage,
+        continuous_usage=include_usage
+        and options is not None
+        and bool(options.continuous_usage_stats),
+        writer=writer,
+    )
+
+
+class UsageMeter:
+    """Counts the tokens of a job; a prompt counts once, however many choices it has."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._outputs: dict[int, tuple[int, int, int]] = {}  # prompt, cached, output; by choice
+
+    def add(self, piece: Piece) -> None:
+        output = piece.output
+        self._outputs[piece.choice] = (
+            output.num_prompt_tokens,
+            output.num_cached_tokens,
+            output.num_output_tokens,
+        )
+
+    def usage(self) -> Usage:
+        prompt_tokens = cached_tokens = completion_tokens = 0
+        for index, (num_prompt, num_cached, num_output) in self._outputs.items():
+            completion_tokens += num_output
+            if index % self._job.num_choices == 0:
+                prompt_tokens += num_prompt
+                cached_tokens += num_cached
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens),
+        )
+
+    def in_chunk(self) -> Usage | UnsetType | None:
+        """What a chunk with tokens says about usage."""
+        if self._job.continuous_usage:
+            return self.usage()
+        return None if self._job.include_usage else UNSET

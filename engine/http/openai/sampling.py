@@ -1,0 +1,64 @@
+"""From the fields of a request to what the engine is asked for."""
+
+from stepscope.engine.http.errors import ApiError
+from stepscope.engine.http.openai.requests import MAX_CHOICES, GenerationRequest
+from stepscope.engine.protocol.sampling_params import SamplingParams
+
+_LARGEST_SEED = 2**63 - 1
+
+
+def sampling_params(
+    request: GenerationRequest, max_tokens: int, logprobs: int | None
+) -> SamplingParams:
+    """OpenAI's defaults where nothing is said: temperature 1 and no cuts."""
+    stop = request.stop
+    top_k = request.top_k
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=request.min_tokens or 0,
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_k=0 if top_k is None or top_k < 0 else top_k,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        min_p=request.min_p or 0.0,
+        repetition_penalty=(
+            1.0 if request.repetition_penalty is None else request.repetition_penalty
+        ),
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        seed=None if request.seed is None else request.seed & _LARGEST_SEED,
+        ignore_eos=bool(request.ignore_eos),
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+        include_stop=bool(request.include_stop_str_in_output),
+        logprobs=logprobs,
+    )
+
+
+def seed_of_choice(seed: int | None, choice: int) -> int | None:
+    """Choices of one prompt differ, and each is the same again when asked for again."""
+    return None if seed is None else (seed + choice) & _LARGEST_SEED
+
+
+def check_choices(request: GenerationRequest, num_prompts: int) -> int:
+    """The number of choices of each prompt.
+
+    Raises:
+        ApiError: more in all than one request may have, or stream options without a stream.
+    """
+    num_choices = request.n or 1
+    if num_prompts * num_choices > MAX_CHOICES:
+        raise ApiError(
+            400,
+            f"n: {num_prompts} prompts times n={num_choices} are more than the {MAX_CHOICES} "
+            "choices that one request may have; send several requests",
+            param="n",
+            code="invalid_value",
+        )
+    if request.stream_options is not None and not request.stream:
+        raise ApiError(
+            400,
+            "stream_options: they belong to stream=true",
+            param="stream_options",
+            code="invalid_value",
+        )
+    return num_choices

@@ -1,0 +1,141 @@
+"""Answers a job: as a stream of server-sent events, or whole.
+
+The rules that clients measure by: one event for each token, even where it adds no text; nothing
+before the first token; the usage, if asked for, in an event of its own without choices; and
+`[DONE]` at the end, after an error too.
+"""
+
+import asyncio
+import logging
+
+from starlette.types import Receive, Send
+
+from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.http.errors import ApiError, from_engine, internal_error
+from stepscope.engine.http.openai.generation import ClientGone, Generation, Piece
+from stepscope.engine.http.openai.job import Job, UsageMeter
+from stepscope.engine.protocol.commands import Output
+
+log = logging.getLogger("stepscope.http")
+
+# No line ends by the standard, but some clients split lines at them; JSON may escape them.
+_LINE_ENDS = [(each.encode(), f"\\u{ord(each):04x}".encode()) for each in "\x85\u2028\u2029"]
+_DONE = b"data: [DONE]\n\n"
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # a proxy is not to hold tokens back
+]
+
+
+async def answer(job: Job, generation: Generation, receive: Receive, send: Send) -> None:
+    """Generate, and send it.
+
+    Raises:
+        ApiError: before anything was sent.
+    """
+    watch = asyncio.create_task(_watch(receive, generation))
+    try:
+        await generation.start()
+        if job.stream:
+            # A task of its own: what wakes it for each token need not go through all that is
+            # around an application.
+            await asyncio.create_task(_stream(job, generation, send))
+        else:
+            await _whole(job, generation, send)
+    except ClientGone:
+        return
+    except (EngineUnreachable, CommandRefused) as error:
+        raise from_engine(error) from error
+    finally:
+        watch.cancel()
+        generation.close()
+
+
+async def _watch(receive: Receive, generation: Generation) -> None:
+    """Abort as soon as the client hangs up."""
+    while (await receive())["type"] != "http.disconnect":
+        continue
+    generation.abandon()
+
+
+async def _whole(job: Job, generation: Generation, send: Send) -> None:
+    meter = UsageMeter(job)
+    outputs: dict[int, Output] = {}
+    while pieces := await generation.next_pieces():
+        for piece in pieces:
+            _check(piece)
+            meter.add(piece)
+            outputs[piece.choice] = piece.output
+    ordered = [outputs[index] for index in sorted(outputs)]
+    await send_json(send, 200, job.writer.whole(ordered, meter.usage()))
+
+
+async def _stream(job: Job, generation: Generation, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+    meter = UsageMeter(job)
+    try:
+        while pieces := await generation.next_pieces():
+            events: list[bytes] = []
+            for piece in pieces:
+                if piece.output.finish_reason == "abort":
+                    await _send_events(send, events)
+                    _check(piece)
+                meter.add(piece)
+                events.append(_event(job.writer.chunk(piece, meter.in_chunk())))
+            await _send_events(send, events)
+        last = [_event(job.writer.usage_chunk(meter.usage()))] if job.include_usage else []
+    except ClientGone:
+        return
+    except (EngineUnreachable, CommandRefused) as error:
+        last = [_event(from_engine(error).body)]
+    except ApiError as error:
+        last = [_event(error.body)]
+    except Exception:
+        log.exception("a stream failed")
+        last = [_event(internal_error().body)]
+    await _send_events(send, [*last, _DONE], more=False)
+
+
+async def send_json(
+    send: Send, status: int, body: bytes, headers: dict[str, str] | None = None
+) -> None:
+    """A whole answer."""
+    all_headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        **(headers or {}),
+    }
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [
+                (name.encode("latin-1"), value.encode("latin-1"))
+                for name, value in all_headers.items()
+            ],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})
+
+
+def _check(piece: Piece) -> None:
+    if piece.output.finish_reason == "abort":
+        raise ApiError(
+            503,
+            "the engine ended this request before it was finished: it was stopped, somebody "
+            "aborted the request, or its step failed",
+            code="request_aborted",
+        )
+
+
+def _event(data: bytes) -> bytes:
+    if not data.isascii():  # nearly all are, and looking for each takes as long as writing them
+        for character, escaped in _LINE_ENDS:
+            data = data.replace(character, escaped)
+    return b"data: " + data + b"\n\n"
+
+
+async def _send_events(send: Send, events: list[bytes], *, more: bool = True) -> None:
+    if events or not more:
+        await send({"type": "http.response.body", "body": b"".join(events), "more_body": more})

@@ -1,0 +1,230 @@
+"""The application: its routes, and what is behind them."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.http.engine_client import EngineClient
+from stepscope.engine.http.errors import (
+    ApiError,
+    from_engine,
+    internal_error,
+    too_many,
+    unavailable,
+)
+from stepscope.engine.http.metrics.exposition import CONTENT_TYPE, Exposition
+from stepscope.engine.http.openai.body import Vanished, read_body
+from stepscope.engine.http.openai.chat import chat_job
+from stepscope.engine.http.openai.completions import completion_job
+from stepscope.engine.http.openai.generation import Generation
+from stepscope.engine.http.openai.job import Head, Job
+from stepscope.engine.http.openai.requests import GenerationRequest, decode_chat, decode_completion
+from stepscope.engine.http.openai.responses import Model, ModelList
+from stepscope.engine.http.openai.streaming import answer
+from stepscope.engine.http.server.guard import Guard
+from stepscope.engine.http.settings import HttpSettings
+from stepscope.engine.protocol.commands import Ack, ResetPrefixCache
+from stepscope.engine.protocol.wire import EngineInfo
+
+ANSWER_S = 60.0  # an engine answers between two steps, and a step may be long
+ANY_LENGTH = 10_000_000
+
+
+class Api:
+    """What the routes share.
+
+    Args:
+        settings: of this server.
+        engine: whom to ask.
+        exposition: of the metrics.
+    """
+
+    def __init__(
+        self, settings: HttpSettings, engine: EngineClient, exposition: Exposition
+    ) -> None:
+        self.settings = settings
+        self.engine = engine
+        self.exposition = exposition
+        self.num_in_flight = 0
+
+    # Requests that generate
+
+    async def generate(
+        self, scope: Scope, receive: Receive, send: Send, make_job: Callable[[bytes, str], Job]
+    ) -> None:
+        """Read a request, answer it.
+
+        Raises:
+            ApiError: before anything was sent.
+        """
+        most = self.settings.max_concurrent_requests
+        if self.num_in_flight >= most:
+            raise too_many(f"{most} requests are under way already", "too_many_requests")
+        self.num_in_flight += 1
+        try:
+            body = await read_body(receive, Headers(scope=scope))
+            job = make_job(body, scope["stepscope.request_id"])
+            await answer(job, Generation(self.engine, job.submits), receive, send)
+        except Vanished:
+            return
+        finally:
+            self.num_in_flight -= 1
+
+    def completion(self, body: bytes, request_id: str) -> Job:
+        request = decode_completion(body)
+        info = self._info_for(request)
+        return completion_job(request, self._head(f"cmpl-{request_id}", info))
+
+    def chat(self, body: bytes, request_id: str) -> Job:
+        request = decode_chat(body)
+        info = self._info_for(request)
+        head = self._head(f"chatcmpl-{request_id}", info)
+        return chat_job(request, head, info.max_model_len or ANY_LENGTH)
+
+    # The others
+
+    async def models(self, _: Request) -> Response:
+        return _json(ModelList(data=[self._model()]))
+
+    async def model(self, request: Request) -> Response:
+        model = self._model()
+        wanted = request.path_params["model"]
+        if wanted != model.id:
+            raise _no_such_model(wanted, model.id)
+        return _json(model)
+
+    async def health(self, _: Request) -> Response:
+        info = self._info()
+        return _json({"status": "ok", "engine": info.name, "model": self._model_name(info)})
+
+    async def version(self, _: Request) -> Response:
+        return _json({"version": self._info().software_version})
+
+    async def metrics(self, _: Request) -> Response:
+        body = self.exposition.write(self.num_in_flight)
+        return Response(body, media_type=CONTENT_TYPE)
+
+    async def reset_prefix_cache(self, _: Request) -> Response:
+        try:
+            ack = await self.engine.ask_for(Ack, ResetPrefixCache(), ANSWER_S)
+        except (EngineUnreachable, CommandRefused) as error:
+            raise from_engine(error) from error
+        return _json({"status": "ok", "detail": ack.detail})
+
+    # Names
+
+    def _info(self) -> EngineInfo:
+        info = self.engine.info
+        if info is None:
+            raise unavailable("there is no engine at the moment; try again when it is back")
+        return info
+
+    def _info_for(self, request: GenerationRequest) -> EngineInfo:
+        info = self._info()
+        name = self._model_name(info)
+        if request.model is not None and request.model != name:
+            raise _no_such_model(request.model, name)
+        return info
+
+    def _model_name(self, info: EngineInfo) -> str:
+        return self.settings.served_model_name or info.model
+
+    def _model(self) -> Model:
+        info = self._info()
+        return Model(
+            id=self._model_name(info),
+            created=info.wall_ns // 1_000_000_000,
+            root=info.model,
+            max_model_len=info.max_model_len,
+            with_tokens=info.with_tokens,
+        )
+
+    def _head(self, identifier: str, info: EngineInfo) -> Head:
+        fingerprint = f"fp_{info.config_hash}" if info.config_hash else None
+        return Head(identifier, int(time.time()), self._model_name(info), fingerprint)
+
+
+def build_app(api: Api) -> ASGIApp:
+    """The ASGI application."""
+    app = Starlette(
+        routes=[
+            Route("/v1/completions", _Generating(api, api.completion), methods=["POST"]),
+            Route("/v1/chat/completions", _Generating(api, api.chat), methods=["POST"]),
+            Route("/v1/models", api.models),
+            Route("/v1/models/{model:path}", api.model),
+            Route("/health", api.health),
+            Route("/version", api.version),
+            Route("/metrics", api.metrics),
+            Route("/reset_prefix_cache", api.reset_prefix_cache, methods=["POST"]),
+        ],
+        exception_handlers={
+            ApiError: _on_api_error,
+            HTTPException: _on_http_error,
+            Exception: _on_bug,
+        },
+    )
+    app.router.redirect_slashes = False
+    return Guard(app, api.settings.api_key, api.exposition)
+
+
+class _Generating:
+    """A route as an ASGI application: it must see the client hang up."""
+
+    def __init__(self, api: Api, make_job: Callable[[bytes, str], Job]) -> None:
+        self._api = api
+        self._make_job = make_job
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._api.generate(scope, receive, send, self._make_job)
+
+
+async def _on_api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return Response(error.body, error.status, headers=error.headers, media_type="application/json")
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """Of the router: no such path, or not by this method."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        message = f"{path} is not to be reached by {request.method}, but by {allowed}"
+        code = "method_not_allowed"
+    elif error.status_code == 404:
+        message, code = f"there is no {path} here; the API is at /v1", "not_found"
+    else:
+        message, code = str(error.detail), "invalid_request"
+    told = ApiError(error.status_code, message, code=code)
+    return Response(
+        told.body, told.status, headers=dict(error.headers or {}), media_type="application/json"
+    )
+
+
+async def _on_bug(_: Request, __: Exception) -> Response:
+    """Starlette raises the exception again after this; the outermost layer logs it."""
+    error = internal_error()
+    return Response(error.body, error.status, media_type="application/json")
+
+
+def _no_such_model(wanted: str, served: str) -> ApiError:
+    return ApiError(
+        404,
+        f"there is no model {wanted[:200]!r} here; this server has {served!r}",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,136 @@
+"""`Guard`: what every request passes: its id, the key, where it comes from, the last resort."""
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+import logging
+import re
+import uuid
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stepscope.engine.http.errors import ApiError, internal_error
+from stepscope.engine.http.metrics.exposition import Exposition
+from stepscope.engine.http.openai.streaming import send_json
+
+log = logging.getLogger("stepscope.http")
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+# Health and metrics stay open, as vLLM has it: probes and Prometheus bring no key.
+_GUARDED = ("/v1/", "/reset_prefix_cache")
+
+
+class Guard:
+    """An ASGI application around another. No traceback gets through it.
+
+    Args:
+        app: answers what passes.
+        api_key: that requests must bring, "" for none.
+        exposition: counts the responses.
+    """
+
+    def __init__(self, app: ASGIApp, api_key: str, exposition: Exposition) -> None:
+        self._app = app
+        self._key_hash = _hash(api_key.encode()) if api_key else None
+        self._exposition = exposition
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        scope["stepscope.request_id"] = request_id
+        status = 0
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", request_id.encode()),
+                ]
+            await send(message)
+
+        try:
+            self._check_key(scope)
+            self._check_host(scope)
+            self._check_origin(scope)
+            await self._app(scope, receive, send_named)
+        except ApiError as error:
+            await send_json(send_named, error.status, error.body, error.headers)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            if not status:
+                told = internal_error()
+                await send_json(send_named, told.status, told.body)
+        finally:
+            self._exposition.count_request(scope["path"], status)
+
+    def _check_key(self, scope: Scope) -> None:
+        """Raises ApiError when the request needs the key and does not bring it."""
+        if self._key_hash is None or not scope["path"].startswith(_GUARDED):
+            return
+        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        # Of equal length, so that nothing is told by the time it takes.
+        is_key = hmac.compare_digest(_hash(key.encode("latin-1")), self._key_hash)
+        if not is_key or scheme.lower() != "bearer":
+            raise ApiError(
+                401,
+                "no valid API key was sent: set it in the client (Authorization: Bearer KEY)",
+                code="invalid_api_key",
+            )
+
+    def _check_host(self, scope: Scope) -> None:
+        """Raises ApiError when a browser was led here by a name that is not this machine's.
+
+        Without a key the server is on the loopback address, and a page may point a name of its own
+        there (DNS rebinding): the request then looks like one from the same site.
+        """
+        if self._key_hash is not None:
+            return
+        host = urlsplit(f"//{Headers(scope=scope).get('host', '')}").hostname or ""
+        if host == "localhost" or host.endswith(".localhost") or _is_address(host) or not host:
+            return
+        raise ApiError(
+            403,
+            f"this server is reached as localhost or by its address, not as {host[:200]!r}",
+            code="wrong_host",
+        )
+
+    def _check_origin(self, scope: Scope) -> None:
+        """Raises ApiError when a page of another site makes a browser send this.
+
+        A server on the loopback address is within reach of every page its user looks at.
+        """
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        if scope["method"] != "POST" or origin is None:
+            return
+        if origin.partition("://")[2] != headers.get("host"):
+            raise ApiError(
+                403, f"requests from pages of {origin[:200]} are not taken", code="cross_origin"
+            )
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's own, if it is one."""
+    given = Headers(scope=scope).get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _hash(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,211 @@
+"""The process: one event loop with the server, the engine's client and the metrics on it."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from stepscope.engine.http.engine_client import EngineClient
+from stepscope.engine.http.metrics.exposition import Exposition
+from stepscope.engine.http.metrics.follower import TelemetryFollower
+from stepscope.engine.http.metrics.reducer import EngineMetrics
+from stepscope.engine.http.server.app import Api, build_app
+from stepscope.engine.http.settings import Address, HttpSettings
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.wire import EngineInfo
+from stepscope.engine.transport.endpoints import Endpoint
+
+log = logging.getLogger("stepscope.http")
+
+GRACE_S = 3.0  # open streams may finish, then they are ended with an error
+STALLED_MS = 60_000  # a connection that takes nothing for so long is cut
+# Of the kernel, for each connection. Left alone it grows to megabytes for a client that does not
+# read; a stream needs little.
+SEND_BUFFER = 128 * 1024
+KEEP_ALIVE_S = 75
+FIRST_LOOK_S = 1.0  # for the engine, before requests are taken
+BACKLOG = 2048
+ORPHAN_S = 1.0  # after the engine that started this server: until connections are cut
+_POLL_S = 0.05
+
+
+def listen(address: Address) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        ConfigError: the address cannot be had.
+    """
+    try:
+        family, _, _, _, where = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_MS)
+            listener.bind(where)
+            listener.listen(BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+    except OSError as error:
+        raise ConfigError(
+            "bad_address", f"cannot listen on {address.text}: {error.strerror or error}"
+        ) from error
+    return listener
+
+
+def bound_address(listener: socket.socket) -> Address:
+    """Where it listens, with the port it got."""
+    host, port = listener.getsockname()[:2]
+    return Address(str(host), int(port))
+
+
+def serve_http(
+    settings: HttpSettings,
+    endpoint: Endpoint,
+    listener: socket.socket,
+    *,
+    parent_gone: threading.Event | None = None,
+    found: Callable[[EngineInfo], None] = lambda info: None,
+) -> None:
+    """Serve until SIGINT, SIGTERM or SIGHUP.
+
+    Args:
+        parent_gone: set when the engine that started this process is gone. The server then lets
+            go of its port, ends what is open with an error, and ends itself.
+        found: told of the engine, each time it is found.
+    """
+    _allow_many_files()
+    signal.signal(signal.SIGTERM, _leave)  # to where uvicorn's own handler leads in the end
+    with contextlib.suppress(KeyboardInterrupt, _Leave):
+        _loop_factory().run(_main(settings, endpoint, listener, parent_gone, found))
+
+
+async def _main(
+    settings: HttpSettings,
+    endpoint: Endpoint,
+    listener: socket.socket,
+    parent_gone: threading.Event | None,
+    found: Callable[[EngineInfo], None],
+) -> None:
+    metrics = EngineMetrics()
+    exposition = Exposition(metrics, settings.served_model_name)
+    following: asyncio.Task[None] | None = None
+
+    def on_change() -> None:
+        nonlocal following
+        exposition.is_engine_up = engine.info is not None
+        if following is not None:
+            following.cancel()
+            following = None
+        if engine.info is None:
+            # When this server ends it lets go of its engine; with a parent both are gone.
+            if parent_gone is None and not server.should_exit:
+                log.warning("the engine at %s is gone", endpoint.control)
+        else:
+            found(engine.info)
+            following = asyncio.create_task(TelemetryFollower(engine, metrics).run())
+
+    engine = EngineClient(endpoint, on_change)
+    api = Api(settings, engine, exposition)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            build_app(api),
+            access_log=False,
+            log_config=None,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=int(GRACE_S) + 2,
+        )
+    )
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, os.kill, os.getpid(), signal.SIGTERM)
+    tasks = [
+        asyncio.create_task(engine.run()),
+        asyncio.create_task(_end_streams(server, api)),
+    ]
+    if parent_gone is not None:
+        tasks.append(asyncio.create_task(_follow_parent(server, engine, parent_gone)))
+    for task in tasks:
+        task.add_done_callback(lambda done: _stop_on_failure(server, done))
+    try:
+        # Whoever connects meanwhile waits in the socket's queue, and is not told 503.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_LOOK_S):
+                while engine.info is None:
+                    await asyncio.sleep(_POLL_S)
+        await server.serve(sockets=[listener])
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _end_streams(server: uvicorn.Server, api: Api) -> None:
+    """When the server is told to stop: a grace, then every open request ends with an error."""
+    while not server.should_exit:
+        await asyncio.sleep(_POLL_S)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(GRACE_S):
+            while api.num_in_flight:
+                await asyncio.sleep(_POLL_S)
+    api.engine.close("this server is shutting down")
+
+
+async def _follow_parent(
+    server: uvicorn.Server, engine: EngineClient, parent_gone: threading.Event
+) -> None:
+    """End soon after the engine that this server was started for, killed or not."""
+    while not parent_gone.is_set():
+        await asyncio.sleep(_POLL_S)
+    server.should_exit = True
+    engine.close("the engine is gone; try again when it is back")
+    # Only a client that does not read what it gets is still there after this.
+    await asyncio.sleep(ORPHAN_S)
+    server.force_exit = True
+
+
+def _stop_on_failure(server: uvicorn.Server, task: asyncio.Task[None]) -> None:
+    """A task that fails is a bug; a server without it would only seem to work."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("the server ends: %r", error, exc_info=error)
+        server.should_exit = True
+
+
+class _Leave(BaseException):
+    """SIGTERM, once everything is in order."""
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise _Leave
+
+
+def _loop_factory() -> asyncio.Runner:
+    try:
+        import uvloop
+    except ModuleNotFoundError:  # not made for this platform
+        return asyncio.Runner()
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
+
+
+def _allow_many_files() -> None:
+    """Each stream is a file descriptor, and the usual limit is a thousand."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65_536 if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,271 @@
+"""What each command does to the engine. Runs on the engine's thread, between two steps."""
+
+import logging
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from stepscope.engine.loop.audit import NO_WORKLOAD, Asker, Effect
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.protocol.commands import (
+    Abort,
+    Ack,
+    Change,
+    Command,
+    Drain,
+    Error,
+    GetAudit,
+    GetSnapshot,
+    Pause,
+    ResetPrefixCache,
+    Resume,
+    SetKnobs,
+    SetWorkload,
+    Shutdown,
+    StepOnce,
+    Submit,
+    Submitted,
+)
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobValue
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.workload.arrivals import describe
+
+log = logging.getLogger("stepscope.engine")
+
+
+class _TooLateError(ConfigError):
+    """There is nothing left to do it to. Nobody was denied anything, so no audit tells of it."""
+
+
+def apply(core: EngineCore, call: Call) -> None:
+    """Carry out one command and answer it. Whatever the command, the engine goes on after it."""
+    try:
+        _apply(core, call, call.command)
+    except ConfigError as error:
+        call.client.reply(Error(code=error.code, message=str(error)))
+    except Exception:
+        log.exception("%s failed", type(call.command).__name__)
+        message = "the engine failed at it; its log says why"
+        call.client.reply(Error(code="internal", message=message))
+
+
+def _apply(core: EngineCore, call: Call, command: Command) -> None:
+    if isinstance(command, Change):
+        _change(core, call, command)
+        return
+    handler = _HANDLERS.get(type(command))
+    if handler is None:
+        name = type(command).__name__
+        raise ConfigError("unsupported", f"{name} is not answered by this engine")
+    handler(core, call, command)
+
+
+# Changes: done or refused whole, and in the audit trail either way, unless they come too late
+
+
+def _change(core: EngineCore, call: Call, command: Change) -> None:
+    is_rehearsal = isinstance(command, SetKnobs) and command.dry_run
+    asker = call.asker or Asker(command.who)
+    try:
+        if command.engine_id and command.engine_id != core.info.engine_id:
+            raise ConfigError(
+                "another_engine",
+                "the engine was started anew since you asked; nothing was changed in this one",
+            )
+        _check_seen(core, command, asker)
+        effect = _CHANGES[type(command)](core, command, asker)
+    except ConfigError as error:
+        knobs = core.scheduler.knobs.as_dict() if error.code == "conflict" else None
+        if not is_rehearsal and not isinstance(error, _TooLateError):
+            core.audit.refused(type(command).__name__, asker, error.code, str(error))
+        version = core.knobs_version
+        call.client.reply(
+            Error(code=error.code, message=str(error), knobs=knobs, knobs_version=version)
+        )
+        return
+    if not is_rehearsal:
+        core.audit.done(command, asker, core.next_step, effect)
+    call.client.reply(
+        Ack(effective_step=core.next_step, version=core.knobs_version, detail=effect.detail)
+    )
+
+
+def _check_seen(core: EngineCore, command: Change, asker: Asker) -> None:
+    """Raises ConfigError when somebody else made a change that who asks has not seen."""
+    if command.seen is None:
+        return
+    later = core.audit.changed_since(command.seen, command, asker)
+    if later is not None:
+        raise ConfigError(
+            "conflict", f"somebody was quicker ({_told(later)}); look, and ask again if need be"
+        )
+
+
+def _told(entry: Audited) -> str:
+    """Somebody's change in words."""
+    name = Asker(entry.who, entry.key).name
+    old, new = entry.old or {}, entry.new or {}
+    what = ", ".join(f"{key} {_text(old.get(key))}→{_text(value)}" for key, value in new.items())
+    return f"{name}: {what or entry.command} at step {entry.effective_step:,}"
+
+
+def _text(value: KnobValue | None) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "—" if value is None else str(value)
+
+
+def _set_knobs(core: EngineCore, command: SetKnobs, asker: Asker) -> Effect:
+    old = core.scheduler.knobs
+    new = old.changed(command.changes, core.limits)
+    expected = command.expected_version
+    if expected is not None and expected != core.knobs_version:
+        later = core.audit.changed_since(0, command)
+        what = "" if later is None else f" ({_told(later)})"
+        raise ConfigError(
+            "conflict",
+            f"somebody changed knobs meanwhile{what}: look at the new values and try again "
+            f"(they are at version {core.knobs_version}, not {expected})",
+        )
+    if command.dry_run:
+        return Effect(detail="dry run: nothing was changed")
+    before, after = old.as_dict(), new.as_dict()
+    changed = {name: value for name, value in after.items() if value != before[name]}
+    if not changed:
+        return Effect({}, {}, "the knobs have these values already", version=core.knobs_version)
+    core.scheduler.knobs = new
+    core.knobs_version += 1
+    was = {name: before[name] for name in changed}
+    core.publish(
+        KnobsChanged(
+            version=core.knobs_version,
+            effective_step=core.next_step,
+            who=asker.name,
+            old=was,
+            new=changed,
+            time_ns=core.runner.clock(),
+        )
+    )
+    return Effect(was, changed, version=core.knobs_version)
+
+
+def _pause(core: EngineCore, _: Pause, __: Asker) -> Effect:
+    old = core.state
+    core.steps_allowed = 0
+    return _state_effect(core, old)
+
+
+def _resume(core: EngineCore, _: Resume, __: Asker) -> Effect:
+    old = core.state
+    core.steps_allowed = None
+    core.draining = False
+    return _state_effect(core, old)
+
+
+def _step(core: EngineCore, command: StepOnce, _: Asker) -> Effect:
+    old = core.state
+    if old != "paused" and not core.scheduler.has_work():
+        raise ConfigError(
+            "nothing_to_run",
+            "there is nothing to run: no request is waiting or running "
+            "(pause the engine first to hold the next one)",
+        )
+    core.steps_allowed = command.n
+    last = core.next_step + command.n - 1
+    return Effect({"state": old}, {"state": "step"}, f"pauses after step {last:,}")
+
+
+def _reset_prefix_cache(core: EngineCore, _: ResetPrefixCache, __: Asker) -> Effect:
+    num_blocks = core.scheduler.kv.reset_prefix_cache()
+    return Effect(
+        {"cached_blocks": num_blocks}, {"cached_blocks": 0}, f"{num_blocks} blocks forgotten"
+    )
+
+
+def _abort(core: EngineCore, command: Abort, _: Asker) -> Effect:
+    request_id = command.request_id
+    request = core.scheduler.requests.get(request_id)
+    status = None if request is None else request.status.value
+    if status is None or not core.abort(request_id, "asked for"):
+        if request_id < core.next_request_id:
+            raise _TooLateError("not_found", f"request {request_id} has ended already")
+        raise ConfigError("not_found", f"there is no request {request_id}")
+    name = f"r{request_id}"
+    return Effect({name: status}, {name: "aborted"})
+
+
+def _set_workload(core: EngineCore, command: SetWorkload, _: Asker) -> Effect:
+    old = core.own_workload()
+    core.set_workload(command.workload)
+    return Effect({"workload": _in_words(old)}, {"workload": _in_words(core.own_workload())})
+
+
+def _in_words(workload: WorkloadSpec | None) -> str:
+    return NO_WORKLOAD if workload is None else describe(workload)
+
+
+def _drain(core: EngineCore, _: Drain, __: Asker) -> Effect:
+    old = core.state
+    core.draining = True
+    detail = f"{len(core.scheduler.requests)} requests to finish"
+    return Effect({"state": old}, {"state": "draining"}, detail)
+
+
+def _shutdown(core: EngineCore, _: Shutdown, __: Asker) -> Effect:
+    old = core.state
+    core.stopping = True
+    return Effect({"state": old}, {"state": "stopped"})
+
+
+def _state_effect(core: EngineCore, old: str) -> Effect:
+    return Effect({"state": old}, {"state": core.state})
+
+
+# Commands that change no setting
+
+
+def _submit(core: EngineCore, call: Call, command: Submit) -> None:
+    assert call.token_ids is not None, "a Submit is prepared before it is queued"
+    assert (call.stop_text is not None) == bool(command.sampling.stop), "... and its stop strings"
+    if core.draining:
+        core.refuse(command.client_id, "draining")
+        raise ConfigError("draining", "the engine takes no new requests: it is being drained")
+    if len(core.scheduler.waiting) >= core.max_waiting:
+        core.refuse(command.client_id, "queue full")
+        raise ConfigError(
+            "queue_full", f"{core.max_waiting} requests are waiting already; try again later"
+        )
+    request = core.add(
+        command, call.token_ids, call.client, call.stop_text, call.prompt_text, call.arrival_ns
+    )
+    call.client.reply(
+        Submitted(request_id=request.request_id, num_prompt_tokens=request.num_prompt_tokens)
+    )
+
+
+def _get_snapshot(core: EngineCore, call: Call, _: GetSnapshot) -> None:
+    core.snapshots.ask(call.client)
+
+
+def _get_audit(core: EngineCore, call: Call, command: GetAudit) -> None:
+    call.client.reply(core.audit.page(command.after, command.limit))
+
+
+_Handler: TypeAlias = Callable[[EngineCore, Call, Any], None]
+_HANDLERS: dict[type[Command], _Handler] = {
+    Submit: _submit,
+    GetSnapshot: _get_snapshot,
+    GetAudit: _get_audit,
+}
+_CHANGES: dict[type[Change], Callable[[EngineCore, Any, Asker], Effect]] = {
+    SetKnobs: _set_knobs,
+    Pause: _pause,
+    Resume: _resume,
+    StepOnce: _step,
+    ResetPrefixCache: _reset_prefix_cache,
+    Abort: _abort,
+    SetWorkload: _set_workload,
+    Drain: _drain,
+    Shutdown: _shutdown,
+}

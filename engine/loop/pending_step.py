@@ -1,0 +1,103 @@
+"""`PendingStep`: a step between being scheduled and being told of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from stepscope.engine.protocol.wire import Phase, RequestEvent
+from stepscope.engine.scheduling.planned_blocks import PlannedBlocks
+from stepscope.engine.scheduling.request import Request, RequestStatus
+from stepscope.engine.scheduling.step import (
+    InFlight,
+    Runner,
+    ScheduledRow,
+    ScheduledStep,
+    StepResult,
+)
+from stepscope.engine.telemetry.step_draft import StepDraft
+
+
+class Unlaunched:
+    """A step that runs when it is waited for: nothing is done meanwhile."""
+
+    is_whole = True
+
+    def __init__(self, runner: Runner, step: ScheduledStep) -> None:
+        self._runner = runner
+        self._step = step
+
+    def collect(self) -> StepResult:
+        return self._runner.execute(self._step)
+
+
+class FailedLaunch:
+    """A step that could not be launched; it fails in its turn."""
+
+    is_whole = False
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def collect(self) -> StepResult:
+        raise self._error
+
+
+@dataclass(slots=True)
+class PendingStep:
+    """What is known of a step before it has ended. Belongs to the engine's thread.
+
+    Attributes:
+        rows: those of requests that have not ended; `draft` tells the same ones.
+        launched_ns: it was launched while the step before it ran, and nothing was left to do at
+            that time; None: that step had ended before.
+        draft: of its record; None where nobody is told anything.
+        planned: what it did to the blocks, where the next was scheduled upon it.
+        events: of the requests until it was scheduled, itself included.
+        num_wasted_tokens: of rows that were dropped.
+    """
+
+    number: int
+    rows: list[ScheduledRow]
+    handle: InFlight
+    launched_ns: int | None
+    draft: StepDraft | None
+    planned: PlannedBlocks | None = None
+    events: list[RequestEvent] = field(default_factory=list)
+    num_wasted_tokens: int = 0
+    _kept: list[int] | None = None  # rows that are left, by their index when it was launched
+
+    def drop_ended(self) -> None:
+        """Forget the rows of requests that have ended, or lost their blocks, meanwhile."""
+        kept = [i for i, row in enumerate(self.rows) if row.request.status is RequestStatus.RUNNING]
+        if len(kept) == len(self.rows):
+            return
+        rows = self.rows
+        ended = [row for row in rows if row.request.status is not RequestStatus.RUNNING]
+        num_tokens = sum(row.num_tokens for row in ended)
+        self.num_wasted_tokens += num_tokens
+        if self.draft is not None:
+            num_decode = sum(row.num_tokens for row in ended if row.phase is Phase.DECODE)
+            self.draft.drop_rows(kept, num_tokens - num_decode, num_decode)
+        self.rows = [rows[i] for i in kept]
+        before = self._kept
+        self._kept = kept if before is None else [before[i] for i in kept]
+
+    def launched(self, indices: Sequence[int]) -> list[ScheduledRow]:
+        """Of the rows that were launched, by their index, those that are left."""
+        places = range(len(self.rows)) if self._kept is None else self._kept
+        left = dict(zip(places, self.rows, strict=True))
+        return [left[index] for index in indices if index in left]
+
+    def result_of(self, result: StepResult) -> StepResult:
+        """The part of `result`, which is for all rows that were launched, that is left."""
+        kept = self._kept
+        if kept is None:
+            return result
+        logprobs = result.logprobs or {}
+        return replace(
+            result,
+            token_ids=[result.token_ids[i] for i in kept],
+            logprobs={place: logprobs[i] for place, i in enumerate(kept) if i in logprobs},
+        )
+
+    def requests(self) -> list[Request]:
+        return [row.request for row in self.rows]

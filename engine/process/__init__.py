@@ -1,0 +1,6 @@
+"""Builds an engine from all rooms, serves until told to stop, and cleans up.
+
+May import: engine.control, engine.execution, engine.execution.machine, engine.loop,
+  engine.protocol, engine.scheduling, engine.telemetry, engine.transport, engine.workload.
+What is refused before anything is loaded goes into `start_check.py`.
+"""

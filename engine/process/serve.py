@@ -1,0 +1,274 @@
+"""The engine process: builds the parts, serves until told to stop, cleans up."""
+
+import contextlib
+import gc
+import logging
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from stepscope.engine.control.intake import Intake
+from stepscope.engine.control.server import ControlServer
+from stepscope.engine.execution.machine.environment import prepare_environment
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call, Refusal
+from stepscope.engine.process.start_check import check_settings, limits_of
+from stepscope.engine.protocol.commands import AnyReply, Shutdown, Submit
+from stepscope.engine.protocol.config import ConfigError, EngineConfig, Knobs, Limits, knob_specs
+from stepscope.engine.protocol.wire import EngineInfo
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.kv_memory import replay_memory_bytes
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.telemetry.publisher import Publisher
+from stepscope.engine.telemetry.token_teller import TokenTeller
+from stepscope.engine.transport.endpoints import Endpoint, EndpointLock, check_name, free_name
+from stepscope.engine.transport.gate import gate_of, local_key
+from stepscope.engine.transport.leftovers import sweep
+from stepscope.engine.workload.driver import WorkloadDriver
+
+if TYPE_CHECKING:
+    from stepscope.engine.execution.runner import ModelRunner
+
+log = logging.getLogger("stepscope.engine")
+
+_CLOCKS_MOVED_NS = 50_000_000
+
+SIGNAL = "a signal"  # as the audit trail calls who ends the engine by one
+
+
+class Silent:
+    """A client that does not listen: the engine's own workload and signals."""
+
+    def reply(self, message: AnyReply) -> None:
+        return
+
+
+class OpenEngine(NamedTuple):
+    """An engine that answers; `core.run()` is its loop."""
+
+    core: EngineCore
+    intake: Intake
+    vocab_size: int
+
+
+def serve(
+    config: EngineConfig,
+    knobs: Knobs,
+    *,
+    progress: Callable[[str, float], None],
+    ready: Callable[[EngineInfo], None],
+    http_endpoint: str | None = None,
+) -> None:
+    """Load the model and serve it until Shutdown, SIGINT, SIGTERM or SIGHUP.
+
+    Args:
+        progress: told what is being done and its share (0..1) while the model loads.
+        ready: told once that the engine answers.
+        http_endpoint: HOST:PORT that whoever calls this serves HTTP on; only told to observers.
+
+    Raises:
+        ConfigError: anything that keeps the engine from starting, in one line.
+    """
+    opened = open_engine(config, knobs, progress=progress, http_endpoint=http_endpoint)
+    with opened as (core, _, _), stop_signals(core):
+        ready(core.info)
+        log.info("serving %s on %s", core.info.model, core.info.control_endpoint)
+        core.run()
+
+
+@contextlib.contextmanager
+def open_engine(
+    config: EngineConfig,
+    knobs: Knobs,
+    *,
+    progress: Callable[[str, float], None],
+    http_endpoint: str | None = None,
+) -> Iterator[OpenEngine]:
+    """An engine with its model loaded and its sockets open, for as long as it is entered.
+
+    Args:
+        progress: told what is being done and its share (0..1) while the model loads.
+        http_endpoint: as in `serve`.
+
+    Raises:
+        ConfigError: anything that keeps the engine from starting, in one line.
+    """
+    check_name(config.name)
+    check_settings(config, knobs)
+    name = config.name or (free_name() if not config.endpoint else "")
+    endpoint = Endpoint.parse(config.endpoint or name)
+    replay_bytes = replay_memory_bytes(config.replay_memory)
+    prepare_environment(config)
+    sweep()
+    with (
+        gate_of(config.keys, endpoint) as gate,
+        EndpointLock(endpoint, local_key(gate), name or endpoint.name),
+        contextlib.ExitStack() as stack,
+    ):
+        # Only here: it imports torch, which reads the environment.
+        from stepscope.engine.execution.runner import ModelRunner
+
+        def check_length(max_model_len: int) -> None:
+            knobs.check(limits_of(config, knobs, max_model_len))
+
+        runner = ModelRunner.load(config, progress, check_length)
+        limits = limits_of(config, knobs, runner.max_model_len)
+        knobs.check(limits)
+        # Model and libraries are here to stay: looking through them again and again is what makes
+        # a garbage collection last milliseconds.
+        gc.collect()
+        gc.freeze()
+        scheduler = Scheduler(KVCacheManager(runner.num_blocks, config.block_size), knobs, limits)
+        try:
+            publisher = Publisher(endpoint.telemetry, config.replay_steps, replay_bytes, gate)
+        except MemoryError as error:
+            kept = f"replay_steps={config.replay_steps}, replay_memory={config.replay_memory}"
+            raise ConfigError("bad_config", f"no memory for {kept}: ask for less") from error
+        # Its thread uses a socket of the gate's: whatever happens, it ends first.
+        stack.callback(publisher.close)
+        core = EngineCore(
+            _info(config, name or endpoint.name, endpoint, limits, runner, http_endpoint),
+            runner,
+            scheduler,
+            limits,
+            publisher if config.telemetry else None,
+            dispatch.apply,
+            runner.eos_token_ids,
+            config.max_waiting,
+            overlap=config.overlaps(launch_blocks=runner.launch_blocks),
+        )
+        if config.with_tokens and config.telemetry:
+            core.token_teller = TokenTeller(runner.tokenizer.text_stream)
+        intake = Intake(
+            runner.tokenizer,
+            runner.vocab_size,
+            limits.max_model_len,
+            with_tokens=config.with_tokens,
+        )
+        workload = WorkloadDriver(
+            _workload_submit(core, intake),
+            chars_per_token=runner.tokenizer.chars_per_token,
+            max_model_len=limits.max_model_len,
+            num_unfinished=lambda: len(scheduler.requests),
+        )
+        core.own_workload = lambda: workload.spec
+        core.anchored = anchored
+        control = ControlServer(
+            endpoint.control,
+            core,
+            intake,
+            runner.tokenizer,
+            publisher.replay,
+            workload.set,
+            gate,
+            endpoint.telemetry,
+        )
+        control.start()
+        try:
+            yield OpenEngine(core, intake, runner.vocab_size)
+        finally:
+            workload.close()
+            control.close()
+
+
+def _info(
+    config: EngineConfig,
+    name: str,
+    endpoint: Endpoint,
+    limits: Limits,
+    runner: "ModelRunner",
+    http_endpoint: str | None,
+) -> EngineInfo:
+    description = runner.description
+    return EngineInfo(
+        engine_id=uuid.uuid4().hex,
+        name=name,
+        software_version=version("stepscope"),
+        pid=os.getpid(),
+        model=description.model,
+        architecture=description.architecture,
+        dtype=description.dtype,
+        device=description.device,
+        implementation=description.implementation,
+        attention_backend=description.attention_backend,
+        num_layers=description.num_layers,
+        num_kv_heads=description.num_kv_heads,
+        head_dim=description.head_dim,
+        num_parameters=description.num_parameters,
+        weight_bytes=description.weight_bytes,
+        flops_per_token=description.flops_per_token,
+        block_size=config.block_size,
+        num_blocks=runner.num_blocks,
+        max_model_len=limits.max_model_len,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        chars_per_token=runner.tokenizer.chars_per_token,
+        knobs=knob_specs(limits),
+        telemetry_endpoint=endpoint.telemetry if config.telemetry else "",
+        control_endpoint=endpoint.control,
+        http_endpoint=http_endpoint,
+        monotonic_ns=time.monotonic_ns(),
+        wall_ns=time.time_ns(),
+        with_tokens=config.with_tokens,
+        config_hash=config.hash(),
+        overlap=config.overlaps(launch_blocks=runner.launch_blocks),
+        step_costs=runner.step_costs,
+    )
+
+
+def anchored(info: EngineInfo) -> EngineInfo:
+    """`info` with the clocks as they are now, where they have moved against each other.
+
+    They do when the wall clock is set, and when the machine sleeps.
+    """
+    monotonic_ns, wall_ns = time.monotonic_ns(), time.time_ns()
+    moved_ns = (wall_ns - monotonic_ns) - (info.wall_ns - info.monotonic_ns)
+    if abs(moved_ns) < _CLOCKS_MOVED_NS:
+        return info
+    return msgspec.structs.replace(info, monotonic_ns=monotonic_ns, wall_ns=wall_ns)
+
+
+def _workload_submit(core: EngineCore, intake: Intake) -> Callable[[Submit], None]:
+    silent = Silent()
+
+    def submit(command: Submit) -> None:
+        try:
+            token_ids = intake.prepare(command)
+        except ConfigError as error:
+            core.inbox.put(Refusal(command.client_id, str(error)))
+            return
+        stop_text, prompt_text = intake.stop_text(command.sampling), intake.prompt_text(token_ids)
+        arrival_ns = core.runner.clock()
+        core.inbox.put(
+            Call(command, silent, token_ids, stop_text, prompt_text, arrival_ns=arrival_ns)
+        )
+
+    return submit
+
+
+@contextlib.contextmanager
+def stop_signals(core: EngineCore) -> Iterator[None]:
+    """The first of these signals ends the engine in good order, a second one at once."""
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in signals}
+
+    def stop(number: int, frame: object) -> None:
+        for each in signals:
+            signal.signal(each, signal.SIG_DFL)
+        # A SimpleQueue may be filled from a signal handler.
+        core.inbox.put(Call(Shutdown(who=SIGNAL), Silent()))
+
+    for number in signals:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,47 @@
+"""What is refused before anything is loaded: settings that no machine and no model could take."""
+
+import re
+
+from stepscope.engine.protocol.config import ConfigError, EngineConfig, Knobs, Limits, WrongValue
+from stepscope.engine.scheduling.kv_memory import check_kv_memory, replay_memory_bytes
+
+MIN_TOKEN_CAPACITY = 8192
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+def check_settings(config: EngineConfig, knobs: Knobs) -> None:
+    """To be asked first: what is found later is found after minutes of loading.
+
+    Raises:
+        WrongValue: a value is not of the form that its setting has, or two do not go together.
+    """
+    check_kv_memory(config.kv_memory)
+    replay_memory_bytes(config.replay_memory)
+    if not _DEVICE.fullmatch(config.device):
+        raise WrongValue("device", f"device is auto, cpu, cuda or cuda:N, not {config.device!r}")
+    for knob, capacity, bound in (
+        ("max_num_batched_tokens", "token_capacity", config.token_capacity),
+        ("max_num_seqs", "seq_capacity", config.seq_capacity),
+    ):
+        value = getattr(knobs, knob)
+        if bound and value > bound:
+            option = capacity.replace("_", "-")
+            raise WrongValue(
+                "out_of_bounds",
+                f"{knob}={value} is above {capacity}={bound}: raise --{option}, or lower the knob",
+            )
+    if config.max_model_len:
+        try:
+            knobs.check(limits_of(config, knobs, config.max_model_len))
+        except ConfigError as error:
+            raise WrongValue(error.code, str(error)) from None
+
+
+def limits_of(config: EngineConfig, knobs: Knobs, max_model_len: int) -> Limits:
+    """What the knobs may be set to while the engine runs, for a model of that length."""
+    return Limits(
+        max_num_batched_tokens=config.token_capacity
+        or max(MIN_TOKEN_CAPACITY, max_model_len, knobs.max_num_batched_tokens),
+        max_num_seqs=config.seq_capacity,
+        max_model_len=max_model_len,
+    )

@@ -1,0 +1,290 @@
+"""Control: what a client may ask of the engine, and what it is answered.
+
+A request is `[id (u64, big-endian), msgpack command]` from a DEALER socket; every reply to it
+carries the same id: `[id, msgpack reply]`. One command has one reply, except `Submit`, which is
+answered by `Submitted` and then by `Output` messages until one of them is `finished`. Where a
+client asks for it, outputs of several commands come in one `Bundle`, whose id is 0. A connection
+uses an id once: the same frames again are answered as the first time. Decoding is strict (no
+unknown fields) and bounded: a command of more than `MAX_COMMAND_BYTES` is answered with an error,
+and a frame of more than twice that, or a heap of what is not taken (`Backlog`), ends the connection
+without an answer.
+"""
+
+from typing import Annotated, ClassVar, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from stepscope.engine.protocol.sampling_params import SamplingParams, TokenId
+from stepscope.engine.protocol.wire import Audited, EngineInfo, KnobValue, Snapshot, decode_bounded
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
+
+MAX_COMMAND_BYTES = 8 * 1024 * 1024
+MAX_PAST_S = 3_600.0
+
+Name: TypeAlias = Annotated[str, Meta(max_length=256)]
+TokenIds: TypeAlias = Annotated[list[TokenId], Meta(max_length=1_000_000)]
+
+
+class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One turn of a conversation, for the model's chat template."""
+
+    role: Name
+    content: str
+
+
+class Command(
+    Struct, frozen=True, kw_only=True, tag_field="type", tag=True, forbid_unknown_fields=True
+):
+    """Base of what may be asked."""
+
+
+class GetInfo(Command, frozen=True):
+    pass
+
+
+class GetSnapshot(Command, frozen=True):
+    pass
+
+
+class GetKeptSnapshot(Command, frozen=True, kw_only=True):
+    """A snapshot of about so long ago, from which on the replay ring still holds all messages.
+
+    To be sent where `EngineInfo.keeps_snapshots` is.
+    """
+
+    past_s: Annotated[float, Meta(ge=0, le=MAX_PAST_S)]
+
+
+class ReplayFrom(Command, frozen=True, kw_only=True):
+    """Messages from `sequence` on that the replay ring still holds, oldest first."""
+
+    sequence: Annotated[int, Meta(ge=0)]
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
+
+
+class GetAudit(Command, frozen=True, kw_only=True):
+    """Entries of the audit trail with a number above `after`, oldest first."""
+
+    after: Annotated[int, Meta(ge=0)] = 0
+    limit: Annotated[int, Meta(ge=1, le=1_000)] = 1_000
+
+
+class Change(Command, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of what changes something; all of it is in the audit trail.
+
+    `once` names this very command: who sends it again, because no answer came, gets the answer of
+    the first time and nothing is done twice. `engine_id` keeps it from an engine that has taken the
+    place of the one it was meant for. `seen` is the number of the last entry of the audit trail
+    that whoever asks knew of: a later change of the same kind by somebody else is a conflict.
+    """
+
+    doing: ClassVar[str]  # in words, for who may not
+
+    who: Name = "unknown"
+    once: Annotated[str, Meta(max_length=64)] = ""
+    engine_id: Annotated[str, Meta(max_length=64)] = ""
+    seen: Annotated[int, Meta(ge=0)] | None = None
+
+
+class SetKnobs(Change, frozen=True, kw_only=True):
+    """All of `changes` or none. `expected_version` guards against overwriting another's change."""
+
+    doing = "changing knobs"
+
+    changes: Annotated[dict[Name, KnobValue], Meta(min_length=1, max_length=64)]
+    expected_version: int | None = None
+    dry_run: bool = False
+
+
+class Pause(Change, frozen=True):
+    doing = "pausing the engine"
+
+
+class Resume(Change, frozen=True):
+    doing = "resuming the engine"
+
+
+class StepOnce(Change, frozen=True, kw_only=True, tag="Step"):
+    """Run `n` steps, then pause."""
+
+    doing = "running single steps"
+
+    n: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+
+
+class Submit(Command, frozen=True, kw_only=True):
+    """A prompt as text, as token ids or as a conversation (exactly one of the three).
+
+    `max_prompt_tokens` keeps the first so many tokens: a client without the tokenizer sends enough
+    text and lets the engine cut it.
+    """
+
+    doing: ClassVar[str] = "sending requests"
+
+    client_id: Name = ""
+    prompt: str | None = None
+    prompt_token_ids: TokenIds | None = None
+    messages: Annotated[list[ChatMessage], Meta(max_length=10_000)] | None = None
+    max_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
+    sampling: SamplingParams = SamplingParams()
+    fit_max_tokens: bool = False  # lower max_tokens to what max_model_len leaves; else refuse
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0  # lower is served first
+    stream: bool = True  # one Output a token; else one at the end
+    with_text: bool = True
+    # Its outputs may come in a `Bundle`; to be set where `EngineInfo.bundles` is.
+    bundle: bool | UnsetType = UNSET
+
+
+class Abort(Change, frozen=True, kw_only=True):
+    doing = "aborting requests"
+
+    request_id: int
+
+
+class ResetPrefixCache(Change, frozen=True):
+    doing = "resetting the prefix cache"
+
+
+class SetWorkload(Change, frozen=True, kw_only=True):
+    """Start (or replace) the engine's own workload; None stops it."""
+
+    doing = "changing the workload"
+
+    workload: WorkloadSpec | None = None
+
+
+class Drain(Change, frozen=True):
+    """Refuse new requests and finish the ones that are there. `Resume` opens the door again."""
+
+    doing = "draining the engine"
+
+
+class Shutdown(Change, frozen=True):
+    doing = "shutting the engine down"
+
+
+AnyCommand: TypeAlias = (
+    GetInfo
+    | GetSnapshot
+    | GetKeptSnapshot
+    | ReplayFrom
+    | GetAudit
+    | SetKnobs
+    | Pause
+    | Resume
+    | StepOnce
+    | Submit
+    | Abort
+    | ResetPrefixCache
+    | SetWorkload
+    | Drain
+    | Shutdown
+)
+
+
+class Reply(Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
+    """Base of what is answered."""
+
+
+class Ack(Reply, frozen=True, kw_only=True):
+    effective_step: int  # the first step for which it holds
+    version: int | None = None  # of the knobs, after SetKnobs
+    detail: str = ""
+
+
+class Error(Reply, frozen=True, kw_only=True):
+    """Nothing was changed. `code` is for programs, `message` says what to do."""
+
+    code: str
+    message: str
+    knobs: dict[str, KnobValue] | None = None  # of a conflict: the values as they are now
+    knobs_version: int | None = None
+
+
+class Submitted(Reply, frozen=True, kw_only=True):
+    request_id: int
+    num_prompt_tokens: int
+
+
+class TokenLogprob(Struct, array_like=True, frozen=True):
+    token_id: int
+    logprob: float  # a finite number: -9999 for what is impossible
+    text: str = ""  # of this token alone; "" also when the client wants no text
+
+
+class PositionLogprobs(Struct, array_like=True, frozen=True):
+    """How likely an output token was, before temperature, penalties and cuts (natural log)."""
+
+    chosen: TokenLogprob
+    rank: int  # of the chosen one, 1 is the most likely
+    top: list[TokenLogprob]  # the most likely ones, best first; as many as were asked for
+
+
+class Output(Reply, frozen=True, kw_only=True, omit_defaults=True):
+    """Tokens of a request. The last one has `finish_reason`: stop, length or abort.
+
+    Text comes when it is certain: characters in the making, and what may begin a stop string, come
+    with a later output. The tokens of text that is cut off by a stop string are still there.
+    """
+
+    request_id: int
+    token_ids: list[int]
+    text: str | None = None
+    finish_reason: str | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0  # so far
+    logprobs: list[PositionLogprobs] | None = None  # one for each of token_ids, if asked for
+    stop: str | int | None = None  # the stop string or token id that ended it, if one did
+
+
+class Bundle(Reply, frozen=True, kw_only=True):
+    """Outputs that were ready together, oldest first, each with the id of its `Submit`."""
+
+    outputs: list[tuple[int, Output]]
+
+
+class ReplayedFrame(Struct, array_like=True, frozen=True):
+    topic: bytes
+    sequence: int
+    payload: bytes
+
+
+class Replayed(Reply, frozen=True, kw_only=True):
+    frames: list[ReplayedFrame]
+    oldest_sequence: int  # the oldest the ring holds
+    next_sequence: int  # the one the publisher will use next
+
+
+class AuditPage(Reply, frozen=True, kw_only=True):
+    entries: list[Audited]
+    oldest: int  # number of the oldest entry that is kept, 0 without any
+    newest: int
+    detail: str = ""  # where older ones are, when some that were asked for are not kept any more
+
+
+AnyReply: TypeAlias = (
+    Ack | Error | Submitted | Output | Bundle | Replayed | AuditPage | EngineInfo | Snapshot
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_command_decoder: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(AnyCommand)
+_reply_decoder: msgspec.msgpack.Decoder[AnyReply] = msgspec.msgpack.Decoder(AnyReply)
+
+
+def encode(message: Command | Reply | EngineInfo | Snapshot | msgspec.Raw) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_command(payload: bytes) -> AnyCommand:
+    """Raises msgspec.DecodeError (malformed) or msgspec.ValidationError (wrong field, too big)."""
+    if len(payload) > MAX_COMMAND_BYTES:
+        raise msgspec.ValidationError(
+            f"command of {len(payload)} bytes, at most {MAX_COMMAND_BYTES} are taken"
+        )
+    return decode_bounded(_command_decoder, payload)
+
+
+def decode_reply(payload: bytes) -> AnyReply:
+    return decode_bounded(_reply_decoder, payload)

@@ -1,0 +1,299 @@
+"""`BlockPool`: the state of every KV block, and the order in which free ones are reused.
+
+The pool owns reference counts, owners and prefix hashes. A free block is *empty* (holds nothing
+that can be hit) or *cached* (its content can be hit until it is reused). Empty blocks are reused
+first, the latest freed one first; then cached ones, the least recently used first (the order of
+vLLM's free queue). No operation costs more in a larger pool.
+"""
+
+import contextlib
+import operator
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import compress, islice
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from stepscope.engine.protocol.wire import CACHED, EMPTY, BlockMove, BlockRun
+
+_REF_BITS = 24  # more than run at once; request ids beyond 2^31 have room besides
+_REF_MASK = (1 << _REF_BITS) - 1
+
+
+_Drain: TypeAlias = Callable[
+    [dict[int, None], bytearray, list[int], list[int], list[bytes | None]], bytes
+]
+compiled: _Drain | None = None
+with contextlib.suppress(ImportError):  # there was no compiler when it was installed
+    from stepscope.engine.protocol import _wire_rows
+
+    compiled = _wire_rows.drain_moves
+
+
+class KVCacheIntegrityError(AssertionError):
+    """The books on KV blocks contradict each other: a bug of ours."""
+
+
+class BlockState(NamedTuple):
+    """Owner (or CACHED, or EMPTY) and number of holders of one block."""
+
+    owner: int
+    ref_count: int
+
+
+class BlockPool:
+    """States of `num_blocks` blocks with ids 0..num_blocks-1.
+
+    Attributes:
+        num_evicted: cached blocks reused so far.
+        empty, cached: the free blocks, in the order in which they are reused; to be counted only.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.num_evicted = 0
+        self._ref_counts = [0] * num_blocks
+        self._owners = [EMPTY] * num_blocks  # the latest holder; meaningful while held
+        self._digests: list[bytes | None] = [None] * num_blocks
+        self.empty = list(range(num_blocks - 1, -1, -1))  # the next one to reuse is last
+        self.cached: OrderedDict[int, None] = OrderedDict()  # the next one to reuse is first
+        self._by_digest: dict[bytes, int] = {}
+        self._copies: dict[bytes, list[int]] = {}  # further blocks with the same content
+        self._changed: dict[int, None] = {}
+        # State of each block as of the last drain, owner and references as one number. Not a list,
+        # whose numbers would be objects all over the memory.
+        self._told_bytes = bytearray(array("q", [EMPTY << _REF_BITS]) * num_blocks)
+        self._told = memoryview(self._told_bytes).cast("q")
+
+    @property
+    def num_free(self) -> int:
+        return len(self.empty) + len(self.cached)
+
+    def find(self, digest: bytes) -> int | None:
+        """The block that holds this content, the first registered one if there are several."""
+        return self._by_digest.get(digest)
+
+    def num_idle(self, blocks: Sequence[int]) -> int:
+        """How many of `blocks` nobody holds: taking them uses up free blocks."""
+        ref_counts = self._ref_counts
+        return sum(not ref_counts[block] for block in blocks)
+
+    def take(self, count: int, owner: int) -> list[int]:
+        """`count` free blocks, for `owner` alone. What was cached in them is forgotten.
+
+        Raises:
+            KVCacheIntegrityError: fewer than `count` are free (the caller has to look first).
+        """
+        empty = self.empty
+        if count <= len(empty):
+            blocks = empty[-count:] if count else []
+            blocks.reverse()
+            del empty[len(empty) - count :]
+        else:
+            if count > self.num_free:
+                raise KVCacheIntegrityError(f"{count} blocks wanted, {self.num_free} are free")
+            blocks = empty[::-1]
+            empty.clear()
+            for _ in range(count - len(blocks)):
+                block, _ = self.cached.popitem(last=False)
+                self._forget(block)
+                self.num_evicted += 1
+                blocks.append(block)
+        for block in blocks:
+            self._ref_counts[block] = 1
+            self._owners[block] = owner
+            self._changed[block] = None
+        return blocks
+
+    def share(self, blocks: Sequence[int], owner: int) -> None:
+        """Hold blocks found by their content: `owner` is their latest holder now."""
+        for block in blocks:
+            if not self._ref_counts[block]:
+                del self.cached[block]
+            self._ref_counts[block] += 1
+            self._owners[block] = owner
+            self._changed[block] = None
+
+    def release(
+        self, blocks: Sequence[int], owner: int, heir: Callable[[int, int], int | None]
+    ) -> None:
+        """`owner` holds `blocks` (its block table, in order) no more.
+
+        `heir(index, block)` names a remaining holder of a block that others share. The tail of a
+        prefix becomes reusable before its head, so that what stays is hit longest.
+        """
+        ref_counts, owners, digests = self._ref_counts, self._owners, self._digests
+        cached: list[int] = []
+        for index, block in enumerate(blocks):
+            self._changed[block] = None
+            ref_counts[block] -= 1
+            if ref_counts[block]:
+                if owners[block] == owner:
+                    owners[block] = _known(heir(index, block), block)
+            elif digests[block] is None:
+                self.empty.append(block)
+            else:
+                cached.append(block)
+        for block in reversed(cached):
+            self.cached[block] = None
+
+    def register(self, block: int, digest: bytes) -> None:
+        """The content of a held block is full and can be hit from now on."""
+        self._digests[block] = digest
+        if self._by_digest.setdefault(digest, block) != block:
+            self._copies.setdefault(digest, []).append(block)
+
+    def forget_all(self) -> int:
+        """Drop all content that could be hit. Returns how many blocks held some."""
+        num_forgotten = len(self._by_digest) + sum(map(len, self._copies.values()))
+        self._by_digest.clear()
+        self._copies.clear()
+        self._digests = [None] * self.num_blocks
+        self._changed.update(self.cached)
+        self.empty[:0] = reversed(self.cached)
+        self.cached.clear()
+        return num_forgotten
+
+    def _forget(self, block: int) -> None:
+        digest = self._digests[block]
+        if digest is None:
+            raise KVCacheIntegrityError(f"block {block} has no content that could be forgotten")
+        self._digests[block] = None
+        copies = self._copies.get(digest)
+        if copies is None:
+            del self._by_digest[digest]
+            return
+        if self._by_digest[digest] == block:
+            self._by_digest[digest] = copies.pop(0)
+        else:
+            copies.remove(block)
+        if not copies:
+            del self._copies[digest]
+
+    def drain_moves(self) -> list[BlockMove]:
+        """The last state of each block that changed since the last drain, by first change."""
+        # Written out, for it is part of every step.
+        told, ref_counts, owners, digests = (
+            self._told, self._ref_counts, self._owners, self._digests
+        )  # fmt: skip
+        moves = []
+        for block in self._changed:
+            refs = ref_counts[block]
+            owner = owners[block] if refs else EMPTY if digests[block] is None else CACHED
+            told[block] = owner << _REF_BITS | refs
+            moves.append(BlockMove(block, owner, refs))
+        self._changed.clear()
+        return moves
+
+    def encode_moves(self) -> msgspec.Raw | None:
+        """`drain_moves` as msgpack, which takes less time; None: no block changed."""
+        changed = self._changed
+        if not changed:
+            return None
+        if compiled is None:
+            return msgspec.Raw(msgspec.msgpack.encode(self.drain_moves()))
+        return msgspec.Raw(
+            compiled(changed, self._told_bytes, self._ref_counts, self._owners, self._digests)
+        )
+
+    def drain_changes(self) -> dict[int, tuple[BlockState, BlockState]]:
+        """`drain_moves` with what each block was at the last drain: (before, now)."""
+        told = self._told
+        before = {block: told[block] for block in self._changed}
+        return {
+            move.block_id: (
+                BlockState(before[move.block_id] >> _REF_BITS, before[move.block_id] & _REF_MASK),
+                BlockState(move.owner, move.ref_count),
+            )
+            for move in self.drain_moves()
+        }
+
+    def tell_again(self, blocks: Iterable[int]) -> None:
+        """The next drain tells the state of these blocks too."""
+        self._changed.update(dict.fromkeys(blocks))
+
+    def unregister(self, block: int) -> None:
+        """What a held block was known by is not in it."""
+        if self._digests[block] is not None:
+            self._forget(block)
+
+    def runs(self) -> list[BlockRun]:
+        """All blocks in order of their ids, neighbours in the same state as one run."""
+        told = self._told
+        for block in self._changed:
+            owner, refs = self._state(block)
+            told[block] = owner << _REF_BITS | refs
+        find_ends = _ends_of_runs if compiled is None else _wire_rows.ends_of_runs
+        runs: list[BlockRun] = []
+        begin = 0
+        for end in find_ends(self._told_bytes):
+            state = told[begin]
+            runs.append(BlockRun(end - begin, state >> _REF_BITS, state & _REF_MASK))
+            begin = end
+        return runs
+
+    def _state(self, block: int) -> tuple[int, int]:
+        if self._ref_counts[block]:
+            return self._owners[block], self._ref_counts[block]
+        return EMPTY if self._digests[block] is None else CACHED, 0
+
+    def digest_of(self, block: int) -> bytes | None:
+        return self._digests[block]
+
+    def check_integrity(self, holders: Sequence[tuple[int, Sequence[int]]]) -> None:
+        """Hold the books against the block tables: (owner, blocks), in order of admission.
+
+        Raises:
+            KVCacheIntegrityError: which block, and what is wrong with it.
+        """
+        for problem in self._problems(holders):
+            raise KVCacheIntegrityError(problem)
+
+    def _problems(self, holders: Sequence[tuple[int, Sequence[int]]]) -> Iterator[str]:
+        ref_counts = [0] * self.num_blocks
+        owned: set[int] = set()
+        for owner, blocks in holders:
+            if len(set(blocks)) != len(blocks):
+                yield f"request {owner} holds a block twice: {blocks}"
+            for block in blocks:
+                ref_counts[block] += 1
+                if self._owners[block] == owner:
+                    owned.add(block)
+        empty = set(self.empty)
+        if len(empty) != len(self.empty):
+            yield "a block is twice among the empty ones"
+        for block, expected in enumerate(ref_counts):
+            digest = self._digests[block]
+            places = [block in empty, block in self.cached, expected > 0]
+            if self._ref_counts[block] != expected:
+                yield f"block {block}: {expected} holders, {self._ref_counts[block]} counted"
+            if expected and block not in owned:
+                yield f"block {block}: owner {self._owners[block]} does not hold it"
+            if sum(places) != 1:
+                yield f"block {block}: empty, cached, held are {places}, expected one of them"
+            if not expected and (digest is None) != places[0]:
+                yield f"block {block}: free with content {digest!r} in the wrong list"
+            if digest is not None and block not in self._with(digest):
+                yield f"block {block}: its content cannot be found"
+        for digest in self._by_digest:
+            for block in self._with(digest):
+                if self._digests[block] != digest:
+                    yield f"block {block}: found by content that it does not hold"
+
+    def _with(self, digest: bytes) -> list[int]:
+        first = self._by_digest.get(digest)
+        return [] if first is None else [first, *self._copies.get(digest, ())]
+
+
+def _ends_of_runs(told: bytearray) -> list[int]:
+    states = memoryview(told).cast("q").tolist()
+    places = range(1, len(states))
+    return [*compress(places, map(operator.ne, states, islice(states, 1, None))), len(states)]
+
+
+def _known(owner: int | None, block: int) -> int:
+    if owner is None:
+        raise KVCacheIntegrityError(f"block {block} is shared, and nobody else holds it")
+    return owner

@@ -1,0 +1,258 @@
+"""Run the scheduler alone over a written workload, without a model: who would be in which step.
+
+A workload is a JSON object in which time is counted in steps:
+
+    {"max_num_batched_tokens": 512, "max_num_seqs": 16, "num_blocks": 65, "block_size": 16,
+     "requests": [{"arrival_step": 0, "prompt_len": 100, "output_len": 80}, ...]}
+
+At step s the requests with `arrival_step` s are added in list order, then one step is scheduled,
+then every request whose prompt is complete gets one token (never a stop before `output_len`).
+Every knob may be given by its name. `budget` maps a step to the token budget in force from it on.
+`tokens` gives a prompt where its content matters; prompts without it share nothing. `num_blocks`
+counts one block that is never used, as vLLM's does, so that schedules recorded from vLLM can be
+compared line by line.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from stepscope.engine.protocol.config import ConfigError, Knobs, Limits, knob_specs
+from stepscope.engine.protocol.field_errors import in_words
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import Preempted
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import ScheduledRow
+
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**62)]
+
+# What the workloads recorded from vLLM leave unsaid.
+DEFAULT_ORDER = "arrival"
+
+
+class WorkloadRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    arrival_step: Annotated[int, Meta(ge=0, le=1_000_000)]  # every step is a line, empty ones too
+    prompt_len: Count
+    output_len: Count
+    priority: int = 0
+    tokens: list[TokenId] | None = None
+
+
+class ScheduleWorkload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is scheduled, and under which settings."""
+
+    requests: list[WorkloadRequest]
+    num_blocks: Annotated[int, Meta(ge=2, le=2**26)]
+    block_size: Annotated[int, Meta(ge=1, le=2**20)] = 16
+    max_model_len: Count = 4096
+    budget: dict[int, Count] = {}
+    knobs: Knobs
+    # For people; nothing is scheduled by them.
+    name: str = ""
+    comment: str = ""
+    seed: int | None = None
+
+    @property
+    def num_usable_blocks(self) -> int:
+        return self.num_blocks - 1
+
+
+class ScheduleLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One step. Requests are numbered by their place in the workload."""
+
+    step: int
+    sched: dict[str, int]  # request -> tokens, in the order scheduled
+    total: int
+    preempted: list[int]  # in order of their numbers
+    new: list[int]  # admitted, for the first time or again
+    running: list[int]  # in order of admission, after scheduling
+    waiting: int
+    free_blocks: int  # after scheduling
+    finished: list[int]
+    padded: int = 0  # of a static batch; left out when there is none
+
+
+def parse_workload(
+    data: bytes, source: str, overrides: Mapping[str, Any] | None = None
+) -> ScheduleWorkload:
+    """Read and check a workload.
+
+    Args:
+        source: where it comes from, for the error.
+        overrides: settings that replace those of the workload, by name.
+
+    Raises:
+        ConfigError: what is wrong with it, in one line.
+    """
+    try:
+        document = _decoded(data)
+        workload = _converted({**document, **(overrides or {})})
+        _check_settings(workload)
+        for number, request in enumerate(workload.requests):
+            _check_request(number, request, workload)
+    except msgspec.ValidationError as error:
+        raise ConfigError("bad_workload", f"{source}: {in_words(error).text}") from error
+    except (msgspec.DecodeError, ConfigError) as error:
+        raise ConfigError("bad_workload", f"{source}: {error}") from error
+    return workload
+
+
+def _decoded(data: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except (RecursionError, UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise ConfigError(
+            "bad_workload",
+            "a workload is a JSON object with num_blocks and requests (see 'stepscope schedule "
+            f"--help'), this is not: {error}",
+        ) from error
+
+
+def _converted(document: dict[str, Any]) -> ScheduleWorkload:
+    knob_names = Knobs.__struct_fields__
+    names = [each for each in ScheduleWorkload.__struct_fields__ if each != "knobs"]
+    unknown = [name for name in document if name not in names and name not in knob_names]
+    if unknown:
+        raise ConfigError(
+            "bad_workload",
+            f"unknown field {unknown[0]!r}; there are: {', '.join([*names, *knob_names])}",
+        )
+    knobs = {name: value for name, value in document.items() if name in knob_names}
+    for spec in knob_specs(Limits(max_num_batched_tokens=1, max_num_seqs=1, max_model_len=1)):
+        if spec.choices and knobs.get(spec.name, spec.default) not in spec.choices:
+            choices = ", ".join(spec.choices)
+            raise ConfigError(
+                "bad_workload", f"{spec.name} is one of {choices}, not {knobs[spec.name]!r}"
+            )
+    rest = {name: value for name, value in document.items() if name in names}
+    rest["knobs"] = msgspec.convert({"order": DEFAULT_ORDER, **knobs}, Knobs)
+    return msgspec.convert(rest, ScheduleWorkload, str_keys=True)
+
+
+def _check_settings(workload: ScheduleWorkload) -> None:
+    if any(step < 0 for step in workload.budget):
+        raise ConfigError("bad_workload", "budget: steps count from 0")
+    if workload.knobs.enable_chunked_prefill:
+        return
+    longest = _longest(workload)
+    last = {0: workload.knobs.max_num_batched_tokens, **workload.budget}
+    step = max(last)
+    if last[step] < longest:
+        raise ConfigError(
+            "bad_workload",
+            f"with enable_chunked_prefill=false, {longest} tokens may have to be computed in one "
+            f"step, and the budget is {last[step]} from step {step} on",
+        )
+
+
+def _check_request(number: int, request: WorkloadRequest, workload: ScheduleWorkload) -> None:
+    if request.tokens is not None and len(request.tokens) != request.prompt_len:
+        raise ConfigError(
+            "bad_workload",
+            f"request {number} has {len(request.tokens)} tokens, "
+            f"its prompt_len says {request.prompt_len}",
+        )
+    num_tokens = request.prompt_len + request.output_len
+    if num_tokens > workload.max_model_len:
+        raise ConfigError(
+            "bad_workload",
+            f"request {number} has {num_tokens} tokens, prompt and output, and max_model_len is "
+            f"{workload.max_model_len}",
+        )
+    num_slots = workload.num_usable_blocks * workload.block_size
+    if num_tokens - 1 > num_slots:
+        raise ConfigError(
+            "bad_workload",
+            f"request {number} can never finish: it needs the KV of {num_tokens - 1} tokens, and "
+            f"num_blocks={workload.num_blocks} (one of them is never used) have room for "
+            f"{num_slots}",
+        )
+
+
+def _longest(workload: ScheduleWorkload) -> int:
+    """Most tokens whose KV one request comes to need; the last token is never computed."""
+    lengths = (each.prompt_len + each.output_len - 1 for each in workload.requests)
+    return max(lengths, default=1)
+
+
+class ScheduleReplay:
+    """Schedules a workload step by step; `scheduler` and `rows` are there to look at meanwhile."""
+
+    def __init__(self, workload: ScheduleWorkload) -> None:
+        self.scheduler = _scheduler(workload)
+        self.rows: list[ScheduledRow] = []  # of the step that was yielded last
+        self._workload = workload
+
+    def lines(self) -> Iterator[ScheduleLine]:
+        """One line a step; the last step, when all is done, is an empty one."""
+        scheduler, workload = self.scheduler, self._workload
+        arrivals: dict[int, list[Request]] = {}
+        for number, wanted in enumerate(workload.requests):
+            arrivals.setdefault(wanted.arrival_step, []).append(_request(number, wanted))
+        step = 0
+        while arrivals or scheduler.has_work():
+            for request in arrivals.pop(step, ()):
+                scheduler.add(request)
+            if step in workload.budget:
+                scheduler.knobs = msgspec.structs.replace(
+                    scheduler.knobs, max_num_batched_tokens=workload.budget[step]
+                )
+            yield self._one_step(step)
+            step += 1
+        yield self._one_step(step)
+
+    def _one_step(self, step: int) -> ScheduleLine:
+        scheduler = self.scheduler
+        self.rows = rows = scheduler.schedule()
+        running = [request.request_id for request in scheduler.running]
+        num_waiting = len(scheduler.waiting)
+        num_free_blocks = scheduler.kv.num_free_blocks
+        new = list(scheduler.admitted_now)
+        finished = scheduler.update(rows, [0 if row.samples else None for row in rows])
+        scheduler.kv.drain_moves()
+        events = scheduler.drain_events()
+        return ScheduleLine(
+            step=step,
+            sched={str(row.request.request_id): row.num_tokens for row in rows},
+            total=sum(row.num_tokens for row in rows),
+            preempted=sorted(event.request_id for event in events if isinstance(event, Preempted)),
+            new=new,
+            running=running,
+            waiting=num_waiting,
+            free_blocks=num_free_blocks,
+            finished=[request.request_id for request in finished],
+            padded=scheduler.num_padded_tokens,
+        )
+
+
+def _scheduler(workload: ScheduleWorkload) -> Scheduler:
+    num_blocks = workload.num_usable_blocks
+    knobs = workload.knobs
+    # vLLM takes its share of all blocks, the one that is never used included: half a block more
+    # makes the share of the usable ones come to the same whole number.
+    kept_free = int(knobs.watermark * workload.num_blocks)
+    if kept_free:
+        knobs = msgspec.structs.replace(knobs, watermark=(kept_free + 0.5) / num_blocks)
+    limits = Limits(
+        max_num_batched_tokens=max(knobs.max_num_batched_tokens, *workload.budget.values(), 1),
+        max_num_seqs=knobs.max_num_seqs,
+        max_model_len=_longest(workload),
+    )
+    return Scheduler(KVCacheManager(num_blocks, workload.block_size), knobs, limits)
+
+
+def _request(number: int, wanted: WorkloadRequest) -> Request:
+    # Prompts without tokens of their own begin with one that no other has.
+    tokens = wanted.tokens or [-1 - number] + [0] * (wanted.prompt_len - 1)
+    return Request(
+        request_id=number,
+        prompt_token_ids=tokens,
+        sampling=SamplingParams(max_tokens=wanted.output_len, ignore_eos=True),
+        arrival_ns=number,
+        priority=wanted.priority,
+    )

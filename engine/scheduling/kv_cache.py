@@ -1,0 +1,246 @@
+"""`KVCacheManager`: which request holds which KV blocks, and which prefixes can be hit.
+
+A request's block table grows here and nowhere else; the state of the blocks themselves is the
+`BlockPool`'s. A full block is known by the hash of its tokens *and* of everything before them, so
+that equal hashes mean equal prefixes (vLLM's chained block hashes). A block is registered when the
+step that fills it is scheduled: a request admitted in the very same step may hit it, which is
+sound because each layer of a step stores the keys and values of all rows before any row reads.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from stepscope.engine.protocol.wire import BlockMove, BlockRun, KVCounts
+from stepscope.engine.scheduling.block_pool import BlockPool, BlockState, KVCacheIntegrityError
+from stepscope.engine.scheduling.request import Request
+
+_ROOT = bytes(32)  # parent of every first block
+
+
+class KVCacheManager:
+    """Block tables over `num_blocks` usable blocks of `block_size` tokens."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.enable_prefix_caching = True  # off: nothing is looked up and nothing registered
+        self.num_held = 0  # entries of all block tables (a shared block counts for each holder)
+        self._pool = BlockPool(num_blocks)
+        self._holders: dict[int, Request] = {}  # in order of admission
+        self._num_promised = 0  # blocks the holders need when they get all tokens they may ask for
+        self._num_evicted_before = 0
+        self._num_queried_tokens = 0
+        self._num_hit_tokens = 0
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Empty blocks and those that are cached but held by nobody."""
+        return self._pool.num_free
+
+    @property
+    def num_outstanding_blocks(self) -> int:
+        """What the requests that hold blocks may still come to need, should none end early."""
+        return self._num_promised - self.num_held
+
+    def num_blocks_in_all(self, request: Request) -> int:
+        """Blocks of a request at its end. Its last token is never computed: it needs no room."""
+        return self.num_blocks_for(request.max_num_tokens - 1)
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def lookup(self, request: Request) -> list[int]:
+        """The longest cached prefix of `request`, as blocks.
+
+        Whole blocks only, and one token short of what is there: the newest token has to be
+        computed, for its logits. Nothing is held yet: `admit` does that, in the same step.
+        """
+        if not self.enable_prefix_caching:
+            return []
+        hit: list[int] = []
+        for index in range((request.num_tokens - 1) // self.block_size):
+            block = self._pool.find(self._digest(request, index))
+            if block is None:
+                break
+            hit.append(block)
+        return hit
+
+    def num_blocks_taken(self, num_tokens: int, hit: list[int]) -> int:
+        """Free blocks that go when a request with this `hit` gets room for `num_tokens`."""
+        return self.num_blocks_for(num_tokens) - len(hit) + self._pool.num_idle(hit)
+
+    def admit(self, request: Request, hit: list[int], num_tokens: int) -> None:
+        """Give a request without blocks its `hit` and room for `num_tokens` in all.
+
+        Raises:
+            KVCacheIntegrityError: `num_blocks_taken` was more than what is free.
+        """
+        owner = request.request_id
+        self._pool.share(hit, owner)
+        new = self._pool.take(self.num_blocks_for(num_tokens) - len(hit), owner)
+        request.block_table = hit + new
+        request.num_hashed_blocks = len(hit)
+        self._holders[owner] = request
+        self.num_held += len(request.block_table)
+        self._num_promised += self.num_blocks_in_all(request)
+        if self.enable_prefix_caching:
+            self._num_queried_tokens += request.num_tokens
+            self._num_hit_tokens += len(hit) * self.block_size
+
+    def grow(self, request: Request, num_tokens: int) -> bool:
+        """Make room for `num_tokens` in all; False, and nothing changes, if it is not there."""
+        count = self.num_blocks_for(num_tokens) - len(request.block_table)
+        if count <= 0:
+            return True
+        if count > self._pool.num_free:
+            return False
+        request.block_table += self._pool.take(count, request.request_id)
+        self.num_held += count
+        return True
+
+    def register(self, request: Request, num_tokens: int) -> None:
+        """The first `num_tokens` are computed by the end of this step: full blocks can be hit."""
+        if not self.enable_prefix_caching:
+            return
+        num_full_blocks = num_tokens // self.block_size
+        for index in range(request.num_hashed_blocks, num_full_blocks):
+            self._pool.register(request.block_table[index], self._digest(request, index))
+        request.num_hashed_blocks = max(request.num_hashed_blocks, num_full_blocks)
+
+    def free(self, request: Request) -> int:
+        """Take all blocks from a request. Returns how many it held; those it shared live on."""
+        num_blocks = len(request.block_table)
+        if num_blocks:
+            del self._holders[request.request_id]
+            self._pool.release(request.block_table, request.request_id, self._heir_finder())
+            self.num_held -= num_blocks
+            self._num_promised -= self.num_blocks_in_all(request)
+            request.block_table = []
+        request.num_hashed_blocks = 0
+        return num_blocks
+
+    def reset_prefix_cache(self) -> int:
+        """Nothing computed so far can be hit any more. Returns the blocks that lost content.
+
+        Requests that run keep their blocks and go on.
+        """
+        return self._pool.forget_all()
+
+    def counts(self) -> KVCounts:
+        """Blocks by state now; evicted, queried and hit count from the last `drain_moves`."""
+        pool = self._pool
+        num_cached, num_empty = len(pool.cached), len(pool.empty)
+        return KVCounts(
+            self.num_blocks - num_cached - num_empty,
+            num_cached,
+            num_empty,
+            pool.num_evicted - self._num_evicted_before,
+            self._num_queried_tokens,
+            self._num_hit_tokens,
+        )
+
+    def drain_moves(self) -> list[BlockMove]:
+        """The last state of each block that changed since the last drain, by first change."""
+        self._num_evicted_before = self._pool.num_evicted
+        self._num_queried_tokens = 0
+        self._num_hit_tokens = 0
+        return self._pool.drain_moves()
+
+    def drain(self) -> tuple[KVCounts, msgspec.Raw | None]:
+        """`counts`, and `drain_moves` as msgpack, in a fraction of the time.
+
+        Returns:
+            The moves are None where no block changed.
+        """
+        pool = self._pool
+        counts = self.counts()
+        self._num_evicted_before = pool.num_evicted
+        self._num_queried_tokens = 0
+        self._num_hit_tokens = 0
+        return counts, pool.encode_moves()
+
+    def drain_changes(self) -> dict[int, tuple[BlockState, BlockState]]:
+        """`drain_moves`, with the state of each block at the last drain before its state now."""
+        self._num_evicted_before = self._pool.num_evicted
+        self._num_queried_tokens = 0
+        self._num_hit_tokens = 0
+        return self._pool.drain_changes()
+
+    def tell_again(self, blocks: Iterable[int], counts: KVCounts) -> None:
+        """Nobody was told what was drained of these blocks, and of what `counts` counted."""
+        self._pool.tell_again(blocks)
+        self._num_evicted_before -= counts.evicted
+        self._num_queried_tokens += counts.queried_tokens
+        self._num_hit_tokens += counts.hit_tokens
+
+    def unregister(self, request: Request, start: int, num_tokens: int) -> set[int]:
+        """The blocks of these positions were not written after all; nobody hits them any more."""
+        first, end = start // self.block_size, self.num_blocks_for(start + num_tokens)
+        blocks = request.block_table[first:end]
+        for block in blocks:
+            self._pool.unregister(block)
+        return set(blocks)
+
+    def runs(self) -> list[BlockRun]:
+        """All blocks in order of their ids, run-length coded. Costs a walk over the pool."""
+        return self._pool.runs()
+
+    def check_integrity(self) -> None:
+        """Hold every book against every other. Costs a walk over the pool and all tables.
+
+        Raises:
+            KVCacheIntegrityError: what is wrong; a bug of ours.
+        """
+        tables = [(owner, request.block_table) for owner, request in self._holders.items()]
+        self._pool.check_integrity(tables)
+        num_held = sum(len(blocks) for _, blocks in tables)
+        if num_held != self.num_held:
+            raise KVCacheIntegrityError(f"{num_held} blocks in the tables, {self.num_held} counted")
+        if sum(map(self.num_blocks_in_all, self._holders.values())) != self._num_promised:
+            raise KVCacheIntegrityError(f"{self._num_promised} blocks promised is a wrong count")
+        for request in self._holders.values():
+            self._check_table(request)
+
+    def _check_table(self, request: Request) -> None:
+        who = f"request {request.request_id}"
+        table = request.block_table
+        if len(table) * self.block_size < request.num_computed_tokens:
+            raise KVCacheIntegrityError(
+                f"{who}: {request.num_computed_tokens} tokens computed, {len(table)} blocks held"
+            )
+        for index in range(request.num_hashed_blocks):
+            digest = self._pool.digest_of(table[index])
+            if digest is not None and digest != self._digest(request, index):
+                raise KVCacheIntegrityError(
+                    f"{who}: block {table[index]} is known by another's content"
+                )
+
+    def _heir_finder(self) -> Callable[[int, int], int | None]:
+        """A search for the latest holder of each block of one table, in the table's order."""
+        heir: Request | None = None
+
+        def find(index: int, block: int) -> int | None:
+            nonlocal heir
+            # Who shares a block nearly always shares all before it, at the same index.
+            if heir is None or not _holds(heir, index, block):
+                latest_first = map(self._holders.__getitem__, reversed(self._holders))
+                heir = next((r for r in latest_first if _holds(r, index, block)), None)
+            return None if heir is None else heir.request_id
+
+        return find
+
+    def _digest(self, request: Request, index: int) -> bytes:
+        hashes = request.block_hashes
+        while len(hashes) <= index:
+            start = len(hashes) * self.block_size
+            tokens = array("q", request.token_ids[start : start + self.block_size])
+            parent = hashes[-1] if hashes else _ROOT
+            hashes.append(hashlib.sha256(parent + tokens.tobytes()).digest())
+        return hashes[index]
+
+
+def _holds(request: Request, index: int, block: int) -> bool:
+    return index < len(request.block_table) and request.block_table[index] == block

@@ -1,0 +1,189 @@
+"""How many KV blocks there are: the one place that turns memory into blocks."""
+
+import re
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import psutil
+
+from stepscope.engine.protocol.config import ConfigError, EngineConfig, WrongValue
+
+# A share of what is free would give a small model far more than it can ever use, and would commit
+# memory of a machine that serves more than this; a size that is asked for outright is not capped.
+CPU_SHARE_CAP_BYTES = 1 << 30
+# What kv_memory=auto stands for on a CPU.
+CPU_SHARE = "10%"
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
+
+
+class KVShape(msgspec.Struct, frozen=True, kw_only=True):
+    """What one token leaves in the cache. `dtype_bytes` is the size of one element."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype_bytes: int
+
+    def block_bytes(self, block_size: int) -> int:
+        """Keys and values of one block, in all layers."""
+        return (
+            2 * self.num_layers * self.num_kv_heads * self.head_dim * block_size * self.dtype_bytes
+        )
+
+
+def check_kv_memory(setting: str) -> None:
+    """Raises WrongValue when it is neither a size nor a share, or zero; looks at no machine."""
+    kv_memory_bytes(setting, sys.maxsize, cap_share=False)
+
+
+def kv_memory_bytes(
+    setting: str, free_bytes: int, *, cap_share: bool, auto: str = CPU_SHARE
+) -> int:
+    """Bytes that `setting` stands for: a size ("512MB", "1.5GiB") or a share of what is free.
+
+    K, M, G and T are powers of 1024, with or without "i" and "B".
+
+    Args:
+        free_bytes: memory that is free on the device.
+        cap_share: whether a share (not a size) ends at `CPU_SHARE_CAP_BYTES`.
+        auto: the share or size that "auto" stands for.
+
+    Raises:
+        WrongValue: not a size and not a share, or zero.
+        ConfigError: more than is free.
+    """
+    text = auto if setting.strip() == "auto" else setting.strip()
+    if share := _SHARE.fullmatch(text):
+        percent = float(share[1])
+        if not 0 < percent <= 100:
+            raise WrongValue("kv_memory", f"kv_memory is above 0% and up to 100%, not {text}")
+        wanted = int(free_bytes * percent / 100)
+        return min(wanted, CPU_SHARE_CAP_BYTES) if cap_share else wanted
+    if size_bytes := _size_bytes(text):
+        if size_bytes > free_bytes:
+            raise ConfigError(
+                "kv_memory",
+                f"kv_memory={text} is more than the {_amount(free_bytes)} that are free: "
+                "ask for less, or give a share such as 20%",
+            )
+        return size_bytes
+    raise WrongValue(
+        "kv_memory", f"kv_memory is auto, a size (512MB, 1.5GiB) or a share (20%), not {setting!r}"
+    )
+
+
+def replay_memory_bytes(setting: str) -> int:
+    """Bytes of a size ("256MB", "1.5GiB").
+
+    Raises:
+        WrongValue: not a size, or zero.
+    """
+    wanted = _size_bytes(setting.strip())
+    if not wanted:
+        raise WrongValue("replay_memory", f"replay_memory is a size (256MB), not {setting!r}")
+    return wanted
+
+
+def _size_bytes(text: str) -> int | None:
+    size = _SIZE.fullmatch(text)
+    return None if size is None else int(float(size[1]) * _UNITS[size[2].upper()])
+
+
+class DeviceUse(NamedTuple):
+    """Where the memory of a GPU goes, in bytes."""
+
+    total: int
+    others: int  # other programs, and what CUDA and its libraries need here
+    weights: int
+    activations: int  # of the largest step
+    graphs: int
+
+    def in_words(self) -> str:
+        parts = (
+            f"{_amount(count)} {name}"
+            for name, count in zip(self._fields, self, strict=True)
+            if count
+        )
+        return ", ".join(parts)
+
+
+def device_kv_blocks(
+    config: EngineConfig, shape: KVShape, max_model_len: int, use: DeviceUse
+) -> int:
+    """Blocks the KV cache gets on a GPU: of what the rest leaves of `gpu_memory_utilization`.
+
+    Raises:
+        ConfigError: that does not hold one request of `max_model_len` tokens.
+    """
+    share = config.gpu_memory_utilization
+    allowed = int(use.total * share)
+    left = allowed - use.others - use.weights - use.activations - use.graphs
+    if left <= 0:
+        raise ConfigError(
+            "gpu_memory_utilization",
+            f"gpu_memory_utilization={share:g} allows {_amount(allowed)}, and nothing of it is "
+            f"left for the KV cache ({use.in_words()}): raise it, free memory that others use, "
+            "lower --token-capacity or --seq-capacity, or take a smaller model",
+        )
+    return num_kv_blocks(config, shape, max_model_len, left, cap_share=False, auto="100%")
+
+
+def num_kv_blocks(
+    config: EngineConfig,
+    shape: KVShape,
+    max_model_len: int,
+    free_bytes: int,
+    *,
+    cap_share: bool,
+    auto: str = CPU_SHARE,
+) -> int:
+    """Blocks the KV cache gets: what the memory holds, and never more than could be in use.
+
+    Args:
+        auto: what kv_memory=auto stands for.
+
+    Raises:
+        ConfigError: the memory does not hold one request of `max_model_len` tokens.
+    """
+    memory = kv_memory_bytes(config.kv_memory, free_bytes, cap_share=cap_share, auto=auto)
+    block_bytes = shape.block_bytes(config.block_size)
+    affordable = memory // block_bytes
+    per_request = -(-max_model_len // config.block_size)
+    if affordable < per_request:
+        fits = affordable * config.block_size
+        lower = f"--max-model-len {fits}" if fits else "a smaller model"
+        raise ConfigError(
+            "kv_memory",
+            f"one request of max_model_len={max_model_len} tokens needs "
+            f"{_amount(per_request * block_bytes, up=True)} of KV cache, but "
+            f"kv_memory={config.kv_memory} gives {_amount(memory)}: "
+            f"set --kv-memory {_amount(per_request * block_bytes, up=True)} or {lower}",
+        )
+    return min(affordable, config.seq_capacity * per_request)
+
+
+def free_host_bytes() -> int:
+    """Memory of this machine that can still be used, within the limit of the container if any."""
+    free = int(psutil.virtual_memory().available)
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        used = (group / "memory.current").read_text().strip()
+    except OSError:
+        return free
+    if limit.isdigit() and used.isdigit():
+        free = min(free, max(0, int(limit) - int(used)))
+    return free
+
+
+def _amount(num_bytes: int, *, up: bool = False) -> str:
+    """A size that `kv_memory` takes; `up`: never less than `num_bytes`."""
+    unit = next((u for u in ("GB", "MB") if num_bytes >= _UNITS[u[0]]), "KB")
+    tenths = 10 * num_bytes / _UNITS[unit[0]]
+    tenths = -int(-tenths // 1) if up else int(tenths)
+    return f"{tenths / 10:g}{unit}"

@@ -1,0 +1,121 @@
+"""`Request`: one prompt on its way through the engine.
+
+The scheduler owns the queues a request stands in, the KV cache manager owns the blocks its table
+names; the request itself is the state both read.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from stepscope.engine.protocol.commands import PositionLogprobs
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.text.stop_strings import StopText
+
+
+class RequestStatus(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"  # waiting again, with tokens to recompute
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Request:
+    """One prompt and the tokens it has produced so far."""
+
+    request_id: int
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    arrival_ns: int
+    client_id: str = ""
+    priority: int = 0
+    eos_token_ids: frozenset[int] = frozenset()
+    stop_text: StopText | None = None  # where there are stop strings to look for
+
+    status: RequestStatus = RequestStatus.WAITING
+    token_ids: list[int] = field(init=False)  # prompt, then output
+    max_num_tokens: int = field(init=False)  # prompt and output at most
+    end_token_ids: frozenset[int] = field(init=False)  # tokens that may end it
+    is_plainly_greedy: bool = field(init=False)  # its tokens are the likeliest, nothing else asked
+    has_penalties: bool = field(init=False)  # which token comes next depends on those before
+    num_computed_tokens: int = 0  # tokens whose K/V is in the cache
+    num_pending_tokens: int = 0  # 1: a step in flight gives it a token; not in `token_ids` yet
+    block_table: list[int] = field(default_factory=list)  # block i holds tokens [i*bs, (i+1)*bs)
+    block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks, chained
+    num_hashed_blocks: int = 0  # of block_table, registered in the prefix cache
+    num_cached_tokens: int = 0  # prefix hit at the first admission
+    num_preemptions: int = 0
+    high_water: int = 0  # most tokens ever computed: below it, prefill is recomputation
+    first_token_ns: int | None = None
+    last_token_ns: int | None = None
+    finish_reason: str | None = None
+    stop: str | int | None = None  # the stop string or token id that ended it; None for EOS
+    logprobs: list[PositionLogprobs] = field(default_factory=list)  # not told to the client yet
+
+    def __post_init__(self) -> None:
+        sampling = self.sampling
+        self.token_ids = list(self.prompt_token_ids)
+        self.max_num_tokens = len(self.prompt_token_ids) + sampling.max_tokens
+        self.end_token_ids = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            self.end_token_ids |= self.eos_token_ids
+        self.has_penalties = (
+            sampling.repetition_penalty != 1
+            or sampling.presence_penalty != 0
+            or sampling.frequency_penalty != 0
+        )
+        self.is_plainly_greedy = (
+            sampling.temperature == 0 and not self.has_penalties and sampling.min_tokens == 0
+        )
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[len(self.prompt_token_ids) :]
+
+    def preempt(self) -> None:
+        """It has lost its blocks, and what they held is to be computed anew."""
+        self.status = RequestStatus.PREEMPTED
+        self.high_water = max(self.high_water, self.num_computed_tokens)
+        self.num_computed_tokens = 0
+        self.num_preemptions += 1
+
+    def finish_reason_after(self, token_id: int) -> str | None:
+        """Why the request ends with `token_id`, its newest token: "stop", "length" or None.
+
+        To be called once a token, and for every token where there is a `stop_text`. None of the
+        first `min_tokens` tokens can end the request, by itself or by what it spells.
+        """
+        sampling = self.sampling
+        num_output = self.num_output_tokens
+        reason: str | None = None
+        if num_output >= sampling.min_tokens and token_id in self.end_token_ids:
+            reason = "stop"
+            if sampling.ignore_eos or token_id not in self.eos_token_ids:
+                self.stop = token_id
+        elif num_output >= sampling.max_tokens:
+            reason = "length"
+        text = self.stop_text
+        if text is None:
+            return reason
+        armed = num_output > sampling.min_tokens
+        # Like a stop string, a token that ends the request is no part of its text.
+        if reason != "stop" or sampling.include_stop:
+            text.push(token_id, armed)
+        if reason is not None:
+            text.finish(armed)
+        if text.stop is None:
+            return reason
+        self.stop = text.stop
+        return "stop"

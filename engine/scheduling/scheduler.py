@@ -1,0 +1,275 @@
+"""`Scheduler`: who waits, who runs, and what the tokens of a step change.
+
+The scheduler owns the queues and the life of a request; a `StepPlan` decides one step, as a
+batching mode (`policies.py`) asks it to; the `KVCacheManager` owns the blocks. `schedule` and
+`update` alternate: all tokens of a step are known before the next one is scheduled, and
+`Request.num_computed_tokens` advances in `update`. Knobs are read at the top of a step, so that
+any of them may change between two steps.
+
+Or the next step is scheduled ahead, before the tokens are known: `assume` counts them as there,
+`schedule` goes by that, and `update` then brings them. Whoever turns out to have ended has a row in
+the next step for nothing.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from stepscope.engine.protocol.config import ConfigError, Knobs, Limits
+from stepscope.engine.protocol.wire import (
+    Aborted,
+    Finished,
+    FirstToken,
+    Phase,
+    Preempted,
+    RequestEvent,
+)
+from stepscope.engine.scheduling.batching import BATCHING_MODES
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.request import Request, RequestStatus
+from stepscope.engine.scheduling.step import ScheduledRow
+from stepscope.engine.scheduling.step_plan import StepPlan
+from stepscope.engine.scheduling.waiting_queue import WaitingQueue
+
+
+class Scheduler:
+    """Decides over every step of one KV cache, in the batching mode that the knobs name.
+
+    Raises:
+        ConfigError: the cache does not hold one request of `limits.max_model_len` tokens, so that
+            a request alone could preempt itself for ever.
+    """
+
+    def __init__(self, kv: KVCacheManager, knobs: Knobs, limits: Limits) -> None:
+        if kv.num_blocks * kv.block_size < limits.max_model_len:
+            raise ConfigError(
+                "kv_too_small",
+                f"{kv.num_blocks} KV blocks of {kv.block_size} tokens do not hold one request of "
+                f"max_model_len={limits.max_model_len} tokens: give the KV cache more memory, or "
+                "lower max_model_len",
+            )
+        self.kv = kv
+        self.limits = limits
+        self.waiting = WaitingQueue(knobs.policy)
+        self.running: list[Request] = []  # in order of admission
+        self.requests: dict[int, Request] = {}  # all unfinished ones
+        self.admitted_now: dict[int, int] = {}  # in the last step: request id -> tokens hit
+        self.resumed_now: dict[int, int] = {}  # ... those of them that had been preempted before
+        self.untold_events: list[RequestEvent] = []  # what happened to requests, in order
+        self.num_prefill_tokens = 0  # of the last step, recomputed ones included
+        self.num_decode_tokens = 0
+        self.num_padded_tokens = 0  # ... and what a padding engine would compute besides
+        self._next_in_turn: Request | None = None
+        self._num_slots = 0
+        self._wait_reason = "queued"
+        self._pending: list[Request] = []  # with a token to come
+        self._ending: set[Request] = set()  # ... which is their last one
+        self._filled_later: list[tuple[Request, int]] = []  # full with a token to come
+        self._num_penalised = 0  # of `requests`
+        self._token_limit: int | None = None
+        self.knobs = knobs
+
+    @property
+    def knobs(self) -> Knobs:
+        """Settings in force. Replaced between steps; they have passed `Knobs.check`."""
+        return self._knobs
+
+    @knobs.setter
+    def knobs(self, knobs: Knobs) -> None:
+        self._knobs = knobs
+        self._set_step_knobs()
+        self.waiting.reorder(knobs.policy)
+        self.kv.enable_prefix_caching = knobs.enable_prefix_caching
+        if knobs.batching != "static":
+            self._num_slots = 0
+
+    @property
+    def token_limit(self) -> int | None:
+        """Tokens of a step at most, whatever the knob says; None: the knob says it.
+
+        Nothing is held where prompts must not be cut: they would never run.
+        """
+        return self._token_limit
+
+    @token_limit.setter
+    def token_limit(self, limit: int | None) -> None:
+        self._token_limit = limit
+        self._set_step_knobs()
+
+    def _set_step_knobs(self) -> None:
+        self.step_knobs = knobs = self._knobs  # with the budget that is in force
+        limit = self._token_limit
+        if limit is None or not knobs.enable_chunked_prefill:
+            return
+        if limit < knobs.max_num_batched_tokens:
+            self.step_knobs = msgspec.structs.replace(knobs, max_num_batched_tokens=limit)
+
+    def add(self, request: Request) -> None:
+        """Queue a new request. It has to fit: prompt + max_tokens <= max_model_len."""
+        self.requests[request.request_id] = request
+        self._num_penalised += request.has_penalties
+        self.waiting.append(request)
+
+    def abort(self, request_id: int, reason: str) -> Request | None:
+        """End a request between two steps; its blocks are free at once. None: there is no such."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return None
+        if request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+        self._end(request, "abort")
+        self.untold_events.append(Aborted(request_id, reason))
+        return request
+
+    def has_work(self) -> bool:
+        return bool(self.requests)
+
+    def drain_events(self) -> list[RequestEvent]:
+        """`untold_events` since the last drain: they are being told now."""
+        events, self.untold_events = self.untold_events, []
+        return events
+
+    def waiting_reasons(self) -> dict[str, int]:
+        """How many requests wait, by what they wait for.
+
+        `seats` (max_num_seqs), `budget` (tokens of the step), `preemption` (a step that preempted
+        admits nobody) and `batch` (in the modes `naive` and `static`: what runs has to end first)
+        hold up all that wait; `kv_blocks` holds up the first, and the others are `queued` behind
+        it.
+        """
+        num_waiting = len(self.waiting)
+        if not num_waiting:
+            return {}
+        if self._wait_reason != "kv_blocks":
+            return {self._wait_reason: num_waiting}
+        reasons = {"kv_blocks": 1, "queued": num_waiting - 1}
+        return {reason: count for reason, count in reasons.items() if count}
+
+    def can_run_ahead(self, rows: Sequence[ScheduledRow]) -> bool:
+        """Whether the next step can be scheduled before the tokens of `rows` are known.
+
+        Not in a static batch, whose members wait for each other; not where which token comes next
+        depends on the one to come; and not where a request might have to be preempted: one may have
+        ended by then and leave its blocks.
+        """
+        knobs, kv = self._knobs, self.kv
+        if knobs.batching == "static":
+            return False
+        if self._num_penalised and any(row.samples and row.request.has_penalties for row in rows):
+            return False
+        budget = self.step_knobs.max_num_batched_tokens
+        num_free = kv.num_free_blocks
+        most = len(self.running) + budget // kv.block_size  # one begins anywhere in a block
+        if num_free >= min(most, kv.num_outstanding_blocks):
+            return True
+        # Close to the limit; the rows at hand may not count as computed yet.
+        num_ahead = dict.fromkeys((row.request.request_id for row in rows), budget)
+        num_needed = 0
+        for request in self.running:
+            reach = request.num_computed_tokens + budget + num_ahead.get(request.request_id, 0)
+            num_tokens = min(len(request.token_ids) + 1, reach)
+            num_needed += max(0, kv.num_blocks_for(num_tokens) - len(request.block_table))
+        return num_needed <= num_free
+
+    def assume(self, rows: Sequence[ScheduledRow]) -> None:
+        """Count the tokens of a launched step as computed, and those it samples as to come."""
+        pending, ending = self._pending, self._ending
+        for request, _, start, num_tokens, samples in rows:
+            request.num_computed_tokens = num_tokens = start + num_tokens
+            if samples:
+                request.num_pending_tokens = 1
+                pending.append(request)
+                if num_tokens + 1 >= request.max_num_tokens:
+                    ending.add(request)
+
+    def schedule(self) -> list[ScheduledRow]:
+        """The rows of the next step, in the order in which they are laid out.
+
+        At most `max_num_batched_tokens` tokens in all, `num_padded_tokens` included. Empty when
+        there is nothing to do, and in the rare step in which whoever was to be served preempted
+        itself: there is still work then. After `assume` it is empty too when all will have ended.
+        """
+        plan = StepPlan(
+            self.running,
+            self.waiting,
+            self.kv,
+            self.step_knobs,
+            alone=len(self.requests) <= 1,
+            next_in_turn=self._next_in_turn,
+            num_slots=self._num_slots,
+            ending=self._ending,
+        )
+        BATCHING_MODES[self._knobs.batching](plan)
+        plan.register_filled()
+        self.admitted_now, self.resumed_now = plan.admitted, plan.resumed
+        self.num_prefill_tokens = plan.num_prefill_tokens
+        self.num_decode_tokens = plan.num_tokens - plan.num_prefill_tokens
+        self.num_padded_tokens, self._num_slots = plan.num_padded_tokens, plan.num_slots
+        self._next_in_turn, self._wait_reason = plan.next_in_turn, plan.wait_reason
+        self._filled_later += plan.filled_later
+        self.untold_events += plan.events
+        return plan.rows
+
+    def update(self, rows: list[ScheduledRow], token_ids: list[int | None]) -> list[Request]:
+        """Take in the tokens of a step, one entry a row (None where the row does not sample).
+
+        Returns the requests that finished; their blocks are free.
+        """
+        finished: list[Request] = []
+        decode = Phase.DECODE
+        for (request, phase, start, num_tokens, samples), token_id in zip(
+            rows, token_ids, strict=True
+        ):
+            request.num_computed_tokens = start + num_tokens
+            if token_id is None:
+                if samples:
+                    raise ValueError(f"request {request.request_id} samples and got no token")
+                continue
+            tokens = request.token_ids
+            tokens.append(token_id)
+            if phase is not decode and len(tokens) == request.num_prompt_tokens + 1:
+                self.untold_events.append(FirstToken(request.request_id))
+            if (
+                len(tokens) >= request.max_num_tokens
+                or token_id in request.end_token_ids
+                or request.stop_text is not None
+            ):
+                reason = request.finish_reason_after(token_id)
+                if reason is not None:
+                    self._end(request, reason)
+                    self.untold_events.append(
+                        Finished(request.request_id, reason, request.num_output_tokens)
+                    )
+                    finished.append(request)
+        if finished:
+            self.running = [r for r in self.running if r.status is RequestStatus.RUNNING]
+        if self._pending:
+            self.settle()
+        return finished
+
+    def settle(self) -> None:
+        """The tokens that were to come have come, or never will."""
+        for request in self._pending:
+            request.num_pending_tokens = 0
+        self._pending.clear()
+        self._ending.clear()
+        for request, num_tokens in self._filled_later:
+            if request.status is RequestStatus.RUNNING:
+                self.kv.register(request, num_tokens)
+        self._filled_later.clear()
+
+    def requeue(self, request: Request, reason: str) -> None:
+        """Between two steps, take all blocks from a running request; it is computed anew."""
+        self.running.remove(request)
+        self.untold_events.append(Preempted(request.request_id, self.kv.free(request), reason))
+        request.preempt()
+        self.waiting.prepend(request)
+
+    def _end(self, request: Request, reason: str) -> None:
+        self._num_penalised -= request.has_penalties
+        self.kv.free(request)
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = reason
+        del self.requests[request.request_id]

@@ -1,0 +1,303 @@
+"""`StepPlan`: one step in the making: its rows, what is left of its budget, who was preempted.
+
+A batching mode (`policies.py`) fills the plan through `advance` and `admit`; the plan keeps the
+rules that all modes share. They are vLLM's (v1): a running request that needs a block and finds
+none preempts the latest admitted one (by priority: the one served last), itself at worst; nobody
+is admitted in a step that preempted; the first waiting request that does not fit ends admission.
+
+A plan made while the tokens of the step before are still to come counts them as there, and preempts
+nobody: it is made only where there are blocks for all that run (`Scheduler.can_run_ahead`).
+"""
+
+from collections.abc import Callable, Collection
+from functools import partial
+
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import Admitted, Phase, Preempted, RequestEvent
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.request import Request, RequestStatus
+from stepscope.engine.scheduling.step import ScheduledRow
+from stepscope.engine.scheduling.waiting_queue import WaitingQueue, rank
+
+# The constructor of a NamedTuple takes twice as long, which shows at a thousand rows a step.
+_new_row: Callable[[tuple[Request, Phase, int, int, bool]], ScheduledRow] = partial(
+    tuple.__new__, ScheduledRow
+)
+
+
+class StepPlan:
+    """Fills one step. Works on the scheduler's own queues, and lives as long as the step.
+
+    Args:
+        running: in order of admission.
+        alone: there is only one request, so a long prompt has nobody to starve.
+        next_in_turn: the first request whose decode the last step had no budget for.
+        num_slots: rows of the static batch under way, those included that have ended.
+        ending: the token to come is their last one, whatever it is: they get no row.
+    """
+
+    def __init__(
+        self,
+        running: list[Request],
+        waiting: WaitingQueue,
+        kv: KVCacheManager,
+        knobs: Knobs,
+        alone: bool,
+        next_in_turn: Request | None,
+        num_slots: int,
+        ending: Collection[Request] = (),
+    ) -> None:
+        self.running = running
+        self.waiting = waiting
+        self.next_in_turn = next_in_turn
+        self.num_slots = num_slots
+        self.order = knobs.order
+        self.whole_prompts = not knobs.enable_chunked_prefill
+        self.rows: list[ScheduledRow] = []
+        self.num_prefill_tokens = 0  # of the rows, recomputed ones included
+        self.num_padded_tokens = 0  # of a static batch; within the budget, like the rows
+        self.budget = knobs.max_num_batched_tokens  # what is left of it
+        self.has_preempted = False
+        self.wait_reason = "queued"  # why the first waiting request is not admitted
+        self.admitted: dict[int, int] = {}  # request id -> tokens of the prefix hit
+        self.resumed: dict[int, int] = {}  # ... those of them that had been preempted
+        self.events: list[RequestEvent] = []
+        self._kv = kv
+        self._knobs = knobs
+        self._max_chunk = 0 if alone else knobs.long_prefill_token_threshold
+        self._ending = ending
+        self._filled: list[tuple[Request, int]] = []  # (request, tokens computed after the step)
+        self.filled_later: list[tuple[Request, int]] = []  # ... whose last token is not known yet
+
+    @property
+    def num_tokens(self) -> int:
+        """Scheduled so far."""
+        return self._knobs.max_num_batched_tokens - self.budget
+
+    def advance(self, requests: list[Request], decodes_only: bool = False) -> list[Request]:
+        """Give each running request, in this order, its next tokens while there is budget.
+
+        With `decodes_only`, requests whose prompts are not complete are left out and returned.
+        """
+        postponed: list[Request] = []
+        if decodes_only:
+            self.next_in_turn = None
+        rows, block_size, decode = self.rows, self._kv.block_size, Phase.DECODE
+        last_offset = block_size - 1
+        budget = self.budget  # a local, and handed over where others need it: this loop is hot
+        going_on = [r for r in requests if r not in self._ending] if self._ending else [*requests]
+        for request in going_on:
+            if budget <= 0:
+                if decodes_only:
+                    self.next_in_turn = request
+                break
+            if self.has_preempted and request.status is not RequestStatus.RUNNING:
+                continue
+            start = request.num_computed_tokens
+            num_tokens = len(request.token_ids) - start
+            # None that is known is left where one is to come.
+            if num_tokens <= 1 and start >= len(request.prompt_token_ids):
+                offset = start % block_size
+                if not offset:
+                    self.budget = budget
+                    fits = self._grow(request, start + 1)
+                    budget = self.budget
+                    if not fits:
+                        break
+                if offset == last_offset:
+                    self._filled.append((request, start + 1))
+                rows.append(_new_row((request, decode, start, 1, True)))
+                budget -= 1
+            elif decodes_only:
+                postponed.append(request)
+            else:
+                self.budget = budget
+                fits = self._advance_prompt(request, start, num_tokens)
+                budget = self.budget
+                if not fits:
+                    break
+        self.budget = budget
+        return postponed
+
+    def advance_to(self, num_missing: int) -> None:
+        """Give each running request all its tokens but the last `num_missing` of them."""
+        for request in self.running.copy():
+            start = request.num_computed_tokens
+            num_tokens = request.num_tokens - start - num_missing
+            if num_tokens <= 0 or request.status is not RequestStatus.RUNNING:
+                continue
+            if num_tokens > self.budget or not self._advance_by(request, start, num_tokens):
+                break
+
+    def admit(self, num_seats: int | None = None) -> None:
+        """Take in waiting requests while seats, budget and KV blocks last.
+
+        Does nothing when there is a `wait_reason` already.
+        """
+        self.register_filled()
+        while self._has_room(num_seats):
+            self._try_to_admit(self.waiting.peek())
+
+    def form_batch(self) -> None:
+        """Take in as many waiting requests as can run as one padded batch, without a row yet.
+
+        Each gets the blocks of its whole prompt. Every member needs at least one column of the
+        budget, and where prompts are not cut, as many as the longest.
+        """
+        self.num_slots = longest = 0
+        while self._has_room():
+            request = self.waiting.peek()
+            hit = self._kv.lookup(request)
+            longest = max(longest, request.num_tokens - len(hit) * self._kv.block_size)
+            width = longest if self.whole_prompts else 1
+            if (len(self.running) + 1) * width > self.budget:
+                self.wait_reason = "budget"
+            elif self._may_enter(request, hit, request.num_tokens):
+                self._enter(request, hit, request.num_tokens)
+
+    def pad(self) -> None:
+        """Fill up the rows to one length, and the empty slots, as far as the budget goes."""
+        if self.rows:
+            size = self.num_slots * max(row.num_tokens for row in self.rows)
+            self.num_padded_tokens = min(size - self.num_tokens, self.budget)
+
+    def register_filled(self) -> None:
+        """Blocks that rows of running requests fill can be hit: no row is withdrawn any more."""
+        for request, num_tokens in self._filled:
+            if num_tokens > len(request.token_ids):
+                self.filled_later.append((request, num_tokens))
+            elif request.status is RequestStatus.RUNNING:
+                self._kv.register(request, num_tokens)
+        self._filled.clear()
+
+    def _advance_prompt(self, request: Request, start: int, num_tokens: int) -> bool:
+        """Give a running request its next chunk; False: there was no room, it preempted itself."""
+        chunk = self._chunk(num_tokens)
+        if not chunk:
+            # Whole prompts only, and this one does not fit beside the others: nobody overtakes it.
+            self.wait_reason = "budget"
+            return True
+        return self._advance_by(request, start, chunk)
+
+    def _advance_by(self, request: Request, start: int, num_tokens: int) -> bool:
+        if not self._grow(request, start + num_tokens):
+            return False
+        self._filled.append((request, start + num_tokens))
+        self._add_row(request, start, num_tokens)
+        return True
+
+    def _chunk(self, num_tokens: int) -> int:
+        """How many of the `num_tokens` a prompt still needs it gets now; 0: none."""
+        if self.whole_prompts:
+            if num_tokens <= self.budget:
+                return num_tokens
+            # Longer than the whole budget: with nobody beside it, it goes on in pieces.
+            in_pieces = self._knobs.enable_chunked_prefill and not self.rows
+            return self.budget if in_pieces else 0
+        if 0 < self._max_chunk < num_tokens:
+            num_tokens = self._max_chunk
+        return min(num_tokens, self.budget)
+
+    def _add_row(self, request: Request, start: int, num_tokens: int) -> None:
+        if start < request.high_water:
+            phase = Phase.RECOMPUTE
+        elif start >= request.num_prompt_tokens and start + 1 == request.num_tokens:
+            phase = Phase.DECODE  # resumed with everything but its newest token still cached
+        else:
+            phase = Phase.PREFILL
+        if phase is not Phase.DECODE:
+            self.num_prefill_tokens += num_tokens
+        samples = start + num_tokens == request.num_tokens
+        self.rows.append(_new_row((request, phase, start, num_tokens, samples)))
+        self.budget -= num_tokens
+
+    def _grow(self, request: Request, num_tokens: int) -> bool:
+        """Make room for `num_tokens`, preempting for it; False: the request preempted itself."""
+        while not self._kv.grow(request, num_tokens):
+            victim = self.running[-1]
+            if self._knobs.policy == "priority":
+                victim = max(self.running, key=rank)
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        """Take all blocks, and the tokens of this step, from a request; it waits again."""
+        self.has_preempted = True
+        if self.running[-1] is request:
+            self.running.pop()
+        else:
+            self.running.remove(request)
+        for index, row in enumerate(self.rows):
+            if row.request is request:
+                self.budget += row.num_tokens
+                if row.phase is not Phase.DECODE:
+                    self.num_prefill_tokens -= row.num_tokens
+                del self.rows[index]
+                break
+        self.events.append(Preempted(request.request_id, self._kv.free(request), "kv_full"))
+        request.preempt()
+        self.waiting.prepend(request)
+
+    def _has_room(self, num_seats: int | None = None) -> bool:
+        """Whether the next waiting request may be looked at; if not, `wait_reason` says why."""
+        if not self.waiting:
+            return False
+        if self.wait_reason == "queued":
+            if self.has_preempted:
+                self.wait_reason = "preemption"
+            elif len(self.running) >= self._knobs.max_num_seqs:
+                self.wait_reason = "seats"
+            elif num_seats is not None and len(self.running) >= num_seats:
+                self.wait_reason = "batch"
+            elif self.budget <= 0:
+                self.wait_reason = "budget"
+        return self.wait_reason == "queued"
+
+    def _try_to_admit(self, request: Request) -> None:
+        hit = self._kv.lookup(request)
+        start = len(hit) * self._kv.block_size
+        chunk = self._chunk(request.num_tokens - start)
+        if not chunk:
+            self.wait_reason = "budget"
+        elif self._may_enter(request, hit, start + chunk):
+            self._enter(request, hit, start + chunk)
+            self._kv.register(request, start + chunk)
+            self._add_row(request, start, chunk)
+
+    def _may_enter(self, request: Request, hit: list[int], num_tokens: int) -> bool:
+        """Whether there are blocks for the first waiting request and its next `num_tokens`."""
+        if self._num_blocks_needed(request, hit, num_tokens) > self._kv.num_free_blocks:
+            self.wait_reason = "kv_blocks"
+            return False
+        return True
+
+    def _enter(self, request: Request, hit: list[int], num_tokens: int) -> None:
+        """From now on the first waiting request runs, with room for `num_tokens`."""
+        self.waiting.pop()
+        self.running.append(request)
+        self._kv.admit(request, hit, num_tokens)
+        num_cached_tokens = len(hit) * self._kv.block_size
+        if request.num_preemptions:
+            self.resumed[request.request_id] = num_cached_tokens
+        else:
+            request.num_cached_tokens = num_cached_tokens
+        self.admitted[request.request_id] = num_cached_tokens
+        self.events.append(Admitted(request.request_id, num_cached_tokens))
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = num_cached_tokens
+
+    def _num_blocks_needed(self, request: Request, hit: list[int], num_computed_tokens: int) -> int:
+        """Free blocks without which a waiting request is not admitted."""
+        kv, knobs = self._kv, self._knobs
+        if knobs.reserve == "none":
+            num_needed = kv.num_blocks_taken(num_computed_tokens, hit)
+        elif knobs.reserve == "prompt":
+            num_needed = kv.num_blocks_taken(request.num_tokens, hit)
+        else:
+            num_needed = kv.num_blocks_taken(request.max_num_tokens - 1, hit)
+            num_needed += kv.num_outstanding_blocks
+        if self.running:
+            num_needed += int(knobs.watermark * kv.num_blocks)
+        return num_needed

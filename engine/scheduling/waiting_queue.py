@@ -1,0 +1,94 @@
+"""`WaitingQueue`: who waits for admission, and in which order.
+
+First come first served puts a preempted request before all others; by priority, the lowest number
+goes first, then the earliest arrival. Every operation the scheduler needs in a step is O(1) or
+O(log n), removal from the middle included.
+"""
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from stepscope.engine.protocol.config import Policy
+from stepscope.engine.scheduling.request import Request, RequestStatus
+
+Rank: TypeAlias = tuple[int, int, int]
+
+
+def rank(request: Request) -> Rank:
+    """Lower is served first and preempted last, under the policy `priority`."""
+    return request.priority, request.arrival_ns, request.request_id
+
+
+class WaitingQueue:
+    """Requests in order of admission; iterates in that order."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy: Policy = policy
+        # In order of service under fcfs; under priority only the index into the heap.
+        self._requests: OrderedDict[int, Request] = OrderedDict()
+        self._heap: list[tuple[Rank, Request]] = []  # may hold requests that have left
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        if self.policy == "fcfs":
+            return iter(self._requests.values())
+        return iter(sorted(self._requests.values(), key=rank))
+
+    def append(self, request: Request) -> None:
+        """A new arrival."""
+        self._requests[request.request_id] = request
+        if self.policy == "priority":
+            heapq.heappush(self._heap, (rank(request), request))
+
+    def prepend(self, request: Request) -> None:
+        """A preempted request: before all others, unless the priority says otherwise."""
+        self.append(request)
+        self._requests.move_to_end(request.request_id, last=False)
+
+    def peek(self) -> Request:
+        """The next one to serve. Raises LookupError when nobody waits."""
+        if self.policy == "fcfs":
+            for request in self._requests.values():
+                return request
+        while self._heap:
+            request = self._heap[0][1]
+            if request.request_id in self._requests:
+                return request
+            heapq.heappop(self._heap)
+        raise LookupError("nobody waits")
+
+    def pop(self) -> Request:
+        """Take the next one to serve out of the queue. Raises LookupError when nobody waits."""
+        request = self.peek()
+        del self._requests[request.request_id]
+        if self.policy == "priority":
+            heapq.heappop(self._heap)
+        return request
+
+    def remove(self, request: Request) -> None:
+        """Take any request out. Raises KeyError when it does not wait."""
+        del self._requests[request.request_id]
+        if len(self._heap) > 2 * len(self._requests) + 16:
+            self._rebuild(list(self._requests.values()))
+
+    def reorder(self, policy: Policy) -> None:
+        """Serve by another policy from now on; those preempted stay in front under fcfs."""
+        if policy == self.policy:
+            return
+        self.policy = policy
+        self._rebuild(sorted(self._requests.values(), key=_arrival_order))
+
+    def _rebuild(self, requests: list[Request]) -> None:
+        self._requests = OrderedDict((request.request_id, request) for request in requests)
+        self._heap = []
+        if self.policy == "priority":
+            self._heap = [(rank(request), request) for request in requests]
+            heapq.heapify(self._heap)
+
+
+def _arrival_order(request: Request) -> tuple[bool, int, int]:
+    return request.status is not RequestStatus.PREEMPTED, request.arrival_ns, request.request_id

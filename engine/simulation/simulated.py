@@ -1,0 +1,224 @@
+"""An engine without a model: a cost model, a virtual clock, and made-up tokens.
+
+It runs the real scheduler, core and telemetry, and never reads the host's clock, so the same seed
+gives the same messages, byte for byte.
+"""
+
+import random
+
+import msgspec
+from msgspec import Struct
+
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import AnyReply, SetKnobs, Submit
+from stepscope.engine.protocol.config import Knobs, Limits, knob_specs
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import EngineInfo, KnobValue, Telemetry
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import ScheduledStep, StepResult
+
+START_NS = 1_000_000_000_000
+WALL_START_NS = 1_700_000_000_000_000_000  # 2023-11-14T22:13:20Z
+VOCAB_SIZE = 4096
+SCHEDULE_NS = 200_000
+
+
+class CostModel(Struct, frozen=True, kw_only=True):
+    """Duration of a step: a floor, plus so much for each token and for each token attended to."""
+
+    floor_ms: float = 8.0
+    token_us: float = 40.0
+    context_ns: float = 20.0
+
+    def duration_ns(self, step: ScheduledStep) -> int:
+        # This engine pads where the mode does, so that a static batch costs what it would.
+        tokens = step.num_padded_tokens + sum(row.num_tokens for row in step.rows)
+        context = sum(row.num_tokens * (row.start + row.num_tokens / 2) for row in step.rows)
+        return round(self.floor_ms * 1e6 + tokens * self.token_us * 1e3 + context * self.context_ns)
+
+
+class SimulatedRunner:
+    """`Runner` whose time passes only when it executes, and on its device when it has launched."""
+
+    def __init__(self, cost: CostModel, seed: int = 0) -> None:
+        self._cost = cost
+        self._seed = seed
+        self._now_ns = START_NS
+        self._device_free_ns = START_NS
+
+    def clock(self) -> int:
+        return self._now_ns
+
+    def advance_to(self, now_ns: int) -> None:
+        self._now_ns = max(self._now_ns, now_ns)
+
+    def execute(self, step: ScheduledStep) -> StepResult:
+        return self.launch(step).collect()
+
+    def launch(self, step: ScheduledStep) -> "SimulatedStep":
+        """The host is free again after `SCHEDULE_NS`; the device runs one step after another."""
+        launch_ns = self._now_ns + SCHEDULE_NS
+        self._now_ns = launch_ns
+        begin_ns = max(launch_ns, self._device_free_ns)
+        self._device_free_ns = begin_ns + self._cost.duration_ns(step)
+        # Like a seeded sampler: a function of the request and the position, not of the batch.
+        token_ids = [
+            (row.request.request_id * 7919 + (row.start + row.num_tokens) * 104_729 + self._seed)
+            % VOCAB_SIZE
+            if row.samples
+            else None
+            for row in step.rows
+        ]
+        result = StepResult(token_ids, launch_ns=launch_ns, tokens_ns=self._device_free_ns)
+        return SimulatedStep(self, result)
+
+
+class SimulatedStep:
+    """A step that has its result, to be told when its time has come."""
+
+    is_whole = True
+
+    def __init__(self, runner: SimulatedRunner, result: StepResult) -> None:
+        self._runner = runner
+        self._result = result
+
+    def collect(self) -> StepResult:
+        self._runner.advance_to(self._result.tokens_ns)
+        return self._result
+
+
+class SimulatedWorkload(Struct, frozen=True, kw_only=True):
+    """Chats that stream, and now and then a long document; arrivals Poisson in virtual time."""
+
+    rate: float = 4.0  # requests a second
+    document_share: float = 0.15
+    chat_tokens: int = 200  # mean prompt
+    document_tokens: int = 3000
+    output_tokens: int = 60  # mean
+    shared_tokens: int = 64  # system prompt that all chats begin with
+
+
+class _Collector:
+    """Telemetry sink that keeps the messages as a subscriber gets them."""
+
+    def __init__(self) -> None:
+        self.next_sequence = 0
+        self.num_dropped = 0
+        self.messages: list[tuple[int, Telemetry]] = []
+
+    def publish(self, message: Telemetry) -> None:
+        self.messages.append((self.next_sequence, wire.decode(wire.encode(message))))
+        self.next_sequence += 1
+
+
+class _Nobody:
+    """A client that does not listen."""
+
+    def reply(self, message: AnyReply) -> None:
+        return
+
+
+def simulated_info(limits: Limits, num_blocks: int, block_size: int, seed: int) -> EngineInfo:
+    """What a simulated engine says of itself."""
+    return EngineInfo(
+        engine_id=f"simulated-{seed}",
+        name="simulated",
+        software_version="simulated",
+        model="simulated",
+        attention_backend="none",
+        device="virtual",
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_model_len=limits.max_model_len,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        knobs=knob_specs(limits),
+        monotonic_ns=START_NS,
+        wall_ns=WALL_START_NS,
+    )
+
+
+def simulate(
+    seed: int = 0,
+    num_steps: int = 500,
+    *,
+    knobs: Knobs | None = None,
+    changes: dict[int, dict[str, KnobValue]] | None = None,
+    num_blocks: int = 1024,
+    block_size: int = 16,
+    max_model_len: int = 8192,
+    workload: SimulatedWorkload | None = None,
+    cost: CostModel | None = None,
+    overlap: bool = False,
+) -> list[tuple[int, Telemetry]]:
+    """Run a simulated engine for `num_steps` steps.
+
+    Args:
+        changes: step -> knobs to set before it.
+        overlap: steps are prepared while those before them run.
+
+    Returns:
+        (sequence, message) pairs: `EngineInfo`, `KnobsChanged`, `StepRecord` and `EngineStatus`
+        in the order they were published.
+    """
+    workload = workload or SimulatedWorkload()
+    limits = Limits(
+        max_num_batched_tokens=max(8192, max_model_len),
+        max_num_seqs=256,
+        max_model_len=max_model_len,
+    )
+    runner = SimulatedRunner(cost or CostModel(), seed)
+    scheduler = Scheduler(KVCacheManager(num_blocks, block_size), knobs or Knobs(), limits)
+    sink = _Collector()
+    info = simulated_info(limits, num_blocks, block_size, seed)
+    info = msgspec.structs.replace(info, overlap=True if overlap else None)
+    core = EngineCore(info, runner, scheduler, limits, sink, dispatch.apply, overlap=overlap)
+    random_source = random.Random(seed)
+    arrival_ns = START_NS
+    number = 0
+    core.publish_signs_of_life(idle=True)
+    while core.next_step < num_steps:
+        while arrival_ns <= runner.clock():
+            submit, token_ids = _submission(random_source, workload, number, max_model_len)
+            core.inbox.put(Call(submit, _Nobody(), token_ids))
+            number += 1
+            arrival_ns += round(random_source.expovariate(workload.rate) * 1e9)
+        # A step in flight has a number already.
+        for step in [step for step in changes or () if step <= core.next_step]:
+            assert changes is not None
+            command = SetKnobs(changes=changes.pop(step), who="simulated")
+            core.inbox.put(Call(command, _Nobody()))
+        if not core.step():
+            runner.advance_to(arrival_ns)
+        core.publish_signs_of_life(idle=False)
+    core.settle()
+    return sink.messages
+
+
+def _submission(
+    random_source: random.Random, workload: SimulatedWorkload, number: int, max_model_len: int
+) -> tuple[Submit, list[int]]:
+    document = random_source.random() < workload.document_share
+    mean = workload.document_tokens if document else workload.chat_tokens
+    length = max(1, round(mean * random_source.uniform(0.5, 1.5)))
+    max_tokens = max(1, round(workload.output_tokens * random_source.uniform(0.3, 1.7)))
+    length = min(length, max_model_len - max_tokens)
+    shared = 0 if document else min(workload.shared_tokens, length)
+    token_ids = list(range(shared)) + [
+        random_source.randrange(VOCAB_SIZE) for _ in range(length - shared)
+    ]
+    submit = Submit(
+        client_id=f"{'doc' if document else 'chat'}-{number}",
+        prompt_token_ids=token_ids,
+        sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+    )
+    return submit, token_ids
+
+
+def encoded(messages: list[tuple[int, Telemetry]]) -> bytes:
+    """All messages as one byte string, for comparing two runs."""
+    return msgspec.msgpack.encode(messages)

@@ -1,0 +1,7 @@
+"""What the engine publishes: the draft of each step, its rows, snapshots, the heartbeat, the publisher
+and what it keeps for those who missed something. `native/` sends without Python. Free of torch.
+
+May import: engine.protocol, engine.scheduling, engine.text, engine.transport,
+  engine.workload.
+A new field of a step is filled in `step_draft.py`; its type is in `protocol`.
+"""

@@ -1,0 +1,105 @@
+"""`Publisher`: numbers, keeps and sends what the engine tells. Belongs to the engine's thread.
+
+Sending never waits: a subscriber whose queue is full misses the message and asks for it again from
+what is kept (`Publisher.replay`, safe to call from another thread).
+"""
+
+import zmq
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import Replayed, ReplayedFrame
+from stepscope.engine.protocol.wire import Telemetry
+from stepscope.engine.telemetry.sender import Sender, open_sender
+from stepscope.engine.transport.gate import Gate
+from stepscope.engine.transport.sockets import bind, server_socket
+
+MAX_SUBSCRIPTION_BYTES = 1_024
+SUBSCRIBER_QUEUE = 10_000  # messages per subscriber before it misses some
+RING_BYTES = 256 * 1024 * 1024
+MAX_REPLAY_BYTES = 4 * 1024 * 1024  # of one answer; the asker comes again for more
+
+
+class Publisher:
+    """PUB socket and what it sent last.
+
+    Attributes:
+        num_dropped: messages that at least one subscriber missed, as far as that was known when the
+            last one was published; `sender.num_dropped` is the newest.
+        sender: numbers, keeps and sends.
+
+    Args:
+        address: ZeroMQ address to bind, None to number and keep only.
+        ring_size: messages kept for `replay` at most, ...
+        ring_bytes: ... and bytes of them; the newest message is kept however large it is.
+        gate: who may subscribe; None: everybody who can reach the address.
+    """
+
+    def __init__(
+        self,
+        address: str | None,
+        ring_size: int,
+        ring_bytes: int = RING_BYTES,
+        gate: Gate | None = None,
+    ) -> None:
+        self._payload = bytearray()  # made anew for each message, in the same memory
+        self._gate = gate
+        self._socket = None if address is None else _publishing_socket(address, gate)
+        self.num_dropped = 0
+        self.sender: Sender = open_sender(self._socket, ring_size, ring_bytes, gate is not None)
+
+    @property
+    def next_sequence(self) -> int:
+        """Number of the next message."""
+        return self.sender.next_sequence
+
+    def publish(self, message: Telemetry) -> None:
+        """Number, keep and send one message."""
+        sender, payload = self.sender, self._payload
+        wire.encode_into(message, payload)
+        if self._gate is not None:
+            self._note_subscribers(self._gate)
+        self.num_dropped = sender.add(message.topic, payload)
+
+    def _note_subscribers(self, gate: Gate) -> None:
+        while (subscription := self.sender.take_subscription()) is not None:
+            public, descriptor = subscription
+            gate.note(descriptor, public)
+
+    def replay(self, sequence: int, limit: int) -> Replayed:
+        """Up to `limit` messages from `sequence` on, oldest first, as far as they are kept."""
+        sender = self.sender
+        end = sender.next_sequence
+        first = max(sequence, sender.oldest_sequence)
+        frames: list[ReplayedFrame] = []
+        num_bytes = 0
+        for number in range(first, min(end, first + limit)):
+            kept = sender.get(number)
+            if kept is None:
+                continue  # given up while we were reading
+            _, topic, payload = kept
+            num_bytes += len(payload)
+            if frames and num_bytes > MAX_REPLAY_BYTES:
+                break
+            frames.append(ReplayedFrame(topic, number, payload))
+        # What was given up meanwhile is not among the frames: it is not there any more.
+        return Replayed(frames=frames, oldest_sequence=sender.oldest_sequence, next_sequence=end)
+
+    def close(self) -> None:
+        """All that was published is on its way, as far as anybody takes it."""
+        self.sender.stop()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _publishing_socket(address: str, gate: Gate | None) -> "zmq.Socket[bytes]":
+    # Only XPUB tells who has subscribed.
+    socket = server_socket(zmq.PUB if gate is None else zmq.XPUB, gate)
+    if gate is not None:
+        socket.setsockopt(zmq.XPUB_VERBOSE, 1)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_SUBSCRIPTION_BYTES)
+    socket.setsockopt(zmq.LINGER, 200)
+    socket.setsockopt(zmq.SNDHWM, SUBSCRIBER_QUEUE)
+    socket.setsockopt(zmq.XPUB_NODROP, 1)
+    bind(socket, address)
+    return socket

@@ -1,0 +1,195 @@
+"""Who keeps telemetry and sends it: a thread without Python where that was compiled.
+
+Waking libzmq's thread takes more of the engine's than all else about a step's record, most of all
+where cores rest or are not real ones. So the engine's thread only copies the message into a ring
+(`native/kept_messages.c`), and a thread that never needs the interpreter looks every 1 to 4 ms for
+what is new (`native/sender.c`); it has to be woken only after a tenth of a second without any.
+Elsewhere the engine's thread sends for itself: `InlineSender`.
+"""
+
+import contextlib
+import ctypes
+import time
+from typing import Protocol
+
+import zmq
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.telemetry.replay_ring import ReplayRing
+
+# Of what waits to be sent; as much is there for the sender where fewer are kept to be asked for.
+QUEUE_MESSAGES = 10_000
+QUEUE_BYTES = 32 * 1024 * 1024
+LOOK_S = 0.05  # how often the engine's thread asks who has subscribed, ...
+MAX_SUBSCRIPTIONS = 100  # ... and of how many; they come from outside, and it waits meanwhile
+
+compiled: "type[_sender.Sender] | None" = None
+with contextlib.suppress(ImportError):  # there was no compiler when it was installed
+    from stepscope.engine.telemetry import _sender
+
+    compiled = _sender.Sender
+
+_FIRST = int(zmq.NOBLOCK | zmq.SNDMORE)
+_LAST = int(zmq.NOBLOCK)
+# Without the layer of pyzmq that looks for options we do not use: this is part of every step.
+_send = zmq.backend.Socket.send
+_FUNCTIONS = (  # in the order of `Zmq` in `native/sender.h`
+    "zmq_errno",
+    "zmq_send",
+    "zmq_setsockopt",
+    "zmq_msg_init",
+    "zmq_msg_init_size",
+    "zmq_msg_data",
+    "zmq_msg_send",
+    "zmq_msg_recv",
+    "zmq_msg_gets",
+    "zmq_msg_get",
+    "zmq_msg_close",
+)
+
+
+class Sender(Protocol):
+    """Numbers, keeps and sends messages; belongs to one thread, but any thread may `get`.
+
+    Attributes:
+        next_sequence: number of the next message that is added.
+        oldest_sequence: the first message that is kept.
+        num_bytes: of the payloads that are kept.
+        num_dropped: messages that at least one subscriber missed, as far as they were sent by now.
+    """
+
+    @property
+    def next_sequence(self) -> int: ...
+    @property
+    def oldest_sequence(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def num_dropped(self) -> int: ...
+
+    def add(self, topic: bytes, payload: bytearray, /) -> int:
+        """Keep a message and send it, now or soon. Never waits. Returns `num_dropped`."""
+
+    def get(self, sequence: int, /) -> tuple[int, bytes, bytes] | None:
+        """A message by its number; None when it is not there any more, or not yet.
+
+        Returns:
+            Number, topic, payload.
+        """
+
+    def take_subscription(self) -> tuple[str, int] | None:
+        """The next one who has subscribed to an XPUB socket: public key, file descriptor.
+
+        None: nobody, or enough for now, however many come.
+        """
+
+    def stop(self) -> None:
+        """Hand all messages to libzmq. The socket may be closed then."""
+
+
+def open_sender(
+    socket: "zmq.Socket[bytes] | None", size: int, max_bytes: int, is_gated: bool
+) -> Sender:
+    """The best there is for a bound PUB socket, or XPUB if there is a gate.
+
+    Args:
+        socket: the sender's until it is stopped; None to number and keep only.
+        size, max_bytes: of what is kept; see `ReplayRing`.
+    """
+    functions = _functions()
+    if compiled is None or functions is None:
+        return InlineSender(socket, size, max_bytes, is_gated)
+    sender = compiled(size, max_bytes, QUEUE_MESSAGES, QUEUE_BYTES)
+    if socket is not None:
+        sender.start(socket, socket.underlying, functions, is_gated)
+    return sender
+
+
+def is_compiled() -> bool:
+    """Whether messages are sent by a thread of their own."""
+    return compiled is not None and _functions() is not None
+
+
+class InlineSender:
+    """`Sender` that sends as soon as a message is added."""
+
+    def __init__(
+        self, socket: "zmq.Socket[bytes] | None", size: int, max_bytes: int, is_gated: bool
+    ) -> None:
+        self.num_dropped = 0
+        self._ring = ReplayRing(size, max_bytes)
+        self._socket = socket
+        self._is_gated = is_gated
+        self._next_look_s = 0.0
+        self._num_left = 0  # to be asked about before the next look
+        self.get = self._ring.get
+
+    @property
+    def next_sequence(self) -> int:
+        return self._ring.next_sequence
+
+    @property
+    def oldest_sequence(self) -> int:
+        return self._ring.oldest_sequence
+
+    @property
+    def num_bytes(self) -> int:
+        return self._ring.num_bytes
+
+    def add(self, topic: bytes, payload: bytearray, /) -> int:
+        socket = self._socket
+        number = wire.sequence_frame(self._ring.next_sequence)
+        self._ring.add(topic, payload)
+        if socket is None:
+            return self.num_dropped
+        try:
+            _send(socket, topic, _FIRST)
+        except zmq.Again:
+            # NODROP makes a full queue visible, so that it can be counted; the other subscribers
+            # are not to miss the message for it.
+            self.num_dropped += 1
+            socket.setsockopt(zmq.XPUB_NODROP, 0)
+            socket.send_multipart((topic, number, payload), zmq.NOBLOCK)
+            socket.setsockopt(zmq.XPUB_NODROP, 1)
+        else:
+            # A message that was begun has room for all of it.
+            _send(socket, number, _FIRST)
+            _send(socket, payload, _LAST)
+        return self.num_dropped
+
+    def take_subscription(self) -> tuple[str, int] | None:
+        if self._socket is None or not self._is_gated:
+            return None
+        now_s = time.monotonic()
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + LOOK_S
+            self._num_left = MAX_SUBSCRIPTIONS
+        while self._num_left:
+            self._num_left -= 1
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                self._num_left = 0
+                break
+            with contextlib.suppress(zmq.ZMQError):  # who has left has no name any more
+                public, descriptor = frame.get("User-Id"), frame.get(zmq.SRCFD)
+                assert isinstance(public, str)
+                assert isinstance(descriptor, int)
+                return public, descriptor
+        return None
+
+    def stop(self) -> None:
+        self._socket = None
+
+
+def _functions() -> tuple[int, ...] | None:
+    """Of the very libzmq that pyzmq made the socket with; None where they cannot be found."""
+    try:
+        from zmq.backend.cython import _zmq  # not there with other backends
+
+        library = ctypes.CDLL(_zmq.__file__)
+        found = [ctypes.cast(getattr(library, name), ctypes.c_void_p) for name in _FUNCTIONS]
+    except (ImportError, OSError, AttributeError):
+        return None
+    addresses = tuple(each.value for each in found if each.value)
+    return addresses if len(addresses) == len(_FUNCTIONS) else None

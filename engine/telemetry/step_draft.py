@@ -1,0 +1,136 @@
+"""`StepDraft`: the record of a step in the making, from its scheduling until it is published.
+
+What the scheduler decided is written down at once, while it is in the processor's caches; the end
+of the step adds its times and what it freed.
+"""
+
+import msgspec
+from msgspec import field
+
+from stepscope.engine.protocol.wire import BlockMove, KVCounts, RequestEvent, StepRecord, Telemetry
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.planned_blocks import PlannedBlocks
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import StepResult
+from stepscope.engine.telemetry.batch_rows import keep_rows
+
+
+class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # type: ignore[misc] # its base has no fields
+    """Is encoded as the `StepRecord` it becomes, whose fields these are, in the same order."""
+
+    topic = StepRecord.topic
+
+    step: int
+    schedule_start_ns: int
+    schedule_end_ns: int
+    launch_ns: int | None = None
+    tokens_ns: int = -1  # until the step has ended
+    device_ns: int | None = None
+    knobs_version: int
+    token_budget: int
+    max_num_seqs: int
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    num_padded_tokens: int
+    batch: msgspec.Raw
+    kv: KVCounts | None = None
+    moves: list[BlockMove] | msgspec.Raw = field(default_factory=list)
+    num_running: int
+    num_waiting: int
+    waiting_reasons: dict[str, int]
+    events: list[RequestEvent] = field(default_factory=list)
+    num_dropped: int = 0
+    token_ids: list[int | None] | None = None
+    texts: list[str | None] | None = None
+    hidden_ns: int | None = None
+    num_wasted_tokens: int | None = None
+    token_limit: int | None = None
+
+    @classmethod
+    def open(
+        cls,
+        step: int,
+        schedule_ns: tuple[int, int],
+        batch: msgspec.Raw,
+        scheduler: Scheduler,
+        knobs_version: int,
+    ) -> "StepDraft":
+        """To be called between `schedule` and whatever comes next.
+
+        Args:
+            schedule_ns: when scheduling began and ended.
+            batch: see `BatchRows`.
+        """
+        knobs, num_waiting = scheduler.step_knobs, len(scheduler.waiting)
+        return cls(
+            step=step,
+            schedule_start_ns=schedule_ns[0],
+            schedule_end_ns=schedule_ns[1],
+            knobs_version=knobs_version,
+            token_budget=knobs.max_num_batched_tokens,
+            max_num_seqs=knobs.max_num_seqs,
+            num_prefill_tokens=scheduler.num_prefill_tokens,
+            num_decode_tokens=scheduler.num_decode_tokens,
+            num_padded_tokens=scheduler.num_padded_tokens,
+            batch=batch,
+            num_running=len(scheduler.running),
+            num_waiting=num_waiting,
+            waiting_reasons=scheduler.waiting_reasons() if num_waiting else {},
+            token_limit=scheduler.token_limit,
+        )
+
+    def drop_rows(self, kept: list[int], num_prefill_tokens: int, num_decode_tokens: int) -> None:
+        """Only the rows at the places `kept` are told; the others had so many tokens."""
+        self.num_prefill_tokens -= num_prefill_tokens
+        self.num_decode_tokens -= num_decode_tokens
+        self.batch = keep_rows(self.batch, kept)
+
+    def end(self, result: StepResult, kv: KVCacheManager | None) -> None:
+        """The tokens are known, and what ended with them has been freed.
+
+        Args:
+            kv: where nothing was scheduled meanwhile; None: `settle_between` comes next.
+        """
+        self.launch_ns = result.launch_ns
+        self.tokens_ns = result.tokens_ns
+        self.device_ns = result.device_ns
+        if result.num_padded_tokens:
+            self.num_padded_tokens += result.num_padded_tokens
+        if kv is not None:
+            self.kv, moves = kv.drain()
+            if moves is not None:
+                self.moves = moves
+
+    def hide(self, launched_ns: int, not_before_ns: int) -> None:
+        """It was prepared while the step before it ran, and nobody waited for that.
+
+        Args:
+            launched_ns: when all of it was launched.
+            not_before_ns: when the tokens of the step before it were known: what was earlier is
+                told as of that instant.
+        """
+        self.hidden_ns = launched_ns - self.schedule_start_ns
+        self.schedule_start_ns = max(self.schedule_start_ns, not_before_ns)
+        self.schedule_end_ns = max(self.schedule_end_ns, not_before_ns)
+        self.launch_ns = max(self.launch_ns or 0, not_before_ns)
+
+    def settle_between(
+        self, kv: KVCacheManager, own: PlannedBlocks | None, ahead: PlannedBlocks | None
+    ) -> None:
+        """What an ended step did to the blocks, where steps were scheduled one upon another.
+
+        Args:
+            own: what this step was planned with, upon the one before it.
+            ahead: what was planned upon it before its end.
+        """
+        counts = kv.counts()
+        states = {}
+        if own is not None:
+            counts = own.counted_with(counts)
+            states = {block: after for block, (_, after) in own.changes.items()}
+        for block, (_, state) in kv.drain_changes().items():
+            if ahead is not None and block in ahead.changes:
+                state = ahead.seen_before(block, state)
+            states[block] = state
+        self.kv = counts if ahead is None else ahead.counts_before(counts)
+        self.moves = [BlockMove(block, *state) for block, state in states.items()]

@@ -1,0 +1,98 @@
+"""`TokenTeller`: puts prompts and outputs into telemetry, where `--with-tokens` asks for it.
+
+Without one (the usual case) telemetry has no token id and no text. Text is that of the tokens, as
+they come: where a client gets less, because a stop string cut it off, it is all here.
+"""
+
+from collections.abc import Callable, Sequence
+
+from stepscope.engine.protocol.wire import Transcript
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.step import ScheduledRow
+from stepscope.engine.text.tokenizer import TextStream
+
+# Of all transcripts of one snapshot, about: what does not fit, a late joiner does not get to know.
+SNAPSHOT_BYTES = 4 * 1024 * 1024
+_TOKEN_BYTES = 4
+
+
+class _Told:
+    """What was told of a request."""
+
+    __slots__ = ("pieces", "prompt_text", "request", "stream")
+
+    def __init__(
+        self, request: Request, prompt_text: str | None, stream: TextStream | None
+    ) -> None:
+        self.request = request
+        self.prompt_text = prompt_text
+        self.stream = stream
+        self.pieces: list[str] = []
+
+
+class TokenTeller:
+    """Belongs to the engine's thread.
+
+    Args:
+        text_stream: makes the decoder of one request's output; None when there is no tokenizer.
+    """
+
+    def __init__(self, text_stream: Callable[[], TextStream] | None) -> None:
+        self._text_stream = text_stream
+        self._told: dict[int, _Told] = {}  # of unfinished requests
+
+    def arrived(self, request: Request, prompt_text: str | None) -> None:
+        stream = None if self._text_stream is None else self._text_stream()
+        self._told[request.request_id] = _Told(request, prompt_text, stream)
+
+    def ended(self, request_id: int) -> None:
+        """Nothing more will come of it. To be called for those that end outside of a step."""
+        self._told.pop(request_id, None)
+
+    def texts(
+        self, rows: Sequence[ScheduledRow], token_ids: Sequence[int | None]
+    ) -> list[str | None] | None:
+        """The text that the token of each row makes certain, after the scheduler has taken it in.
+
+        None for a row without a token; None for all of them without a tokenizer.
+        """
+        texts = [
+            None if token_id is None else self._text(row.request, token_id)
+            for row, token_id in zip(rows, token_ids, strict=True)
+        ]
+        return None if self._text_stream is None else texts
+
+    def _text(self, request: Request, token_id: int) -> str:
+        told = self._told[request.request_id]
+        text = ""
+        if told.stream is not None:
+            text = told.stream.push([token_id])
+            if request.finish_reason is not None:
+                text += told.stream.finish()
+            told.pieces.append(text)
+        if request.finish_reason is not None:
+            del self._told[request.request_id]
+        return text
+
+    def transcripts(self) -> list[Transcript]:
+        """Prompts and outputs so far of unfinished requests, oldest first, as far as they fit."""
+        found: list[Transcript] = []
+        left = SNAPSHOT_BYTES
+        for request_id, told in self._told.items():
+            request = told.request
+            output_text = "".join(told.pieces)
+            left -= request.num_tokens * _TOKEN_BYTES
+            left -= len(told.prompt_text or "") + len(output_text)
+            if left < 0:
+                break
+            has_text = told.stream is not None
+            found.append(
+                Transcript(
+                    request_id=request_id,
+                    prompt_token_ids=request.prompt_token_ids,
+                    prompt_text=told.prompt_text,
+                    output_token_ids=request.output_token_ids,
+                    output_text=output_text if has_text else None,
+                )
+            )
+        return found

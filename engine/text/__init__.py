@@ -1,0 +1,5 @@
+"""From text to token ids and back: the tokenizer, stop strings, the text of outputs. Free of torch.
+
+May import: engine.protocol.
+A new way to decode or to stop goes here.
+"""

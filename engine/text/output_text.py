@@ -1,0 +1,57 @@
+"""`OutputText`: gives the outputs of one request their text, on the control thread.
+
+Text that had to be made on the engine's thread to find a stop string is passed on as it is
+(`stop_strings`); all other text is made here, so that no step waits for it.
+"""
+
+import msgspec
+
+from stepscope.engine.protocol.commands import Output, PositionLogprobs, Submit, TokenLogprob
+from stepscope.engine.text.tokenizer import TextStream, Tokenizer
+
+
+class OutputText:
+    """Text of the outputs of one `Submit`, as far as the client wants it.
+
+    Args:
+        tokenizer: None when the engine has none; outputs have no text then.
+        submit: says what is wanted.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, submit: Submit) -> None:
+        self._tokenizer = tokenizer if submit.with_text else None
+        self._include_stop = submit.sampling.include_stop
+        self._stream: TextStream | None = None  # for most requests: none before the first token
+
+    def complete(self, output: Output) -> Output:
+        """The next output with its text, and with that of the tokens in its logprobs."""
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            return output if output.text is None else msgspec.structs.replace(output, text=None)
+        text = output.text
+        if text is None:
+            text = self._decode(output, tokenizer)
+        logprobs = output.logprobs
+        if logprobs is not None:
+            logprobs = [_spelled(position, tokenizer) for position in logprobs]
+        return msgspec.structs.replace(output, text=text, logprobs=logprobs)
+
+    def _decode(self, output: Output, tokenizer: Tokenizer) -> str:
+        if self._stream is None:
+            self._stream = tokenizer.text_stream()
+        token_ids = output.token_ids
+        if output.finish_reason == "stop" and not self._include_stop:
+            token_ids = token_ids[:-1]  # the one that ended it is no part of the text
+        text = self._stream.push(token_ids)
+        if output.finish_reason is not None:
+            text += self._stream.finish()
+        return text
+
+
+def _spelled(position: PositionLogprobs, tokenizer: Tokenizer) -> PositionLogprobs:
+    def named(token: TokenLogprob) -> TokenLogprob:
+        return TokenLogprob(token.token_id, token.logprob, tokenizer.token_text(token.token_id))
+
+    return PositionLogprobs(
+        named(position.chosen), position.rank, [named(token) for token in position.top]
+    )

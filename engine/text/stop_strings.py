@@ -1,0 +1,134 @@
+"""`StopText`: the text of a request that has stop strings, made on the engine's thread.
+
+A request has to end in the step whose token completes a stop string: a step later its blocks would
+still be taken, and it would have computed a token that nobody asked for. So text is needed where
+tokens are, and for these requests it is made there, once: what `StopText` gives out goes into the
+`Output` as it is, and the control thread, which makes the text of all other requests, leaves it.
+
+Decoding drops special tokens, so a stop string is never found in one: name those by their id
+(`stop_token_ids`).
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from stepscope.engine.text.tokenizer import TextStream
+
+
+class StopMatcher:
+    """Finds several strings at once in a text that comes in pieces (Aho and Corasick, 1975).
+
+    A state is the longest end of the text that begins one of the strings. So its depth is how many
+    characters cannot be given out yet, and one step a character finds them all, however many there
+    are.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.next: list[dict[str, int]] = [{}]
+        self.fall_back: list[int] = [0]  # the longest proper end of a state that is a state too
+        self.depth: list[int] = [0]
+        self.found: list[str | None] = [None]  # the longest of the strings that ends here
+        for stop in stops:
+            state = 0
+            for char in stop:
+                state = self.next[state].setdefault(char, len(self.next))
+                if state == len(self.next):
+                    self._add_state()
+            self.found[state] = stop
+        self._link()
+        self.first_chars = frozenset(self.next[0])
+
+    def step(self, state: int, char: str) -> int:
+        """The state after one more character."""
+        following = self.next[state].get(char)
+        while following is None and state:
+            state = self.fall_back[state]
+            following = self.next[state].get(char)
+        return following or 0
+
+    def _add_state(self) -> None:
+        self.next.append({})
+        self.fall_back.append(0)
+        self.depth.append(0)
+        self.found.append(None)
+
+    def _link(self) -> None:
+        """Breadth first, so that shorter states, which others fall back to, are done before."""
+        queue = deque([0])
+        while queue:
+            state = queue.popleft()
+            for char, child in self.next[state].items():
+                self.depth[child] = self.depth[state] + 1
+                if state:
+                    self.fall_back[child] = self.step(self.fall_back[state], char)
+                if self.found[child] is None:
+                    self.found[child] = self.found[self.fall_back[child]]
+                queue.append(child)
+
+
+class StopText:
+    """Text of one request up to its first stop string.
+
+    First is the one that is complete first; of those that end at the same character, the one that
+    begins first. So where the text ends does not depend on how it was cut into tokens. Nothing is
+    given out that may turn out to begin a stop string, and all of it once it does not.
+
+    Args:
+        stream: decodes the tokens of this request.
+        stops: the strings, none of them empty.
+        include_stop: whether the text ends after the stop string, not before it.
+    """
+
+    def __init__(self, stream: TextStream, stops: Sequence[str], include_stop: bool) -> None:
+        self.stop: str | None = None  # the stop string that was found
+        self._stream = stream
+        self._matcher = StopMatcher(stops)
+        self._include_stop = include_stop
+        self._state = 0
+        self._held = ""  # the text of `_state`
+        self._ready: list[str] = []
+
+    def push(self, token_id: int, armed: bool) -> None:
+        """Take the next token. Unless `armed`, stop strings that it completes do not count."""
+        self._scan(self._stream.push((token_id,)), armed)
+
+    def finish(self, armed: bool) -> None:
+        """No more tokens: an unfinished character, and what was held back, become text."""
+        if self.stop is not None:
+            return
+        self._scan(self._stream.finish(), armed)
+        self._ready.append(self._held)
+        self._held = ""
+        self._state = 0
+
+    def take(self) -> str:
+        """The text that is certain and was not taken before."""
+        text = "".join(self._ready)
+        self._ready.clear()
+        return text
+
+    def _scan(self, piece: str, armed: bool) -> None:
+        matcher = self._matcher
+        state = self._state
+        if not state and matcher.first_chars.isdisjoint(piece):
+            self._ready.append(piece)
+            return
+        step, found = matcher.step, matcher.found
+        text = self._held + piece
+        for at, char in enumerate(piece, len(self._held) + 1):
+            state = step(state, char)
+            stop = found[state]
+            if stop is None:
+                continue
+            if armed:
+                self.stop = stop
+                self._ready.append(text[: at if self._include_stop else at - len(stop)])
+                self._held = ""
+                return
+            # It did not count, so only what could begin another one is held back.
+            while found[state] is not None and not matcher.next[state]:
+                state = matcher.fall_back[state]
+        self._state = state
+        given = len(text) - matcher.depth[state]
+        self._ready.append(text[:given])
+        self._held = text[given:]

@@ -1,0 +1,158 @@
+"""`Connections`: which clients a control socket has, who they are, and what they left unfinished.
+
+Belongs to the control thread.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from stepscope.engine.loop.audit import Asker
+from stepscope.engine.protocol.commands import Change, Command, Submit
+from stepscope.engine.transport.authorised_keys import Holder
+from stepscope.engine.transport.backlog import wire_bytes
+from stepscope.engine.transport.gate import Gate
+
+_NO_NAME = Change().who
+_LOCAL_PEER = "localhost:"  # what libzmq calls the other end of a Unix socket, then uid, gid, pid
+
+
+@dataclass(slots=True)
+class _Client:
+    """What a client has told of itself, of which nothing is certain but the origin."""
+
+    origin: str
+    who: str = ""
+    client_id: str = ""  # of its last request
+
+
+class Connections:
+    """Clients by the identity that the ROUTER socket gives them.
+
+    Args:
+        socket: not bound yet.
+        gate: of the socket, None where no keys are asked for.
+    """
+
+    def __init__(self, socket: "zmq.Socket[bytes]", gate: Gate | None) -> None:
+        # Where nothing is on its way to a client, only the lost connection tells that it is gone.
+        self._socket = socket
+        self.lost: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._gate = gate
+        self._identities: dict[int, bytes] = {}  # by the file descriptor they come on
+        self._taken: dict[int, int] = {}  # bytes of messages, as they were on the way
+        self._keys: dict[bytes, str] = {}  # public, of each identity
+        self._clients: dict[bytes, _Client] = {}
+        self._requests: dict[bytes, set[int]] = {}  # unfinished ones of each identity
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self.lost.close()
+
+    def note(self, identity: bytes, received: Sequence[zmq.Frame]) -> list[bytes]:
+        """A message came from a client; gives those who are gone as far as is known by now."""
+        frame = received[-1]
+        try:
+            descriptor = frame.get(zmq.SRCFD)
+            assert isinstance(descriptor, int)
+        except zmq.ZMQError:
+            return []  # it speaks ZMTP 2 or older, which libzmq takes only where there are no keys
+        num_bytes = sum(
+            wire_bytes(len(each), is_encrypted=self._gate is not None) for each in received[1:]
+        )
+        if self._identities.get(descriptor) == identity:
+            self._taken[descriptor] += num_bytes
+            return []
+        # Of another client before. That it is gone was told before the number was free again.
+        gone = self.take_lost()
+        self._identities[descriptor] = identity
+        self._taken[descriptor] = num_bytes
+        self._clients[identity] = _Client(_origin(frame))
+        if self._gate is not None:
+            public = frame.get("User-Id")
+            assert isinstance(public, str)
+            self._keys[identity] = public
+            self._gate.note(descriptor, public)
+        return gone
+
+    def take_lost(self) -> list[bytes]:
+        """Identities of the clients whose connection was lost since this was asked last."""
+        gone = []
+        while self.lost.poll(0):
+            descriptor = recv_monitor_message(self.lost)["value"]
+            identity = self._identities.pop(int(descriptor), None)
+            self._taken.pop(int(descriptor), None)
+            if identity is not None:
+                self._keys.pop(identity, None)
+                self._clients.pop(identity, None)
+                gone.append(identity)
+        return gone
+
+    def num_taken(self, descriptor: int) -> int:
+        """Bytes of the messages that came on a connection, as they were on the way."""
+        return self._taken.get(descriptor, 0)
+
+    def holder(self, identity: bytes) -> Holder | None:
+        """Who it is; None where no keys are asked for, or when theirs was revoked."""
+        if self._gate is None:
+            return None
+        return self._gate.holder(self._keys.get(identity, ""))
+
+    def is_welcome(self, identity: bytes) -> bool:
+        """Whether it may ask and be answered (still)."""
+        return self._gate is None or self.holder(identity) is not None
+
+    def key(self, identity: bytes) -> bytes:
+        """The public key it came in with, empty where none is asked for."""
+        return self._keys.get(identity, "").encode()
+
+    def account(self, identity: bytes) -> bytes:
+        """What is the same for all connections of one client, as far as can be known."""
+        key = self.key(identity)
+        if self._gate is None or key == self._gate.local.pair.public.encode():
+            return identity  # programs of one user, none of which is to pay for another
+        return key
+
+    def asker(self, identity: bytes, who: str) -> Asker:
+        holder = self.holder(identity)
+        return Asker(who, None if holder is None else holder.name)
+
+    def heed(self, identity: bytes, command: Command) -> None:
+        """Remember what a client calls itself, for commands of it that nobody reads."""
+        client = self._clients.get(identity)
+        if client is None:
+            return
+        if isinstance(command, Change) and command.who != _NO_NAME:
+            client.who = command.who
+        elif isinstance(command, Submit):
+            client.client_id = command.client_id
+
+    def described(self, identity: bytes) -> tuple[Asker, str]:
+        """As who it would ask, and what else is known of it."""
+        client = self._clients.get(identity, _Client(""))
+        requests = f"its last request was called {client.client_id!r}" if client.client_id else ""
+        known = "; ".join(each for each in (client.origin, requests) if each)
+        return self.asker(identity, client.who or "a client"), known
+
+    # Requests
+
+    def add_request(self, identity: bytes, request_id: int) -> None:
+        self._requests.setdefault(identity, set()).add(request_id)
+
+    def end_request(self, identity: bytes, request_id: int) -> None:
+        self._requests.get(identity, set()).discard(request_id)
+
+    def take_requests(self, identity: bytes) -> list[int]:
+        """What a client that is gone has left unfinished."""
+        return sorted(self._requests.pop(identity, set()))
+
+
+def _origin(frame: zmq.Frame) -> str:
+    """Where a client is, as the kernel says."""
+    peer = frame.get("Peer-Address")
+    assert isinstance(peer, str)
+    if not peer.startswith(_LOCAL_PEER):
+        return f"from {peer}" if peer else ""
+    return f"from process {peer.rpartition(':')[2]} of this machine"

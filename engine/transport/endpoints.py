@@ -1,0 +1,281 @@
+"""Where engines listen on this machine: addresses, the runtime folder, and who holds which.
+
+An endpoint names the control socket; telemetry lies beside it (`PATH.telemetry`, or the next TCP
+port). An engine holds a lock file for as long as it lives, because binding an `ipc` address takes
+it over from whoever had it: the lock tells a live engine from the files of a dead one.
+"""
+
+import fcntl
+import ipaddress
+import json
+import os
+import stat
+import time
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import platformdirs
+
+from stepscope.engine.protocol.config import ConfigError, WrongValue
+from stepscope.engine.transport.keys import Credentials
+
+MAX_IPC_PATH = 103  # sun_path holds 108 bytes on Linux and 104 on macOS
+TELEMETRY_SUFFIX = ".telemetry"
+LOCK_SUFFIX = ".lock"
+_SUFFIXES = (TELEMETRY_SUFFIX, LOCK_SUFFIX)
+_HERE = {"*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "[::1]", "localhost": "127.0.0.1"}
+
+
+def runtime_dir() -> Path:
+    """The user's own folder for sockets, made with mode 0700.
+
+    Raises:
+        ConfigError: it belongs to someone else or others may enter it.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns where XDG_RUNTIME_DIR is not set
+        path = platformdirs.user_runtime_path("stepscope")
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.stat()
+    if status.st_uid != os.getuid():
+        raise ConfigError("runtime_dir", f"{path} belongs to another user; set XDG_RUNTIME_DIR")
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        path.chmod(0o700)
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Address of an engine's control socket (a ZeroMQ address).
+
+    `credentials` are those to come in with, where they are not to be looked for.
+    """
+
+    control: str
+    credentials: Credentials | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def parse(cls, text: str) -> "Endpoint":
+        """From `ipc://PATH`, `tcp://HOST:PORT`, a path, or the name of a local engine.
+
+        Raises:
+            WrongValue: it is none of these.
+            ConfigError: its path is too long.
+        """
+        text = text.strip()
+        if text.startswith("tcp://"):
+            host, _, port = text.removeprefix("tcp://").rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 65535:
+                raise WrongValue(
+                    "bad_endpoint", f"{text!r} is not tcp://HOST:PORT with a port of 1..65534"
+                )
+            return cls(text)
+        path = text.removeprefix("ipc://")
+        if not path or "://" in path:
+            raise WrongValue(
+                "bad_endpoint", f"{text!r} is not ipc://PATH, tcp://HOST:PORT or an engine's name"
+            )
+        full = Path(path).absolute() if "/" in path else runtime_dir() / path
+        if len(os.fsencode(full)) + len(TELEMETRY_SUFFIX) > MAX_IPC_PATH:
+            raise ConfigError(
+                "bad_endpoint", f"{full} is too long for a socket; choose a shorter path"
+            )
+        return cls(f"ipc://{full}")
+
+    @property
+    def path(self) -> Path | None:
+        """Socket file, None for TCP."""
+        return Path(self.control.removeprefix("ipc://")) if self.is_ipc else None
+
+    @property
+    def is_ipc(self) -> bool:
+        return self.control.startswith("ipc://")
+
+    @property
+    def telemetry(self) -> str:
+        """Address of the PUB socket."""
+        if self.is_ipc:
+            return self.control + TELEMETRY_SUFFIX
+        host, _, port = self.control.rpartition(":")
+        return f"{host}:{int(port) + 1}"
+
+    @property
+    def name(self) -> str:
+        """What to call it in a list."""
+        path = self.path
+        return path.name if path else self.control.removeprefix("tcp://")
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.is_ipc:
+            return True
+        host = self.control.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+        try:
+            return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def here(self) -> "Endpoint":
+        """The same one as a client on this machine connects to it."""
+        host, _, port = self.control.removeprefix("tcp://").rpartition(":")
+        if self.is_ipc or host not in _HERE:
+            return self
+        return Endpoint(f"tcp://{_HERE[host]}:{port}")
+
+    def check_private(self, options: str = "") -> None:
+        """Raises ConfigError when binding it without keys would let strangers in.
+
+        Args:
+            options: of the command that makes a key.
+        """
+        if not self.is_private:
+            raise ConfigError(
+                "public_bind",
+                f"{self.control} can be reached from other machines, and no key is authorised: "
+                f"first 'stepscope keys new NAME --role operator{options}', or bind "
+                "tcp://127.0.0.1:PORT and reach it through ssh -L",
+            )
+
+
+class EndpointLock:
+    """Held by the one engine that may bind an endpoint. A context manager.
+
+    Args:
+        local: the key that clients of this user on this machine come in with, if keys are asked
+            for; they read it from the file.
+        name: what the engine calls itself, where that is not what its address says.
+
+    Raises:
+        ConfigError: on entering, when a live engine holds it already.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, local: Credentials | None = None, name: str = ""
+    ) -> None:
+        self.endpoint = endpoint
+        self._name = name
+        self.path = lock_path(endpoint)
+        self._local = local
+        self._fd = -1
+
+    def __enter__(self) -> "EndpointLock":
+        for path in _sockets(self.endpoint):
+            if path.exists() and not path.is_socket():
+                raise ConfigError(
+                    "bad_endpoint", f"{path} is there and is no socket; choose another endpoint"
+                )
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # `find_local` takes the lock for an instant to see whether anybody has it.
+        for _ in range(20):
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                other = holder(self._fd)
+                os.close(self._fd)
+                time.sleep(0.02)
+                continue
+            if same_file(self._fd, self.path):
+                break
+            os.close(self._fd)  # the holder before us removed the file after we opened it
+        else:
+            raise ConfigError(
+                "endpoint_in_use",
+                f"an engine (pid {other.get('pid', '?')}) is already on "
+                f"{self.endpoint.control}; stop it, or give --endpoint or --name another one",
+            )
+        told = {"pid": os.getpid(), "control": self.endpoint.here.control}
+        if self._name:
+            told["name"] = self._name
+        if (local := self._local) is not None:
+            told |= {"public": local.pair.public, "secret": local.pair.secret}
+            told["server"] = local.server
+        os.ftruncate(self._fd, 0)
+        os.fchmod(self._fd, 0o600)
+        os.write(self._fd, json.dumps(told).encode())
+        self._remove_sockets()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._remove_sockets()
+        self.path.unlink(missing_ok=True)
+        os.close(self._fd)
+
+    def _remove_sockets(self) -> None:
+        """What a dead engine left here; ours once we hold the lock. Nothing but sockets."""
+        for path in _sockets(self.endpoint):
+            if path.is_socket():
+                path.unlink(missing_ok=True)
+
+
+def check_name(name: str) -> None:
+    """Raises WrongValue when `name` cannot be a file name in the runtime folder."""
+    if "/" in name or not name.isprintable() or name.startswith(".") or name.endswith(_SUFFIXES):
+        raise WrongValue(
+            "bad_name", f"{name!r} cannot name an engine: use letters, digits, '-', '_' and '.'"
+        )
+
+
+def free_name() -> str:
+    """The first of engine-0, engine-1, ... that no live engine has."""
+    taken = {endpoint.name for endpoint in find_local()}
+    return next(name for i in range(10_000) if (name := f"engine-{i}") not in taken)
+
+
+def find_local() -> list[Endpoint]:
+    """Endpoints of the engines of this user that are alive on this machine, by name."""
+    found = []
+    for path in sorted(runtime_dir().glob("*" + LOCK_SUFFIX)):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue  # gone since it was listed
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if control := holder(fd).get("control"):
+                found.append(Endpoint(str(control)))
+        finally:
+            os.close(fd)
+    return found
+
+
+def lock_path(endpoint: Endpoint) -> Path:
+    """The file that the engine at an address holds locked."""
+    if (path := endpoint.path) is not None:
+        return Path(str(path) + LOCK_SUFFIX)
+    return runtime_dir() / f"tcp-{endpoint.control.rpartition(':')[2]}{LOCK_SUFFIX}"
+
+
+def _sockets(endpoint: Endpoint) -> list[Path]:
+    """The files of both sockets; none for TCP."""
+    path = endpoint.path
+    return [] if path is None else [path, Path(str(path) + TELEMETRY_SUFFIX)]
+
+
+def holder(fd: int) -> dict[str, object]:
+    """What the engine that has a lock file open tells in it."""
+    try:
+        told = json.loads(os.pread(fd, 4096, 0) or b"{}")
+    except ValueError:
+        return {}  # it is writing it just now
+    return told if isinstance(told, dict) else {}
+
+
+def same_file(fd: int, path: Path) -> bool:
+    """Whether what is open here is what has that name now."""
+    try:
+        named = path.stat()
+    except FileNotFoundError:
+        return False
+    opened = os.fstat(fd)
+    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)

@@ -1,0 +1,212 @@
+"""`Gate`: who may come in where keys are asked for. Owns the thread that answers libzmq (ZAP).
+
+libzmq asks it about every CURVE handshake (rfc.zeromq.org/spec/27); without an answer nobody comes
+in. It reads the folder of keys anew when that changes, and cuts off the connections of keys that
+are in it no more.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import zmq
+from zmq.utils import z85
+
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.transport.authorised_keys import Holder, KeyFolder
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.engine.transport.io_threads import stand_back
+from stepscope.engine.transport.keys import Credentials, KeyPair
+
+log = logging.getLogger("stepscope.engine")
+
+ZAP_ADDRESS = "inproc://zeromq.zap.01"
+ZAP_DOMAIN = b"stepscope"
+LOOK_S = 0.25  # between two looks at the folder, ...
+_LOG_S = 5.0
+LOCAL = "local"  # name of the key that is for this user on this machine
+
+
+class _Connection(NamedTuple):
+    """A connection on a descriptor of ours, told from a later one on the same descriptor."""
+
+    public: str
+    addresses: tuple[object, object]
+
+
+class Gate:
+    """Lets in who holds an authorised key, and this user on this machine.
+
+    Attributes:
+        server: the engine's own pair.
+        local: for clients of this user on this machine; they find it in the file of the lock,
+            which only this user can read. It lives as long as the gate.
+        context: the sockets that this gate is for must be of it.
+        num_refused: handshakes so far.
+
+    Args:
+        folder: of the authorised keys.
+
+    Raises:
+        ConfigError: the folder or a file in it cannot be used.
+    """
+
+    def __init__(self, folder: KeyFolder) -> None:
+        folder.check()
+        self._folder = folder
+        self.server = folder.server_pair()
+        pair = KeyPair.new()
+        self.local = Credentials(pair, self.server.public, LOCAL)
+        self._local = Holder(LOCAL, "operator", pair.public)
+        self._signature: object = None
+        self._holders: Mapping[str, Holder] = self._with_local({})
+        self._connections: dict[int, _Connection] = {}  # by descriptor
+        self._lock = threading.Lock()
+        self.num_refused = 0
+        self._next_log_s = 0.0
+        self._look()
+        self._closing = threading.Event()
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        stand_back(self.context)
+        self._zap: zmq.Socket[bytes] = self.context.socket(zmq.REP)
+        self._zap.linger = 0
+        self._zap.bind(ZAP_ADDRESS)
+        self._thread = threading.Thread(target=self._run, name="gate", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_keys(self) -> int:
+        """That are authorised, the local one not counted."""
+        return len(self._holders) - 1
+
+    def close(self) -> None:
+        """To be called when all sockets of the context are closed."""
+        self._closing.set()
+        self._thread.join()
+        self.context.destroy(linger=0)
+
+    def holder(self, public: str) -> Holder | None:
+        """Who holds this key now; None when nobody is let in with it (any more)."""
+        return self._holders.get(public)
+
+    def note(self, descriptor: int, public: str) -> None:
+        """Remember whose connection is on a file descriptor of this process; from any thread."""
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            connection = _Connection(public, _addresses(descriptor))
+            with self._lock:
+                self._connections[descriptor] = connection
+        if self.holder(public) is None:  # revoked since its handshake
+            self._cut_off()
+
+    # The thread
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._zap, zmq.POLLIN)
+        next_look_s = time.monotonic() + LOOK_S
+        try:
+            while not self._closing.is_set():
+                if poller.poll(round(LOOK_S * 1000)):
+                    self._answer(self._zap.recv_multipart())
+                if time.monotonic() >= next_look_s:
+                    self._look()
+                    next_look_s = time.monotonic() + LOOK_S
+        finally:
+            self._zap.close()
+
+    def _answer(self, asked: list[bytes]) -> None:
+        """Version, request id, domain, address, identity, mechanism, credentials."""
+        public = ""
+        if len(asked) == 7 and asked[5] == b"CURVE" and len(asked[6]) == 32:
+            public = z85.encode(asked[6]).decode()
+            self._look()  # a key that was just made, or just revoked, counts at once
+        known = self.holder(public) is not None
+        if not known:
+            self.num_refused += 1
+            if time.monotonic() >= self._next_log_s:
+                self._next_log_s = time.monotonic() + _LOG_S
+                where = asked[3].decode(errors="replace") if len(asked) > 3 else "?"
+                log.warning("no authorised key: refused a client at %s", where or "a local socket")
+        status = (b"200", b"OK", public.encode()) if known else (b"400", b"not authorised", b"")
+        self._zap.send_multipart([b"1.0", asked[1] if len(asked) > 1 else b"", *status, b""])
+
+    def _look(self) -> None:
+        """Take over what has changed in the folder."""
+        broken: list[str] = []
+        holders: Mapping[str, Holder] = {}
+        signature: object = None
+        try:
+            self._folder.check()
+            signature = self._folder.signature()
+            if signature == self._signature:
+                return
+            holders = self._folder.holders(broken)
+        except (ConfigError, OSError) as error:
+            # Nobody comes in by a folder that cannot be trusted, and nobody stays.
+            if self._signature is not None:
+                broken.append(f"no key is let in any more but the local one: {error}")
+        self._signature = signature
+        for line in broken:
+            log.error("%s", line)
+        before, self._holders = self._holders, self._with_local(holders)
+        for public in before.keys() - self._holders.keys():
+            log.info("the key of %s is revoked", before[public].name)
+        self._cut_off()
+
+    def _cut_off(self) -> None:
+        """End the connections of keys that are not authorised."""
+        with self._lock:
+            for descriptor, connection in list(self._connections.items()):
+                if self.holder(connection.public) is None:
+                    del self._connections[descriptor]
+                    _shut_down(descriptor, connection.addresses)
+
+    def _with_local(self, holders: Mapping[str, Holder]) -> dict[str, Holder]:
+        return {**holders, self._local.public: self._local}
+
+
+@contextlib.contextmanager
+def gate_of(folder: str, endpoint: Endpoint) -> Iterator[Gate | None]:
+    """The gate before an endpoint; None where nobody but this user can reach it.
+
+    Args:
+        folder: of the authorised keys; "": the default one, if a key is needed at all.
+
+    Raises:
+        ConfigError: strangers can reach the endpoint and no key is authorised, or the folder
+            cannot be used.
+    """
+    if not folder and endpoint.is_private:
+        yield None
+        return
+    keys = KeyFolder(Path(folder).expanduser().absolute() if folder else None)
+    if not endpoint.is_private and not (keys.path.is_dir() and keys.holders()):
+        endpoint.check_private(f" --keys {folder}" if folder else "")
+    gate = Gate(keys)
+    try:
+        yield gate
+    finally:
+        gate.close()
+
+
+def local_key(gate: Gate | None) -> Credentials | None:
+    """What the lock of the endpoint is to tell clients of this user on this machine."""
+    return None if gate is None else gate.local
+
+
+def _addresses(descriptor: int) -> tuple[object, object]:
+    with socket.socket(fileno=os.dup(descriptor)) as connection:
+        return connection.getsockname(), connection.getpeername()
+
+
+def _shut_down(descriptor: int, addresses: tuple[object, object]) -> None:
+    """End a connection under libzmq's hands: it sees that the other side has gone."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+        if (connection.getsockname(), connection.getpeername()) == addresses:
+            connection.shutdown(socket.SHUT_RDWR)

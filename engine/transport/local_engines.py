@@ -1,0 +1,104 @@
+"""Who holds an address on this machine: what its lock file says of the engine that lives there.
+
+Read by whoever connects, while the lock is held by another process; a lock that nobody holds is of
+an engine that was killed, and says no more than which process that was.
+"""
+
+import fcntl
+import os
+import socket
+
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.transport.endpoints import Endpoint, holder, lock_path
+from stepscope.engine.transport.keys import Credentials, KeyPair
+
+_LISTENS_S = 0.5
+
+
+def called(endpoint: Endpoint) -> str:
+    """What the engine at an address calls itself, if it is one of this user on this machine."""
+    return str(_told(endpoint).get("name") or endpoint.name)
+
+
+def starting_pid(endpoint: Endpoint) -> int | None:
+    """The process that holds an endpoint here and does not listen yet: its model is loading."""
+    pid = _told(endpoint).get("pid")
+    if not isinstance(pid, int):
+        return None
+    if (path := endpoint.path) is not None:
+        return None if path.exists() else pid
+    host, _, port = endpoint.here.control.removeprefix("tcp://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _LISTENS_S).close()
+    except ConnectionRefusedError:
+        return pid
+    except OSError:
+        return None
+    return None
+
+
+def killed_pid(endpoint: Endpoint) -> int | None:
+    """The process that had an endpoint here last and ended without leaving it tidily."""
+    told, is_held = _written(endpoint)
+    pid = told.get("pid")
+    return pid if isinstance(pid, int) and not is_held else None
+
+
+def is_refused(endpoint: Endpoint) -> bool:
+    """Whether nobody listens at an address, here or on another machine: whoever did has ended."""
+    if _told(endpoint):
+        return False
+    try:
+        if (path := endpoint.path) is not None:
+            with socket.socket(socket.AF_UNIX) as unix:
+                unix.settimeout(_LISTENS_S)
+                unix.connect(str(path))
+        else:
+            host, _, port = endpoint.control.removeprefix("tcp://").rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), _LISTENS_S).close()
+    except (ConnectionRefusedError, FileNotFoundError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def local_credentials(endpoint: Endpoint) -> tuple[bool, Credentials | None]:
+    """Whether an engine of this user holds an endpoint on this machine, and its key for us."""
+    told = _told(endpoint)
+    try:
+        pair = KeyPair(str(told["public"]), str(told["secret"]))
+        return True, Credentials(pair, str(told["server"]), "local")
+    except KeyError:
+        return bool(told), None
+
+
+def _told(endpoint: Endpoint) -> dict[str, object]:
+    """What the live engine of this user says that holds an endpoint here; nothing if none does."""
+    told, is_held = _written(endpoint)
+    return told if is_held else {}
+
+
+def _written(endpoint: Endpoint) -> tuple[dict[str, object], bool]:
+    """What an engine of this user wrote that has or had an endpoint here, and whether it has it."""
+    try:
+        fd = os.open(lock_path(endpoint), os.O_RDWR | os.O_CLOEXEC)
+    except (ConfigError, OSError):
+        return {}, False
+    try:
+        if os.fstat(fd).st_uid != os.getuid():
+            return {}, False
+        is_held = _is_locked(fd)
+        told = holder(fd)
+    finally:
+        os.close(fd)
+    # Else it has this port of another address.
+    return (told if told.get("control") == endpoint.here.control else {}), is_held
+
+
+def _is_locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False

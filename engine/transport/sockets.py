@@ -1,0 +1,191 @@
+"""Every ZeroMQ socket that leaves this process is made here, so that keys are asked for everywhere.
+
+A server socket is private to this user (`ipc`) or stands behind a `Gate`; a client socket brings
+the key that its endpoint asks for.
+"""
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.engine.transport.gate import ZAP_DOMAIN, Gate
+from stepscope.engine.transport.io_threads import stand_back
+from stepscope.engine.transport.keys import Credentials, find_credentials, read_credentials
+from stepscope.engine.transport.local_engines import local_credentials
+
+KEY_VARIABLE = "STEPSCOPE_CLIENT_KEY"  # path of a key file, never the key itself
+SERVER_KEY_VARIABLE = "STEPSCOPE_CLIENT_SERVER_KEY"
+HANDSHAKE_MS = 5_000
+RECONNECT_MS, MAX_RECONNECT_MS = 100, 1_000
+_KEEP_ALIVE = {  # seconds: asked after 10, given up after 25
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 10,
+    zmq.TCP_KEEPALIVE_INTVL: 5,
+    zmq.TCP_KEEPALIVE_CNT: 3,
+}
+_ENOUGH = 2  # failed handshakes
+_IPC = "ipc://"
+_MECHANISM_MISMATCH = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
+
+
+def server_socket(kind: int, gate: Gate | None) -> "zmq.Socket[bytes]":
+    """A socket to be bound with `bind`; other options are the caller's.
+
+    Args:
+        gate: who may come in; None: everybody who can reach it.
+    """
+    context = zmq.Context.instance() if gate is None else gate.context
+    stand_back(context)
+    socket: zmq.Socket[bytes] = context.socket(kind)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    # Who vanishes without a word is missed by TCP. Not by libzmq's heartbeats: 4.3 aborts the
+    # process when one is due on a connection that was lost while its receive queue was full.
+    for option, value in _KEEP_ALIVE.items():
+        socket.setsockopt(option, value)
+    with contextlib.suppress(zmq.ZMQError):  # not on every platform
+        socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
+    if gate is not None:
+        socket.curve_server = True
+        socket.curve_secretkey = gate.server.secret.encode()
+        socket.curve_publickey = gate.server.public.encode()
+        socket.zap_domain = ZAP_DOMAIN
+        # Or libzmq would let everybody in when nobody answers.
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+    return socket
+
+
+def bind(socket: "zmq.Socket[bytes]", address: str) -> None:
+    """Bind; the file of an `ipc` address is for this user only, from the first moment.
+
+    Raises:
+        ConfigError: the address cannot be had.
+    """
+    try:
+        with _private_files():
+            socket.bind(address)
+    except zmq.ZMQError as error:
+        raise ConfigError("bad_endpoint", f"cannot listen on {address}: {error}") from error
+    if address.startswith(_IPC):
+        path = Path(address.removeprefix(_IPC))
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            path.chmod(0o600)
+
+
+def client_socket(kind: int, endpoint: Endpoint | None) -> "zmq.Socket[bytes]":
+    """A socket to be connected to one of an endpoint's addresses; other options are the caller's.
+
+    Args:
+        endpoint: whose key is brought along; None for an engine of this process without keys.
+
+    Raises:
+        ConfigError: a key is needed and cannot be used.
+    """
+    credentials = None if endpoint is None else credentials_for(endpoint)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    if credentials is not None:
+        socket.curve_publickey = credentials.pair.public.encode()
+        socket.curve_secretkey = credentials.pair.secret.encode()
+        socket.curve_serverkey = credentials.server.encode()
+    return socket
+
+
+def credentials_for(endpoint: Endpoint) -> Credentials | None:
+    """The key for an endpoint.
+
+    The one it came with; else the file that the environment names; else what an engine of this user
+    on this machine tells; else a file in the folder of keys.
+
+    Raises:
+        ConfigError: there is a key file that cannot be used.
+    """
+    if endpoint.credentials is not None:
+        return endpoint.credentials
+    is_here, local = local_credentials(endpoint)
+    if is_here and local is None:
+        return None  # it asks for no key
+    if path := os.environ.get(KEY_VARIABLE):
+        credentials = read_credentials(Path(path).expanduser())
+        server = os.environ.get(SERVER_KEY_VARIABLE) or credentials.server
+        return replace(credentials, server=server)
+    if is_here:
+        return local
+    return find_credentials(endpoint.control, is_remote=not endpoint.is_private)
+
+
+class Handshakes:
+    """Watches a client socket: why the other side does not let it in. To be made before connecting.
+
+    Args:
+        socket: of `client_socket`.
+        endpoint: it is for.
+    """
+
+    def __init__(self, socket: "zmq.Socket[bytes]", endpoint: Endpoint) -> None:
+        self._socket = socket
+        self._endpoint = endpoint
+        self._has_key = bool(socket.get(zmq.MECHANISM) == zmq.CURVE)
+        self._monitor = socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED
+            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        )
+        self._refusal: str | None = None
+        self._num_failed = 0  # in a row
+
+    def refusal(self) -> str | None:
+        """Why no handshake succeeds, and what to do; None when one has, or it is too early."""
+        while self._monitor.poll(0):
+            event = recv_monitor_message(self._monitor)
+            kind, value = int(event["event"]), int(event["value"])
+            where = self._endpoint.control
+            if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._refusal, self._num_failed = None, 0
+                continue
+            # One may fail because the engine is just starting or ending; these say why.
+            is_certain = kind != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            self._num_failed += _ENOUGH if is_certain else 1
+            if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                self._refusal = (
+                    f"the engine at {where} does not know this key (any more); on its machine: "
+                    "stepscope keys list"
+                )
+            elif not self._has_key:
+                whose = "belongs to another user, or " if self._endpoint.is_ipc else ""
+                self._refusal = (
+                    f"the engine at {where} {whose}asks for a key: on its machine "
+                    "'stepscope keys new NAME --role viewer' makes one, here --key FILE names it"
+                )
+            elif kind == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _MECHANISM_MISMATCH:
+                self._refusal = f"the engine at {where} takes no keys: leave out --key"
+            else:
+                self._refusal = (
+                    f"what answers at {where} is not the engine that the key is for, or does not "
+                    "hold its key any more; get a new key file from its machine"
+                )
+        return self._refusal if self._num_failed >= _ENOUGH else None
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close()
+
+
+@contextlib.contextmanager
+def _private_files() -> Iterator[None]:
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)

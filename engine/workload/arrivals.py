@@ -1,0 +1,223 @@
+"""Work to serve, as arrivals: which prompt comes when, and how much is asked for.
+
+An arrival is everything but the sending. Arrivals are made lazily, one at a time, and by a seed:
+the same arguments give the same texts at the same offsets. The engine's own workload
+(`driver.py`) and the load generator on another machine (`load.py`) read them from here.
+"""
+
+import math
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import KnobValue
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.workload.corpus import Corpus
+from stepscope.engine.workload.traces import HASH_BLOCK_TOKENS, TraceRow
+
+_SYSTEM_PROMPT = (
+    "You are a helpful assistant who knows the Python language well. Answer in plain words, say "
+    "what you are not sure of, and show a short example where it helps. The question follows. "
+)
+_SPARE_CHARS = 1.3  # real text runs over the average of characters per token and under it
+_OFFSET_STEP = 7_919  # a prime: neighbouring keys begin far apart in the corpus
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request that somebody is going to send.
+
+    `prompt` holds at least `num_prompt_tokens` tokens by a generous estimate; the engine cuts it to
+    exactly as many.
+    """
+
+    offset_s: float  # since the start of the workload
+    name: str
+    kind: Literal["chat", "document", "trace"]
+    prompt: str
+    num_prompt_tokens: int
+    max_tokens: int
+    is_cut: bool = False  # it was longer than the model can take
+    temperature: float = 0.0
+    seed: int | None = None
+
+    def submit(self, *, with_text: bool = False) -> Submit:
+        """The command for it. Lengths are the workload's: the model does not end it early."""
+        return Submit(
+            client_id=self.name,
+            prompt=self.prompt,
+            max_prompt_tokens=self.num_prompt_tokens,
+            sampling=SamplingParams(
+                max_tokens=self.max_tokens,
+                temperature=self.temperature,
+                seed=self.seed,
+                ignore_eos=True,
+            ),
+            with_text=with_text,
+        )
+
+
+class PromptWriter:
+    """Cuts prompts of a wanted number of tokens out of a corpus, without a tokenizer.
+
+    Args:
+        corpus: where the text is from.
+        chars_per_token: of English prose, as the engine reports it.
+    """
+
+    def __init__(self, corpus: Corpus, chars_per_token: float) -> None:
+        self._corpus = corpus
+        self._chars_per_token = chars_per_token
+
+    def unique(self, key: int, num_tokens: int) -> str:
+        """Text that no other key begins with."""
+        # The number alone tells two prompts apart where the ring brings the same passage again.
+        return self._enough(f"({key}) ", key, num_tokens)
+
+    def chat(self, key: int, num_tokens: int, num_shared_tokens: int) -> str:
+        """The system prompt that all chats share, then unique text."""
+        num_shared = min(num_shared_tokens, num_tokens - 1)
+        repeats = math.ceil(num_shared * self._chars_per_token / len(_SYSTEM_PROMPT))
+        shared = (_SYSTEM_PROMPT * repeats)[: self._num_chars(num_shared)]
+        return self._enough(f"{shared} ({key}) ", key, num_tokens)
+
+    def blocks(self, hash_ids: tuple[int, ...], num_tokens: int) -> str:
+        """One passage a block: prompts that share their first ids share their first text."""
+        num_chars = self._num_chars(HASH_BLOCK_TOKENS)
+        parts = []
+        for hash_id in hash_ids[: math.ceil(num_tokens / HASH_BLOCK_TOKENS)]:
+            head = f"({hash_id}) "
+            parts.append(head + self._passage(hash_id, num_chars - len(head)))
+        return self._enough("".join(parts), hash_ids[-1] + 1 if hash_ids else 0, num_tokens)
+
+    def _enough(self, text: str, key: int, num_tokens: int) -> str:
+        wanted = self._num_chars(num_tokens * _SPARE_CHARS) + 16
+        return text + self._passage(key, max(0, wanted - len(text)))
+
+    def _passage(self, key: int, num_chars: int) -> str:
+        return self._corpus.passage(key * _OFFSET_STEP, num_chars)
+
+    def _num_chars(self, num_tokens: float) -> int:
+        return math.ceil(num_tokens * self._chars_per_token)
+
+
+def synthetic(
+    spec: WorkloadSpec, writer: PromptWriter, max_model_len: int | None
+) -> Iterator[Arrival]:
+    """Chats and documents with Poisson arrivals, without end unless `spec.num_requests` is set.
+
+    Lengths are log-normal around their means (chats vary more than documents); all chats share
+    their first quarter, a system prompt.
+    """
+    source = random.Random(spec.seed)
+    # Texts differ between seeds too, or a second run would find the first one's prefixes cached.
+    first_key = source.randrange(1_000_000) * 1_000
+    offset_s = 0.0
+    number = 0
+    while spec.num_requests is None or number < spec.num_requests:
+        offset_s += source.expovariate(spec.rate)
+        is_document = source.random() < spec.document_share
+        mean, spread = (spec.document_tokens, 0.2) if is_document else (spec.chat_tokens, 0.5)
+        num_prompt_tokens, max_tokens, is_cut = fit(
+            _log_normal(source, mean, spread),
+            _log_normal(source, spec.output_tokens, 0.5),
+            max_model_len,
+        )
+        key = first_key + number
+        kind: Literal["chat", "document"] = "document" if is_document else "chat"
+        yield Arrival(
+            offset_s=offset_s,
+            name=f"{kind}-{number}",
+            kind=kind,
+            prompt=(
+                writer.unique(key, num_prompt_tokens)
+                if is_document
+                else writer.chat(key, num_prompt_tokens, spec.chat_tokens // 4)
+            ),
+            num_prompt_tokens=num_prompt_tokens,
+            max_tokens=max_tokens,
+            is_cut=is_cut,
+            temperature=spec.temperature,
+            seed=source.getrandbits(62) if spec.temperature else None,
+        )
+        number += 1
+
+
+def from_trace(
+    rows: Iterable[TraceRow],
+    writer: PromptWriter,
+    max_model_len: int | None,
+    time_scale: float = 1.0,
+    seed: int = 0,
+) -> Iterator[Arrival]:
+    """The requests of a trace with text put in.
+
+    Args:
+        rows: as `traces.read_trace` gives them.
+        writer: makes the text; rows with `hash_ids` share what their ids share.
+        max_model_len: longer requests are cut to it, None cuts nothing.
+        time_scale: offsets are multiplied by it: 0.1 replays ten times as fast.
+        seed: of the text, where the trace does not name its blocks.
+    """
+    first_key = random.Random(seed).randrange(1_000_000) * 1_000
+    for number, row in enumerate(rows):
+        num_prompt_tokens, max_tokens, is_cut = fit(
+            row.num_prompt_tokens, row.num_output_tokens, max_model_len
+        )
+        yield Arrival(
+            offset_s=row.offset_s * time_scale,
+            name=f"trace-{number}",
+            kind="trace",
+            prompt=(
+                writer.unique(first_key + number, num_prompt_tokens)
+                if row.hash_ids is None
+                else writer.blocks(row.hash_ids, num_prompt_tokens)
+            ),
+            num_prompt_tokens=num_prompt_tokens,
+            max_tokens=max_tokens,
+            is_cut=is_cut,
+        )
+
+
+def fit(
+    num_prompt_tokens: int, max_tokens: int, max_model_len: int | None
+) -> tuple[int, int, bool]:
+    """Prompt and output that fit into the model, and whether anything had to go.
+
+    The output keeps up to half of the model's length, the prompt gets what is left.
+    """
+    if max_model_len is None or num_prompt_tokens + max_tokens <= max_model_len:
+        return num_prompt_tokens, max_tokens, False
+    max_tokens = min(max_tokens, max(1, max_model_len // 2))
+    return min(num_prompt_tokens, max(1, max_model_len - max_tokens)), max_tokens, True
+
+
+def describe(spec: WorkloadSpec) -> str:
+    """The mix in a few words, for a status line."""
+    documents = (
+        f", {spec.document_share:.0%} documents of {spec.document_tokens}"
+        if spec.document_share
+        else ""
+    )
+    most = "" if spec.max_concurrency is None else f", at most {spec.max_concurrency} under way"
+    heat = f", at temperature {spec.temperature:g}" if spec.temperature else ""
+    return (
+        f"{spec.rate:g} requests/s: chats of {spec.chat_tokens} tokens{documents}, "
+        f"outputs of {spec.output_tokens}{most}{heat}"
+    )
+
+
+def fields_of(spec: WorkloadSpec) -> dict[str, KnobValue]:
+    """The mix as telemetry tells it, by field; one without a value is left out."""
+    values = msgspec.structs.asdict(spec)
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _log_normal(source: random.Random, mean: float, spread: float) -> int:
+    """At least 1; `spread` is the standard deviation of the logarithm."""
+    return max(1, round(source.lognormvariate(math.log(mean) - spread * spread / 2, spread)))

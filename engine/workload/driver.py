@@ -1,0 +1,94 @@
+"""`WorkloadDriver`: the engine's own workload, a thread that submits what is due.
+
+It owns the thread and the current mix. The engine's loop never waits for it: `submit` queues.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.workload.arrivals import PromptWriter, synthetic
+from stepscope.engine.workload.corpus import Corpus
+
+_RECHECK_S = 0.05  # how soon a put-off arrival looks again whether there is room
+
+
+class _Run:
+    """One mix from its start to its end. `lock` is held while it submits."""
+
+    def __init__(self, spec: WorkloadSpec) -> None:
+        self.spec = spec
+        self.stopped = threading.Event()
+        self.lock = threading.Lock()
+
+
+class WorkloadDriver:
+    """Starts, replaces and stops a synthetic mix.
+
+    Args:
+        submit: takes one request without waiting; called on the driver's thread.
+        chars_per_token: of the engine's tokenizer, on English prose.
+        max_model_len: requests are cut to it.
+        num_unfinished: requests of the engine that have not ended, for `max_concurrency`.
+    """
+
+    def __init__(
+        self,
+        submit: Callable[[Submit], None],
+        *,
+        chars_per_token: float,
+        max_model_len: int,
+        num_unfinished: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._submit = submit
+        self._chars_per_token = chars_per_token
+        self._max_model_len = max_model_len
+        self._num_unfinished = num_unfinished
+        self._run: _Run | None = None
+        self._writer: PromptWriter | None = None
+
+    @property
+    def spec(self) -> WorkloadSpec | None:
+        """The mix that is running, None when there is none (any more)."""
+        run = self._run
+        return None if run is None or run.stopped.is_set() else run.spec
+
+    def set(self, spec: WorkloadSpec | None) -> None:
+        """Start `spec` in place of what runs; None stops it. No old arrival comes after this."""
+        if self._run is not None:
+            self._run.stopped.set()
+            with self._run.lock:  # an arrival that is just being submitted
+                self._run = None
+        if spec is None:
+            return
+        self._run = _Run(spec)
+        threading.Thread(
+            target=self._arrive, args=(self._run,), name="workload", daemon=True
+        ).start()
+
+    def close(self) -> None:
+        self.set(None)
+
+    def _arrive(self, run: _Run) -> None:
+        if self._writer is None:
+            self._writer = PromptWriter(Corpus.english(), self._chars_per_token)
+        start_s = time.monotonic()
+        for arrival in synthetic(run.spec, self._writer, self._max_model_len):
+            if run.stopped.wait(max(0.0, start_s + arrival.offset_s - time.monotonic())):
+                return
+            due_s = time.monotonic()
+            while self._is_full(run.spec):
+                if run.stopped.wait(_RECHECK_S):
+                    return
+            # What was put off moves the rest along, so that no burst makes up for it.
+            start_s += time.monotonic() - due_s
+            with run.lock:
+                if run.stopped.is_set():
+                    return
+                self._submit(arrival.submit())
+        run.stopped.set()
+
+    def _is_full(self, spec: WorkloadSpec) -> bool:
+        return spec.max_concurrency is not None and self._num_unfinished() >= spec.max_concurrency

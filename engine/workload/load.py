@@ -1,0 +1,242 @@
+"""`LoadGenerator`: sends arrivals to an engine over its control socket, as a client would.
+
+It owns nothing of the engine: what it measures is what a client sees, on the client's clock. One
+thread and one socket; a `ControlClient` belongs to it for as long as it runs.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import EngineSilent, EngineUnreachable
+from stepscope.engine.protocol.commands import Abort, AnyReply, Error, Output, Submitted
+from stepscope.engine.transport.local_engines import is_refused
+from stepscope.engine.workload.arrivals import Arrival
+
+PATIENCE_S = 30.0  # that an engine may be silent: stopped, or its machine is
+
+_TICK_S = 0.2  # how often the progress is told and the will to stop is asked for
+_SILENCE_S = 2.0  # after so long without a word, ask whether the engine is still there, ...
+_ALIVE_S = 2.5  # ... which it says at once, whatever it is computing
+_LOOK_S = 1.0  # that one answer is waited for once it was silent: in it nobody can stop the run
+_ASK_AGAIN_S = 0.5  # an answer may have been on a connection that was lost
+_ABORT_WAIT_S = 3.0
+
+
+@dataclass(slots=True)
+class LoadReport:
+    """What has been sent and what has come back so far. Times in seconds, of the client."""
+
+    num_sent: int = 0
+    num_cut: int = 0  # of those, longer than the model can take
+    num_finished: int = 0
+    num_aborted: int = 0
+    errors: Counter[str] = field(default_factory=Counter)  # message: how often
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    ttft_s: list[float] = field(default_factory=list)  # of every request with a first token
+    itl_s: list[float] = field(default_factory=list)  # gaps between two messages of a request
+    duration_s: float = 0.0
+    silent_s: float = 0.0  # since the engine answers nothing; nothing is sent then
+
+    @property
+    def num_errors(self) -> int:
+        return self.errors.total()
+
+    @property
+    def num_open(self) -> int:
+        return self.num_sent - self.num_finished - self.num_aborted - self.num_errors
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that has not ended."""
+
+    sent_s: float
+    request_id: int | None = None  # known once the engine has taken it
+    last_token_s: float | None = None
+
+
+class LoadGenerator:
+    """Sends each arrival when it is due and reads what comes back.
+
+    Args:
+        client: a connection to the engine that answers.
+        arrivals: in the order of their offsets.
+        max_concurrency: requests under way at most; what comes later is put off.
+        seconds: send for so long, then only wait for what is under way. None: to the last arrival.
+        on_progress: told the report a few times a second.
+        wants_stop: asked as often; True ends the run, and `abort` gives up what is under way.
+        patience_s: how long an engine is waited for that answers nothing. What would have been
+            sent meanwhile is put off, so that no burst follows.
+    """
+
+    def __init__(
+        self,
+        client: ControlClient,
+        arrivals: Iterator[Arrival],
+        *,
+        max_concurrency: int | None = None,
+        seconds: float | None = None,
+        on_progress: Callable[[LoadReport], None] = lambda report: None,
+        wants_stop: Callable[[], bool] = lambda: False,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self.report = LoadReport()
+        self._client = client
+        self._arrivals = arrivals
+        self._max_concurrency = max_concurrency
+        self._seconds = seconds
+        self._on_progress = on_progress
+        self._wants_stop = wants_stop
+        self._patience_s = patience_s
+        self._open: dict[int, _Open] = {}  # by command id
+        self._heard_s = 0.0
+        self._answered_s = 0.0  # when it was asked whether it is there
+        self._bundles: bool | UnsetType = UNSET  # True: the engine knows them
+
+    def run(self) -> LoadReport:
+        """Send and receive until all is done or `wants_stop`.
+
+        Raises:
+            EngineUnreachable: it stopped answering; `report` holds what came until then.
+        """
+        info = self._client.info()
+        engine_id, self._bundles = info.engine_id, info.bundles or UNSET
+        start_s = self._heard_s = time.perf_counter()
+        # By `max_concurrency` and by silence: moves the rest along, so that no burst follows.
+        put_off_s = 0.0
+        stands_since_s: float | None = None
+        upcoming = next(self._arrivals, None)
+        next_tick_s = start_s
+        while upcoming is not None or self._open:
+            now_s = time.perf_counter()
+            self.report.duration_s = now_s - start_s
+            if now_s >= next_tick_s:
+                next_tick_s = now_s + _TICK_S
+                self._on_progress(self.report)
+                if self._wants_stop():
+                    break
+                self._check_alive(now_s, engine_id)
+                if self.report.silent_s and stands_since_s is None:
+                    stands_since_s = now_s
+                elif not self.report.silent_s and stands_since_s is not None:
+                    put_off_s += time.perf_counter() - stands_since_s
+                    stands_since_s = None
+            if self._seconds is not None and now_s - start_s >= self._seconds:
+                upcoming = None
+            wait_s = next_tick_s - now_s
+            if upcoming is not None:
+                due_s = start_s + put_off_s + upcoming.offset_s
+                if now_s < due_s:
+                    wait_s = min(wait_s, due_s - now_s)
+                elif not self.report.silent_s and self._has_room():
+                    if self._max_concurrency is not None:
+                        put_off_s += now_s - due_s
+                    self._send(upcoming)
+                    upcoming = next(self._arrivals, None)
+                    wait_s = 0.0
+            self._receive(wait_s)
+        self.report.duration_s = time.perf_counter() - start_s
+        return self.report
+
+    def abort(self) -> LoadReport:
+        """Give up what is under way and wait a moment for the engine to say so."""
+        told: set[int] = set()
+        deadline_s = time.perf_counter() + _ABORT_WAIT_S
+        while self._open and time.perf_counter() < deadline_s:
+            for each in self._open.values():
+                if each.request_id is not None and each.request_id not in told:
+                    told.add(each.request_id)
+                    self._client.send(Abort(request_id=each.request_id, who="load"))
+            self._receive(0.05)
+        return self.report
+
+    def _has_room(self) -> bool:
+        return self._max_concurrency is None or len(self._open) < self._max_concurrency
+
+    def _send(self, arrival: Arrival) -> None:
+        submit = msgspec.structs.replace(arrival.submit(), bundle=self._bundles)
+        command_id = self._client.send(submit)
+        self._open[command_id] = _Open(sent_s=time.perf_counter())
+        self.report.num_sent += 1
+        self.report.num_cut += arrival.is_cut
+
+    def _receive(self, timeout_s: float) -> None:
+        """Everything that is there, after waiting for the first of it."""
+        received = self._client.receive(timeout_s)
+        while received is not None:
+            self._heard_s = time.perf_counter()
+            self._take(*received)
+            received = self._client.receive(0.0)
+
+    def _take(self, command_id: int, reply: AnyReply) -> None:
+        request = self._open.get(command_id)
+        if request is None:
+            return  # the answer to an Abort
+        report = self.report
+        if isinstance(reply, Error):
+            report.errors[reply.message] += 1
+            del self._open[command_id]
+        elif isinstance(reply, Submitted):
+            request.request_id = reply.request_id
+            report.num_prompt_tokens += reply.num_prompt_tokens
+        elif isinstance(reply, Output):
+            if reply.token_ids:
+                if request.last_token_s is None:
+                    report.ttft_s.append(self._heard_s - request.sent_s)
+                else:
+                    report.itl_s.append(self._heard_s - request.last_token_s)
+                request.last_token_s = self._heard_s
+                report.num_output_tokens += len(reply.token_ids)
+            if reply.finish_reason is not None:
+                if reply.finish_reason == "abort":
+                    report.num_aborted += 1
+                else:
+                    report.num_finished += 1
+                del self._open[command_id]
+
+    def _check_alive(self, now_s: float, engine_id: str) -> None:
+        """A paused engine is silent for as long as it likes, a dead one must not be waited for.
+
+        One that answers nothing although nobody says that it is gone is stopped, or cut off.
+        """
+        report, client = self.report, self._client
+        known_s = max(self._heard_s, self._answered_s)
+        if not self._open or now_s - known_s < _SILENCE_S:
+            report.silent_s = 0.0
+            return
+        try:
+            info = client.info(_ASK_AGAIN_S, _LOOK_S if report.silent_s else _ALIVE_S)
+        except EngineSilent:
+            if is_refused(client.endpoint):
+                raise EngineUnreachable(
+                    f"the engine at {client.endpoint.control} is gone: nobody listens there any "
+                    f"more; {len(self._open)} requests are lost"
+                ) from None
+            report.silent_s = time.perf_counter() - known_s
+            if report.silent_s >= self._patience_s:
+                raise EngineUnreachable(
+                    f"the engine at {client.endpoint.control} has answered nothing for "
+                    f"{report.silent_s:.0f} s; {len(self._open)} requests are without an answer"
+                ) from None
+            return
+        self._answered_s, report.silent_s = time.perf_counter(), 0.0
+        if info.engine_id != engine_id:
+            raise EngineUnreachable(
+                f"the engine at {client.endpoint.control} was started anew; "
+                f"{len(self._open)} requests are lost"
+            )
+
+
+def percentile(samples: list[float], share: float) -> float | None:
+    """The sample that `share` (0..1) of the samples do not exceed, None without samples."""
+    if not samples:
+        return None
+    return sorted(samples)[max(0, math.ceil(share * len(samples)) - 1)]

@@ -1,0 +1,177 @@
+"""Reads recorded arrivals: when requests came, and how long they and their answers were.
+
+Two public formats, told apart by their first character:
+
+- Azure LLM inference traces: CSV with the columns `TIMESTAMP,ContextTokens,GeneratedTokens`
+  (Splitwise, ISCA 2024).
+- Mooncake traces: one JSON object a line with `timestamp` (ms), `input_length`, `output_length`
+  and `hash_ids`, which names the 512-token blocks of the prompt so that equal beginnings show
+  (Mooncake, FAST 2025).
+
+Neither holds any text. A file is checked to its end before its first row is given away.
+"""
+
+import csv
+import json
+import math
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, NoReturn
+
+from stepscope.engine.protocol.config import ConfigError
+
+HASH_BLOCK_TOKENS = 512  # of a Mooncake prompt block
+MAX_TOKENS = 10_000_000  # of one prompt or one output
+_AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_MOONCAKE_FIELDS = ("timestamp", "input_length", "output_length")
+
+
+class TraceRow(NamedTuple):
+    """One request of a trace; `hash_ids` is None where the trace does not know its content."""
+
+    offset_s: float  # since the first request
+    num_prompt_tokens: int
+    num_output_tokens: int
+    hash_ids: tuple[int, ...] | None = None
+
+
+class TraceError(ConfigError):
+    """A file that is no trace, or a broken line in one: `FILE:LINE: column ...`."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("bad_trace", message)
+
+
+def read_trace(path: Path, limit: int | None = None) -> list[TraceRow]:
+    """The first `limit` requests of a trace, in the order they arrived.
+
+    Raises:
+        TraceError: the file cannot be read, is empty, or any line of it is broken.
+    """
+    try:
+        with path.open("rb") as file:
+            rows = _rows(path, file)
+            kept = [row for number, row in enumerate(rows) if limit is None or number < limit]
+    except OSError as error:
+        raise TraceError(f"cannot read the trace {path}: {error.strerror}") from error
+    if not kept:
+        raise TraceError(f"{path} holds no requests")
+    first_s = min(row.offset_s for row in kept)
+    kept.sort(key=lambda row: row.offset_s)
+    return [row._replace(offset_s=row.offset_s - first_s) for row in kept]
+
+
+def _rows(path: Path, file: BinaryIO) -> Iterator[TraceRow]:
+    lines = _text_lines(path, file)
+    first = next(lines, None)
+    if first is None:
+        return iter(())
+    read = _mooncake if first[1].lstrip().startswith("{") else _azure
+    return read(path, chain([first], lines))
+
+
+def _text_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
+    """Numbered lines, without the empty ones."""
+    for number, raw in enumerate(file, start=1):
+        try:
+            text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            _broken(path, number, f"column {error.start + 1}", "text in UTF-8", raw)
+        if text.strip():
+            yield number, text.rstrip("\r\n")
+
+
+def _azure(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[TraceRow]:
+    number, header = next(lines)
+    names = [name.strip() for name in header.split(",")]
+    for wanted in _AZURE_COLUMNS:
+        if wanted not in names:
+            _broken(path, number, f"column {wanted}", "a header with this name", header)
+    places = [names.index(name) for name in _AZURE_COLUMNS]
+    for number, line in lines:
+        try:
+            cells = next(csv.reader([line], strict=True))
+        except csv.Error as error:
+            _broken(path, number, "column 1", f"comma-separated values ({error})", line)
+        if len(cells) != len(names):
+            first_odd = min(len(cells), len(names)) + 1
+            _broken(path, number, f"column {first_odd}", f"{len(names)} columns", line)
+        values: list[float] = []
+        for place, parse in zip(places, (_seconds, _whole_number, _whole_number), strict=True):
+            value = parse(cells[place].strip())
+            if value is None:
+                expected = "a time like 2023-11-16 18:15:46.68" if parse is _seconds else _WHOLE
+                where = f"column {place + 1} ({names[place]})"
+                _broken(path, number, where, expected, cells[place])
+            values.append(value)
+        yield TraceRow(values[0], int(values[1]), int(values[2]))
+
+
+def _mooncake(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[TraceRow]:
+    for number, line in lines:
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            _broken(path, number, f"column {error.colno}", f"JSON ({error.msg})", line)
+        except RecursionError:
+            _broken(path, number, "column 1", "a flat JSON object", line)
+        if not isinstance(record, dict):
+            _broken(path, number, "column 1", "a JSON object", line)
+        for name in _MOONCAKE_FIELDS:
+            if name not in record:
+                _broken(path, number, f"column {name}", "a number", "nothing")
+        timestamp_ms = record["timestamp"]
+        if not _is_number(timestamp_ms) or not math.isfinite(timestamp_ms):
+            _broken(path, number, "column timestamp", "milliseconds", timestamp_ms)
+        lengths = []
+        for name in ("input_length", "output_length"):
+            value = record[name]
+            if type(value) is not int or not 1 <= value <= MAX_TOKENS:
+                _broken(path, number, f"column {name}", _WHOLE, value)
+            lengths.append(value)
+        hash_ids = record.get("hash_ids")
+        if hash_ids is not None and not (
+            isinstance(hash_ids, list) and all(type(each) is int for each in hash_ids)
+        ):
+            _broken(path, number, "column hash_ids", "a list of whole numbers", hash_ids)
+        yield TraceRow(
+            offset_s=timestamp_ms / 1000,
+            num_prompt_tokens=lengths[0],
+            num_output_tokens=lengths[1],
+            hash_ids=None if hash_ids is None else tuple(hash_ids),
+        )
+
+
+_SHOWN_CHARS = 60
+_WHOLE = f"a whole number of 1 to {MAX_TOKENS}"
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    # Without a zone it is taken as UTC: only differences count, and summer time would jump.
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _whole_number(text: str) -> int | None:
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(MAX_TOKENS))):
+        return None
+    return value if 1 <= (value := int(text)) <= MAX_TOKENS else None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _broken(path: Path, line: int, where: str, expected: str, came: object) -> NoReturn:
+    shown = repr(came)
+    if len(shown) > _SHOWN_CHARS:
+        shown = shown[:_SHOWN_CHARS] + "..."
+    raise TraceError(
+        f"{path}:{line}: {where}: expected {expected}, got {shown}; "
+        "nothing was sent: correct the line or remove it"
+    )
