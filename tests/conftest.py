@@ -44,11 +44,11 @@ from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.token_teller import TokenTeller
 from stepscope.engine.text.tokenizer import TextStream
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.recorder import Recorder
-from stepscope.recordings.service_levels import Levels
-from stepscope.recordings.source import FrameTap, SourceStatus
+from stepscope.recordings.file.service_levels import Levels
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import FrameTap, SourceStatus
+from stepscope.recordings.live.recorder import Recorder
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli import main
 from tests.paced_runner import PacedRunner
 

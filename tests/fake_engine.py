@@ -20,8 +20,8 @@ from stepscope.engine.protocol.commands import (
 from stepscope.engine.protocol.wire import EngineInfo, StepRecord, Telemetry
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.rate_limit import RateLimiter
-from stepscope.recordings.session import SessionState
-from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.state.session import SessionState
 from tests.waiting import wait_for
 
 

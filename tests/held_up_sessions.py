@@ -9,7 +9,7 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Telemetry
 from stepscope.engine.scheduling.step import ScheduledStep
 from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
-from stepscope.recordings.causes import Late, Piece
+from stepscope.recordings.attribution.causes import Late, Piece
 
 MS = 1_000_000
 HELD_MS = 840

@@ -4,7 +4,7 @@ import asyncio
 
 from textual import events
 
-from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.app import Dashboard
 
 

@@ -7,10 +7,10 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import Telemetry
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
-from stepscope.recordings.history import History
-from stepscope.recordings.reader import Position, Recording
-from stepscope.recordings.seek import state_at
-from stepscope.recordings.writer import RecordingWriter
+from stepscope.recordings.file.reader import Position, Recording
+from stepscope.recordings.file.writing.writer import RecordingWriter
+from stepscope.recordings.history.history import History
+from stepscope.recordings.replay.seek import state_at
 
 
 def busy(seed: int, num_steps: int) -> list[Telemetry]:

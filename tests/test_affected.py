@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.recordings.affected import Affected
-from stepscope.recordings.explained import explain_recording
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.recording_errors import NotInRecording
-from stepscope.recordings.session import SessionState
+from stepscope.recordings.attribution.affected import Affected
+from stepscope.recordings.attribution.explained import explain_recording
+from stepscope.recordings.errors import NotInRecording
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.state.session import SessionState
 from tests.seek_sessions import record
 from tests.test_explain import Script, paused_session
 

@@ -23,14 +23,14 @@ from stepscope.engine.protocol.commands import (
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, Mark, Snapshot
 from stepscope.engine.telemetry import kept_snapshots
-from stepscope.recordings import backfill
-from stepscope.recordings.history import History
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.recorder import Recorder
-from stepscope.recordings.session import SessionState
-from stepscope.recordings.source import add_mark
-from stepscope.recordings.subscriber import Subscriber
-from stepscope.recordings.verify import verify
+from stepscope.recordings.check.verify import verify
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import add_mark
+from stepscope.recordings.live import backfill
+from stepscope.recordings.live.recorder import Recorder
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.state.session import SessionState
 from stepscope.tui import format as fmt
 from tests.fake_engine import FakeEngine, info, step
 from tests.live_dashboard import dashboard, press
@@ -278,7 +278,7 @@ def test_answers_that_do_not_come_end_it_and_the_present_goes_on(
 ) -> None:
     monkeypatch.setattr(backfill, "_ANSWER_S", 0.05)
     late.engine.largest_replay = 0
-    monkeypatch.setattr("stepscope.recordings.backfill.catch_up_s", lambda *_: 0.0)
+    monkeypatch.setattr("stepscope.recordings.live.backfill.catch_up_s", lambda *_: 0.0)
     assert refused(late) == "the engine does not answer in time"
 
 
@@ -293,7 +293,7 @@ def test_over_a_slow_way_what_comes_by_itself_is_taken_between_two_questions(
         taken.append(late.source.history.last_sequence or 0)
         return num_messages * 1.0
 
-    monkeypatch.setattr("stepscope.recordings.backfill.catch_up_s", slow)
+    monkeypatch.setattr("stepscope.recordings.live.backfill.catch_up_s", slow)
     monkeypatch.setattr(backfill, "MAX_FETCH_S", 1.0)
     refused(late)
     assert len(taken) > 1
@@ -306,7 +306,7 @@ def test_a_way_that_is_too_slow_brings_less_or_nothing(
     def slow(client: ControlClient, first: int, num_messages: int) -> float:
         return num_messages * 1.0
 
-    monkeypatch.setattr("stepscope.recordings.backfill.catch_up_s", slow)
+    monkeypatch.setattr("stepscope.recordings.live.backfill.catch_up_s", slow)
     monkeypatch.setattr(backfill, "MAX_FETCH_S", 1.0)
     late.engine.oldest = 0
     assert refused(late) == "the way to the engine is too slow for it"

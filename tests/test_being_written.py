@@ -15,13 +15,13 @@ import pytest
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.simulation.simulated import simulate
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.recording_errors import RecordingError
-from stepscope.recordings.recording_file import RecordingFile
-from stepscope.recordings.repair import repair
-from stepscope.recordings.strip import strip
-from stepscope.recordings.verify import VerifyReport, verify
-from stepscope.recordings.writer import RecordingWriter
+from stepscope.recordings.check.repair import repair
+from stepscope.recordings.check.strip import strip
+from stepscope.recordings.check.verify import VerifyReport, verify
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.writing.recording_file import RecordingFile
+from stepscope.recordings.file.writing.writer import RecordingWriter
 from tests.seek_sessions import record
 from tests.waiting import wait_for
 
@@ -31,7 +31,7 @@ RECORDER = """
 import sys, time
 from stepscope.engine.protocol import wire
 from stepscope.engine.simulation.simulated import simulate
-from stepscope.recordings import recording_file, writer
+from stepscope.recordings.file.writing import recording_file, writer
 writer.FLUSH_S = 0.01
 recording_file.CHUNK_BYTES = 50_000
 recorder = writer.RecordingWriter(sys.argv[1])
@@ -122,7 +122,7 @@ def test_repair_leaves_a_file_alone_that_is_being_written_and_mends_it_after_a_c
 def test_a_record_that_is_half_there_is_no_damage_while_it_is_being_written_and_damage_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepscope.recordings.recording_file.CHUNK_BYTES", 50_000)
+    monkeypatch.setattr("stepscope.recordings.file.writing.recording_file.CHUNK_BYTES", 50_000)
     content = record(tmp_path / "whole.mcap", MESSAGES).read_bytes()
     with Recording(tmp_path / "whole.mcap") as recording:
         places = recording.index.chunks

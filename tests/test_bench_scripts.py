@@ -4,8 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from stepscope.recordings.history import History
-from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.history.history import History
+from stepscope.recordings.live.subscriber import Subscriber
 from tests.waiting import wait_for
 
 BENCH = Path(__file__).parent / "bench"

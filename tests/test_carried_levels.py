@@ -11,13 +11,13 @@ import pytest
 from stepscope.engine.protocol import wire
 from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings import samples
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.repair import repair
-from stepscope.recordings.rotation import FileSeries, Limits
-from stepscope.recordings.service_levels import as_metadata, levels_in, levels_of
-from stepscope.recordings.strip import strip
-from stepscope.recordings.writer import RecordingWriter
+from stepscope.recordings.check.repair import repair
+from stepscope.recordings.check.strip import strip
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.service_levels import as_metadata, levels_in, levels_of
+from stepscope.recordings.file.writing.rotation import FileSeries, Limits
+from stepscope.recordings.file.writing.writer import RecordingWriter
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.record_switch import RecordSwitch
 
 

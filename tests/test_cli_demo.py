@@ -16,7 +16,7 @@ import pytest
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import EngineUnreachable
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.recordings.reader import Recording
+from stepscope.recordings.file.reader import Recording
 
 WAIT_S = 90.0
 

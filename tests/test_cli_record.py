@@ -15,8 +15,8 @@ import pytest
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import Shutdown, Submit
 from stepscope.engine.protocol.sampling_params import SamplingParams
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.writer import RecordingWriter
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.writing.writer import RecordingWriter
 
 WAIT_S = 60.0
 

@@ -15,7 +15,7 @@ import pytest
 
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.local_engines import starting_pid
-from stepscope.recordings.reader import Recording
+from stepscope.recordings.file.reader import Recording
 
 ENGINE = Path(__file__).parent / "simulated_engine.py"
 WAIT_S = 30.0

@@ -15,8 +15,8 @@ from stepscope.engine.protocol.config import ConfigError
 from stepscope.engine.transport import keys as key_files
 from stepscope.engine.transport.authorised_keys import KeyFolder
 from stepscope.recordings import samples
+from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.export.output import writing
-from stepscope.recordings.recording_errors import RecordingError
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage
 from stepscope.tui.commands.output_path import output_path
 

@@ -11,8 +11,8 @@ from stepscope.engine.process.serve import anchored
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import Arrived, EngineInfo, EngineStatus, StepRecord, Telemetry
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app import Dashboard
 from tests.screen_text import main_text
 

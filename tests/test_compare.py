@@ -24,27 +24,32 @@ from stepscope.engine.protocol.wire import (
     Telemetry,
 )
 from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
-from stepscope.recordings.compare import counts as comparison_counts
-from stepscope.recordings.compare import points as comparison_points
-from stepscope.recordings.compare.chance import leans, means_differ, rates_differ, shares_differ
 from stepscope.recordings.compare.columns import axis_of
 from stepscope.recordings.compare.comparer import Comparer
 from stepscope.recordings.compare.comparison import compare
-from stepscope.recordings.compare.counts import Spread, WaitCounts
-from stepscope.recordings.compare.feed import Stretch
 from stepscope.recordings.compare.paired import request_by_request
-from stepscope.recordings.compare.points import KNOB, LATE, MARKED, PREEMPTED, StepPoints
-from stepscope.recordings.compare.requests import RequestRun, matched, were_sent_twice
-from stepscope.recordings.compare.side import Side
-from stepscope.recordings.compare.totals import CountOverTime
-from stepscope.recordings.history import History
-from stepscope.recordings.history_feed import HistoryFeed
-from stepscope.recordings.latency import SLO, percentiles
-from stepscope.recordings.pauses import known_since
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.recording_feed import RecordingFeed
-from stepscope.recordings.session import SessionState
-from stepscope.recordings.writer import RecordingWriter
+from stepscope.recordings.compare.side import counts as comparison_counts
+from stepscope.recordings.compare.side import points as comparison_points
+from stepscope.recordings.compare.side.counts import Spread, WaitCounts
+from stepscope.recordings.compare.side.feed import Stretch
+from stepscope.recordings.compare.side.history_feed import HistoryFeed
+from stepscope.recordings.compare.side.points import KNOB, LATE, MARKED, PREEMPTED, StepPoints
+from stepscope.recordings.compare.side.recording_feed import RecordingFeed
+from stepscope.recordings.compare.side.requests import RequestRun, matched, were_sent_twice
+from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.side.totals import CountOverTime
+from stepscope.recordings.compare.statistics.chance import (
+    leans,
+    means_differ,
+    rates_differ,
+    shares_differ,
+)
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.writing.writer import RecordingWriter
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.pauses import known_since
+from stepscope.recordings.state.series.latency import SLO, percentiles
+from stepscope.recordings.state.session import SessionState
 from stepscope.tui.compare.text import load as load_text
 from stepscope.tui.compare.text import outcome, setting_text
 

@@ -14,12 +14,18 @@ from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.recordings.compare.comparison import Comparison, compare
-from stepscope.recordings.compare.effect import Contrast, Effect
-from stepscope.recordings.compare.side import Side
-from stepscope.recordings.compare.sliced import NUM_STRETCHES
-from stepscope.recordings.compare.slices import MAX_SLICES, Slice, WaitSlices, num_waits, start_of
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.session import SessionState
+from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.side.sliced import NUM_STRETCHES
+from stepscope.recordings.compare.side.slices import (
+    MAX_SLICES,
+    Slice,
+    WaitSlices,
+    num_waits,
+    start_of,
+)
+from stepscope.recordings.compare.statistics.effect import Contrast, Effect
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.session import SessionState
 from stepscope.tui.compare.document import document
 from stepscope.tui.compare.text import between, load, outcome, verdict
 

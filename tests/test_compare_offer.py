@@ -5,10 +5,10 @@ from collections.abc import Iterable
 
 from stepscope.engine.protocol import wire
 from stepscope.recordings.compare.load import Load, load_of
-from stepscope.recordings.compare.requests import RequestRun
-from stepscope.recordings.compare.side import Side
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.session import SessionState
+from stepscope.recordings.compare.side.requests import RequestRun
+from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.session import SessionState
 
 SLO_ = SLO(ttft_ms=500.0, itl_ms=30.0)
 

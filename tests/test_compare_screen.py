@@ -10,14 +10,14 @@ import pytest
 from textual.pilot import Pilot
 
 from stepscope.recordings import samples
-from stepscope.recordings.compare.feed import Stretch
 from stepscope.recordings.compare.figures import Figure
 from stepscope.recordings.compare.load import Load
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.replay import ReplaySource
-from stepscope.recordings.source import add_mark
+from stepscope.recordings.compare.side.feed import Stretch
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import add_mark
+from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app import Dashboard
 from stepscope.tui.compare.choices import file_origin, session_origin
 from stepscope.tui.compare.picture import ComparePage
@@ -308,7 +308,7 @@ async def test_escape_stops_reading_and_keeps_what_was_read(
     source.start()
     app = Dashboard(source, history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
     session = session_origin(source)
-    monkeypatch.setattr("stepscope.recordings.recording_feed.BATCH", 1)
+    monkeypatch.setattr("stepscope.recordings.compare.side.recording_feed.BATCH", 1)
     app.compare(session, file_origin(SAMPLES / "chunked.mcap", session), "step")
     async with app.run_test(size=(120, 40)) as pilot:
         reading = app.main.session.compare.comparer

@@ -48,10 +48,10 @@ from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Audited, Snapshot
 from stepscope.engine.transport import rate_limit
 from stepscope.engine.transport.rate_limit import CLIENT_BURST, CLIENT_RATE, RateLimiter
-from stepscope.recordings.audit_text import change_text
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.recorder import Recorder
-from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.live.recorder import Recorder
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.state.audit_text import change_text
 from stepscope.tui.cli import main
 from tests.waiting import wait_for
 

@@ -31,7 +31,7 @@ from stepscope.engine.simulation.simulated import (
 )
 from stepscope.engine.workload.arrivals import Arrival, PromptWriter, synthetic
 from stepscope.engine.workload.corpus import Corpus
-from stepscope.recordings.history import History
+from stepscope.recordings.history.history import History
 from stepscope.tui.commands.demo import KNOBS, WORKLOAD
 from stepscope.tui.commands.demo_pace import TICK_S, Pace
 from stepscope.tui.commands.demo_rate import offer, slowness

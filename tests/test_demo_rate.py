@@ -13,8 +13,8 @@ from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.simulation.simulated import simulated_info
 from stepscope.engine.workload.arrivals import describe
 from stepscope.engine.workload.capacity import reckoned_ms, requests_per_s
-from stepscope.recordings.audit_text import change_text
-from stepscope.recordings.rates import Rates
+from stepscope.recordings.history.rates import Rates
+from stepscope.recordings.state.audit_text import change_text
 from stepscope.tui.commands.demo import WORKLOAD
 from stepscope.tui.commands.demo_pace import FIRST_REST_S, NUM_WINDOWS, WINDOW_S, Pace
 from stepscope.tui.commands.demo_rate import (

@@ -16,7 +16,7 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import Output, Replayed, ReplayFrom, Submit
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import KnobsChanged, StepRecord, TelemetryMessage
-from stepscope.recordings.reader import Recording
+from stepscope.recordings.file.reader import Recording
 
 STEPSCOPE = [sys.executable, "-m", "stepscope.tui.cli"]
 START_S = 90.0

@@ -24,7 +24,7 @@ from stepscope.engine.transport.endpoints import (
 )
 from stepscope.engine.transport.leftovers import stale_files
 from stepscope.engine.transport.local_engines import called, starting_pid
-from stepscope.recordings.history import History
+from stepscope.recordings.history.history import History
 from stepscope.tui.commands.connect import connect, hello, receive
 
 

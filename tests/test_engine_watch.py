@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from stepscope.engine.protocol.wire import EngineInfo
-from stepscope.recordings.source import SourceStatus
-from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.history.source import SourceStatus
+from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.knob_change import KnobChange
 from tests.live_dashboard import dashboard, press
 from tests.screen_text import main_text, screen_text

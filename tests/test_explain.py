@@ -36,14 +36,14 @@ from stepscope.engine.simulation.simulated import (
     simulate,
     simulated_info,
 )
-from stepscope.recordings.causes import CAUSES, Late, by_cause
-from stepscope.recordings.explain import Explainer
-from stepscope.recordings.explained import explain_recording
-from stepscope.recordings.history import History
-from stepscope.recordings.late_sweep import Wait
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.session import SessionState
+from stepscope.recordings.attribution.causes import CAUSES, Late, by_cause
+from stepscope.recordings.attribution.explain import Explainer
+from stepscope.recordings.attribution.explained import explain_recording
+from stepscope.recordings.attribution.late_sweep import Wait
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.session import SessionState
 
 MS = 1_000_000
 # A step of decodes alone takes 8 ms and 40 us a token; every prefill token adds 40 us.

@@ -34,11 +34,11 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.workload.traces import read_trace
+from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.export.export import FORMATS, Format, export
 from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.export.tables import Table
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.recording_errors import RecordingError
+from stepscope.recordings.file.reader import Recording
 from stepscope.tui.cli import main
 from tests.seek_sessions import record
 
@@ -412,7 +412,7 @@ def test_a_range_holds_its_steps_and_no_others(
 def test_memory_does_not_grow_with_the_recording(tmp_path: Path, target: Format) -> None:
     """Held against a session three times as long, from beyond the size of all caches."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stepscope.recordings.recording_file.CHUNK_BYTES", 20_000)
+        patch.setattr("stepscope.recordings.file.writing.recording_file.CHUNK_BYTES", 20_000)
         path = record(tmp_path / "long.mcap", simulate(seed=4, num_steps=2400))
     peaks = []
     for last in (700, 700, 2100):  # the first run fills what is filled once

@@ -15,11 +15,11 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.recordings.event_steps import EventSteps
-from stepscope.recordings.file_events import FileEvents
-from stepscope.recordings.history import History
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.replay import ReplaySource
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.replay.event_steps import EventSteps
+from stepscope.recordings.replay.file_events import FileEvents
+from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.app import Dashboard
 from stepscope.tui.frame import NOTABLE
 from tests.screen_text import main_text

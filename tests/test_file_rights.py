@@ -12,14 +12,14 @@ import pytest
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import EngineInfo, StepRecord, Telemetry
 from stepscope.engine.simulation.simulated import simulate
+from stepscope.recordings.check.repair import repair
+from stepscope.recordings.check.strip import strip
 from stepscope.recordings.export.export import export
 from stepscope.recordings.export.moments import StepRange
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.recording_file import RecordingFile
-from stepscope.recordings.repair import repair
-from stepscope.recordings.rotation import FileSeries, Limits
-from stepscope.recordings.strip import strip
-from stepscope.recordings.writer import RecordingWriter
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.writing.recording_file import RecordingFile
+from stepscope.recordings.file.writing.rotation import FileSeries, Limits
+from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.tui.picture import new_picture
 from tests.seek_sessions import record
 
@@ -96,7 +96,7 @@ def test_a_recording_with_tokens_takes_the_place_of_one_that_everybody_could_rea
 def test_every_file_of_a_series_and_one_that_was_cut_short_have_the_same_rights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: Messages, expected: int
 ) -> None:
-    monkeypatch.setattr("stepscope.recordings.writer.FLUSH_S", 0.0)
+    monkeypatch.setattr("stepscope.recordings.file.writing.writer.FLUSH_S", 0.0)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     writer = RecordingWriter(FileSeries(tmp_path / "week.mcap", Limits(num_bytes=20_000)))
     writer.start()

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.recordings.file_search import FileSearch
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.replay import ReplaySource
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.replay.file_search import FileSearch
+from stepscope.recordings.replay.replay import ReplaySource
 from tests.seek_sessions import busy, record
 from tests.waiting import wait_for
 

@@ -13,15 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.engine.protocol.wire import EngineState, EngineStatus, StepRecord, Telemetry
-from stepscope.recordings import chunk_waits, file_waits, recording_file
-from stepscope.recordings.chunk_waits import StepWait, waits_in
-from stepscope.recordings.file_waits import FileWaits
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.packed_steps import StepPacker
-from stepscope.recordings.reader import Position, Recording
-from stepscope.recordings.recording_format import PART_SUFFIX
-from stepscope.recordings.worst_waits import WorstWaits
+from stepscope.recordings.file.mcap.format import PART_SUFFIX
+from stepscope.recordings.file.reader import Position, Recording
+from stepscope.recordings.file.writing import recording_file
+from stepscope.recordings.history.history import History
+from stepscope.recordings.packing.steps import StepPacker
+from stepscope.recordings.replay import chunk_waits, file_waits
+from stepscope.recordings.replay.chunk_waits import StepWait, waits_in
+from stepscope.recordings.replay.file_waits import FileWaits
+from stepscope.recordings.replay.worst_waits import WorstWaits
+from stepscope.recordings.state.series.latency import SLO
 from tests.seek_sessions import busy, one_by_one, record
 from tests.waiting import wait_for
 

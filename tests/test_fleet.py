@@ -25,7 +25,7 @@ from stepscope.recordings.fleets.imbalance import (
     differences,
     findings,
 )
-from stepscope.recordings.history import MAX_STEPS, History
+from stepscope.recordings.history.history import MAX_STEPS, History
 
 MS = 1_000_000
 

@@ -18,7 +18,7 @@ from stepscope.engine.protocol.config import ConfigError
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from stepscope.recordings.fleets.fleet import Fleet
-from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.commands import top as top_command
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage
 from stepscope.tui.widgets.fleet_columns import state_text

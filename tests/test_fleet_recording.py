@@ -11,9 +11,9 @@ from textual import events
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.fleets.fleet import Fleet
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.app import Dashboard
 from tests.screen_text import main_text
 from tests.waiting import until, wait_for

@@ -7,8 +7,8 @@ import pytest
 from rich.cells import cell_len
 
 from stepscope.recordings.fleets.fleet import LOOK_S, Fleet
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.actions import ACTIONS
 from stepscope.tui.app import Dashboard
 from stepscope.tui.fleet_desk import SORTS, natural

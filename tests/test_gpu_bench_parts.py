@@ -26,7 +26,7 @@ from stepscope.engine.models.random_shapes import SHAPES
 from stepscope.engine.models.random_weights import RandomWeights
 from stepscope.engine.process.serve import open_engine
 from stepscope.engine.protocol.config import ConfigError, EngineConfig, Knobs
-from stepscope.recordings.reader import Recording
+from stepscope.recordings.file.reader import Recording
 from stepscope.tui.commands.bench_gpu import RECORDER
 
 MODEL = "qwen3-tiny"

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app import Dashboard
 from stepscope.tui.pages import targets
 from stepscope.tui.screens import page_handlers

@@ -15,9 +15,9 @@ from stepscope.engine.http.engine_client import EngineClient
 from stepscope.engine.http.metrics.follower import TelemetryFollower
 from stepscope.engine.http.metrics.reducer import EngineMetrics
 from stepscope.engine.transport.rate_limit import RateLimiter
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.recorder import Recorder
-from stepscope.recordings.verify import verify
+from stepscope.recordings.check.verify import verify
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.live.recorder import Recorder
 from tests.fake_engine import FakeEngine, Session, info, step
 from tests.waiting import until, wait_for
 
@@ -147,7 +147,7 @@ def test_who_stops_when_nobody_answers_has_what_came_and_counts_the_rest_as_lost
 def test_what_came_before_an_engine_fell_silent_is_there_when_it_is_stopped_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepscope.recordings.subscriber.ASK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("stepscope.recordings.live.subscriber.ASK_TIMEOUT_S", 0.2)
     session = Session(tmp_path)
     wait_for(session.has_caught_up, "caught up")
     recorded = Recorded(session, tmp_path / "silent.mcap")

@@ -33,10 +33,10 @@ from stepscope.engine.protocol.wire import (
     Telemetry,
 )
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
-from stepscope.recordings.history import History
-from stepscope.recordings.lanes import Cell
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.session import SessionState
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.lanes import Cell
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.session import SessionState
 
 MS = 1_000_000
 LAST, FIRST = int(RowFlag.LAST_CHUNK), int(RowFlag.LAST_CHUNK | RowFlag.FIRST_TOKEN)

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from stepscope.engine.protocol.wire import EngineStatus, KnobsChanged
-from stepscope.recordings.history import History
+from stepscope.recordings.history.history import History
 from stepscope.tui.app import Dashboard
 from stepscope.tui.widgets import header, key_figures
 from tests.screen_text import main_text

@@ -9,10 +9,10 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import EngineInfo, Snapshot, StepRecord
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
-from stepscope.recordings.history import History
-from stepscope.recordings.journal import Journal
-from stepscope.recordings.keyframe_session import KeyframeSession
-from stepscope.recordings.session import SessionState
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.journal import Journal
+from stepscope.recordings.state.keyframe_session import KeyframeSession
+from stepscope.recordings.state.session import SessionState
 
 # Small enough a cache that requests are preempted and come back.
 MESSAGES = simulate(

@@ -27,11 +27,11 @@ from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Snapshot
 from stepscope.engine.telemetry import kept_snapshots
 from stepscope.engine.telemetry.kept_snapshots import INTERVAL_NS, MAX_KEPT, KeptSnapshots
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.session import SessionState
-from stepscope.recordings.snapshot_asking import ask_for_earlier
-from stepscope.recordings.subscriber import Subscriber
-from stepscope.recordings.verify import verify
+from stepscope.recordings.check.verify import verify
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.live.snapshot_asking import ask_for_earlier
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.state.session import SessionState
 from tests.fake_engine import FakeEngine, info, step
 from tests.waiting import wait_for
 
@@ -242,7 +242,7 @@ class PastThatIsNotToBeHad(FakeEngine):
 def test_a_past_that_is_not_to_be_had_keeps_nobody_from_the_present(
     is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepscope.recordings.subscriber.ASK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("stepscope.recordings.live.subscriber.ASK_TIMEOUT_S", 0.3)
     engine = PastThatIsNotToBeHad(tmp_path, is_refused=is_refused)
     for number in range(5):
         engine.publish(step(number))
@@ -289,7 +289,9 @@ def test_over_a_slow_way_less_of_the_past_is_asked_for_so_that_the_present_comes
     ms_a_message: float, asked_s: list[float] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     way = SlowWay(ms_a_message)
-    monkeypatch.setattr("stepscope.recordings.snapshot_asking.time.monotonic", lambda: way.now_s)
+    monkeypatch.setattr(
+        "stepscope.recordings.live.snapshot_asking.time.monotonic", lambda: way.now_s
+    )
     now = snapshot(10_000, 0)
     now = msgspec.structs.replace(now, info=info(keeps_snapshots=True))
     earlier = ask_for_earlier(way, now, 60.0, threading.Event())  # type: ignore[arg-type]

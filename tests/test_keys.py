@@ -43,7 +43,7 @@ from stepscope.engine.transport.gate import Gate, gate_of
 from stepscope.engine.transport.keys import Credentials, KeyPair, read_credentials
 from stepscope.engine.transport.local_engines import local_credentials
 from stepscope.engine.transport.sockets import bind, client_socket, credentials_for, server_socket
-from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.live.subscriber import Subscriber
 from tests.waiting import wait_for
 
 ENGINE = Path(__file__).parent / "simulated_engine.py"

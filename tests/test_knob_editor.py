@@ -7,7 +7,7 @@ import pytest
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.wire import Telemetry
-from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.app import Dashboard
 from tests.live_dashboard import dashboard, press
 from tests.screen_text import main_text, screen_text

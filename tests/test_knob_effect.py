@@ -7,8 +7,8 @@ import pytest
 
 from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobValue, StepRecord
 from stepscope.engine.simulation.simulated import simulate
-from stepscope.recordings.history import History
-from stepscope.recordings.knob_text import changes_text
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.knob_text import changes_text
 from stepscope.tui.frame_builder import FrameBuilder
 from stepscope.tui.view import View
 from stepscope.tui.widgets import knobs_page

@@ -6,7 +6,7 @@ import sys
 PROGRAM = """
 import ast, importlib.util, pathlib, sys
 import stepscope.tui.run, stepscope.tui.commands.top, stepscope.tui.screens.handlers
-from stepscope.recordings import subscriber
+from stepscope.recordings.live import subscriber
 from stepscope.tui import late_modules
 
 late_modules.load()

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
-from stepscope.recordings import windows
-from stepscope.recordings.events import SessionEvent, breach_event
-from stepscope.recordings.history import History
-from stepscope.recordings.late_seconds import SECOND_NS, LateSeconds
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.longest import Longest
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.replay import ReplaySource
+from stepscope.recordings.attribution.late_seconds import SECOND_NS, LateSeconds
+from stepscope.recordings.attribution.longest import Longest
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history import windows
+from stepscope.recordings.history.history import History
+from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.state.series.events import SessionEvent, breach_event
+from stepscope.recordings.state.series.latency import SLO
 from tests.seek_sessions import busy, record
 
 SLO_KIND = frozenset({"slo"})
@@ -182,7 +182,7 @@ def test_memory_that_has_lost_all_its_steps_has_no_late_token_and_begins_anew() 
 def test_memory_a_replay_that_went_back_and_a_searched_file_tell_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepscope.recordings.recording_file.CHUNK_BYTES", 30_000)
+    monkeypatch.setattr("stepscope.recordings.file.writing.recording_file.CHUNK_BYTES", 30_000)
     file = record(tmp_path / "session.mcap", enumerate(busy(7, 900)))
     source = ReplaySource(Recording(file), playing=False)
     source.start()

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from stepscope.recordings.causes import Late, Piece
+from stepscope.recordings.attribution.causes import Late, Piece
 from stepscope.tui.widgets import late_text
 from stepscope.tui.widgets.lines import Field, length_of, whole
 

@@ -18,10 +18,10 @@ from stepscope.engine.protocol.wire import (
     RowFlag,
     StepRecord,
 )
-from stepscope.recordings.block_sums import BlockSums
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO, percentiles, series_of
-from stepscope.recordings.latency_samples import BLOCK_SAMPLES, Samples
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.block_sums import BlockSums
+from stepscope.recordings.state.series.latency import SLO, percentiles, series_of
+from stepscope.recordings.state.series.latency_samples import BLOCK_SAMPLES, Samples
 
 MS = 1_000_000
 LAST, FIRST = int(RowFlag.LAST_CHUNK), int(RowFlag.LAST_CHUNK | RowFlag.FIRST_TOKEN)

@@ -18,8 +18,8 @@ import pytest
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.sampling_params import SamplingParams
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.recording_format import PART_SUFFIX
+from stepscope.recordings.file.mcap.format import PART_SUFFIX
+from stepscope.recordings.file.reader import Recording
 
 _CLI = (sys.executable, "-m", "stepscope.tui.cli")
 _ALTERNATE_SCREEN, _ALL_MOTION = 1049 << 5, 1003 << 5  # as pyte keeps private modes

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
-from stepscope.recordings import lives, windows
-from stepscope.recordings.history import History
-from stepscope.recordings.late_sweep import Wait
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.longest import BLOCK, Breach, Longest
+from stepscope.recordings.attribution.late_sweep import Wait
+from stepscope.recordings.attribution.longest import BLOCK, Breach, Longest
+from stepscope.recordings.history import lives, windows
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.latency import SLO
 
 
 @settings(max_examples=40, deadline=None)

@@ -7,14 +7,14 @@ import pytest
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Mark, StepRecord, Telemetry
 from stepscope.engine.simulation.simulated import simulate
-from stepscope.recordings.follower import Follower
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.memory_file import write_memory
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.recording_errors import RecordingError
-from stepscope.recordings.session import SessionState
-from stepscope.recordings.verify import VerifyReport, verify
+from stepscope.recordings.check.verify import VerifyReport, verify
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.follower import Follower
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.memory_file import write_memory
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.session import SessionState
 
 MESSAGES = list(simulate(seed=5, num_steps=900))
 

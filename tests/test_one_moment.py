@@ -9,8 +9,8 @@ import pytest
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import Telemetry
 from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app import Dashboard
 from stepscope.tui.frame_builder import FrameBuilder
 from stepscope.tui.view import View

@@ -53,10 +53,10 @@ from stepscope.engine.simulation.simulated import (
 )
 from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.telemetry.token_teller import TokenTeller
-from stepscope.recordings.explain import Explainer
-from stepscope.recordings.history import History
-from stepscope.recordings.verify import verify
-from stepscope.recordings.writer import RecordingWriter
+from stepscope.recordings.attribution.explain import Explainer
+from stepscope.recordings.check.verify import verify
+from stepscope.recordings.file.writing.writer import RecordingWriter
+from stepscope.recordings.history.history import History
 from tests.core_ends import Client, Sink
 
 LIMITS = Limits(max_num_batched_tokens=512, max_num_seqs=8, max_model_len=256)

@@ -43,8 +43,8 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import InFlight, ScheduledStep, StepResult
 from stepscope.engine.simulation.simulated import simulated_info
-from stepscope.recordings.block_ledger import BlockLedger
-from stepscope.recordings.session import SessionState
+from stepscope.recordings.check.block_ledger import BlockLedger
+from stepscope.recordings.state.session import SessionState
 from tests.core_ends import Client, Sink
 
 MAX_MODEL_LEN = 48

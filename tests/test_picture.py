@@ -12,11 +12,11 @@ import pytest
 from PIL import Image
 from rich.style import Style
 
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.replay import ReplaySource
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.samples import shipped
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app import Dashboard
 from stepscope.tui.cli import main
 from stepscope.tui.picture import new_picture, screenshot

@@ -17,16 +17,16 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import EngineStatus, Mark, StepRecord
 from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
-from stepscope.recordings.distribution import Distribution
 from stepscope.recordings.export.export import export
 from stepscope.recordings.export.moments import StepRange
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.writing.writer import RecordingWriter
+from stepscope.recordings.history.history import History
 from stepscope.recordings.plot.events import placed
 from stepscope.recordings.plot.figure import figure
 from stepscope.recordings.plot.series import MAX_EVENTS, Event, PlotSeries, read_series
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.writer import RecordingWriter
+from stepscope.recordings.state.series.distribution import Distribution
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage
 from stepscope.tui.commands.plot import plot_file
 from stepscope.tui.commands.screenshot import screenshot_file

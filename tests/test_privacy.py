@@ -17,16 +17,16 @@ from stepscope.engine.protocol.wire import StepRecord
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
 from stepscope.engine.simulation.simulated import SimulatedRunner, simulate
 from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.recordings.check.verify import verify
 from stepscope.recordings.export.export import FORMATS, export
 from stepscope.recordings.export.moments import StepRange
-from stepscope.recordings.history import History
-from stepscope.recordings.mcap_chunk import read_chunk
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.recorder import Recorder
-from stepscope.recordings.subscriber import Subscriber
-from stepscope.recordings.transcripts import Said, Told
-from stepscope.recordings.verify import verify
-from stepscope.recordings.writer import RecordingWriter
+from stepscope.recordings.file.mcap.chunk import read_chunk
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.writing.writer import RecordingWriter
+from stepscope.recordings.history.history import History
+from stepscope.recordings.live.recorder import Recorder
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.state.transcripts import Said, Told
 from stepscope.tui.commands import export as export_command
 from stepscope.tui.commands import repair as repair_command
 from stepscope.tui.commands import verify as verify_command

@@ -22,16 +22,16 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import EngineInfo, Mark, Snapshot, StepRecord, Telemetry
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
-from stepscope.recordings.file_name import default_name
-from stepscope.recordings.history import History
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.recorder import Recorder
-from stepscope.recordings.recording_errors import RecordingError
-from stepscope.recordings.replay import ReplaySource
-from stepscope.recordings.session import SessionState
-from stepscope.recordings.source import FrameTap, add_mark
-from stepscope.recordings.verify import verify
-from stepscope.recordings.writer import RecordingWriter
+from stepscope.recordings.check.verify import verify
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.file_name import default_name
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.writing.writer import RecordingWriter
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import FrameTap, add_mark
+from stepscope.recordings.live.recorder import Recorder
+from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.state.session import SessionState
 
 BUSY = SimulatedWorkload(rate=20.0, document_share=0.1, chat_tokens=150, document_tokens=900)
 NUM_STEPS = 8000
@@ -99,7 +99,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("small") / "small.mcap"
     writer = RecordingWriter(path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stepscope.recordings.recording_file.CHUNK_BYTES", 16 * 1024)
+        patch.setattr("stepscope.recordings.file.writing.recording_file.CHUNK_BYTES", 16 * 1024)
         writer.start()
         for sequence, message in MESSAGES[:500]:
             writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
@@ -409,7 +409,7 @@ def test_a_recorder_that_is_killed_leaves_a_file_that_opens(tmp_path: Path) -> N
 import sys, time
 from stepscope.engine.protocol import wire
 from stepscope.engine.simulation.simulated import simulate
-from stepscope.recordings.writer import RecordingWriter
+from stepscope.recordings.file.writing.writer import RecordingWriter
 writer = RecordingWriter({str(path)!r})
 writer.start()
 for sequence, message in simulate(seed=1, num_steps=400):
@@ -450,7 +450,9 @@ def test_a_recording_of_a_later_schema_says_which_version_it_needs(
     )
     messages: list[tuple[int, Telemetry]] = [(0, later)]
     messages += [(n, m) for n, m in MESSAGES[:50] if isinstance(m, StepRecord) and n > 0]
-    monkeypatch.setattr("stepscope.recordings.recording_file.version", lambda name: "7.1.0")
+    monkeypatch.setattr(
+        "stepscope.recordings.file.writing.recording_file.version", lambda name: "7.1.0"
+    )
     record(tmp_path / "later.mcap", messages)
     message = refused(tmp_path / "later.mcap")
     assert "schema 9" in message

@@ -20,15 +20,16 @@ from mcap.reader import make_reader
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
-from stepscope.recordings import recording_file, samples
-from stepscope.recordings.history import History
-from stepscope.recordings.loaded_chunk import Frame
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.recording_errors import RecordingError
-from stepscope.recordings.recording_file import RecordingFile
-from stepscope.recordings.repair import Loss, default_output, repair, what_is_wrong
-from stepscope.recordings.verify import verify
-from stepscope.recordings.writer import RecordingWriter
+from stepscope.recordings import samples
+from stepscope.recordings.check.repair import Loss, default_output, repair, what_is_wrong
+from stepscope.recordings.check.verify import verify
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.loaded_chunk import Frame
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.writing import recording_file
+from stepscope.recordings.file.writing.recording_file import RecordingFile
+from stepscope.recordings.file.writing.writer import RecordingWriter
+from stepscope.recordings.history.history import History
 from stepscope.tui.commands.repair import summary
 
 MESSAGES = simulate(
@@ -54,7 +55,7 @@ class Written:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(recording_file, "CHUNK_BYTES", chunk_bytes)
             patch.setattr(os, "fsync", lambda descriptor: None)
-            patch.setattr("stepscope.recordings.writer.FLUSH_S", 1e9)
+            patch.setattr("stepscope.recordings.file.writing.writer.FLUSH_S", 1e9)
             writer = RecordingWriter(path)
             flush = RecordingFile.flush
             add = RecordingFile.add
@@ -440,7 +441,7 @@ KILLED = """
 import sys, time
 from stepscope.engine.protocol import wire
 from stepscope.engine.simulation.simulated import simulate
-from stepscope.recordings.writer import RecordingWriter
+from stepscope.recordings.file.writing.writer import RecordingWriter
 writer = RecordingWriter(sys.argv[1])
 writer.start()
 for number, (sequence, message) in enumerate(simulate(seed=1, num_steps=6000)):

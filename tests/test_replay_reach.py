@@ -10,9 +10,9 @@ import pytest
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import Mark, StepRecord
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
-from stepscope.recordings.history import History
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.replay import ReplaySource
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui import format as fmt
 from stepscope.tui.app import Dashboard
 from stepscope.tui.frame_builder import FrameBuilder

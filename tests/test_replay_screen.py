@@ -8,10 +8,10 @@ import pytest
 
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.replay import ReplaySource
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.frame_builder import FrameBuilder
 from stepscope.tui.pages import PAGE_VIEWS
 from stepscope.tui.view import View

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
-from stepscope.recordings.file_waits import FileWaits
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.reach import Reach
-from stepscope.recordings.reader import Position, Recording
-from stepscope.recordings.replay import ReplaySource
+from stepscope.recordings.file.reader import Position, Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.replay.file_waits import FileWaits
+from stepscope.recordings.replay.reach import Reach
+from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.frame import NOTABLE, Frame
 from stepscope.tui.frame_builder import FrameBuilder
 from stepscope.tui.navigator import Navigator, recorded_extent

@@ -18,14 +18,14 @@ from stepscope.engine.protocol.commands import Shutdown, Submit
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
 from stepscope.engine.simulation.simulated import simulate
-from stepscope.recordings import recording_file
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.recording_errors import RecordingError
-from stepscope.recordings.recording_file import RecordingFile
-from stepscope.recordings.rotation import FileSeries, Limits
-from stepscope.recordings.session import SessionState
-from stepscope.recordings.verify import verify
-from stepscope.recordings.writer import RecordingWriter
+from stepscope.recordings.check.verify import verify
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.writing import recording_file
+from stepscope.recordings.file.writing.recording_file import RecordingFile
+from stepscope.recordings.file.writing.rotation import FileSeries, Limits
+from stepscope.recordings.file.writing.writer import RecordingWriter
+from stepscope.recordings.state.session import SessionState
 from stepscope.tui.cli import main
 from stepscope.tui.commands import record
 from tests.waiting import wait_for
@@ -37,7 +37,7 @@ def write(
     series: FileSeries, messages: list[tuple[int, Telemetry]], monkeypatch: pytest.MonkeyPatch
 ) -> RecordingWriter:
     """As if a flush were due after every message."""
-    monkeypatch.setattr("stepscope.recordings.writer.FLUSH_S", 0.0)
+    monkeypatch.setattr("stepscope.recordings.file.writing.writer.FLUSH_S", 0.0)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     writer = RecordingWriter(series)
     writer.start()
@@ -134,7 +134,7 @@ def test_while_nothing_comes_no_file_is_begun_and_none_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was recorded before an engine died is there on Monday."""
-    monkeypatch.setattr("stepscope.recordings.writer.CLEAN_S", 0.0)
+    monkeypatch.setattr("stepscope.recordings.file.writing.writer.CLEAN_S", 0.0)
     full = write(FileSeries(tmp_path / "w.mcap", Limits(num_bytes=40_000)), MESSAGES, monkeypatch)
     old = files(tmp_path)
     assert len(old) == full.num_files > 3
@@ -265,7 +265,7 @@ def test_a_file_that_another_recorder_writes_is_never_deleted(
     series = FileSeries(path, Limits(age_s=3600))
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     writer = RecordingWriter(series)
-    monkeypatch.setattr("stepscope.recordings.writer.FLUSH_S", 0.0)
+    monkeypatch.setattr("stepscope.recordings.file.writing.writer.FLUSH_S", 0.0)
     writer.start()
     for sequence, message in MESSAGES[:200]:
         writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
@@ -284,7 +284,7 @@ def test_a_file_that_another_recorder_writes_is_never_deleted(
 def test_a_disk_that_takes_no_further_file_is_told_in_one_line_and_the_last_file_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("stepscope.recordings.writer.FLUSH_S", 0.0)
+    monkeypatch.setattr("stepscope.recordings.file.writing.writer.FLUSH_S", 0.0)
     writer = RecordingWriter(FileSeries(tmp_path / "week.mcap", Limits(num_bytes=40_000)))
 
     def no_more(path: Path, mode: str, **_: Any) -> None:

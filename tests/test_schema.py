@@ -49,12 +49,12 @@ from stepscope.engine.protocol.wire import (
     Transcript,
 )
 from stepscope.engine.simulation.simulated import simulate
-from stepscope.recordings.history import History
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.recording_errors import RecordingError
-from stepscope.recordings.recording_format import TOPICS
-from stepscope.recordings.verify import verify
-from stepscope.recordings.writer import RecordingWriter
+from stepscope.recordings.check.verify import verify
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.mcap.format import TOPICS
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.writing.writer import RecordingWriter
+from stepscope.recordings.history.history import History
 
 FOLDER = Path(__file__).parent / "schema"
 
@@ -368,9 +368,11 @@ def test_a_file_of_a_newer_major_version_names_the_version_to_install(
     tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "newer.mcap"
-    monkeypatch.setattr("stepscope.recordings.recording_file.version", lambda name: "3.4.0")
+    monkeypatch.setattr(
+        "stepscope.recordings.file.writing.recording_file.version", lambda name: "3.4.0"
+    )
     if what == "format":
-        monkeypatch.setattr("stepscope.recordings.recording_file.FORMAT_VERSION", 7)
+        monkeypatch.setattr("stepscope.recordings.file.writing.recording_file.FORMAT_VERSION", 7)
     writer = RecordingWriter(path)
     writer.start()
     for sequence, message in simulate(seed=2, num_steps=20):

@@ -10,18 +10,18 @@ import pytest
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Arrived, BatchRow, StepRecord
-from stepscope.recordings.excerpt import excerpt, windows
-from stepscope.recordings.explained import explain_recording
-from stepscope.recordings.fast_forward import FastForward
-from stepscope.recordings.history import History
-from stepscope.recordings.loaded_chunk import Frame
-from stepscope.recordings.packed_steps import StepPacker
-from stepscope.recordings.payloads import OpenPayloads
-from stepscope.recordings.reach import Reach
-from stepscope.recordings.reader import Position, Recording
-from stepscope.recordings.replay import ReplaySource
-from stepscope.recordings.seek import WINDOW_STEPS, state_at, window_start
-from stepscope.recordings.session import SessionState
+from stepscope.recordings.attribution.explained import explain_recording
+from stepscope.recordings.file.loaded_chunk import Frame
+from stepscope.recordings.file.reader import Position, Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.ring.fast_forward import FastForward
+from stepscope.recordings.packing.payloads import OpenPayloads
+from stepscope.recordings.packing.steps import StepPacker
+from stepscope.recordings.replay.excerpt import excerpt, windows
+from stepscope.recordings.replay.reach import Reach
+from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.replay.seek import WINDOW_STEPS, state_at, window_start
+from stepscope.recordings.state.session import SessionState
 from tests.seek_sessions import assert_the_same, busy, one_by_one, record
 
 NUM_STEPS = 3_000
@@ -256,7 +256,7 @@ def test_few_chunks_are_looked_into_however_uneven_the_steps_are(tmp_path: Path)
             self.num_looks += 1
             return self.firsts[number]
 
-    from stepscope.recordings.step_index import StepIndex
+    from stepscope.recordings.file.step_index import StepIndex
 
     rng = random.Random(2)
     for _ in range(20):
@@ -324,7 +324,7 @@ def test_after_a_seek_the_screen_is_filled_before_the_windows_are(
             held.append(like.num_steps)
         return windows(recording, like, *rest)
 
-    monkeypatch.setattr("stepscope.recordings.reach.windows", noted)
+    monkeypatch.setattr("stepscope.recordings.replay.reach.windows", noted)
     source = ReplaySource(Recording(recorded), playing=False)
     source.show(shown)
     source.start()

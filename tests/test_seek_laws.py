@@ -22,19 +22,19 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.recordings import filling
-from stepscope.recordings.blocks import BlockMap, SoundMove
-from stepscope.recordings.columns import StepColumns
-from stepscope.recordings.excerpt import excerpt
-from stepscope.recordings.fast_forward import FastForward, tells_no_request
-from stepscope.recordings.filling import TURN_MESSAGES
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO, Latencies
-from stepscope.recordings.latency_samples import BLOCK_SAMPLES, Samples
-from stepscope.recordings.outcome import Outcome
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.replay import ReplaySource
-from stepscope.recordings.taken_step import TakenStep
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.ring.fast_forward import FastForward, tells_no_request
+from stepscope.recordings.replay import filling
+from stepscope.recordings.replay.excerpt import excerpt
+from stepscope.recordings.replay.filling import TURN_MESSAGES
+from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.state.blocks import BlockMap, SoundMove
+from stepscope.recordings.state.outcome import Outcome
+from stepscope.recordings.state.series.columns import StepColumns
+from stepscope.recordings.state.series.latency import SLO, Latencies
+from stepscope.recordings.state.series.latency_samples import BLOCK_SAMPLES, Samples
+from stepscope.recordings.state.series.taken_step import TakenStep
 from stepscope.tui.theme import KV_GLYPHS, KV_STYLES
 from stepscope.tui.widgets.kv_map import merged, state_runs
 from tests.seek_sessions import assert_the_same, busy, one_by_one, record

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app import Dashboard
 from stepscope.tui.chart_columns import ChartColumns
 from stepscope.tui.preferences import Preferences

@@ -30,8 +30,8 @@ from stepscope.engine.protocol.wire import (
     Telemetry,
 )
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
-from stepscope.recordings.requests import KEEP_FINISHED_STEPS
-from stepscope.recordings.session import SessionState
+from stepscope.recordings.state.requests import KEEP_FINISHED_STEPS
+from stepscope.recordings.state.session import SessionState
 
 MS = 1_000_000
 LAST, FIRST = int(RowFlag.LAST_CHUNK), int(RowFlag.LAST_CHUNK | RowFlag.FIRST_TOKEN)

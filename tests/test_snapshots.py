@@ -28,12 +28,12 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import EngineInfo, Mark
 from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.recordings.file.overview import Overview
 from stepscope.recordings.fleets.fleet import LOOK_S, EngineLine, Fleet
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.overview import Overview
-from stepscope.recordings.recorder import Recorder
-from stepscope.recordings.source import FrameTap, SourceStatus
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import FrameTap, SourceStatus
+from stepscope.recordings.live.recorder import Recorder
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app import Dashboard
 from stepscope.tui.compare.origin import Origin
 from stepscope.tui.picture import Cells, cells

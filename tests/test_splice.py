@@ -7,9 +7,9 @@ import pytest
 
 from stepscope.engine.protocol.wire import Aborted, EngineStatus, Mark, StepRecord, Telemetry
 from stepscope.engine.simulation.simulated import simulate
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO, Latencies
-from stepscope.recordings.session import SessionState
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.latency import SLO, Latencies
+from stepscope.recordings.state.session import SessionState
 
 _SLO = SLO(ttft_ms=700, itl_ms=70)
 

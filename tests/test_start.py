@@ -12,9 +12,9 @@ import pytest
 from rich.cells import cell_len
 
 from stepscope.recordings import samples
+from stepscope.recordings.file.overview import Overview, overview, recordings_in
 from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.fleets.fleet import EngineLine
-from stepscope.recordings.overview import Overview, overview, recordings_in
 from stepscope.tui import start_list
 from stepscope.tui.commands import start as start_command
 from stepscope.tui.keymap import remapped
@@ -436,8 +436,8 @@ def test_the_first_picture_waits_for_no_engine_no_recording_and_no_socket() -> N
         "from stepscope.tui import cli\n"
         "from stepscope.tui.commands import start\n"
         "from stepscope.tui.screens.start import StartApp\n"
-        "heavy = {'torch', 'zmq', 'mcap', 'numpy', 'stepscope.recordings.reader',\n"
-        "         'stepscope.recordings.history', 'stepscope.tui.app'}\n"
+        "heavy = {'torch', 'zmq', 'mcap', 'numpy', 'stepscope.recordings.file.reader',\n"
+        "         'stepscope.recordings.history.history', 'stepscope.tui.app'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run(

@@ -21,7 +21,7 @@ from stepscope.engine.simulation.simulated import CostModel, SimulatedRunner, si
 from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.telemetry.token_teller import TokenTeller
 from stepscope.engine.text.tokenizer import TextStream
-from stepscope.recordings.session import SessionState
+from stepscope.recordings.state.session import SessionState
 from tests.core_ends import Client, Sink
 
 UNTIL_THE_END = {"tokens_ns"}  # has a value that is never sent

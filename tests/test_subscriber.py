@@ -13,11 +13,11 @@ from stepscope.engine.protocol.commands import SetKnobs, Submit
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.simulation.simulated import simulate
-from stepscope.recordings.history import History
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.recorder import Recorder
-from stepscope.recordings.session import SessionState
-from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.live.recorder import Recorder
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.state.session import SessionState
 from tests.fake_engine import FakeEngine, Session, info, step
 
 MESSAGES = [message for _, message in simulate(seed=11, num_steps=400)]
@@ -153,7 +153,7 @@ def test_an_answer_that_is_lost_on_the_way_is_asked_for_again(session: Session) 
 def test_over_a_slow_way_less_is_asked_for_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepscope.recordings.subscriber.ASK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("stepscope.recordings.live.subscriber.ASK_TIMEOUT_S", 0.2)
     session = Session(tmp_path)
     session.engine.largest_replay = 150
     session.run(1200, lost=True)

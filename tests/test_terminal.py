@@ -14,7 +14,7 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.recordings.reader import Recording
+from stepscope.recordings.file.reader import Recording
 
 STEPSCOPE = (sys.executable, "-m", "stepscope.tui.cli")
 LEFT, PAGE_UP, ESCAPE, F1 = "\x1b[D", "\x1b[5~", "\x1b", "\x1bOP"

@@ -21,11 +21,11 @@ from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineInfo, KnobSpec
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.workload.arrivals import fields_of
-from stepscope.recordings.landmarks import landmarks
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.session import SessionState
-from stepscope.recordings.source import add_mark
-from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.file.landmarks import landmarks
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.source import add_mark
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.state.session import SessionState
 from stepscope.tui import engine_link
 from stepscope.tui.app import Dashboard
 from stepscope.tui.asked_workload import AskedWorkload

@@ -17,11 +17,11 @@ from stepscope.recordings.export import export as exporting
 from stepscope.recordings.export.export import FORMATS
 from stepscope.recordings.export.moments import moments
 from stepscope.recordings.export.output import UNFINISHED_SUFFIX
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.replay import ReplaySource
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.samples import shipped
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.actions import with_keys
 from stepscope.tui.app import Dashboard
 from stepscope.tui.cli import main
@@ -236,7 +236,7 @@ class Feed:
     error = None
 
     def __init__(self) -> None:
-        from stepscope.recordings.source import FrameTap
+        from stepscope.recordings.history.source import FrameTap
 
         self.history = History(SLO())
         self.tap = FrameTap()
@@ -259,7 +259,7 @@ async def test_live_it_exports_what_is_being_recorded_and_what_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("stepscope.recordings.writer.FLUSH_S", 0.02)
+    monkeypatch.setattr("stepscope.recordings.file.writing.writer.FLUSH_S", 0.02)
     source = Feed()
     keys = with_keys({"record": ("ctrl+r",), "export": ("X",)})
     app = dashboard(source, readonly=True, actions=keys)

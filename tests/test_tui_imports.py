@@ -12,7 +12,7 @@ for name in (
     sys.modules[name] = None  # importing it fails
 import stepscope.tui.app
 import stepscope.tui.screens.handlers
-heavy = {"stepscope.engine.loop.core", "stepscope.engine.execution.runner", "stepscope.recordings.writer"}
+heavy = {"stepscope.engine.loop.core", "stepscope.engine.execution.runner", "stepscope.recordings.file.writing.writer"}
 print(sorted(heavy & set(sys.modules)))
 """
 

@@ -141,8 +141,8 @@ async def test_overlays_survive_a_terminal_that_shrinks(still_source: Callable[.
 
 
 async def test_an_engine_without_a_step_yet_has_a_picture() -> None:
-    from stepscope.recordings.history import History
-    from stepscope.recordings.source import FrameTap
+    from stepscope.recordings.history.history import History
+    from stepscope.recordings.history.source import FrameTap
 
     class Silent:
         is_live = True

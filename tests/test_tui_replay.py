@@ -11,8 +11,8 @@ from textual._compositor import CompositorUpdate
 from textual.screen import Screen
 
 import stepscope.recordings.samples
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.replay import ReplaySource
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.app import Dashboard
 from stepscope.tui.notices import Notices
 from stepscope.tui.screens.canvas import Canvas

@@ -20,7 +20,7 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.app import Dashboard
 from stepscope.tui.guards import shown_thread_errors
 from stepscope.tui.screens.overlay import Overlay

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from textual import events
 
 from stepscope.engine.protocol.wire import CACHED, EMPTY, EngineInfo, Phase, Preempted, StepRecord
-from stepscope.recordings.causes import CAUSES
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.latency_samples import Samples
+from stepscope.recordings.attribution.causes import CAUSES
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.series.latency_samples import Samples
 from stepscope.tui import latency_windows, navigator
 from stepscope.tui.actions import BY_ID
 from stepscope.tui.app import Dashboard

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepscope import tui
-from stepscope.recordings.lanes import Cell
+from stepscope.recordings.state.series.lanes import Cell
 from stepscope.tui.app import Dashboard
 from stepscope.tui.theme import (
     KV_GLYPHS,

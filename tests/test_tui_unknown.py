@@ -16,9 +16,9 @@ from stepscope.engine.protocol.wire import (
     Snapshot,
     StepRecord,
 )
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.source import FrameTap
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import FrameTap
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app import Dashboard
 from stepscope.tui.frame import Frame
 from stepscope.tui.frame_builder import FrameBuilder

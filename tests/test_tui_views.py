@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from stepscope.engine.protocol.wire import CACHED, EMPTY, Finished, Phase, Preempted
-from stepscope.recordings.source import add_mark
+from stepscope.recordings.history.source import add_mark
 from stepscope.tui import format as fmt
 from stepscope.tui.chart_columns import ChartColumns
 from stepscope.tui.frame import Frame
@@ -563,7 +563,7 @@ def test_the_knob_panel_shows_values_bounds_and_the_last_change(source: Any) -> 
 
 
 def test_an_engine_that_tells_little_is_drawn_as_unknown() -> None:
-    from stepscope.recordings.history import History
+    from stepscope.recordings.history.history import History
 
     frame = FrameBuilder(History(), clock=lambda: 0.0).build(View(), 40, 10, 5)
     for draw in (

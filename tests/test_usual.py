@@ -13,13 +13,13 @@ from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
 from stepscope.engine.scheduling.step import ScheduledStep
 from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload
-from stepscope.recordings.causes import Late
-from stepscope.recordings.explain import Explainer
-from stepscope.recordings.explained import Explanation, explain_recording
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.usual import MIN_STEPS, Usual, Work
+from stepscope.recordings.attribution.causes import Late
+from stepscope.recordings.attribution.explain import Explainer
+from stepscope.recordings.attribution.explained import Explanation, explain_recording
+from stepscope.recordings.attribution.usual import MIN_STEPS, Usual, Work
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.latency import SLO
 from tests.held_up_sessions import (
     HELD_MS,
     MS,

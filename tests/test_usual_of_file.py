@@ -11,17 +11,17 @@ import pytest
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
 from stepscope.engine.scheduling.step import ScheduledStep
-from stepscope.recordings import recording_file
-from stepscope.recordings.causes import Late
-from stepscope.recordings.chunk_waits import waits_in
-from stepscope.recordings.explain import Explainer
-from stepscope.recordings.explained import explain_recording
-from stepscope.recordings.file_waits import FileWaits
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.replay import ReplaySource
-from stepscope.recordings.usual import Usual, Work
+from stepscope.recordings.attribution.causes import Late
+from stepscope.recordings.attribution.explain import Explainer
+from stepscope.recordings.attribution.explained import explain_recording
+from stepscope.recordings.attribution.usual import Usual, Work
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.writing import recording_file
+from stepscope.recordings.history.history import History
+from stepscope.recordings.replay.chunk_waits import waits_in
+from stepscope.recordings.replay.file_waits import FileWaits
+from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.state.series.latency import SLO
 from tests.held_up_sessions import NoisyCost, held_pieces, once_beside_a_prompt, session
 from tests.seek_sessions import busy, record
 

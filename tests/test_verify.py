@@ -11,7 +11,7 @@ import pytest
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import Admitted, BlockMove, StepRecord, Telemetry
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
-from stepscope.recordings.verify import VerifyReport, verify
+from stepscope.recordings.check.verify import VerifyReport, verify
 from tests.seek_sessions import record
 
 Messages = list[tuple[int, Telemetry]]

@@ -14,7 +14,7 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.loop.audit import Asker
 from stepscope.engine.protocol.commands import AuditPage, GetAudit
 from stepscope.engine.protocol.wire import Audited
-from stepscope.recordings.audit_text import who_text
+from stepscope.recordings.state.audit_text import who_text
 from stepscope.tui.commands.who import who
 
 

@@ -9,11 +9,11 @@ import pytest
 
 import stepscope.recordings.samples
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
-from stepscope.recordings.file_waits import FileWaits
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.replay import ReplaySource
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.replay.file_waits import FileWaits
+from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app import Dashboard
 from stepscope.tui.format import clock, with_ms
 from stepscope.tui.frame import Frame

@@ -18,9 +18,9 @@ from textual.types import CSSPathType
 
 from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.fleets.fleet import LOOK_S, Fleet
-from stepscope.recordings.history import History
-from stepscope.recordings.source import Source
-from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import Source
+from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.action_table import Action
 from stepscope.tui.actions import ACTIONS
 from stepscope.tui.compare.origin import Origin
@@ -36,7 +36,7 @@ from stepscope.tui.theme import Skin, ThemeName, colour_mode
 from stepscope.tui.view import Axis, Page, Sort
 
 if TYPE_CHECKING:
-    from stepscope.recordings.recorder import Recorder
+    from stepscope.recordings.live.recorder import Recorder
 
 log = logging.getLogger("stepscope.tui")
 

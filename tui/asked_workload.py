@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
-from stepscope.recordings.session import SessionState
+from stepscope.recordings.state.session import SessionState
 from stepscope.tui.workload_text import told_workload, workload_text
 
 

@@ -1,6 +1,6 @@
 """What the causes of late tokens are called where there is room for a few words."""
 
-from stepscope.recordings.causes import Cause
+from stepscope.recordings.attribution.causes import Cause
 
 CAUSE_NAMES: dict[Cause, str] = {
     "queued": "waited in the queue",

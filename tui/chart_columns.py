@@ -5,7 +5,7 @@ A column is one step, several, or a stretch of time; what does not change any mo
 
 from typing import NamedTuple
 
-from stepscope.recordings.history import History
+from stepscope.recordings.history.history import History
 from stepscope.tui.view import View
 
 COLUMN_NS = 10_000_000  # of the time axis, at zoom 1

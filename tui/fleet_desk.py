@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple, TypeAlias
 from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.fleets.fleet import EngineLine, Fleet, FleetPicture
 from stepscope.recordings.fleets.imbalance import Figure
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.source import Source
+from stepscope.recordings.history.source import Source
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.view import Page
 
 ColumnKey: TypeAlias = Literal[

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stepscope.engine.protocol.wire import KnobsChanged, StepRecord
-from stepscope.recordings.causes import Late
-from stepscope.recordings.columns import StepSummary
-from stepscope.recordings.events import SessionEvent, Told
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import LatencyReport
-from stepscope.recordings.rates import Rates
-from stepscope.recordings.session import SessionState
-from stepscope.recordings.source import SourceStatus
-from stepscope.recordings.windows import Stalls
+from stepscope.recordings.attribution.causes import Late
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.rates import Rates
+from stepscope.recordings.history.source import SourceStatus
+from stepscope.recordings.history.windows import Stalls
+from stepscope.recordings.state.series.columns import StepSummary
+from stepscope.recordings.state.series.events import SessionEvent, Told
+from stepscope.recordings.state.series.latency import LatencyReport
+from stepscope.recordings.state.session import SessionState
 from stepscope.tui.actions import BY_ID
 from stepscope.tui.chart_columns import ChartColumn
 from stepscope.tui.compare.picture import ComparePage

@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from stepscope.engine.protocol.wire import KnobsChanged
-from stepscope.recordings.causes import Late
-from stepscope.recordings.events import SessionEvent, Told
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import LatencyReport
-from stepscope.recordings.rates import Rates
-from stepscope.recordings.session import SessionState
-from stepscope.recordings.windows import Stalls
+from stepscope.recordings.attribution.causes import Late
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.rates import Rates
+from stepscope.recordings.history.windows import Stalls
+from stepscope.recordings.state.series.events import SessionEvent, Told
+from stepscope.recordings.state.series.latency import LatencyReport
+from stepscope.recordings.state.session import SessionState
 from stepscope.tui.chart_columns import ChartColumn, ChartColumns
 from stepscope.tui.frame import LATENCY_WINDOW_S, NOTABLE, RATES_WINDOW_S, Frame
 from stepscope.tui.lane_rows import lane_rows

@@ -4,7 +4,7 @@ import re
 import time
 from typing import NamedTuple, Protocol
 
-from stepscope.recordings.history import History
+from stepscope.recordings.history.history import History
 from stepscope.tui import format as fmt
 
 # As a place is shown: 12:41, 12:41:58.3, Nov 15 12:41:58, Nov 15 2025 12:41:58.

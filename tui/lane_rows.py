@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import RequestView
-from stepscope.recordings.history import History
-from stepscope.recordings.lanes import Cell, LaneName
-from stepscope.recordings.session import SessionState, request_name
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.lanes import Cell, LaneName
+from stepscope.recordings.state.session import SessionState, request_name
 from stepscope.tui.chart_columns import ChartColumn
 from stepscope.tui.view import View
 

@@ -3,8 +3,8 @@
 import threading
 from collections.abc import Callable
 
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import LatencyReport
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.latency import LatencyReport
 
 WINDOWS: tuple[tuple[str, float | None], ...] = (("10 s", 10.0), ("60 s", 60.0), ("all", None))
 _REFRESH_S = 1.0

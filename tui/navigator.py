@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection
 from typing import Protocol, cast
 
 from stepscope.engine.protocol.wire import Phase
-from stepscope.recordings.events import mark_event
-from stepscope.recordings.history import History
-from stepscope.recordings.source import Source, SourceStatus
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import Source, SourceStatus
+from stepscope.recordings.state.series.events import mark_event
 from stepscope.tui import format as fmt
 from stepscope.tui import searched
 from stepscope.tui.frame import NOTABLE, Frame

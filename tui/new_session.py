@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.engine.client.client import ControlClient
-from stepscope.recordings.history import History
-from stepscope.recordings.source import Source
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import Source
 from stepscope.tui.action_table import Action, Need
 from stepscope.tui.actions import ACTIONS, Abilities
 from stepscope.tui.compare.desk import CompareDesk
@@ -22,7 +22,7 @@ from stepscope.tui.record_switches import RecordSwitches
 from stepscope.tui.session import Session
 
 if TYPE_CHECKING:
-    from stepscope.recordings.recorder import Recorder
+    from stepscope.recordings.live.recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ of before, and goes on to the step that is the oldest then.
 
 from collections.abc import Callable
 
-from stepscope.recordings.backfill import Backfill
-from stepscope.recordings.history import History
-from stepscope.recordings.source import NO_ENGINE, Source
-from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import NO_ENGINE, Source
+from stepscope.recordings.live.backfill import Backfill
+from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui import format as fmt
 from stepscope.tui.notices import Notices, Tone
 from stepscope.tui.view import View

@@ -21,9 +21,9 @@ from stepscope.engine.protocol.commands import (
 )
 from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobSpec
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
-from stepscope.recordings.history import History
-from stepscope.recordings.knob_text import value_text
-from stepscope.recordings.knob_trail import known_changes
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.knob_text import value_text
+from stepscope.recordings.state.knob_trail import known_changes
 from stepscope.tui.asked_workload import AskedWorkload
 from stepscope.tui.commands.who import who
 from stepscope.tui.engine_link import Answer, EngineLink

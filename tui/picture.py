@@ -12,12 +12,12 @@ from typing import Literal, TypeAlias
 from rich.style import Style
 from textual.app import App
 
-from stepscope.recordings import file_rights
 from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.export.output import writing
-from stepscope.recordings.file_name import default_name
-from stepscope.recordings.history import History
-from stepscope.recordings.source import Source
+from stepscope.recordings.file import rights as file_rights
+from stepscope.recordings.file.file_name import default_name
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import Source
 from stepscope.tui.app import Dashboard
 from stepscope.tui.compare.origin import Origin
 from stepscope.tui.screens.main import DEFAULT_FPS

@@ -5,15 +5,15 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.recordings.file_name import default_name
-from stepscope.recordings.recording_format import PART_SUFFIX
-from stepscope.recordings.service_levels import levels_of
-from stepscope.recordings.source import NO_ENGINE, Source
+from stepscope.recordings.file.file_name import default_name
+from stepscope.recordings.file.mcap.format import PART_SUFFIX
+from stepscope.recordings.file.service_levels import levels_of
+from stepscope.recordings.history.source import NO_ENGINE, Source
 from stepscope.tui import format as fmt
 from stepscope.tui.recent import remember
 
 if TYPE_CHECKING:
-    from stepscope.recordings.recorder import Recorder
+    from stepscope.recordings.live.recorder import Recorder
 
 
 class RecordSwitch:
@@ -71,7 +71,7 @@ class RecordSwitch:
         Raises:
             RecordingError: it cannot be written.
         """
-        from stepscope.recordings.recorder import Recorder  # loads mcap and zstd
+        from stepscope.recordings.live.recorder import Recorder  # loads mcap and zstd
 
         history = self._source.history
         self._recorder = Recorder(self._source, self.new_path(), lambda: levels_of(history.slo))

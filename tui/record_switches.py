@@ -4,11 +4,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.recordings.source import Source
+from stepscope.recordings.history.source import Source
 from stepscope.tui.record_switch import RecordSwitch
 
 if TYPE_CHECKING:
-    from stepscope.recordings.recorder import Recorder
+    from stepscope.recordings.live.recorder import Recorder
 
 
 class RecordSwitches:

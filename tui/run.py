@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.fleets.fleet import Fleet
-from stepscope.recordings.history import History
-from stepscope.recordings.source import Source
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import Source
 from stepscope.tui.action_table import Action
 from stepscope.tui.actions import ACTIONS
 from stepscope.tui.app import Dashboard
@@ -22,7 +22,7 @@ from stepscope.tui.theme import ThemeName
 from stepscope.tui.view import Axis, Sort
 
 if TYPE_CHECKING:
-    from stepscope.recordings.recorder import Recorder
+    from stepscope.recordings.live.recorder import Recorder
 
 
 def run_dashboard(

@@ -3,10 +3,10 @@
 from collections.abc import Collection
 from typing import Protocol
 
-from stepscope.recordings.events import SessionEvent
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.windows import Stalls
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.windows import Stalls
+from stepscope.recordings.state.series.events import SessionEvent
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.frame_builder import InFile
 
 # What takes longer to find in a file than all else: it has to be reckoned.

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stepscope.recordings.history import History
-from stepscope.recordings.source import Source
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import Source
 from stepscope.tui.actions import Abilities
 from stepscope.tui.compare.desk import CompareDesk
 from stepscope.tui.engine_link import EngineLink

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.recordings.fleets.fleet import Fleet
-from stepscope.recordings.history import History
+from stepscope.recordings.history.history import History
 from stepscope.tui.compare.origin import Origin
 from stepscope.tui.fleet_desk import FleetDesk
 from stepscope.tui.navigator import replay_of
@@ -14,7 +14,7 @@ from stepscope.tui.new_session import SessionMaker
 from stepscope.tui.screens.main import MainScreen
 
 if TYPE_CHECKING:
-    from stepscope.recordings.replay import ReplaySource
+    from stepscope.recordings.replay.replay import ReplaySource
 
 _SEEK_S = 2.0  # to wait for a replay that goes to a step
 
@@ -81,8 +81,8 @@ class SideScreens:
         self._opened.clear()
 
     def _new(self, home: MainScreen, origin: Origin) -> "tuple[ReplaySource, MainScreen]":
-        from stepscope.recordings.reader import Recording  # with mcap, only when needed
-        from stepscope.recordings.replay import ReplaySource
+        from stepscope.recordings.file.reader import Recording  # with mcap, only when needed
+        from stepscope.recordings.replay.replay import ReplaySource
 
         assert origin.path is not None
         source = ReplaySource(Recording(origin.path), History(origin.slo), playing=False)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from stepscope.engine.protocol.config import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, find_local
+from stepscope.recordings.file.overview import Overview, overview, recordings_in
 from stepscope.recordings.fleets.fleet import EngineLine, Fleet
-from stepscope.recordings.history import History
-from stepscope.recordings.overview import Overview, overview, recordings_in
-from stepscope.recordings.source import Source
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import Source
 from stepscope.tui.commands.connect import receive
 from stepscope.tui.recent import RecentFiles
 from stepscope.tui.start_list import MAX_RECORDINGS, File

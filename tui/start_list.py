@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from stepscope.tui import format as fmt
 
 if TYPE_CHECKING:  # the first picture has neither, and does not wait for them
+    from stepscope.recordings.file.overview import Overview
     from stepscope.recordings.fleets.fleet import EngineLine
-    from stepscope.recordings.overview import Overview
 
 Kind: TypeAlias = Literal["engines", "file", "demo", "ask"]
 Cell: TypeAlias = tuple[str, str]  # text, style

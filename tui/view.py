@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from stepscope.recordings.latency import LatencyKind
+from stepscope.recordings.state.series.latency import LatencyKind
 
 Page: TypeAlias = Literal["live", "step", "request", "kv", "latency", "knobs", "compare", "fleet"]
 Axis: TypeAlias = Literal["step", "time"]

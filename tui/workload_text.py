@@ -11,7 +11,7 @@ from stepscope.engine.protocol.field_errors import in_words
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.workload.arrivals import fields_of
-from stepscope.recordings.knob_text import value_text
+from stepscope.recordings.state.knob_text import value_text
 
 OFF = "off"
 NO_VALUE = "none"  # of a field that need not have one

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from stepscope.recordings.history import History
-from stepscope.recordings.longest import Breach
-from stepscope.recordings.windows import Stalls
+from stepscope.recordings.attribution.longest import Breach
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.windows import Stalls
 from stepscope.tui import format as fmt
 from stepscope.tui.navigator import Navigator, Replay
 from stepscope.tui.notices import Notices

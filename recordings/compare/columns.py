@@ -2,9 +2,9 @@
 
 from typing import Literal, NamedTuple, TypeAlias
 
-from stepscope.recordings.compare.points import Point, StepPoints
-from stepscope.recordings.compare.requests import Pair, RequestRun
-from stepscope.recordings.compare.side import Side
+from stepscope.recordings.compare.side.points import Point, StepPoints
+from stepscope.recordings.compare.side.requests import Pair, RequestRun
+from stepscope.recordings.compare.side.side import Side
 
 Align: TypeAlias = Literal["time", "step", "request"]
 NUM_STRETCHES = 20  # of a table

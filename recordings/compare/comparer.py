@@ -5,8 +5,8 @@ import threading
 import time
 
 from stepscope.recordings.compare.comparison import Comparison, compare
-from stepscope.recordings.compare.feed import Feed
-from stepscope.recordings.compare.side import Side
+from stepscope.recordings.compare.side.feed import Feed
+from stepscope.recordings.compare.side.side import Side
 
 log = logging.getLogger("stepscope.recordings")
 

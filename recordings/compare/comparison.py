@@ -5,16 +5,21 @@ A is what one starts from, B what is held against it: a ratio is B / A, a change
 
 from typing import Literal, NamedTuple
 
-from stepscope.recordings.causes import Cause
+from stepscope.recordings.attribution.causes import Cause
 from stepscope.recordings.compare.figures import Figure, total_figures
 from stepscope.recordings.compare.latencies import latency_figures
 from stepscope.recordings.compare.like_work import like_work_figures
 from stepscope.recordings.compare.load import Load, load_of
 from stepscope.recordings.compare.paired import Paired, request_by_request
-from stepscope.recordings.compare.requests import Matched, lived_in_both, matched, were_sent_twice
 from stepscope.recordings.compare.settings import Setting, differing_settings
-from stepscope.recordings.compare.side import Kind, Side
-from stepscope.recordings.latency import SLO
+from stepscope.recordings.compare.side.requests import (
+    Matched,
+    lived_in_both,
+    matched,
+    were_sent_twice,
+)
+from stepscope.recordings.compare.side.side import Kind, Side
+from stepscope.recordings.state.series.latency import SLO
 
 
 class CauseShare(NamedTuple):

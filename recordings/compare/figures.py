@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
-from stepscope.recordings.compare.chance import means_differ, rates_differ, shares_differ
-from stepscope.recordings.compare.side import Side
-from stepscope.recordings.latency import LatencyKind
+from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.statistics.chance import means_differ, rates_differ, shares_differ
+from stepscope.recordings.state.series.latency import LatencyKind
 
 ALIKE = 0.02  # nobody acts upon a smaller difference
 ALMOST = 0.05  # a smaller one that may be chance is called alike, a larger one unclear

@@ -8,8 +8,6 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from stepscope.recordings.compare.counts import Spread
-from stepscope.recordings.compare.effect import Contrast
 from stepscope.recordings.compare.figures import (
     KINDS,
     RANKS,
@@ -20,10 +18,12 @@ from stepscope.recordings.compare.figures import (
 )
 from stepscope.recordings.compare.load import ALIKE as ALIKE_LOAD
 from stepscope.recordings.compare.load import Load
-from stepscope.recordings.compare.side import Side
-from stepscope.recordings.compare.sliced import Stretches
-from stepscope.recordings.compare.slices import as_one
-from stepscope.recordings.latency import LatencyKind
+from stepscope.recordings.compare.side.counts import Spread
+from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.side.sliced import Stretches
+from stepscope.recordings.compare.side.slices import as_one
+from stepscope.recordings.compare.statistics.effect import Contrast
+from stepscope.recordings.state.series.latency import LatencyKind
 
 
 class _Sampled(NamedTuple):

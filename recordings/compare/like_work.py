@@ -6,11 +6,11 @@ engine and its settings. So these have a winner where the load differs, and all 
 
 from collections.abc import Iterator
 
-from stepscope.recordings.compare.effect import MIN_COVERED, Contrast
 from stepscope.recordings.compare.figures import Figure, judged, without_winner
 from stepscope.recordings.compare.load import Load
-from stepscope.recordings.compare.sliced import GapWork, Stretches
-from stepscope.recordings.compare.slices import Slice, Stratum, in_strata, num_waits
+from stepscope.recordings.compare.side.sliced import GapWork, Stretches
+from stepscope.recordings.compare.side.slices import Slice, Stratum, in_strata, num_waits
+from stepscope.recordings.compare.statistics.effect import MIN_COVERED, Contrast
 
 DECODE_ONLY, BESIDE_PREFILL = "ITL decode only", "ITL beside a prefill"
 LIKE_STEP = "step, like work"

@@ -13,7 +13,7 @@ import math
 from typing import NamedTuple
 
 from stepscope.recordings.compare.offer import RATES, Offer, Sum, offer_of
-from stepscope.recordings.compare.side import Side
+from stepscope.recordings.compare.side.side import Side
 
 ALIKE = 0.1  # a smaller difference in the load is none
 ALIKE_SHARE = 0.02  # of the prompts; less that one cache spared and another did not is nothing

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from stepscope.recordings.compare.requests import RequestRun
-from stepscope.recordings.compare.side import Side
+from stepscope.recordings.compare.side.requests import RequestRun
+from stepscope.recordings.compare.side.side import Side
 
 
 class Sum(NamedTuple):

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from stepscope.recordings.compare.chance import leans, rates_differ
 from stepscope.recordings.compare.figures import ALIKE, ALMOST
-from stepscope.recordings.compare.requests import Matched
+from stepscope.recordings.compare.side.requests import Matched
+from stepscope.recordings.compare.statistics.chance import leans, rates_differ
 
 _SAME_PROMPTS = 0.9  # of the pairs, or they are no pairs
 

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import EngineInfo, KnobValue
-from stepscope.recordings.compare.side import Side
+from stepscope.recordings.compare.side.side import Side
 
 # Of `EngineInfo`, what may make a difference; names and addresses do not.
 _FIELDS = (

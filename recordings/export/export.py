@@ -12,7 +12,7 @@ from stepscope.recordings.export.output import writing
 from stepscope.recordings.export.parquet import write_parquet
 from stepscope.recordings.export.perfetto import write_perfetto
 from stepscope.recordings.export.tables import Table
-from stepscope.recordings.reader import Recording
+from stepscope.recordings.file.reader import Recording
 
 Format: TypeAlias = Literal["perfetto", "chrome", "parquet", "csv", "jsonl", "mooncake"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -6,8 +6,8 @@ from typing import IO
 import msgspec
 
 from stepscope.engine.protocol import wire
+from stepscope.recordings.check.strip import stripped
 from stepscope.recordings.export.moments import Moment
-from stepscope.recordings.strip import stripped
 
 _encode = msgspec.json.Encoder().encode
 

@@ -7,12 +7,12 @@ import msgspec
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Snapshot, StepRecord, Telemetry
-from stepscope.recordings.loaded_chunk import KEYFRAME
-from stepscope.recordings.outcome import Outcome
-from stepscope.recordings.pauses import leave_out_begun
-from stepscope.recordings.reader import Position, Recording
-from stepscope.recordings.recording_errors import NotInRecording, RecordingError
-from stepscope.recordings.session import SessionState
+from stepscope.recordings.errors import NotInRecording, RecordingError
+from stepscope.recordings.file.loaded_chunk import KEYFRAME
+from stepscope.recordings.file.reader import Position, Recording
+from stepscope.recordings.state.outcome import Outcome
+from stepscope.recordings.state.pauses import leave_out_begun
+from stepscope.recordings.state.session import SessionState
 
 Progress = Callable[[float], None]
 

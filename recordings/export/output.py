@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from stepscope.recordings import file_rights
-from stepscope.recordings.recording_errors import RecordingError
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file import rights as file_rights
 
 UNFINISHED_SUFFIX = ".exporting"
 

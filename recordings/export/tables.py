@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from stepscope.engine.protocol.wire import Phase, RequestView, RowFlag, StepRecord
 from stepscope.recordings.export.moments import Moment
-from stepscope.recordings.outcome import Outcome
+from stepscope.recordings.state.outcome import Outcome
 
 Table: TypeAlias = Literal["steps", "rows", "requests"]
 TABLES: tuple[Table, ...] = ("steps", "rows", "requests")

@@ -23,7 +23,7 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
 )
 from stepscope.recordings.export.moments import Moment
-from stepscope.recordings.session import SessionState, request_name
+from stepscope.recordings.state.session import SessionState, request_name
 
 Kind = Literal["track", "counter", "begin", "end", "instant", "value"]
 

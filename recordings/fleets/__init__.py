@@ -1,1 +1,5 @@
-"""Several engines looked at together, and which of them stands out."""
+"""Several engines side by side: their figures, and which one is out of step.
+
+May import: engine.protocol, recordings.history, recordings.state, recordings.state.series.
+What may stand out is a rule in `imbalance.py`.
+"""

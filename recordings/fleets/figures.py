@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import EngineInfo, EngineState, KnobValue
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import LatencyReport
-from stepscope.recordings.rates import Rates
-from stepscope.recordings.session import SessionState
-from stepscope.recordings.source import Source, SourceStatus
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.rates import Rates
+from stepscope.recordings.history.source import Source, SourceStatus
+from stepscope.recordings.state.series.latency import LatencyReport
+from stepscope.recordings.state.session import SessionState
 
 WINDOW_S = 60.0  # of latencies and preemptions
 RATE_WINDOW_S = 10.0  # of what changes quickly: budget, steps and tokens a second

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from stepscope.recordings.fleets.figures import EngineFigures, Measured, figures, measure
 from stepscope.recordings.fleets.imbalance import Imbalance, ImbalanceKeeper, differences
-from stepscope.recordings.history import MAX_BYTES, MAX_STEPS
-from stepscope.recordings.source import Source
+from stepscope.recordings.history.history import MAX_BYTES, MAX_STEPS
+from stepscope.recordings.history.source import Source
 
 FLEET_STEPS = 6_000  # of each engine
 FLEET_BYTES = 128 * 1024 * 1024  # of all engines together, messages as they came

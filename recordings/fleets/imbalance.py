@@ -17,7 +17,7 @@ from statistics import median
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from stepscope.recordings.fleets.figures import EngineFigures
-from stepscope.recordings.knob_text import value_text
+from stepscope.recordings.state.knob_text import value_text
 
 HOLD_S = 3.0  # it is named after so long
 LAPSE_S = 5.0  # ... and, as long as half of it is left, for so long after it was seen last

@@ -1,1 +1,6 @@
-"""Figures of a recording for a report; needs matplotlib (the `export` extra)."""
+"""Figures of a recording for a report; needs matplotlib (the `export` extra).
+
+May import: engine.protocol, recordings.export, recordings.file, recordings.state,
+  recordings.state.series.
+A new panel is a function in `panels.py` and an entry in `PANELS`.
+"""

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from stepscope.recordings.distribution import Distribution
 from stepscope.recordings.plot.grid import PlotGrid
 from stepscope.recordings.plot.series import Measured
 from stepscope.recordings.plot.style import DPI
+from stepscope.recordings.state.series.distribution import Distribution
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

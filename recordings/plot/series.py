@@ -12,13 +12,13 @@ from typing import Literal, TypeAlias
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import KnobsChanged, KnobValue, Mark, StepRecord
-from stepscope.recordings.distribution import Distribution
-from stepscope.recordings.events import changed_knobs
 from stepscope.recordings.export.moments import Moment, Progress, StepRange, moments
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.outcome import Outcome
-from stepscope.recordings.pauses import Pauses
-from stepscope.recordings.reader import Recording
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.state.outcome import Outcome
+from stepscope.recordings.state.pauses import Pauses
+from stepscope.recordings.state.series.distribution import Distribution
+from stepscope.recordings.state.series.events import changed_knobs
+from stepscope.recordings.state.series.latency import SLO
 
 EventKind: TypeAlias = Literal["knobs", "mark", "pause", "lost"]
 

@@ -16,13 +16,13 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.compare.comparison import compare
-from stepscope.recordings.compare.feed import Stretch
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.recording_feed import RecordingFeed
-from stepscope.recordings.replay import ReplaySource
-from stepscope.recordings.writer import RecordingWriter
+from stepscope.recordings.compare.side.feed import Stretch
+from stepscope.recordings.compare.side.recording_feed import RecordingFeed
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.writing.writer import RecordingWriter
+from stepscope.recordings.history.history import History
+from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app import Dashboard
 from stepscope.tui.compare.choices import session_origin
 

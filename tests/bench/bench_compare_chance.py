@@ -21,9 +21,9 @@ from stepscope.engine.protocol.wire import EngineInfo, StepRecord
 from stepscope.engine.scheduling.step import ScheduledStep
 from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.recordings.compare.comparison import Comparison, compare
-from stepscope.recordings.compare.side import Side
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.session import SessionState
+from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.session import SessionState
 
 WORKLOAD = SimulatedWorkload(rate=6.0, document_share=0.15, document_tokens=2600, output_tokens=100)
 COST = CostModel(floor_ms=12.0, token_us=60.0, context_ns=4.0)

@@ -22,8 +22,8 @@ from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.commands import GetInfo, GetSnapshot, Resume, Submit
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.recordings.history import History
-from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.history.history import History
+from stepscope.recordings.live.subscriber import Subscriber
 
 ENGINE = Path(__file__).parent.parent / "simulated_engine.py"
 PAYLOADS = {

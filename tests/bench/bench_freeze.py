@@ -22,8 +22,8 @@ from stepscope.engine.protocol.commands import Output, Shutdown, Submit
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.workload.arrivals import PromptWriter
 from stepscope.engine.workload.corpus import Corpus
-from stepscope.recordings.recorder import Recorder
-from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.live.recorder import Recorder
+from stepscope.recordings.live.subscriber import Subscriber
 
 MODES = {
     "freeze": ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "8192"],

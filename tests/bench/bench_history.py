@@ -30,9 +30,9 @@ from stepscope.engine.protocol.wire import (
     RowFlag,
     StepRecord,
 )
-from stepscope.recordings.history import History
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.writer import RecordingWriter
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.writing.writer import RecordingWriter
+from stepscope.recordings.history.history import History
 
 NUM_BLOCKS = 2048
 BLOCK_SIZE = 16

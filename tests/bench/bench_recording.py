@@ -18,13 +18,13 @@ from pathlib import Path
 
 from synthetic_session import session
 
-from stepscope.recordings.excerpt import excerpt
-from stepscope.recordings.file_events import FileEvents
-from stepscope.recordings.file_waits import FileWaits
-from stepscope.recordings.history import History
-from stepscope.recordings.reader import Position, Recording
-from stepscope.recordings.seek import state_at
-from stepscope.recordings.writer import RecordingWriter
+from stepscope.recordings.file.reader import Position, Recording
+from stepscope.recordings.file.writing.writer import RecordingWriter
+from stepscope.recordings.history.history import History
+from stepscope.recordings.replay.excerpt import excerpt
+from stepscope.recordings.replay.file_events import FileEvents
+from stepscope.recordings.replay.file_waits import FileWaits
+from stepscope.recordings.replay.seek import state_at
 
 WEEK_STEPS = 7 * 24 * 3600 * 50
 

@@ -157,7 +157,7 @@ def first_picture(table: HeldTable, folder: Path, what: str, arguments: list[str
 
 
 def recording(table: HeldTable, folder: Path, path: Path) -> None:
-    from stepscope.recordings.reader import Recording
+    from stepscope.recordings.file.reader import Recording
 
     with Recording(path) as opened:
         first, last = opened.first_step or 0, opened.last_step or 0

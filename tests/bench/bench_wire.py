@@ -45,8 +45,8 @@ from stepscope.engine.simulation.simulated import simulated_info
 from stepscope.engine.telemetry.batch_rows import BatchRows
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.step_draft import StepDraft
-from stepscope.recordings.subscriber import Subscriber
-from stepscope.recordings.verify import verify
+from stepscope.recordings.check.verify import verify
+from stepscope.recordings.live.subscriber import Subscriber
 
 HERE = Path(__file__).parent
 STEPS_A_ROUND = 10

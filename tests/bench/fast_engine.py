@@ -21,7 +21,7 @@ from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, StepRecord,
 from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.recordings.session import SessionState
+from stepscope.recordings.state.session import SessionState
 
 RING_STEPS = 20_000  # as by default
 TICK_S = 0.002

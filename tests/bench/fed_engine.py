@@ -18,7 +18,7 @@ from stepscope.engine.protocol.commands import Error, GetInfo, GetSnapshot, Repl
 from stepscope.engine.protocol.wire import EngineInfo, Snapshot
 from stepscope.engine.telemetry.publisher import SUBSCRIBER_QUEUE, Publisher
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.recordings.session import SessionState
+from stepscope.recordings.state.session import SessionState
 
 PERIOD_STEPS = 4_000
 BURST_RATE = 2_500.0  # steps a second, so that nothing is missed

@@ -16,7 +16,7 @@ from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import EngineInfo, StepRecord
 from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.recordings.session import SessionState
+from stepscope.recordings.state.session import SessionState
 
 NUM_STEPS = 6_000
 NUM_REQUESTS = 64

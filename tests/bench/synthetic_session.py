@@ -13,7 +13,7 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import EMPTY, Aborted, EngineInfo, EngineStatus, KVCounts
 from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
-from stepscope.recordings.session import SessionState
+from stepscope.recordings.state.session import SessionState
 
 PERIOD_STEPS = 20_000
 STEPS_PER_S = 50.0  # about, as it is simulated

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 from truth import Client, Engine, Wrong
 
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.verify import verify
+from stepscope.recordings.check.verify import verify
+from stepscope.recordings.file.reader import Recording
 
 # Of each answer of the replay ring: from where, to where, and the oldest message that there was.
 Replays: TypeAlias = list[tuple[int, int, int]]

@@ -21,8 +21,8 @@ import zmq
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Snapshot
-from stepscope.recordings import subscriber
-from stepscope.recordings.history import History
+from stepscope.recordings.history.history import History
+from stepscope.recordings.live import subscriber
 
 END_S = 10.0
 QUEUE = 50

@@ -11,7 +11,7 @@ import replies
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Snapshot
-from stepscope.recordings.writer import RecordingWriter
+from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.tui.cli import main
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import IO
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import Replayed
-from stepscope.recordings.healing import Healing
+from stepscope.recordings.live.gap_recovery import Healing
 
 
 def note_replays(log: IO[str]) -> None:

@@ -10,8 +10,8 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.audit_fold import side_by_side
 from stepscope.engine.protocol.commands import AuditPage, GetAudit
 from stepscope.engine.protocol.wire import Audited, EngineInfo, Snapshot
-from stepscope.recordings.audit_text import change_text, who_text
-from stepscope.recordings.reader import Recording
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.state.audit_text import change_text, who_text
 from stepscope.tui import format as fmt
 from stepscope.tui.commands.connect import choose, connect
 from stepscope.tui.commands.errors import CommandFailed, say, writing_output

@@ -12,13 +12,13 @@ from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.compare.columns import ALIGNMENTS, Align
 from stepscope.recordings.compare.comparer import Comparer
 from stepscope.recordings.compare.division import divide
-from stepscope.recordings.compare.feed import Stretch
+from stepscope.recordings.compare.side.feed import Stretch
+from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.export.output import MissingPackage
-from stepscope.recordings.landmarks import Landmark, find_landmark, landmarks
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.recording_feed import RecordingFeed
-from stepscope.recordings.service_levels import Levels, levels_in, levels_text
+from stepscope.recordings.file.landmarks import Landmark, find_landmark, landmarks
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.service_levels import Levels, levels_in, levels_text
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say, writing_output
 from stepscope.tui.commands.levels import judged_as
 from stepscope.tui.commands.options import resolve

@@ -13,8 +13,8 @@ from stepscope.tui.commands.errors import CommandFailed, WrongUsage
 from stepscope.tui.commands.progress import Progress
 
 if TYPE_CHECKING:
-    from stepscope.recordings.history import History
-    from stepscope.recordings.subscriber import Subscriber
+    from stepscope.recordings.history.history import History
+    from stepscope.recordings.live.subscriber import Subscriber
 
 PAST_S = 60.0  # of what was before it came, that a dashboard begins with
 _HELLO_S = 2.0  # an engine that lives says who it is at once, whatever it is computing
@@ -132,7 +132,9 @@ def check_past(past_s: float) -> None:
 
 def receive(endpoint: Endpoint, history: "History", past_s: float = 0.0) -> "Subscriber":
     """The source of a live engine, not started yet; whatever watches engines gets them here."""
-    from stepscope.recordings.subscriber import Subscriber  # not every command receives anything
+    from stepscope.recordings.live.subscriber import (
+        Subscriber,  # not every command receives anything
+    )
 
     source = Subscriber(endpoint, history, past_s=past_s)
     source.name = called(endpoint)

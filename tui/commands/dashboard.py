@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from stepscope.recordings.fleets.fleet import Fleet
-from stepscope.recordings.history import MAX_BYTES, MAX_STEPS, History
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.recorder import Recorder
-from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.history.history import MAX_BYTES, MAX_STEPS, History
+from stepscope.recordings.live.recorder import Recorder
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.commands.errors import WrongUsage
 from stepscope.tui.preferences import Preferences
 from stepscope.tui.settings import DashboardSettings, config_path, load_actions

@@ -16,11 +16,11 @@ from stepscope.engine.protocol.config import EngineConfig, Knobs
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.recordings.export.output import MissingPackage
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import Series
-from stepscope.recordings.recorder import Recorder
-from stepscope.recordings.service_levels import levels_of
-from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.file.service_levels import levels_of
+from stepscope.recordings.history.history import History
+from stepscope.recordings.live.recorder import Recorder
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.state.series.latency import Series
 from stepscope.tui.commands.dashboard import need_terminal, new_history, run_live
 from stepscope.tui.commands.demo_pace import Pace
 from stepscope.tui.commands.demo_rate import Offer, asked_rate, offer

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.workload.arrivals import describe
-from stepscope.recordings.history import History
+from stepscope.recordings.history.history import History
 from stepscope.tui.commands.demo_rate import Offer, next_offer
 
 TICK_S = 1.0  # how soon it is seen that somebody has changed something

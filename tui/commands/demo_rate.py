@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from stepscope.engine.protocol.wire import EngineInfo, StepCosts
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.workload import capacity
-from stepscope.recordings.rates import Rates
+from stepscope.recordings.history.rates import Rates
 from stepscope.tui.commands.options import convert_flags
 
 LOAD = 0.7  # of what its steps promise: random arrivals come in bunches, and want room for that

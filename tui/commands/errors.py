@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import typer
 
 from stepscope.engine.protocol.config import ConfigError, WrongValue
-from stepscope.recordings.recording_errors import NotInRecording, RecordingError
+from stepscope.recordings.errors import NotInRecording, RecordingError
 
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
 INTERRUPTED = 130  # Ctrl-C in what was not to be ended by it, as shells have it

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from stepscope.recordings.causes import Late, Piece
-from stepscope.recordings.explained import Bound, Explanation, explain_recording
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.service_levels import Levels, levels_in
-from stepscope.recordings.session import request_name
+from stepscope.recordings.attribution.causes import Late, Piece
+from stepscope.recordings.attribution.explained import Bound, Explanation, explain_recording
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.service_levels import Levels, levels_in
+from stepscope.recordings.state.session import request_name
 from stepscope.tui.cause_names import CAUSE_NAMES
 from stepscope.tui.commands.errors import WrongUsage, say, writing_output
 from stepscope.tui.commands.levels import level_flags

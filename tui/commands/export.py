@@ -1,10 +1,10 @@
 """`stepscope export`: a recording in the format of another program."""
 
+from stepscope.recordings.check.strip import was_stripped
 from stepscope.recordings.export.export import FORMATS, export
 from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.export.tables import TABLE_FORMATS, TABLES
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.strip import was_stripped
+from stepscope.recordings.file.reader import Recording
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
 from stepscope.tui.commands.output_path import output_path
 from stepscope.tui.commands.progress import Progress

@@ -4,13 +4,13 @@ import re
 import time
 
 from stepscope.recordings.export.output import MissingPackage, writing
-from stepscope.recordings.knob_text import typed_text
-from stepscope.recordings.latency import SLO
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.service_levels import levels_in
 from stepscope.recordings.plot.figure import figure, num_columns
 from stepscope.recordings.plot.series import PlotSeries, read_series
 from stepscope.recordings.plot.style import COLOURS
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.service_levels import levels_in
+from stepscope.recordings.state.knob_text import typed_text
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
 from stepscope.tui.commands.levels import judged_as, level_flags
 from stepscope.tui.commands.options import resolve

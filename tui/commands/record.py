@@ -5,10 +5,15 @@ import sys
 import time
 
 from stepscope.engine.protocol.silence import publishes
-from stepscope.recordings.journal import Journal
-from stepscope.recordings.recorder import Recorder
-from stepscope.recordings.rotation import MIN_ROTATE_BYTES, MIN_ROTATE_S, FileSeries, Limits
-from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.file.writing.rotation import (
+    MIN_ROTATE_BYTES,
+    MIN_ROTATE_S,
+    FileSeries,
+    Limits,
+)
+from stepscope.recordings.history.journal import Journal
+from stepscope.recordings.live.recorder import Recorder
+from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.commands.connect import check_past, choose, connect
 from stepscope.tui.commands.errors import CommandFailed, Interrupted, WrongUsage, say
 from stepscope.tui.commands.levels import chosen_levels, level_flags

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from stepscope.recordings import samples
-from stepscope.recordings.recording_format import PART_SUFFIX
+from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage
 
 

@@ -2,10 +2,16 @@
 
 from pathlib import Path
 
-from stepscope.recordings.chunk_damage import REPAIR_HINT
-from stepscope.recordings.recording_format import PART_SUFFIX
-from stepscope.recordings.repair import Loss, RepairReport, default_output, repair, what_is_wrong
-from stepscope.recordings.strip import strip
+from stepscope.recordings.check.repair import (
+    Loss,
+    RepairReport,
+    default_output,
+    repair,
+    what_is_wrong,
+)
+from stepscope.recordings.check.strip import strip
+from stepscope.recordings.file.chunk_damage import REPAIR_HINT
+from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.tui.commands.errors import say
 from stepscope.tui.commands.output_path import output_path
 from stepscope.tui.commands.progress import Progress

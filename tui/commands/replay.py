@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepscope.recordings import samples
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.replay import ReplaySource
-from stepscope.recordings.service_levels import levels_in
-from stepscope.recordings.tempo import MAX_SPEED, MIN_SPEED
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.service_levels import levels_in
+from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.replay.tempo import MAX_SPEED, MIN_SPEED
 from stepscope.tui.commands.dashboard import dashboard_options, need_terminal, new_history
 from stepscope.tui.commands.errors import WrongUsage
 from stepscope.tui.commands.levels import judged_as

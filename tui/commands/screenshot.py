@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.recordings.export.output import MissingPackage
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.replay import ReplaySource
-from stepscope.recordings.service_levels import levels_in
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.service_levels import levels_in
+from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.commands.dashboard import new_history
 from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
 from stepscope.tui.commands.levels import judged_as, level_flags

@@ -6,7 +6,7 @@ from stepscope.engine.protocol.commands import Ack
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import KnobSpec, KnobValue
 from stepscope.engine.transport.endpoints import find_local
-from stepscope.recordings.knob_text import typed_text
+from stepscope.recordings.state.knob_text import typed_text
 from stepscope.tui.commands.connect import choose, connect
 from stepscope.tui.commands.errors import WrongUsage, say
 from stepscope.tui.commands.who import call_me, who

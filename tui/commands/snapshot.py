@@ -5,7 +5,7 @@ import sys
 import msgspec
 
 from stepscope.engine.protocol.wire import Snapshot
-from stepscope.recordings.knob_text import typed_text
+from stepscope.recordings.state.knob_text import typed_text
 from stepscope.tui.commands.connect import choose, connect
 from stepscope.tui.commands.errors import say, writing_output
 

@@ -86,7 +86,7 @@ def _try(choice: Choice) -> None:
 
         top_command.check_any(top_command.engines_to_show(choice.names))
     elif choice.kind == "file":
-        from stepscope.recordings.reader import Recording
+        from stepscope.recordings.file.reader import Recording
         from stepscope.tui.commands.recording_path import find_recording
 
         Recording(find_recording(choice.names[0])).close()

@@ -10,7 +10,7 @@ from stepscope.engine.client.errors import EngineStarting
 from stepscope.engine.protocol.config import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.fleets.fleet import FLEET_STEPS, Fleet, shared_bytes
-from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.commands.connect import PAST_S, check_past, choose, connect, hello, receive
 from stepscope.tui.commands.dashboard import need_terminal, new_history, run_live
 from stepscope.tui.commands.errors import CommandFailed, expected

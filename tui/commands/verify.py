@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from stepscope.recordings.service_levels import levels_text
-from stepscope.recordings.verify import Check, VerifyReport, verify
+from stepscope.recordings.check.verify import Check, VerifyReport, verify
+from stepscope.recordings.file.service_levels import levels_text
 from stepscope.tui.commands.errors import FAILED, say
 from stepscope.tui.commands.progress import Progress
 from stepscope.tui.commands.record import size

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from stepscope.recordings import samples
 from stepscope.recordings.compare.division import divide
-from stepscope.recordings.landmarks import Landmark, landmark_of, landmarks
-from stepscope.recordings.recording_errors import RecordingError
-from stepscope.recordings.source import Source
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.landmarks import Landmark, landmark_of, landmarks
+from stepscope.recordings.history.source import Source
 from stepscope.tui import format as fmt
 from stepscope.tui.compare.origin import Origin
 from stepscope.tui.recent import RecentFiles
@@ -133,7 +133,7 @@ class LandmarkSearch:
         threading.Thread(target=self._run, name="marks of a recording", daemon=True).start()
 
     def _run(self) -> None:
-        from stepscope.recordings.reader import Recording  # with mcap, only when needed
+        from stepscope.recordings.file.reader import Recording  # with mcap, only when needed
 
         try:
             with Recording(self.path) as recording:

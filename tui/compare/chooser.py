@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.recordings.source import Source
+from stepscope.recordings.history.source import Source
 from stepscope.tui.compare.choices import Choice, LandmarkSearch, choices
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from stepscope.recordings.compare.columns import ALIGNMENTS, Align, Axis, Place, axis_of
 from stepscope.recordings.compare.comparer import Comparer
-from stepscope.recordings.compare.points import KNOB, LATE, LOST, MARKED, PREEMPTED, Point
-from stepscope.recordings.compare.requests import Pair
-from stepscope.recordings.source import Source
+from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, Point
+from stepscope.recordings.compare.side.requests import Pair
+from stepscope.recordings.history.source import Source
 from stepscope.tui.compare.chooser import CompareChooser
 from stepscope.tui.compare.origin import Origin
 from stepscope.tui.compare.picture import ComparePage, SideName

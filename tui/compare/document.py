@@ -8,9 +8,9 @@ from stepscope.recordings.compare.columns import Align, stretches
 from stepscope.recordings.compare.comparison import Comparison, Work
 from stepscope.recordings.compare.figures import Figure
 from stepscope.recordings.compare.load import Load
-from stepscope.recordings.compare.points import Point
-from stepscope.recordings.compare.requests import Pair, RequestRun
-from stepscope.recordings.compare.side import Side
+from stepscope.recordings.compare.side.points import Point
+from stepscope.recordings.compare.side.requests import Pair, RequestRun
+from stepscope.recordings.compare.side.side import Side
 
 
 def document(found: Comparison, sides: tuple[Side, Side], align: Align | None) -> dict[str, Any]:

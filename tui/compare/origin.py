@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from stepscope.recordings.compare.feed import Feed, Stretch
-from stepscope.recordings.history import History
-from stepscope.recordings.history_feed import HistoryFeed
-from stepscope.recordings.latency import SLO
+from stepscope.recordings.compare.side.feed import Feed, Stretch
+from stepscope.recordings.compare.side.history_feed import HistoryFeed
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.latency import SLO
 
 
 class Origin(NamedTuple):
@@ -31,8 +31,8 @@ class Origin(NamedTuple):
         """
         if self.history is not None:
             return HistoryFeed(self.history, self.name, self.slo, self.stretch)
-        from stepscope.recordings.reader import Recording  # with mcap, only when needed
-        from stepscope.recordings.recording_feed import RecordingFeed
+        from stepscope.recordings.compare.side.recording_feed import RecordingFeed
+        from stepscope.recordings.file.reader import Recording  # with mcap, only when needed
 
         assert self.path is not None
         return RecordingFeed(Recording(self.path), self.name, self.slo, self.stretch)

@@ -4,8 +4,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.compare.comparison import Comparison
-from stepscope.recordings.compare.points import Point
-from stepscope.recordings.compare.requests import Pair
+from stepscope.recordings.compare.side.points import Point
+from stepscope.recordings.compare.side.requests import Pair
 from stepscope.tui.compare.choices import Choice
 
 SideName: TypeAlias = Literal["a", "b"]

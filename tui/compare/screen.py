@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.compare.columns import Align
-from stepscope.recordings.latency import SLO
-from stepscope.recordings.reader import Recording
-from stepscope.recordings.replay import ReplaySource
-from stepscope.recordings.source import Source
-from stepscope.recordings.subscriber import Subscriber
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.source import Source
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.commands.connect import connect
 from stepscope.tui.commands.dashboard import dashboard_options, need_terminal, new_history
 from stepscope.tui.commands.errors import WrongUsage

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from stepscope.recordings.compare.columns import Align, stretches
 from stepscope.recordings.compare.comparison import Comparison
-from stepscope.recordings.compare.effect import CONFIDENCE
-from stepscope.recordings.compare.points import Point
-from stepscope.recordings.compare.side import Side
+from stepscope.recordings.compare.side.points import Point
+from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.statistics.effect import CONFIDENCE
 from stepscope.tui import format as fmt
 from stepscope.tui.compare import sides as sides_text
 from stepscope.tui.compare import text as words

@@ -9,8 +9,8 @@ from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.division import reaches
 from stepscope.recordings.compare.figures import KINDS, RANKS, Figure, Verdict
 from stepscope.recordings.compare.settings import Setting
-from stepscope.recordings.knob_text import value_text
-from stepscope.recordings.latency import LatencyKind
+from stepscope.recordings.state.knob_text import value_text
+from stepscope.recordings.state.series.latency import LatencyKind
 from stepscope.tui import format as fmt
 
 VERDICTS: dict[Verdict, str] = {

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.recordings.history import History
-from stepscope.recordings.recording_errors import RecordingError
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.history.history import History
 from stepscope.tui import format as fmt
 from stepscope.tui.export.order import ExportOrder, RangeChoice, file_name, new_path
 from stepscope.tui.log_file import see_log
@@ -16,7 +16,7 @@ from stepscope.tui.notices import Tone
 from stepscope.tui.recent import remember
 
 if TYPE_CHECKING:
-    from stepscope.recordings.reader import Recording
+    from stepscope.recordings.file.reader import Recording
 
 log = logging.getLogger("stepscope.tui")
 
@@ -92,7 +92,7 @@ class ExportJob(Job):
         from stepscope.recordings.export.export import export  # with mcap, only when needed
         from stepscope.recordings.export.moments import StepRange
         from stepscope.recordings.export.output import UNFINISHED_SUFFIX
-        from stepscope.recordings.reader import Recording
+        from stepscope.recordings.file.reader import Recording
 
         order = self.order
         with Recording(order.path) as recording:
@@ -115,7 +115,7 @@ class MemoryJob(Job):
         self._path = path
 
     def _write(self) -> str:
-        from stepscope.recordings.memory_file import write_memory
+        from stepscope.recordings.history.memory_file import write_memory
 
         path = self._path
         steps = fmt.plural(write_memory(self._history, path, self._progress), "step")

@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.recordings.compare.points import PREEMPTED
-from stepscope.recordings.recording_errors import RecordingError
+from stepscope.recordings.compare.side.points import PREEMPTED
+from stepscope.recordings.errors import RecordingError
 from stepscope.tui.compare.choices import file_origin, session_origin
 from stepscope.tui.compare.desk import EVENTS
 from stepscope.tui.compare.origin import Origin

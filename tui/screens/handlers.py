@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from textual.binding import Binding, BindingsMap
 
-from stepscope.recordings.recording_errors import RecordingError
-from stepscope.recordings.source import Source
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.history.source import Source
 from stepscope.tui import format as fmt
 from stepscope.tui.action_table import Action
 from stepscope.tui.navigator import replay_of

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from textual.geometry import Region
 
 from stepscope.engine.protocol.wire import KnobsChanged, KnobSpec, KnobValue
-from stepscope.recordings.knob_text import value_text
+from stepscope.recordings.state.knob_text import value_text
 from stepscope.tui.knob_change import KnobChange, KnobsNow
 from stepscope.tui.screens.engine_watch import EngineWatch
 from stepscope.tui.screens.overlay import Overlay

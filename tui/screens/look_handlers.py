@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from stepscope.recordings.latency import SLO
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.service_levels import said
 from stepscope.tui.theme import Skin, ThemeName
 

@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 from textual.screen import Screen
 from textual.timer import Timer
 
-from stepscope.recordings.history import History
+from stepscope.recordings.history.history import History
 from stepscope.tui.actions import BY_ID
 from stepscope.tui.frame import Frame
 from stepscope.tui.frame_meter import FrameMeter

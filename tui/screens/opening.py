@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
-from stepscope.recordings.knob_trail import known_changes
-from stepscope.recordings.source import NO_ENGINE, add_mark
+from stepscope.recordings.history.source import NO_ENGINE, add_mark
+from stepscope.recordings.state.knob_trail import known_changes
 from stepscope.tui.export.choices import folder_for, ranges_of, recording_of
 from stepscope.tui.export.order import ExportOrder
 from stepscope.tui.knob_change import KnobChange, KnobsNow

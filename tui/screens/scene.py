@@ -1,6 +1,6 @@
 """`Scene`: the frames of one history, with what is shown of other engines and runs beside it."""
 
-from stepscope.recordings.history import History
+from stepscope.recordings.history.history import History
 from stepscope.tui.frame import Frame
 from stepscope.tui.frame_builder import FrameBuilder
 from stepscope.tui.navigator import recorded_extent, replay_of

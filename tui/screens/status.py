@@ -3,7 +3,7 @@
 from dataclasses import astuple
 
 from stepscope.recordings.fleets.fleet import LOOK_S
-from stepscope.recordings.history import History
+from stepscope.recordings.history.history import History
 from stepscope.tui import format as fmt
 from stepscope.tui.frame_meter import Load
 from stepscope.tui.navigator import replay_of

@@ -3,8 +3,8 @@
 from typing import TypeAlias
 
 from stepscope.engine.protocol.wire import Audited, KnobsChanged
-from stepscope.recordings.audit_text import change_text, shorter_who, who_text
-from stepscope.recordings.knob_text import changes_text
+from stepscope.recordings.state.audit_text import change_text, shorter_who, who_text
+from stepscope.recordings.state.knob_text import changes_text
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.widgets.knob_effect import FIGURES, effect_of

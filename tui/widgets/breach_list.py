@@ -1,6 +1,6 @@
 """Which late tokens the latency screen lists, in which order, and what stands above them."""
 
-from stepscope.recordings.longest import Breach
+from stepscope.recordings.attribution.longest import Breach
 from stepscope.tui.frame import Frame
 from stepscope.tui.widgets.lines import Line, length_of
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from stepscope.recordings.columns import StepSummary
+from stepscope.recordings.state.series.columns import StepSummary
 from stepscope.tui import format as fmt
 from stepscope.tui.chart_columns import ChartColumn
 from stepscope.tui.frame import Frame

@@ -7,8 +7,8 @@ wait for a token that ended in a column.
 
 from collections.abc import Sequence
 
-from stepscope.recordings.compare.points import KNOB, LATE, LOST, MARKED, PREEMPTED, Point
-from stepscope.recordings.compare.requests import RequestRun
+from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, Point
+from stepscope.recordings.compare.side.requests import RequestRun
 from stepscope.tui import format as fmt
 from stepscope.tui.compare.picture import ComparePage
 from stepscope.tui.theme import LEVELS

@@ -1,6 +1,6 @@
 """Events up to the cursor: a list in the rail, or packed into a line or two."""
 
-from stepscope.recordings.events import EventKind, SessionEvent
+from stepscope.recordings.state.series.events import EventKind, SessionEvent
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.widgets.lines import Line, Run, clean, framed, length_of, spot

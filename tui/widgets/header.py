@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepscope.recordings.source import SourceStatus
+from stepscope.recordings.history.source import SourceStatus
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.frame_meter import Load

@@ -16,7 +16,7 @@ from stepscope.engine.protocol.wire import (
     RowFlag,
     StepRecord,
 )
-from stepscope.recordings.session import request_name
+from stepscope.recordings.state.session import request_name
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.widgets.lines import Field, Line, Run, clean, framed, whole

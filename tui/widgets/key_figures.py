@@ -1,7 +1,7 @@
 """The key figures: what an operator reads first."""
 
-from stepscope.recordings.latency import Series
-from stepscope.recordings.rates import MINUTE_S
+from stepscope.recordings.history.rates import MINUTE_S
+from stepscope.recordings.state.series.latency import Series
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import LATENCY_WINDOW_S, RATES_WINDOW_S, Frame
 from stepscope.tui.theme import LEVELS

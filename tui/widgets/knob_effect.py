@@ -3,8 +3,8 @@
 from typing import NamedTuple, TypeAlias
 
 from stepscope.engine.protocol.wire import KnobsChanged
-from stepscope.recordings.history import History
-from stepscope.recordings.latency import LatencyKind, LatencyReport
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.latency import LatencyKind, LatencyReport
 
 EFFECT_S = 10.0  # before and after a change, or to the next one
 

@@ -1,9 +1,9 @@
 """The knobs as they are at the cursor, and who changed one last."""
 
 from stepscope.engine.protocol.wire import KnobSpec
-from stepscope.recordings.audit_text import shorter_who
-from stepscope.recordings.knob_text import value_text
-from stepscope.recordings.knob_trail import known_changes
+from stepscope.recordings.state.audit_text import shorter_who
+from stepscope.recordings.state.knob_text import value_text
+from stepscope.recordings.state.knob_trail import known_changes
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.widgets.lines import Line, Run, clean, framed, spot

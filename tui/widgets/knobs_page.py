@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from stepscope.engine.protocol.commands import SetKnobs
 from stepscope.engine.protocol.wire import KnobsChanged, KnobSpec
-from stepscope.recordings.audit_text import shorter_who
-from stepscope.recordings.knob_text import value_text
-from stepscope.recordings.knob_trail import known_changes
+from stepscope.recordings.state.audit_text import shorter_who
+from stepscope.recordings.state.knob_text import value_text
+from stepscope.recordings.state.knob_trail import known_changes
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.widgets import audit_rows

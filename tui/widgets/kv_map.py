@@ -6,7 +6,7 @@ from functools import lru_cache
 from itertools import pairwise, product, starmap
 
 from stepscope.engine.protocol.wire import CACHED, EMPTY
-from stepscope.recordings.session import request_name
+from stepscope.recordings.state.session import request_name
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.theme import (

@@ -5,7 +5,7 @@ from array import array
 from collections import Counter
 
 from stepscope.engine.protocol.wire import CACHED, EMPTY, RequestView
-from stepscope.recordings.session import request_name
+from stepscope.recordings.state.session import request_name
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.widgets import kv_map, kv_trend

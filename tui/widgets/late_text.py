@@ -6,8 +6,8 @@ What matters least is left out first: how a thing is called in full, then what t
 import re
 from collections.abc import Sequence
 
-from stepscope.recordings.causes import Late, Piece
-from stepscope.recordings.session import request_name
+from stepscope.recordings.attribution.causes import Late, Piece
+from stepscope.recordings.state.session import request_name
 from stepscope.tui import format as fmt
 
 _SHOWN_NS = 50_000

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from stepscope.recordings.latency_samples import Samples
+from stepscope.recordings.state.series.latency_samples import Samples
 from stepscope.tui import format as fmt
 from stepscope.tui.widgets.lines import Line
 

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from stepscope.recordings.late_sweep import Wait
-from stepscope.recordings.latency import LatencyKind, LatencyReport, Series
-from stepscope.recordings.longest import Breach
-from stepscope.recordings.session import request_name
+from stepscope.recordings.attribution.late_sweep import Wait
+from stepscope.recordings.attribution.longest import Breach
+from stepscope.recordings.state.series.latency import LatencyKind, LatencyReport, Series
+from stepscope.recordings.state.session import request_name
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.latency_windows import WINDOWS

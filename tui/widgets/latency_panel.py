@@ -1,8 +1,8 @@
 """Latencies of the last minute against the service levels, the last stall and the worst one."""
 
-from stepscope.recordings.latency import TREND_BUCKETS, Series
-from stepscope.recordings.longest import Breach
-from stepscope.recordings.session import request_name
+from stepscope.recordings.attribution.longest import Breach
+from stepscope.recordings.state.series.latency import TREND_BUCKETS, Series
+from stepscope.recordings.state.session import request_name
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import LATENCY_WINDOW_S, Frame
 from stepscope.tui.theme import LEVELS

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from stepscope.engine.protocol.wire import RequestView
-from stepscope.recordings.causes import Cause, Piece
-from stepscope.recordings.lives import Life
+from stepscope.recordings.attribution.causes import Cause, Piece
+from stepscope.recordings.history.lives import Life
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.theme import CAUSE_GLYPHS

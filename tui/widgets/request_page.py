@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import RequestView
-from stepscope.recordings.causes import Late, by_cause
-from stepscope.recordings.lives import Life
-from stepscope.recordings.session import request_name
+from stepscope.recordings.attribution.causes import Late, by_cause
+from stepscope.recordings.history.lives import Life
+from stepscope.recordings.state.session import request_name
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.lane_rows import lane_status

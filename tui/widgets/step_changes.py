@@ -1,9 +1,9 @@
 """What is new in the step at the cursor: knobs, and how it differs from the step before."""
 
 from stepscope.engine.protocol.wire import StepRecord
-from stepscope.recordings.audit_text import shorter_who
-from stepscope.recordings.columns import StepSummary
-from stepscope.recordings.knob_text import changes_text
+from stepscope.recordings.state.audit_text import shorter_who
+from stepscope.recordings.state.knob_text import changes_text
+from stepscope.recordings.state.series.columns import StepSummary
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.widgets.lines import Field, Line, Run, clean, length_of, whole

@@ -1,8 +1,8 @@
 """The step inspector: every row of the step at the cursor, its cost, and what is new in it."""
 
 from stepscope.engine.protocol.wire import BatchRow, Phase, RowFlag, StepRecord
-from stepscope.recordings.columns import StepSummary
-from stepscope.recordings.session import request_name
+from stepscope.recordings.state.series.columns import StepSummary
+from stepscope.recordings.state.session import request_name
 from stepscope.tui import format as fmt
 from stepscope.tui.frame import Frame
 from stepscope.tui.theme import CAUSE_GLYPHS

@@ -1,6 +1,6 @@
 """What a request was asked and has answered, as far as the engine tells (`--with-tokens`)."""
 
-from stepscope.recordings.transcripts import Told
+from stepscope.recordings.state.transcripts import Told
 from stepscope.tui.widgets.lines import Line, clean, framed
 
 MIN_HEIGHT = 4

@@ -1,7 +1,7 @@
 """One wait for a token, piece by piece, in order of time."""
 
-from stepscope.recordings.causes import Late
-from stepscope.recordings.session import request_name
+from stepscope.recordings.attribution.causes import Late
+from stepscope.recordings.state.session import request_name
 from stepscope.tui.theme import CAUSE_GLYPHS
 from stepscope.tui.widgets import late_text
 from stepscope.tui.widgets.lines import Line, clean, framed

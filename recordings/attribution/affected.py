@@ -1,0 +1,45 @@
+"""`RequestsTold`: which requests a recording tells of, and how many of them had late tokens."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from stepscope.engine.protocol.wire import Arrived, EngineStatus, Snapshot, StepRecord, Telemetry
+from stepscope.recordings.attribution.causes import Late
+
+
+class Affected(NamedTuple):
+    """Requests with late tokens; the operator's pauses are not held against the engine."""
+
+    num_requests: int  # that had not ended before
+    num_late: int  # with a late token
+    num_only_first: int  # of those: all tokens after the first came in time
+
+
+class RequestsTold:
+    """Takes the messages of a recording in order."""
+
+    def __init__(self) -> None:
+        self._alive: set[int] = set()
+        self._ended: set[int] = set()  # in a snapshot, maybe of what was before
+
+    def take(self, message: Telemetry) -> None:
+        if isinstance(message, Snapshot):
+            for view in message.requests:
+                (self._ended if view.status == "finished" else self._alive).add(view.request_id)
+        elif isinstance(message, StepRecord | EngineStatus):
+            ids = [event.request_id for event in message.events if isinstance(event, Arrived)]
+            self._alive.update(ids)
+            if isinstance(message, StepRecord):
+                self._alive.update([row.request_id for row in message.batch or ()])
+
+    @property
+    def ids(self) -> set[int]:
+        """Of all that are told of, also of those that had ended before."""
+        return self._alive | self._ended
+
+    def affected(self, late: Iterable[Late]) -> Affected:
+        """Args: late: all late tokens of these requests."""
+        counted = [each for each in late if not each.is_excused]
+        all_late = {each.request_id for each in counted}
+        between = {each.request_id for each in counted if each.token_idx}
+        return Affected(len(self._alive), len(all_late), len(all_late - between))

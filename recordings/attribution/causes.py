@@ -1,0 +1,246 @@
+"""What a wait for a token is made of: `Piece`s of time with a cause each, and `Late`, their sum.
+
+All figures are those of the records; durations are nanoseconds of engine time.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple, TypeAlias, get_args
+
+from stepscope.recordings.state.session import request_name
+
+Cause: TypeAlias = Literal[
+    "queued",  # waited for admission
+    "prompt",  # its own prompt was computed
+    "prefill",  # its token came of a step that also computed prompts of others
+    "budget",  # left out of a step whose budget was spent
+    "left_out",  # left out of a step for another reason: whole prompts, one request at a time
+    "preempted",  # its blocks were taken, it waited to be admitted again
+    "recompute",  # what had been computed before that was computed again
+    "paused",  # the operator had paused the engine
+    "between",  # the engine had work and was between two steps
+    "idle",  # the engine had nothing to run
+    "step",  # a step without any prompt in it took its time
+    "held_up",  # a step took far longer than its work usually does: the machine, or the engine
+    "unknown",  # the records of that time are missing, or not in memory
+]
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+
+# Counted together when the largest cause is named: one does not come without the other.
+_TOGETHER: dict[Cause, Cause] = {"recompute": "preempted"}
+
+_SHOWN_NS = 50_000
+
+_WAITED_FOR = {
+    "seats": "for a seat (max_num_seqs)",
+    "budget": "for token budget",
+    "kv_blocks": "for KV blocks",
+    "preemption": "because a step preempted",
+    "batch": "for the batch before it to end",
+    "queued": "behind others",
+    "step": "for the step under way to end",
+    "": "for a reason not told",
+}
+
+
+class Piece(NamedTuple):
+    """A part of a wait. Pieces of one kind may stand merged: `num_steps` steps from `step` on."""
+
+    cause: Cause
+    start_ns: int
+    ns: int
+    step: int  # the first step it was spent in; for time between steps the one after it
+    num_steps: int = 0  # 0: between steps
+    # queued, preempted: what was waited for; left_out: "prompts" or ""; unknown: "forgotten" (may
+    # be somewhere, but is not in memory), "unrecorded" (was before the recording) or "" (was lost)
+    detail: str = ""
+    request_id: int | None = None  # whose prefill, the largest part of it
+    num_tokens: int = 0  # ... of that prefill, of its own prompt, of what it recomputed
+    num_other_tokens: int = 0  # of prefill of further requests in these steps
+    # held_up: what these steps took, and what they usually would have; `ns` is what is between
+    took_ns: int = 0
+    usual_ns: int = 0
+
+    @property
+    def key(self) -> tuple[Cause, str, int | None]:
+        """What pieces that can be merged have in common."""
+        return self.cause, self.detail, self.request_id
+
+    @property
+    def text(self) -> str:
+        """In words, without the duration."""
+        steps = f"{self.num_steps:,} step" + ("" if self.num_steps == 1 else "s")
+        whose = ""
+        if self.request_id is not None:
+            whose = f"{self.num_tokens:,} prefill tokens of {request_name(self.request_id)}"
+            if self.num_other_tokens:
+                whose += f" (and {self.num_other_tokens:,} of others)"
+        waited_for = _WAITED_FOR.get(self.detail, f"for {self.detail}")
+        if self.cause == "queued":
+            return f"waited in the queue {waited_for}, {steps}"
+        if self.cause == "prompt":
+            return f"its own prompt, {self.num_tokens:,} tokens in {steps}"
+        if self.cause == "prefill":
+            return f"shared {steps} with {whose}"
+        if self.cause == "budget":
+            return f"left out of {steps}, the budget was spent" + (f": {whose}" if whose else "")
+        if self.cause == "left_out":
+            why = f"given to {whose}" if whose else "given to others"
+            return f"left out of {steps} {why}"
+        if self.cause == "preempted":
+            if self.detail == "preemption":
+                return f"preempted, its blocks were taken, {steps}"
+            return f"preempted, waited {waited_for}, {steps}"
+        if self.cause == "recompute":
+            return f"recomputed {self.num_tokens:,} tokens in {steps}"
+        if self.cause == "step":
+            return f"{steps} of decodes alone"
+        if self.cause == "held_up":
+            work = "its work" if self.num_steps == 1 else "their work"
+            return (
+                f"the machine or the engine was held up: {steps} took {self.times:.0f}x as long "
+                f"as is usual for {work} ({self.usual_ns / 1e6:,.1f} ms)"
+            )
+        if self.is_forgotten:
+            return "before the first step in memory"
+        if self.cause == "unknown" and self.detail == "unrecorded":
+            return "before the recording began"
+        return {
+            "paused": "the operator had paused the engine",
+            "between": "between steps (update, record, publish)",
+            "idle": "the engine had been idle",
+        }.get(self.cause, "records are missing")
+
+    @property
+    def times(self) -> float:
+        """Of steps that were held up: how many times as long as usual they took."""
+        return self.took_ns / max(1, self.usual_ns)
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Its records may be somewhere, but not in memory."""
+        return self.cause == "unknown" and self.detail == "forgotten"
+
+    @property
+    def short(self) -> str:
+        """For a line that has little room."""
+        if self.request_id is not None:
+            verb = {"prefill": "prefill", "budget": "budget spent on"}.get(self.cause, "given to")
+            return f"{verb} {request_name(self.request_id)} {self.num_tokens} tok"
+        if self.cause == "recompute":
+            return f"preempted, {self.num_tokens} tok again"
+        if self.cause == "held_up":
+            return f"held up ({self.times:.0f}x as long as usual)"
+        if self.is_forgotten:
+            return "not in memory"
+        return {
+            "queued": f"queued {_WAITED_FOR.get(self.detail, self.detail)}",
+            "prompt": f"own prompt {self.num_tokens} tok",
+            "budget": "budget spent",
+            "left_out": "left out",
+            "preempted": "preempted",
+            "paused": "engine paused",
+            "between": "between steps",
+            "idle": "engine idle",
+            "step": "decodes alone",
+        }.get(self.cause, "records missing")
+
+
+class Late(NamedTuple):
+    """One wait for a token, from the token before it or the arrival on.
+
+    `pieces` are in order of time, merged where they are alike; their durations sum to `gap_ns`.
+    """
+
+    request_id: int
+    client_id: str
+    token_idx: int  # 0: the first of the request
+    step: int  # that brought it
+    start_ns: int
+    end_ns: int
+    bound_ns: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def gap_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+    @property
+    def kind(self) -> Literal["TTFT", "ITL"]:
+        return "ITL" if self.token_idx else "TTFT"
+
+    @property
+    def paused_ns(self) -> int:
+        """Of it, how long the operator had paused the engine."""
+        return sum(piece.ns for piece in self.pieces if piece.cause == "paused")
+
+    @property
+    def is_excused(self) -> bool:
+        """Only late because of the operator's own pause: no broken service level."""
+        return self.gap_ns - self.paused_ns <= self.bound_ns
+
+    @property
+    def cause(self) -> Cause:
+        """The cause that took most of the time; recomputing counts to the preemption."""
+        totals = by_cause(self.pieces)
+        return max(totals, key=totals.__getitem__, default="unknown")
+
+    @property
+    def main(self) -> Piece | None:
+        """The largest piece of that cause."""
+        cause = self.cause
+        return max(
+            (piece for piece in self.pieces if _TOGETHER.get(piece.cause, piece.cause) == cause),
+            key=lambda piece: piece.ns,
+            default=None,
+        )
+
+    @property
+    def text(self) -> str:
+        """One short line: where, why, and how long."""
+        main = self.main
+        why = f"{self.step:,}" if main is None else f"{main.step:,} {main.short}"
+        again = sum(piece.num_tokens for piece in self.pieces if piece.cause == "recompute")
+        if main is not None and self.cause == "preempted" and again:
+            first = min(p.step for p in self.pieces if p.cause in ("preempted", "recompute"))
+            why = f"{first:,} {request_name(self.request_id)} preempted, {again:,} tok again"
+        return f"step {why} → {self.kind} {self.gap_ns / 1e6:.0f} ms"
+
+    @property
+    def explanation(self) -> str:
+        """In words, the largest piece first; none that a tenth of a millisecond would not show."""
+        parts = sorted(self.pieces, key=lambda piece: -piece.ns)
+        parts = [piece for piece in parts if piece.ns >= _SHOWN_NS] or parts[:1]
+        return "; ".join(f"{piece.ns / 1e6:,.1f} ms {piece.text}" for piece in parts)
+
+
+def by_cause(pieces: Iterable[Piece]) -> dict[Cause, int]:
+    """Cause -> nanoseconds, as `Late.cause` counts them."""
+    totals: dict[Cause, int] = {}
+    for piece in pieces:
+        cause = _TOGETHER.get(piece.cause, piece.cause)
+        totals[cause] = totals.get(cause, 0) + piece.ns
+    return totals
+
+
+def merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """One piece for each kind, in the order in which the kinds first came."""
+    alike: dict[tuple[Cause, str, int | None], list[Piece]] = {}
+    for piece in pieces:
+        key = piece.cause, piece.detail, piece.request_id  # its `key`, but of many
+        if key in alike:
+            alike[key].append(piece)
+        else:
+            alike[key] = [piece]
+    return tuple([each[0] if len(each) == 1 else _sum(each) for each in alike.values()])
+
+
+def _sum(pieces: Sequence[Piece]) -> Piece:
+    """Pieces of one kind as one."""
+    return pieces[0]._replace(
+        ns=sum([piece.ns for piece in pieces]),
+        num_steps=sum([piece.num_steps for piece in pieces]),
+        num_tokens=sum([piece.num_tokens for piece in pieces]),
+        num_other_tokens=sum([piece.num_other_tokens for piece in pieces]),
+        took_ns=sum([piece.took_ns for piece in pieces]),
+        usual_ns=sum([piece.usual_ns for piece in pieces]),
+    )

@@ -1,0 +1,60 @@
+"""`LateSweep`: all late tokens of a stretch of steps explained in one pass, which goes on.
+
+To explain each alone is to read its whole wait, and the waits of an engine that is behind overlap.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from stepscope.recordings.attribution.causes import Late
+from stepscope.recordings.attribution.explain import Explainer
+from stepscope.recordings.state.session import SessionState
+
+
+class Wait(NamedTuple):
+    """A wait for a token that is to be explained."""
+
+    step: int  # that ended it
+    request_id: int
+    start_ns: int
+
+
+class LateSweep:
+    """An explainer of all requests, and how far it has come.
+
+    Args:
+        state: before the first message.
+        number: of that message.
+    """
+
+    def __init__(self, explainer: Explainer, state: SessionState, number: int) -> None:
+        self._explainer = explainer
+        self._begin_ns = state.time_ns
+        self._number = number
+        self.step = state.step  # the last one that was read
+
+    def num_steps_for(self, first_ns: int, first_step: int, last_step: int) -> int | None:
+        """What it costs to explain waits from a time on; None where this one began too late.
+
+        Args:
+            first_step, last_step: in which they end.
+        """
+        if self._begin_ns > first_ns or self.step >= first_step:
+            return None
+        return last_step - self.step
+
+    def go_on(self, last_step: int, feed: Callable[[Explainer, int, int], int]) -> list[Late]:
+        """Read on to `last_step`; the late ones since, but for waits that began before it did.
+
+        Args:
+            feed: gives an explainer the messages from a number on, up to the record of a step,
+                and tells the number to go on from.
+        """
+        explainer = self._explainer
+        self._number = feed(explainer, self._number, last_step)
+        self.step = max(self.step, last_step)
+        found = [late for late in explainer.late if late.start_ns >= self._begin_ns]
+        explainer.late.clear()
+        explainer.itl_counts.clear()
+        explainer.ttft_counts.clear()
+        return found

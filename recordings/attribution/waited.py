@@ -1,0 +1,175 @@
+"""What waits for tokens came to: how long each was, and what the late ones were made of."""
+
+from bisect import bisect_right
+from collections import deque
+from operator import attrgetter
+from typing import NamedTuple
+
+from stepscope.recordings.attribution.causes import Late, Piece, merged
+from stepscope.recordings.attribution.waits import StepSpan, Wait, blocking_reason
+
+_PRUNE_AT = 4096
+_CHUNK_PIECES = 32
+# A request that comes while a step runs is told with the next one, or, where that one was prepared
+# meanwhile, with the one after it.
+_NUM_LAST = 2
+
+
+class Waited:
+    """Waits that have ended.
+
+    Attributes:
+        itl_counts, ttft_counts: wait -> tokens, without the operator's pauses.
+
+    Args:
+        itl_bound_ns, ttft_bound_ns: a longer wait is late.
+    """
+
+    def __init__(self, itl_bound_ns: float, ttft_bound_ns: float) -> None:
+        self.late: list[Late] = []
+        self.itl_counts: dict[int, int] = {}
+        self.ttft_counts: dict[int, int] = {}
+        self._itl_bound_ns = itl_bound_ns
+        self._ttft_bound_ns = ttft_bound_ns
+
+    def count(self, request: Wait, ns: int, end_ns: int) -> bool:
+        """Count the wait that a request has ended; whether it is late.
+
+        Args:
+            ns: without the operator's pauses.
+        """
+        counts = self.itl_counts if request.num_output else self.ttft_counts
+        counts[ns] = counts.get(ns, 0) + 1
+        assert request.start_ns is not None
+        return end_ns - request.start_ns > self._bound_ns(request)
+
+    def add_late(
+        self, request_id: int, request: Wait, step: int, end_ns: int, pieces: tuple[Piece, ...]
+    ) -> None:
+        """Keep a late one, which ended in `step`."""
+        assert request.start_ns is not None
+        self.late.append(
+            Late(
+                request_id,
+                request.client_id,
+                request.num_output,
+                step,
+                request.start_ns,
+                end_ns,
+                round(self._bound_ns(request)),
+                pieces,
+            )
+        )
+
+    def _bound_ns(self, request: Wait) -> float:
+        return self._itl_bound_ns if request.num_output else self._ttft_bound_ns
+
+
+class _Chunk(NamedTuple):
+    """Pieces in a row, one of each kind."""
+
+    pieces: tuple[Piece, ...]
+    begin_ns: int
+    end_ns: int
+    is_whole: bool  # without a hole
+
+
+class QueueTime:
+    """What the time was spent on while somebody waited in the queue, in order of time.
+
+    Long waits go over the same stretches of it, which are merged once.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[Piece] = []
+        self._num_forgotten = 0
+        self._prune_at = _PRUNE_AT
+        self._chunks: dict[int, _Chunk] = {}
+        # Steps that are no pieces yet, with the time before each.
+        self._last: deque[tuple[list[Piece], StepSpan]] = deque(maxlen=_NUM_LAST)
+
+    def restart(self, between: list[Piece], span: StepSpan) -> None:
+        """After this step nobody waits.
+
+        It stays, and the one before it: who came while they ran is told of later.
+        """
+        self._last.append((between, span))
+        if self._pieces and len(self._last) == _NUM_LAST:
+            self._pieces.clear()
+            self._chunks.clear()
+            self._num_forgotten = 0
+            self._prune_at = _PRUNE_AT
+
+    def add(self, between: list[Piece], span: StepSpan) -> bool:
+        """A step, and the time before it; whether much has come together by now."""
+        self._begin()
+        self._pieces += between
+        self._pieces += _spent(span)
+        return len(self._pieces) >= self._prune_at
+
+    def since(self, time_ns: int) -> list[Piece]:
+        """What there was from a time on; the first may have begun before it."""
+        self._begin()
+        return self._pieces[self._place(time_ns) :]
+
+    def cover(self, request: Wait) -> list[Piece]:
+        """Like `since`, but of a wait most of it is covered already, merged as far as can be."""
+        self._begin()
+        place = self._place(request.covered_ns)
+        first = -(-(place + self._num_forgotten) // _CHUNK_PIECES)
+        last = (len(self._pieces) + self._num_forgotten) // _CHUNK_PIECES
+        if first >= last:
+            return self._pieces[place:]
+        begin = first * _CHUNK_PIECES - self._num_forgotten
+        _add(request, self._pieces[place:begin])
+        for number in range(first, last):
+            begin = number * _CHUNK_PIECES - self._num_forgotten
+            chunk = self._chunks.get(number)
+            if chunk is None:
+                chunk = _chunk(self._pieces[begin : begin + _CHUNK_PIECES])
+                self._chunks[number] = chunk
+            if chunk.is_whole and chunk.begin_ns == request.covered_ns:
+                request.pieces += chunk.pieces
+                request.covered_ns = chunk.end_ns
+            else:
+                _add(request, self._pieces[begin : begin + _CHUNK_PIECES])
+        return self._pieces[begin + _CHUNK_PIECES :]
+
+    def forget_before(self, time_ns: int) -> None:
+        place = self._place(time_ns)
+        del self._pieces[:place]
+        self._num_forgotten += place
+        self._prune_at = len(self._pieces) + _PRUNE_AT
+        first = -(-self._num_forgotten // _CHUNK_PIECES)
+        self._chunks = {at: chunk for at, chunk in self._chunks.items() if at >= first}
+
+    def _begin(self) -> None:
+        for between, span in self._last:
+            self._pieces += between
+            self._pieces += _spent(span)
+        self._last.clear()
+
+    def _place(self, time_ns: int) -> int:
+        first = bisect_right(self._pieces, time_ns, key=attrgetter("start_ns"))
+        return max(0, first - 1)
+
+
+def _spent(span: StepSpan) -> list[Piece]:
+    ns, detail = span.work_end_ns - span.start_ns, blocking_reason(span.record)
+    queued = Piece("queued", span.start_ns, ns, span.record.step, 1, detail)
+    held_up = span.held_up
+    return [queued] if held_up is None else [queued, held_up]
+
+
+def _chunk(pieces: list[Piece]) -> _Chunk:
+    ends_ns = [piece.start_ns + piece.ns for piece in pieces]
+    is_whole = all(
+        piece.ns > 0 and end_ns == after.start_ns
+        for piece, end_ns, after in zip(pieces, ends_ns, pieces[1:], strict=False)
+    )
+    return _Chunk(merged(pieces), pieces[0].start_ns, ends_ns[-1], is_whole and pieces[-1].ns > 0)
+
+
+def _add(request: Wait, pieces: list[Piece]) -> None:
+    for piece in pieces:
+        request.add(piece, piece.start_ns + piece.ns)

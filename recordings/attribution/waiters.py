@@ -1,0 +1,125 @@
+"""`Waiters`: the requests of an engine, the wait each of them is in, and who is in the queue."""
+
+from collections.abc import Iterable
+
+from stepscope.engine.protocol.wire import (
+    Aborted,
+    Admitted,
+    Arrived,
+    Finished,
+    Preempted,
+    RequestEvent,
+    RequestView,
+)
+from stepscope.recordings.attribution.causes import Piece
+from stepscope.recordings.attribution.waited import QueueTime
+from stepscope.recordings.attribution.waits import StepSpan, Wait, wait_of
+from stepscope.recordings.state.pauses import Pauses
+
+
+class Waiters:
+    """Who waits is told by events and snapshots; what for, by the `Explainer`, step by step.
+
+    Args:
+        only: follow this request and no other, and keep its `life`.
+
+    Attributes:
+        requests: all that have not ended; `running` are those that were admitted and are not out.
+        life: what the one was made of that is followed alone; `has_ended` when it has.
+    """
+
+    def __init__(self, only: int | None) -> None:
+        self.life: list[Piece] = []
+        self.has_ended = False
+        self._only = only
+        self.forget()
+
+    def forget(self) -> None:
+        """Of another engine nothing is known."""
+        self.requests: dict[int, Wait] = {}
+        self.running: dict[int, Wait] = {}
+        self._queue = QueueTime()
+
+    def take(self, event: RequestEvent, time_ns: int, between: list[Piece], step: int) -> None:
+        """What became of a request at a time; `between`: what the time before it was spent on."""
+        request_id = event.request_id
+        if self._only is not None and request_id != self._only:
+            return
+        request = self.requests.get(request_id)
+        if isinstance(event, Arrived):
+            self.arrive(event, time_ns)
+        elif isinstance(event, Finished | Aborted):
+            self.end(request_id)
+        elif request is None:
+            return
+        elif isinstance(event, Admitted):
+            if request.status != "running":
+                self.admit(request_id, between, time_ns, step)
+        elif isinstance(event, Preempted):
+            request.fill(between, time_ns, step)
+            request.status = "out"
+            self.running.pop(request_id, None)
+
+    def arrive(self, event: Arrived, latest_ns: int) -> None:
+        """Not after `latest_ns`, whatever its clock says."""
+        request_id = event.request_id
+        if self._only in (None, request_id) and request_id not in self.requests:
+            since_ns = min(event.time_ns, latest_ns)
+            self.requests[request_id] = Wait(
+                event.client_id, "waiting", since_ns, event.num_prompt_tokens, 0
+            )
+
+    def admit(self, request_id: int, between: list[Piece], start_ns: int, step: int) -> None:
+        """The wait in the queue is over at `start_ns`."""
+        request = self.requests[request_id]
+        if self._only is None and request.status != "out":
+            spans = self._queue.cover(request)
+        else:  # a life is told step by step, and its time in the queue has another name
+            spans = self._queue.since(request.covered_ns)
+        request.fill([*spans, *between], start_ns, step)
+        request.status = "running"
+        self.running[request_id] = request
+
+    def end(self, request_id: int) -> None:
+        request = self.requests.pop(request_id, None)
+        self.running.pop(request_id, None)
+        if request is not None and self._only is not None:
+            self.life += request.pieces
+            self.has_ended = True
+
+    def end_step(self, between: list[Piece], span: StepSpan) -> None:
+        """Those in the queue have waited through a step, and the time before it."""
+        if len(self.requests) == len(self.running):
+            self._queue.restart(between, span)
+        elif self._queue.add(between, span):
+            self._prune()
+
+    def adopt(self, views: Iterable[RequestView]) -> None:
+        """Take over what is known of all requests; waits that are the same ones go on."""
+        before, self.requests, self.running = self.requests, {}, {}
+        for view in views:
+            request_id = view.request_id
+            if view.status == "finished" or self._only not in (None, request_id):
+                continue
+            known = before.get(request_id)
+            if known is None or known.num_output != view.num_output_tokens:
+                known = wait_of(view)
+            known.status = "out" if view.status == "preempted" else "waiting"
+            if view.status == "running":
+                known.status = "running"
+                self.running[request_id] = known
+            self.requests[request_id] = known
+
+    def cover_pauses(self, pauses: Pauses, until_ns: int, step: int) -> None:
+        """Of waits that began before anything is known, the operator's pauses are known."""
+        if not pauses.has_any:
+            return
+        for wait in self.requests.values():
+            if wait.start_ns is not None:
+                for start_ns, end_ns in pauses.spans(wait.covered_ns, until_ns):
+                    wait.add(Piece("paused", start_ns, end_ns - start_ns, step), end_ns)
+
+    def _prune(self) -> None:
+        """Forget what nobody waited through any more."""
+        waiting = [wait for wait in self.requests.values() if wait.status != "running"]
+        self._queue.forget_before(min((wait.covered_ns for wait in waiting), default=0))

@@ -1,0 +1,198 @@
+"""Waits under way: what covers the time since a request's last token, step by step."""
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple, TypeAlias
+
+from stepscope.engine.protocol.wire import BatchRow, Phase, RequestView, StepRecord
+from stepscope.recordings.attribution.causes import Piece
+from stepscope.recordings.attribution.usual import Held
+from stepscope.recordings.state.pauses import Pauses
+
+_DECODE = int(Phase.DECODE)
+_RECOMPUTE = int(Phase.RECOMPUTE)
+
+WaitStatus: TypeAlias = Literal["waiting", "out", "running"]
+
+
+class StepSpan(NamedTuple):
+    """When a step was, and how much of it went to its work."""
+
+    record: StepRecord
+    start_ns: int
+    work_end_ns: int  # from here on it was held up
+    end_ns: int
+    held: Held | None = None
+
+    @property
+    def held_up(self) -> Piece | None:
+        """What it took longer than usual."""
+        if self.held is None:
+            return None
+        return Piece(
+            "held_up",
+            self.work_end_ns,
+            self.end_ns - self.work_end_ns,
+            self.record.step,
+            1,
+            took_ns=self.held.took_ns,
+            usual_ns=self.held.usual_ns,
+        )
+
+
+def span_of(record: StepRecord, held: Held | None, start_ns: int, end_ns: int) -> StepSpan:
+    """A step, and by what it was held up: that stands at its end, where it is seen."""
+    excess_ns = 0 if held is None else held.excess_ns
+    return StepSpan(record, start_ns, end_ns - excess_ns, end_ns, held)
+
+
+class Wait:
+    """A wait that is under way: [start_ns, covered_ns] is covered by `pieces`."""
+
+    __slots__ = (
+        "client_id",
+        "covered_ns",
+        "num_output",
+        "num_prompt",
+        "pieces",
+        "start_ns",
+        "status",
+    )
+
+    def __init__(
+        self,
+        client_id: str,
+        status: WaitStatus,
+        start_ns: int | None,
+        num_prompt: int,
+        num_output: int,
+    ) -> None:
+        self.client_id = client_id
+        self.status: WaitStatus = status
+        self.start_ns = start_ns  # None: not known, for it was first seen in mid-life
+        self.covered_ns = 0 if start_ns is None else start_ns
+        self.num_prompt = num_prompt
+        self.num_output = num_output
+        self.pieces: list[Piece] = []
+
+    def add(self, piece: Piece, end_ns: int) -> None:
+        """Cover the time up to `end_ns`; what `piece` leaves open before it is `unknown`."""
+        if piece.start_ns > self.covered_ns:
+            self.pieces.append(
+                Piece("unknown", self.covered_ns, piece.start_ns - self.covered_ns, piece.step)
+            )
+            self.covered_ns = piece.start_ns
+        if end_ns > self.covered_ns:
+            if piece.start_ns != self.covered_ns or piece.ns != end_ns - self.covered_ns:
+                piece = piece._replace(start_ns=self.covered_ns, ns=end_ns - self.covered_ns)
+            self.pieces.append(piece)
+            self.covered_ns = end_ns
+
+    def add_step(self, piece: Piece, span: StepSpan) -> None:
+        """Cover a step: its work with `piece`, the rest with what held it up."""
+        self.add(piece, span.work_end_ns)
+        held_up = span.held_up
+        if held_up is not None:
+            self.add(held_up, span.end_ns)
+
+    def fill(self, spans: Iterable[Piece], until_ns: int, step: int) -> None:
+        """Cover what is left up to `until_ns` with spans of time, a hole in them with `unknown`."""
+        is_out = self.status == "out"
+        pieces = self.pieces
+        for span in spans:
+            if is_out and span.cause == "queued":
+                span = span._replace(cause="preempted")
+            begin_ns, ns = span.start_ns, span.ns
+            if begin_ns == self.covered_ns and 0 < ns <= until_ns - begin_ns:  # as nearly always
+                pieces.append(span)
+                self.covered_ns = begin_ns + ns
+            else:
+                self.add(span, min(begin_ns + ns, until_ns))
+        if self.covered_ns < until_ns:
+            self.add(Piece("unknown", self.covered_ns, 0, step), until_ns)
+
+
+def prefills_of(record: StepRecord) -> list[BatchRow]:
+    """The rows of a step that are no decodes, the largest first."""
+    rows = [row for row in record.batch or () if row.phase != _DECODE]
+    rows.sort(key=_num_tokens, reverse=True)
+    return rows
+
+
+def _num_tokens(row: BatchRow) -> int:
+    return row.num_tokens
+
+
+def own(row: BatchRow, record: StepRecord, prefills: list[BatchRow], start_ns: int) -> Piece:
+    """What a step was for a request that had a row in it."""
+    step = record.step
+    if row.phase == _RECOMPUTE:
+        return Piece("recompute", start_ns, 0, step, 1, num_tokens=row.num_tokens)
+    if row.phase != _DECODE:
+        return Piece("prompt", start_ns, 0, step, 1, num_tokens=row.num_tokens)
+    if not prefills:
+        return Piece("step", start_ns, 0, step, 1)
+    return _beside("prefill", prefills, start_ns, step)
+
+
+def _beside(
+    cause: Literal["prefill", "budget", "left_out"],
+    prefills: list[BatchRow],
+    start_ns: int,
+    step: int,
+    detail: str = "",
+) -> Piece:
+    """A piece that names the largest prefill of the step."""
+    if not prefills:
+        return Piece(cause, start_ns, 0, step, 1, detail)
+    largest = prefills[0]
+    others = sum(row.num_tokens for row in prefills[1:])
+    return Piece(
+        cause, start_ns, 0, step, 1, detail, largest.request_id, largest.num_tokens, others
+    )
+
+
+def left_out(record: StepRecord, prefills: list[BatchRow], start_ns: int) -> Piece:
+    """What a step was for a running request that had no row in it."""
+    budget = record.token_budget
+    spent = record.num_prefill_tokens + record.num_decode_tokens + (record.num_padded_tokens or 0)
+    if budget is not None and spent >= budget:
+        return _beside("budget", prefills, start_ns, record.step)
+    detail = "" if record.num_decode_tokens else "prompts"
+    return _beside("left_out", prefills, start_ns, record.step, detail)
+
+
+def blocking_reason(record: StepRecord) -> str:
+    """What the queue as a whole waited for in a step; "" where the engine does not tell.
+
+    Who came after the step had been scheduled, when nobody waited, waits for its end.
+    """
+    reasons = record.waiting_reasons
+    if not reasons:
+        return "" if reasons is None else "step"
+    blocking = {reason: count for reason, count in reasons.items() if reason != "queued"}
+    return max(blocking, key=blocking.__getitem__, default="queued")
+
+
+def wait_of(view: RequestView) -> Wait:
+    """The wait that a request is in; of one whose arrival is not known nobody knows since when."""
+    start_ns = view.last_token_ns
+    if start_ns is None and not view.is_partial:
+        start_ns = view.arrival_ns
+    num_prompt, num_output = view.num_prompt_tokens, view.num_output_tokens
+    return Wait(view.client_id, "waiting", start_ns, num_prompt, num_output)
+
+
+def without_step(
+    pauses: Pauses, begin_ns: int, end_ns: int, step: int, *, had_work: bool
+) -> list[Piece]:
+    """The time without a step before `step`; `had_work` says whether there was anything to run."""
+    cause: Literal["between", "idle"] = "between" if had_work else "idle"
+    spans = []
+    for pause_ns, resume_ns in pauses.spans(begin_ns, end_ns):
+        if pause_ns > begin_ns:
+            spans.append(Piece(cause, begin_ns, pause_ns - begin_ns, step))
+        spans.append(Piece("paused", pause_ns, resume_ns - pause_ns, step))
+        begin_ns = resume_ns
+    if begin_ns < end_ns:
+        spans.append(Piece(cause, begin_ns, end_ns - begin_ns, step))
+    return spans

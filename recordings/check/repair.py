@@ -1,0 +1,222 @@
+"""Makes a whole file of one that was cut short or damaged. The old one is only read."""
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file import rights as file_rights
+from stepscope.recordings.file import write_lock
+from stepscope.recordings.file.compatibility import decode_keyframe
+from stepscope.recordings.file.loaded_chunk import KEYFRAME, LoadedChunk, step_of
+from stepscope.recordings.file.mcap.chunk import channels, read_chunk, read_chunk_bytes
+from stepscope.recordings.file.mcap.format import PART_SUFFIX, PROFILE, TOPICS
+from stepscope.recordings.file.mcap.index import BEING_WRITTEN, ChunkPlace, McapIndex, read_index
+from stepscope.recordings.file.mcap.sink import McapSink
+from stepscope.recordings.file.reader import Recording
+
+UNFINISHED_SUFFIX = ".repairing"
+
+Progress = Callable[[float], None]
+
+
+class Loss(NamedTuple):
+    """Steps that were in damaged places: those after `after_step` and before `before_step`."""
+
+    after_step: int | None  # None: from the beginning
+    before_step: int | None  # None: to the end, however far that was
+    num_steps: int | None = None  # as the summary tells, of what lies at the beginning or the end
+
+
+@dataclass(slots=True)
+class RepairReport:
+    """What was kept, and what was lost."""
+
+    num_chunks: int = 0
+    num_whole: int = 0
+    num_in_part: int = 0
+    num_messages: int = 0
+    num_steps: int = 0
+    first_step: int | None = None
+    last_step: int | None = None
+    losses: list[Loss] = field(default_factory=list)
+    num_lost_bytes: int = 0  # outside of any chunk
+    num_bytes: int = 0  # of the new file
+
+    @property
+    def num_lost(self) -> int:
+        """Chunks of which nothing could be read."""
+        return self.num_chunks - self.num_whole - self.num_in_part
+
+
+def default_output(path: Path) -> Path:
+    """Where a repaired file goes when nobody says: beside the old one, over nothing."""
+    whole = path.with_name(path.name.removesuffix(PART_SUFFIX))
+    if whole != path and not whole.exists():
+        return whole
+    for number in range(1, 1000):
+        mark = "-repaired" if number == 1 else f"-repaired-{number}"
+        output = whole.with_name(f"{whole.stem}{mark}{whole.suffix}")
+        if not output.exists():
+            return output
+    raise RecordingError(f"{path.parent} is full of repaired files; name another with -o")
+
+
+def what_is_wrong(path: Path, progress: Progress) -> str | None:
+    """Why a file needs repair, None for a whole one. Reads all of it.
+
+    Raises:
+        RecordingError: it is no recording, nothing of it can be read, or it is being written.
+    """
+    with Recording(path) as recording:
+        if recording.index.is_being_written:
+            raise not_ended(path)
+        for number in range(recording.num_chunks):
+            recording.check_chunk(number)
+            progress((number + 1) / recording.num_chunks)
+        return recording.message
+
+
+def not_ended(path: Path) -> RecordingError:
+    """Why a file is left alone: what its recorder writes next would be missing in another one."""
+    return RecordingError(f"{path}: {BEING_WRITTEN}; its recorder makes it whole when it ends")
+
+
+def repair(path: Path, output: Path, progress: Progress) -> RepairReport:
+    """Write what can be read of `path` into `output`, with a new index.
+
+    Chunks that are whole are copied as they are. Of a damaged one everything up to its last good
+    checkpoint is kept.
+
+    Raises:
+        RecordingError: there is nothing to keep, `output` is there already, or cannot be written;
+            or `path` is being written.
+    """
+    if output.exists():
+        raise RecordingError(f"{output} is there already; name another with -o")
+    unfinished = output.with_name(output.name + UNFINISHED_SUFFIX)
+    with open(path, "rb") as source:
+        if write_lock.is_held(source):
+            raise not_ended(path)
+        index = read_index(source)
+        if index is None:
+            raise RecordingError(f"{path} is not a stepscope recording")
+        if not index.chunks:
+            raise RecordingError(f"{path} holds no chunk that can be read: nothing to repair")
+        try:
+            with open(unfinished, "xb", opener=file_rights.private) as target:
+                report = _copy(source, index, target, unfinished, progress)
+            if not report.num_messages:
+                raise RecordingError(f"{path} holds nothing that can be read: nothing to repair")
+            if output.exists():
+                raise RecordingError(f"{output} has appeared meanwhile; name another with -o")
+            unfinished.replace(output)
+        except FileExistsError as error:
+            raise RecordingError(
+                f"{unfinished} is there: another repair is at work, or was killed (remove it then)"
+            ) from error
+        except OSError as error:
+            with contextlib.suppress(OSError):  # as on a file system that is only read
+                unfinished.unlink(missing_ok=True)
+            raise RecordingError(f"cannot write {output}: {error.strerror or error}") from error
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+    return report
+
+
+def _copy(
+    source: IO[bytes], index: McapIndex, target: IO[bytes], target_path: Path, progress: Progress
+) -> RepairReport:
+    report = RepairReport(num_chunks=len(index.chunks), num_lost_bytes=index.num_lost_bytes)
+    size = os.fstat(source.fileno()).st_size
+    sink: McapSink | None = None
+    has_lost = False
+    end: int | None = None  # of the chunk before
+    for place in index.chunks:
+        # Of a chunk whose head is damaged too there is only a stretch that belongs to nothing.
+        # (Before the first one it may as well be what the file says of itself.)
+        if end is not None and any(end <= each < place.offset for each in index.lost_at):
+            has_lost = True
+        end = place.end
+        records, is_damaged = read_chunk(source, place)
+        chunk = LoadedChunk(records)
+        if sink is None and chunk.frames:
+            sink = McapSink(target, PROFILE, index.library or PROFILE, _topics(records))
+            metadata = index.metadata.get(PROFILE) or _metadata(chunk)
+            if metadata.get("with_tokens") == "false":  # in doubt it is for its owner alone
+                file_rights.share(target, target_path)
+            sink.add_metadata(PROFILE, metadata)
+        if not is_damaged:
+            report.num_whole += 1
+        elif chunk.frames:
+            report.num_in_part += 1
+        if sink is not None and chunk.frames:
+            _put(source, place, chunk, sink, whole=not is_damaged)
+            _count(chunk, report, has_lost)
+            has_lost = is_damaged
+        else:
+            has_lost = has_lost or is_damaged
+        progress(place.end / size)
+    if has_lost or not index.was_closed:
+        report.losses.append(Loss(report.last_step, None))
+    if len(report.losses) == 1 and index.is_complete and index.num_steps is not None:
+        num_missing = index.num_steps - report.num_steps
+        report.losses = [report.losses[0]._replace(num_steps=num_missing)]
+    if sink is not None:
+        sink.finish()
+        report.num_bytes = sink.num_bytes
+    return report
+
+
+def _put(
+    source: IO[bytes], place: ChunkPlace, chunk: LoadedChunk, sink: McapSink, *, whole: bool
+) -> None:
+    if whole:
+        counts: dict[int, int] = {}
+        for message in chunk.messages:
+            counts[message.channel_id] = counts.get(message.channel_id, 0) + 1
+        times = chunk.messages[0].log_ns, chunk.messages[-1].log_ns
+        sink.copy_chunk(read_chunk_bytes(source, place), times, counts)
+        return
+    for message in chunk.messages:
+        sink.add(*message[:3], message.payload)
+    sink.end_chunk()
+
+
+def _count(chunk: LoadedChunk, report: RepairReport, has_lost: bool) -> None:
+    report.num_messages += len(chunk.messages)
+    report.num_steps += len(chunk.step_places)
+    if not chunk.step_places:
+        return
+    first = step_of(chunk.frames[chunk.step_places[0]].payload)
+    if has_lost:
+        report.losses.append(Loss(report.last_step, first))
+    if report.first_step is None:
+        report.first_step = first
+    report.last_step = step_of(chunk.frames[chunk.step_places[-1]].payload)
+
+
+def _topics(records: bytes) -> tuple[str, ...]:
+    found = channels(records)
+    if found and sorted(found) == list(range(1, len(found) + 1)):
+        return tuple(found[number] for number in sorted(found))
+    return TOPICS
+
+
+def _metadata(chunk: LoadedChunk) -> dict[str, str]:
+    """What the file said of itself is damaged; its keyframes say the most of it again."""
+    for frame in chunk.frames:
+        if frame.topic == KEYFRAME:
+            info = decode_keyframe(frame.payload, "the file").info
+            return {
+                "schema_version": str(info.schema_version),
+                "engine_id": info.engine_id,
+                "engine_name": info.name,
+                "model": info.model,
+                "with_tokens": str(info.with_tokens).lower(),
+            }
+    return {}

@@ -1,0 +1,142 @@
+"""Takes prompts and outputs out of messages, and out of whole recordings.
+
+Everything else stays: what happened in each step, who asked (client ids), marks. What this version
+does not know of goes too, because nobody can say what is in it.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import (
+    Arrived,
+    EngineInfo,
+    EngineStatus,
+    RequestEvent,
+    Snapshot,
+    StepRecord,
+    Telemetry,
+)
+from stepscope.recordings.check.repair import not_ended
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.loaded_chunk import KEYFRAME
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.service_levels import LEVEL_NAMES
+from stepscope.recordings.file.writing.recording_file import RecordingFile
+
+Progress = Callable[[float], None]
+
+_MARK = "tokens_taken_out"  # in what a file says of itself
+
+
+class Stripped(NamedTuple):
+    """What was written."""
+
+    num_messages: int
+    num_bytes: int
+    had_tokens: bool
+
+
+def was_stripped(metadata: Mapping[str, str]) -> bool:
+    """Whether a recording says of itself that prompts and outputs were taken out of it."""
+    return metadata.get(_MARK) == "true"
+
+
+def holds_tokens(message: Telemetry) -> bool:
+    """Whether any prompt or output, or a part of one, is in a message."""
+    if isinstance(message, StepRecord) and (message.token_ids or message.texts):
+        return True
+    if isinstance(message, StepRecord | EngineStatus):
+        return any(_tells(event) for event in message.events)
+    return isinstance(message, Snapshot) and bool(message.transcripts)
+
+
+def stripped(message: Telemetry) -> Telemetry:
+    """The message as an engine without `with_tokens` sends it."""
+    replace = msgspec.structs.replace
+    if isinstance(message, StepRecord):
+        return replace(message, token_ids=None, texts=None, events=_events(message.events))
+    if isinstance(message, EngineStatus):
+        return replace(message, events=_events(message.events))
+    if isinstance(message, EngineInfo):
+        return replace(message, with_tokens=False)
+    if isinstance(message, Snapshot):
+        return replace(message, transcripts=None, info=replace(message.info, with_tokens=False))
+    return message
+
+
+def strip(path: Path, output: Path, progress: Progress) -> Stripped:
+    """Write a recording without the tokens of another, which is only read.
+
+    Raises:
+        RecordingError: it cannot be read or is being written, or `output` is there already or
+            cannot be written.
+    """
+    with Recording(path) as recording:
+        if recording.index.is_being_written:
+            raise not_ended(path)
+        if output.exists():
+            raise RecordingError(f"{output} is there already; name another with -o")
+        try:
+            file = RecordingFile(output, is_new=True)
+        except FileExistsError as error:
+            raise RecordingError(
+                f"{output} is being written by somebody else (or was, remove its .part then)"
+            ) from error
+        try:
+            done = _copy(recording, file, progress)
+            file.close()
+        except OSError as error:
+            file.abandon()
+            with contextlib.suppress(OSError):  # as on a file system that is only read
+                file.part_path.unlink(missing_ok=True)
+            raise RecordingError(f"cannot write {output}: {error.strerror or error}") from error
+        except BaseException:
+            file.abandon()
+            file.part_path.unlink(missing_ok=True)
+            raise
+    return done._replace(num_bytes=file.num_bytes)
+
+
+def _copy(recording: Recording, file: RecordingFile, progress: Progress) -> Stripped:
+    had_tokens = recording.info.with_tokens
+    more = {
+        name: value
+        for name, value in recording.metadata.items()
+        if name in ("series", "started_wall_ns", _MARK, *LEVEL_NAMES)
+    }
+    if had_tokens:
+        more[_MARK] = "true"
+    file.begin(msgspec.structs.replace(recording.info, with_tokens=False), more)
+    num_messages = 0
+    for frame, position in recording.frames():
+        try:
+            message = wire.decode(frame.payload)
+        except msgspec.DecodeError:
+            continue  # nobody can say what is in it
+        had_tokens = had_tokens or holds_tokens(message)
+        if frame.topic == KEYFRAME:
+            file.end_chunk_if_full()
+        file.add(frame.topic, frame.sequence, wire.encode(stripped(message)), frame.log_ns)
+        num_messages += 1
+        progress(position.chunk / recording.num_chunks)
+    return Stripped(num_messages, 0, had_tokens)
+
+
+def _tells(event: RequestEvent) -> bool:
+    return isinstance(event, Arrived) and (
+        event.prompt_token_ids is not None or event.prompt_text is not None
+    )
+
+
+def _events(events: list[RequestEvent]) -> list[RequestEvent]:
+    return [
+        msgspec.structs.replace(event, prompt_token_ids=None, prompt_text=None)
+        if isinstance(event, Arrived)
+        else event
+        for event in events
+    ]

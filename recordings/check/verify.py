@@ -1,0 +1,293 @@
+"""Checks a recording from its bytes to the books of its engine.
+
+A recording may be whole as a file and still have gaps (what the engine dropped, or the recorder
+missed), and free of gaps and still tell of an engine that miscounts. Each is looked at apart.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import EngineStatus, Mark, Snapshot, StepRecord, Telemetry
+from stepscope.recordings.check.block_ledger import BlockLedger
+from stepscope.recordings.check.strip import holds_tokens
+from stepscope.recordings.file.loaded_chunk import KEYFRAME, Frame
+from stepscope.recordings.file.mcap.chunk import has_sound_head, was_overwritten
+from stepscope.recordings.file.mcap.index import read_index
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.service_levels import Levels, levels_in
+
+MAX_PROBLEMS = 10  # told of each check; all are counted
+
+Progress = Callable[[float], None]
+
+
+@dataclass(slots=True)
+class Check:
+    """One question, and what it found.
+
+    Attributes:
+        unit, num_checked: what was looked at, and how much of it.
+        problems: the first of them, `num_problems` in all.
+    """
+
+    name: str
+    unit: str
+    num_checked: int = 0
+    num_problems: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def is_good(self) -> bool:
+        return self.num_problems == 0
+
+    def problem(self, text: str) -> None:
+        self.num_problems += 1
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(text)
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """All checks of one file.
+
+    Attributes:
+        is_being_written: right now, so that its end is not in it yet.
+        num_lost_messages: that were sent and are not in it.
+        with_tokens: prompts and outputs are in it.
+        levels: service levels that it carries.
+    """
+
+    path: Path
+    num_bytes: int = 0
+    num_chunks: int = 0
+    num_messages: int = 0
+    num_steps: int = 0
+    first_step: int | None = None
+    last_step: int | None = None
+    is_being_written: bool = False
+    num_lost_messages: int = 0
+    with_tokens: bool = False
+    levels: Levels = field(default_factory=dict)
+    file: Check = field(default_factory=lambda: Check("file", "parts"))
+    checksums: Check = field(default_factory=lambda: Check("checksums", "chunks"))
+    messages: Check = field(default_factory=lambda: Check("messages", "messages"))
+    sequence: Check = field(default_factory=lambda: Check("sequence", "messages"))
+    steps: Check = field(default_factory=lambda: Check("step order", "steps"))
+    times: Check = field(default_factory=lambda: Check("times", "steps"))
+    blocks: Check = field(default_factory=lambda: Check("block accounting", "steps"))
+    keyframes: Check = field(default_factory=lambda: Check("keyframes", "keyframes"))
+    privacy: Check = field(default_factory=lambda: Check("privacy", "messages"))
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        return (
+            self.file,
+            self.checksums,
+            self.messages,
+            self.sequence,
+            self.steps,
+            self.times,
+            self.blocks,
+            self.keyframes,
+            self.privacy,
+        )
+
+    @property
+    def is_good(self) -> bool:
+        return all(check.is_good for check in self.checks)
+
+
+def verify(path: Path, progress: Progress) -> VerifyReport:
+    """Read all of a file and hold it against itself.
+
+    Raises:
+        RecordingError: it is no recording, of a later version, or nothing of it can be read.
+    """
+    report = VerifyReport(path)
+    with Recording(path) as recording:
+        report.num_bytes = recording.size
+        report.with_tokens = recording.info.with_tokens
+        report.levels = levels_in(recording.metadata)
+        report.num_chunks = recording.num_chunks
+        report.is_being_written = recording.index.is_being_written
+        report.first_step, report.last_step = recording.first_step, recording.last_step
+        _check_file(recording, report)
+        session = _Session(report)
+        chunk = -1
+        for frame, position in recording.frames():
+            if position.chunk != chunk:
+                for number in range(chunk + 1, position.chunk + 1):
+                    _check_chunk(recording, number, report)
+                chunk = position.chunk
+                progress(chunk / recording.num_chunks)
+            session.take(frame)
+        for number in range(chunk + 1, recording.num_chunks):
+            _check_chunk(recording, number, report)
+        expected = recording.index.num_messages
+        if expected is not None and expected != report.num_messages and report.checksums.is_good:
+            report.file.problem(
+                f"its summary counts {expected:,} messages, {report.num_messages:,} are in it"
+            )
+    return report
+
+
+def _check_file(recording: Recording, report: VerifyReport) -> None:
+    check = report.file
+    index = recording.index
+    check.num_checked = 3  # preamble, chunks, summary
+    if index.is_being_written:
+        check.num_checked = 2  # the summary comes last
+    elif index.why_incomplete is not None:
+        check.problem(index.why_incomplete)
+    if not recording.metadata:
+        check.problem("what it says of itself cannot be read")
+    elif recording.metadata.get("engine_id") != recording.info.engine_id:
+        check.problem("it names another engine than its keyframes do")
+    # Where no summary is to be believed it was walked when it was opened.
+    walked = read_index(recording.stream, walk=True) if index.is_complete else index
+    assert walked is not None
+    if walked.num_lost_bytes:
+        check.problem(f"{walked.num_lost_bytes:,} bytes in it belong to nothing")
+    if index.is_complete:
+        _check_summary(recording, len(walked.chunks), check)
+
+
+def _check_summary(recording: Recording, num_found: int, check: Check) -> None:
+    """What it says of the chunks, against those that were found without it."""
+    places = recording.index.chunks
+    for number, place in enumerate(places, start=1):
+        if not has_sound_head(recording.stream, place):
+            check.problem(f"the head of chunk {number} (byte {place.offset:,}) is damaged")
+    if num_found != len(places):
+        check.problem(f"{num_found} chunks are found, its index has {len(places)}")
+
+
+def _check_chunk(recording: Recording, number: int, report: VerifyReport) -> None:
+    report.checksums.num_checked += 1
+    if not recording.check_chunk(number):
+        place = recording.index.chunks[number]
+        steps = recording.steps_in(number)
+        kept = "nothing of it" if steps is None else f"steps {steps[0]:,} to {steps[1]:,} of it"
+        what = "is damaged"
+        if place.is_cut:
+            what = what if was_overwritten(recording.stream, place) else "was cut off"
+        report.checksums.problem(
+            f"chunk {number + 1} (byte {place.offset:,}, {place.length:,} bytes) {what}; {kept} "
+            "can be read"
+        )
+
+
+class _Session:
+    """The messages of a file, one after another."""
+
+    def __init__(self, report: VerifyReport) -> None:
+        self._report = report
+        self._sequence: int | None = None
+        self._step: int | None = None
+        self._tokens_ns = 0
+        self._after_gap = False  # between what was lost and the next keyframe
+        self._ledger = BlockLedger()
+
+    def take(self, frame: Frame) -> None:
+        report = self._report
+        report.num_messages += 1
+        report.messages.num_checked += 1
+        try:
+            message = wire.decode(frame.payload)
+        except msgspec.DecodeError as error:
+            report.messages.problem(f"message {frame.sequence:,} cannot be read: {error}")
+            return
+        if wire.TOPICS[type(message)] != frame.topic:
+            report.messages.problem(
+                f"message {frame.sequence:,} under {frame.topic.decode()} is a "
+                f"{type(message).__name__}"
+            )
+        self._check_privacy(frame, message)
+        if not isinstance(message, Mark):
+            self._take_sequence(frame, message)
+        if isinstance(message, StepRecord):
+            self._take_step(message)
+        elif isinstance(message, EngineStatus):
+            self._take_changes(message, f"after step {message.step:,}", message.step < 0)
+        elif isinstance(message, Snapshot):
+            self._take_keyframe(frame, message)
+
+    def _check_privacy(self, frame: Frame, message: Telemetry) -> None:
+        check = self._report.privacy
+        check.num_checked += 1
+        if not self._report.with_tokens and holds_tokens(message):
+            check.problem(
+                f"message {frame.sequence:,} holds prompts or outputs, and the file says that it "
+                "has none; 'stepscope repair --strip-tokens' takes them out"
+            )
+
+    def _take_sequence(self, frame: Frame, message: Telemetry) -> None:
+        check = self._report.sequence
+        check.num_checked += 1
+        # A keyframe is true after a message; one from the recorder has no number of its own.
+        sequence = message.sequence if isinstance(message, Snapshot) else frame.sequence
+        last = self._sequence
+        if last is not None and frame.topic != KEYFRAME:
+            if sequence <= last and self._step is not None:
+                check.problem(f"message {sequence:,} comes after {last:,}")
+            elif sequence > last + 1:
+                self._lose(sequence - last - 1)
+        elif last is not None and sequence > last:
+            self._lose(sequence - last)
+        self._sequence = sequence if last is None else max(last, sequence)
+
+    def _lose(self, num_messages: int) -> None:
+        where = "at the beginning" if self._step is None else f"after step {self._step:,}"
+        self._report.sequence.problem(f"{num_messages:,} messages {where} are missing")
+        self._report.num_lost_messages += num_messages
+        self._after_gap = True
+        self._ledger.close()
+
+    def _take_step(self, record: StepRecord) -> None:
+        report, step = self._report, record.step
+        report.num_steps += 1
+        report.steps.num_checked += 1
+        last = self._step
+        if last is not None and (step <= last or (step > last + 1 and not self._after_gap)):
+            report.steps.problem(f"step {step:,} comes after step {last:,}")
+        self._step = step
+        report.times.num_checked += 1
+        times = [
+            record.schedule_start_ns,
+            *(t for t in (record.schedule_end_ns, record.launch_ns) if t is not None),
+            record.tokens_ns,
+        ]
+        if times != sorted(times) or record.tokens_ns < self._tokens_ns:
+            report.times.problem(f"step {step:,}: its times do not follow one another")
+        self._tokens_ns = max(self._tokens_ns, record.tokens_ns)
+        self._take_changes(record, f"step {step:,}", step == 0)
+
+    def _take_changes(self, message: StepRecord | EngineStatus, where: str, is_start: bool) -> None:
+        ledger, check = self._ledger, self._report.blocks
+        if not ledger.is_open and is_start and message.kv is not None and not self._after_gap:
+            ledger.open_empty(message.kv)
+        if not ledger.is_open:
+            return
+        batch = message.batch if isinstance(message, StepRecord) else []
+        problems = ledger.take(message.moves, batch, message.events)
+        problems += ledger.check(message.kv)
+        check.num_checked += isinstance(message, StepRecord)
+        for problem in problems:
+            check.problem(f"{where}: {problem}")
+        if problems:
+            ledger.close()  # one mistake is told once, not in each step after it
+
+    def _take_keyframe(self, frame: Frame, snapshot: Snapshot) -> None:
+        check = self._report.keyframes
+        check.num_checked += 1
+        if self._ledger.is_open and snapshot.sequence == self._sequence:
+            for problem in self._ledger.compare(snapshot):
+                check.problem(f"keyframe after step {snapshot.step:,}: {problem}")
+        if self._step is not None and snapshot.step < self._step:
+            check.problem(f"keyframe of step {snapshot.step:,} after step {self._step:,}")
+        self._after_gap = False
+        self._ledger.open(snapshot)

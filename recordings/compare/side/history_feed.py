@@ -1,0 +1,84 @@
+"""`HistoryFeed`: a session in memory, or a stretch of it, followed for a comparison."""
+
+import time
+
+from stepscope.engine.protocol.wire import StepRecord
+from stepscope.recordings.compare.side.feed import BATCH, Stretch
+from stepscope.recordings.compare.side.past import Past, oldest_arrival
+from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.pauses import known_since
+from stepscope.recordings.state.series.latency import SLO
+
+
+class HistoryFeed:
+    """Follows a history from a step on, or reads a stretch of it. Implements `Feed`."""
+
+    def __init__(self, history: History, name: str, slo: SLO, stretch: Stretch) -> None:
+        self.name = name
+        self.side: Side | None = None
+        self.is_done = False
+        self._history = history
+        self._slo = slo
+        self._stretch = stretch
+        self._follower = history.follow(stretch.first)
+        # Of the requests that are there when the stretch begins, all from their arrival on.
+        oldest_ns = oldest_arrival(self._follower.state.requests.values())
+        first = None if oldest_ns is None else history.step_at(oldest_ns)
+        self._earlier = self._follower if first is None else history.follow(first)
+        if not self._earlier.distance(self._follower):
+            self._earlier = self._follower
+        since_ns = max(history.known_since_ns, known_since(self._earlier.state))
+        self._past = Past(slo, self._earlier.state, since_ns)
+        self._note: str | None = None
+
+    @property
+    def share(self) -> float | None:
+        if self.is_done:
+            return 1.0
+        if self.side is None:
+            return 0.0
+        num_read, num_ahead = self.side.version, self._follower.num_ahead
+        return None if num_ahead < 2 * BATCH else num_read / (num_read + num_ahead)
+
+    @property
+    def note(self) -> str | None:
+        return self._note
+
+    def read(self, until_s: float) -> bool:
+        if self.is_done:
+            return False
+        if self.side is None:
+            if not self._read_past(until_s):
+                return True
+            self.side = Side(self.name, self._slo, self._follower.state, self._past)
+        taken = False
+        while time.monotonic() < until_s:
+            num_taken = 0
+            for message, after_gap in self._follower.read(BATCH):
+                num_taken += 1
+                last = self._stretch.last
+                if isinstance(message, StepRecord) and last is not None and message.step > last:
+                    self.is_done = True
+                    return True
+                self.side.take(message, after_gap)
+            taken = taken or num_taken > 0
+            if num_taken < BATCH:
+                break
+        if not self._history.is_followed_by(self._follower):
+            self._note = f"{self.name}: the engine started anew; this is the session before it"
+            self.is_done = not taken
+        return taken
+
+    def _read_past(self, until_s: float) -> bool:
+        """Follow what was before the stretch; whether all of it was read."""
+        earlier, follower = self._earlier, self._follower
+        while num_left := earlier.distance(follower):
+            if time.monotonic() >= until_s:
+                return False
+            for message, after_gap in earlier.read(min(BATCH, num_left)):
+                self._past.take(message, after_gap)
+        return True
+
+    def close(self) -> None:
+        self.is_done = True

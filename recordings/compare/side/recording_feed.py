@@ -1,0 +1,149 @@
+"""`RecordingFeed`: a recording, or a stretch of it, read once for a comparison."""
+
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import Snapshot, StepRecord, Telemetry
+from stepscope.recordings.compare.side.feed import BATCH, Stretch
+from stepscope.recordings.compare.side.past import Past, oldest_arrival
+from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.loaded_chunk import KEYFRAME, Frame
+from stepscope.recordings.file.reader import Position, Recording
+from stepscope.recordings.state.pauses import known_since
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.session import SessionState
+
+_CLOCKS_APART_NS = 1_000_000_000  # at most, of who recorded and the engine
+
+
+class RecordingFeed:
+    """Reads a recording, or a stretch of it. Implements `Feed`.
+
+    Args:
+        recording: belongs to it from here on.
+
+    Raises:
+        RecordingError: there is no step of the stretch in it.
+    """
+
+    def __init__(self, recording: Recording, name: str, slo: SLO, stretch: Stretch) -> None:
+        self.name = name
+        self.side: Side | None = None
+        self.share: float | None = 0.0
+        self.is_done = False
+        self._recording = recording
+        self._slo = slo
+        self._note: str | None = None
+        first, last = recording.first_step, recording.last_step
+        if first is None or last is None:
+            raise RecordingError(f"{recording.path} holds no step")
+        self._first = first if stretch.first is None else max(first, stretch.first)
+        self._last = last if stretch.last is None else min(last, stretch.last)
+        if self._first > self._last:
+            raise RecordingError(
+                f"{recording.path} holds steps {first:,} to {last:,}, none of those wanted"
+            )
+        self._begins_inside = self._first > first
+        self._messages: Iterator[tuple[Frame, Position]] | None = None
+        self._state = SessionState()
+        self._sequence = 0
+
+    @property
+    def note(self) -> str | None:
+        return self._note or self._recording.message
+
+    def read(self, until_s: float) -> bool:
+        if self.is_done:
+            return False
+        try:
+            if self._messages is None:
+                self._messages = self._begin()
+            while time.monotonic() < until_s:
+                for _ in range(BATCH):
+                    if not self._take_next():
+                        self.is_done = True
+                        self.share = 1.0
+                        return True
+        except (RecordingError, msgspec.DecodeError, OSError) as error:
+            self._note, self.is_done = str(error), True
+        return True
+
+    def close(self) -> None:
+        self.is_done = True
+        self._recording.close()
+
+    def _begin(self) -> Iterator[tuple[Frame, Position]]:
+        before = self._recording.find_step(self._first - 1) if self._begins_inside else None
+        snapshot, position = self._recording.keyframe_before(before or Position(0, 0))
+        self._state = SessionState.from_snapshot(snapshot)
+        self._sequence = snapshot.sequence
+        frames = self._recording.frames(position, snapshot.sequence)
+        if before is not None and position < before:
+            for frame, place in frames:
+                if (message := self._message(frame)) is not None:
+                    self._state.apply(message[0])
+                if place >= before:
+                    break
+        past = Past(self._slo, self._state, self._since(snapshot))
+        if before is not None:
+            past = self._past(before)
+        self.side = Side(self.name, self._slo, self._state, past)
+        return frames
+
+    def _past(self, before: Position) -> Past:
+        """Of the requests that are there at a position, all from their arrival on."""
+        start, info = before, self._recording.info
+        if (oldest_ns := oldest_arrival(self._state.requests.values())) is not None:
+            wall_ns = info.wall_ns + oldest_ns - info.monotonic_ns
+            start = min(start, self._recording.find_time(wall_ns - _CLOCKS_APART_NS))
+        snapshot, position = self._recording.keyframe_before(start)
+        past = Past(self._slo, SessionState.from_snapshot(snapshot), self._since(snapshot))
+        sequence, self._sequence = self._sequence, snapshot.sequence
+        if position < before:
+            for frame, place in self._recording.frames(position, snapshot.sequence):
+                if (message := self._message(frame)) is not None:
+                    past.take(*message)
+                if place >= before:
+                    break
+        self._sequence = sequence
+        return past
+
+    def _since(self, snapshot: Snapshot) -> int:
+        """From when on the pauses are known of a session that is read from a keyframe on.
+
+        Those of a file whose engine told of none name what was seen since its beginning.
+        """
+        return max(self._recording.known_since_ns, known_since(snapshot))
+
+    def _message(self, frame: Frame) -> tuple[Telemetry, bool] | None:
+        """Decoded, and whether messages before it are missing; None for one that says nothing."""
+        try:
+            message = wire.decode(frame.payload)
+        except msgspec.DecodeError:
+            return None  # 'stepscope verify' tells of it
+        after_gap = frame.sequence > self._sequence + 1 and frame.topic != wire.TOPICS[wire.Mark]
+        self._sequence = max(self._sequence, frame.sequence)
+        if frame.topic == KEYFRAME and not (isinstance(message, Snapshot) and after_gap):
+            return None  # one of the recorder's own
+        return message, after_gap
+
+    def _take_next(self) -> bool:
+        assert self._messages is not None
+        assert self.side is not None
+        found = next(self._messages, None)
+        if found is None:
+            return False
+        message = self._message(found[0])
+        if message is None:
+            return True
+        if isinstance(message[0], StepRecord):
+            step = message[0].step
+            if step > self._last:
+                return False
+            self.share = (step - self._first + 1) / (self._last - self._first + 1)
+        self.side.take(*message)
+        return True

@@ -1,0 +1,286 @@
+"""`Side`: one of two runs that are compared, reduced message by message. It reads no clock or file.
+
+Whatever it keeps is bounded: a run may have any number of steps.
+"""
+
+import threading
+from typing import Literal, TypeAlias
+
+from stepscope.engine.protocol.wire import (
+    Admitted,
+    Arrived,
+    EngineInfo,
+    EngineStatus,
+    KnobsChanged,
+    KnobValue,
+    Mark,
+    RequestView,
+    Snapshot,
+    StepRecord,
+    Telemetry,
+)
+from stepscope.recordings.attribution.causes import Cause, Late
+from stepscope.recordings.compare.side.counts import WaitCounts
+from stepscope.recordings.compare.side.past import Past
+from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoints
+from stepscope.recordings.compare.side.requests import MAX_REQUESTS, RequestRun
+from stepscope.recordings.compare.side.sliced import SlicedWaits
+from stepscope.recordings.compare.side.totals import Totals
+from stepscope.recordings.state.outcome import Outcome
+from stepscope.recordings.state.pauses import leave_out_pauses
+from stepscope.recordings.state.series.latency import SLO, LatencyKind
+from stepscope.recordings.state.session import SessionState
+
+Kind: TypeAlias = Literal["TTFT", "ITL"]
+
+MAX_VALUES = 8  # of a knob that was changed again and again, the last ones
+
+
+class Side:
+    """A run from a state on.
+
+    Args:
+        name: what people call it.
+        slo: bounds of both sides.
+        state: right before the first message; it is changed from here on.
+        past: of the waits that are under way then; None: nothing is known beside the state, and
+            they are left out.
+
+    Attributes:
+        lock: held while a message is taken; who reads columns or tables holds it too.
+        version: grows with every message.
+        origin_ns: engine time at which the run began; None before the first step.
+        had_cache: whether the prefix cache may have held something before the first message.
+        knob_values: of each knob all values it had, in order.
+        cause_ns: what the late waits of a kind were made of; `num_late` have it as their largest.
+    """
+
+    def __init__(self, name: str, slo: SLO, state: SessionState, past: Past | None = None) -> None:
+        self.name = name
+        self.slo = slo
+        self.lock = threading.Lock()
+        self.version = 0
+        self.origin_ns: int | None = None
+        self.points = StepPoints()
+        self.totals = Totals()
+        self.waits: dict[LatencyKind, WaitCounts] = {
+            "ttft": WaitCounts(slo.ttft_ms * 1e6),
+            "itl": WaitCounts(slo.itl_ms * 1e6),
+            "tpot": WaitCounts(),
+            "step": WaitCounts(),
+        }
+        self.sliced = SlicedWaits()
+        self.requests: dict[int, RequestRun] = {}
+        self.had_cache = state.kv is None or state.kv.cached + state.kv.used > 0
+        self.num_unlisted = 0  # requests beyond those that are kept
+        self.knob_values: dict[str, list[KnobValue]] = {}
+        self.cause_ns: dict[tuple[Kind, Cause], int] = {}
+        self.num_late: dict[tuple[Kind, Cause], int] = {}
+        self._past = Past(slo, state) if past is None else past
+        self._pauses, self._explainer = self._past.pauses, self._past.explainer
+        self._state = state.copy()
+        self._state.table.longest_gaps = {}
+        self._state.blocks = None  # which block moved where is nobody's business here
+        self._in_force = dict(state.knobs)  # at the last step, or before the first
+        self._coming: list[KnobsChanged] = []  # told, but not in force yet
+        for view in state.requests.values():
+            if view.status != "finished" and not view.is_partial:
+                self._list(view, was_there=True)
+
+    @property
+    def info(self) -> EngineInfo | None:
+        return self._state.info
+
+    @property
+    def workload(self) -> str | None:
+        return self._state.workload
+
+    @property
+    def seconds(self) -> float:
+        """From the first step to the end of the last."""
+        return self.points.end_ns / 1e9
+
+    def take(self, message: Telemetry, after_gap: bool = False) -> None:
+        """The next message of the run; `after_gap`: some before it are missing."""
+        with self.lock:
+            self.version += 1
+            self._take(message, after_gap)
+
+    def _take(self, message: Telemetry, after_gap: bool) -> None:
+        if isinstance(message, Mark):
+            self.points.flag(message.step, MARKED)
+            return
+        outcome = self._state.apply(message)
+        self._state.blocks = None
+        self._pauses.take(message)
+        self._explainer.take(message, after_gap)
+        self._count_causes()
+        if isinstance(message, KnobsChanged):
+            self._coming.append(message)
+        elif isinstance(message, Snapshot):
+            self._in_force, self._coming = dict(message.knobs), []
+        if isinstance(message, StepRecord) and outcome is not None:
+            self._take_step(message, outcome, after_gap)
+        elif isinstance(message, EngineStatus):
+            self._take_events(message, message.time_ns)
+
+    # Steps
+
+    def _take_step(self, record: StepRecord, outcome: Outcome, after_gap: bool) -> None:
+        now_ns = record.tokens_ns
+        if self.origin_ns is None:
+            self.origin_ns = record.schedule_start_ns
+        if self.points.last_step is not None and record.step <= self.points.last_step:
+            return  # of a publisher that repeats steps under new numbers
+        self._past.leave_out_begun(outcome, self._state, now_ns)
+        leave_out_pauses(outcome, self._pauses, self._state, now_ns)
+        self._take_waits(record, outcome)
+        if outcome.longer_request_ids:
+            self._take_longest(outcome, record.step, now_ns)
+        self._take_events(record, now_ns)
+        for request_id, ttft_ns in outcome.ttft_ns:
+            run = self.requests.get(request_id)
+            if run is not None:
+                run.ttft_ns, run.first_token_step = ttft_ns, record.step
+        flags = self._note_knobs(record.step) | self._flags(outcome, after_gap)
+        start_ns, end_ns = self._since(record.schedule_start_ns), self._since(now_ns)
+        self.totals.add(record, outcome, end_ns)
+        self.sliced.take(record, outcome, max(start_ns, end_ns))
+        self.points.append(
+            record.step,
+            start_ns,
+            max(start_ns, end_ns),
+            record.num_prefill_tokens,
+            record.num_decode_tokens,
+            record.token_budget,
+            None if record.batch is None else len(record.batch),
+            record.num_waiting,
+            outcome.max_gap_ns,
+            flags,
+        )
+
+    def _since(self, time_ns: int) -> int:
+        """Times that run backwards are told of by `verify`; here they stand still."""
+        return max(time_ns - (self.origin_ns or 0), self.points.end_ns)
+
+    def _take_waits(self, record: StepRecord, outcome: Outcome) -> None:
+        waits = self.waits
+        waits["step"].add(record.tokens_ns - record.schedule_start_ns)
+        for gap_ns, weight in outcome.gaps_ns.items():
+            waits["itl"].add(gap_ns, weight)
+        for _, ttft_ns in outcome.ttft_ns:
+            waits["ttft"].add(ttft_ns)
+        for _, tpot_ns in outcome.tpot_ns:
+            waits["tpot"].add(tpot_ns)
+
+    def _flags(self, outcome: Outcome, after_gap: bool) -> int:
+        slo = self.slo
+        late = (outcome.max_gap_ns or 0) > slo.itl_ms * 1e6 or any(
+            ns > slo.ttft_ms * 1e6 for _, ns in outcome.ttft_ns
+        )
+        flags = (PREEMPTED if outcome.num_preempted else 0) | (LATE if late else 0)
+        return flags | (LOST if after_gap else 0)
+
+    # Requests
+
+    def _take_longest(self, outcome: Outcome, step: int, now_ns: int) -> None:
+        """Keep the longest wait of each request for a token, the operator's pauses left out."""
+        longest = self._state.table.longest_gaps
+        assert longest is not None
+        for request_id in outcome.longer_request_ids:
+            gap_ns = longest[request_id]
+            if now_ns - gap_ns < self._past.since_ns:
+                del longest[request_id]
+                continue
+            paused_ns = self._pauses.within(now_ns - gap_ns, now_ns)
+            run = self.requests.get(request_id)
+            if run is None:
+                continue
+            if run.worst_itl_ns is None or gap_ns - paused_ns > run.worst_itl_ns:
+                run.worst_itl_ns, run.worst_step = gap_ns - paused_ns, step
+            if paused_ns:
+                longest[request_id] = run.worst_itl_ns
+
+    def settle(self) -> None:
+        """Bring the requests up to date that are still there."""
+        for request_id, view in self._state.requests.items():
+            run = self.requests.get(request_id)
+            if run is not None and view.status != "finished":
+                run.num_output_tokens = view.num_output_tokens
+
+    def _take_events(self, message: StepRecord | EngineStatus, time_ns: int) -> None:
+        views, longest = self._state.requests, self._state.table.longest_gaps or {}
+        for event in message.events:
+            view = views.get(event.request_id)
+            if view is None:
+                continue
+            if isinstance(event, Arrived):
+                self._list(view)
+            run = self.requests.get(event.request_id)
+            if run is None:
+                continue
+            if isinstance(event, Admitted) and view.num_preemptions == 0:
+                run.num_cached_tokens = event.num_cached_tokens
+            run.num_preemptions = view.num_preemptions
+            if view.status == "finished":
+                run.end_ns = time_ns
+                run.num_output_tokens = view.num_output_tokens
+                run.has_all = view.finish_reason in ("stop", "length")
+                longest.pop(event.request_id, None)
+
+    def _list(self, view: RequestView, *, was_there: bool = False) -> None:
+        if view.request_id in self.requests:
+            return
+        if len(self.requests) >= MAX_REQUESTS:
+            self.num_unlisted += 1
+            return
+        is_admitted = was_there and (view.status == "running" or view.num_preemptions > 0)
+        self.requests[view.request_id] = RequestRun(
+            view.request_id,
+            view.client_id,
+            view.num_prompt_tokens,
+            view.arrival_ns,
+            num_output_tokens=view.num_output_tokens,
+            num_preemptions=view.num_preemptions,
+            num_cached_tokens=view.num_cached_tokens if is_admitted else None,
+            max_tokens=view.max_tokens,
+            was_there=was_there,
+            was_queued=was_there and view.status in ("waiting", "preempted"),
+        )
+
+    # Rest
+
+    def _note_knobs(self, step: int) -> int:
+        """Keep the values that hold for a step; `KNOB` if they are new with it."""
+        due = [change for change in self._coming if change.effective_step <= step]
+        if due:
+            self._coming = [change for change in self._coming if change.effective_step > step]
+            for change in due:
+                self._in_force |= change.new
+        elif self.points.num_steps:
+            return 0
+        for name, value in self._in_force.items():
+            values = self.knob_values.setdefault(name, [])
+            if not values or values[-1] != value:
+                values.append(value)
+                del values[:-MAX_VALUES]
+        return KNOB if any(change.new for change in due) else 0
+
+    def _count_causes(self) -> None:
+        late = self._explainer.late
+        if not late:
+            return
+        # Those who decode side by side share what their waits were made of.
+        alike: dict[tuple[int, Kind], list[Late]] = {}
+        for each in late:
+            alike.setdefault((id(each.pieces), each.kind), []).append(each)
+        for group in alike.values():
+            first, number = group[0], len(group)
+            if first.is_excused:
+                continue
+            key = first.kind, first.cause
+            self.num_late[key] = self.num_late.get(key, 0) + number
+            for piece in first.pieces:
+                key = first.kind, piece.cause
+                self.cause_ns[key] = self.cause_ns.get(key, 0) + number * piece.ns
+        late.clear()

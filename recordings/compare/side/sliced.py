@@ -1,0 +1,70 @@
+"""`SlicedWaits`: all waits of a side by when they ended and what work they were part of."""
+
+from collections.abc import Iterable
+from typing import NamedTuple, TypeAlias
+
+from stepscope.engine.protocol.wire import StepRecord
+from stepscope.recordings.compare.side.slices import Slice, WaitSlices, size_class
+from stepscope.recordings.state.outcome import Outcome
+from stepscope.recordings.state.series.latency import LatencyKind
+
+NUM_STRETCHES = 10
+
+Stretches: TypeAlias = dict[LatencyKind, list[Slice]]  # of a whole run, `NUM_STRETCHES` at most
+
+
+class GapWork(NamedTuple):
+    """What a wait for the next token was spent on.
+
+    Attributes:
+        has_prefill: a prompt was computed in it, in the same step or in one before.
+        decodes: class of the number of tokens decoded in the step that ended it.
+    """
+
+    has_prefill: bool
+    decodes: int
+
+
+class StepWork(NamedTuple):
+    """What was computed in a step: classes of the numbers of tokens."""
+
+    prefill: int
+    decodes: int
+
+
+class SlicedWaits:
+    """The four kinds of latency of one side. One writer."""
+
+    def __init__(self) -> None:
+        self.ttft = WaitSlices()
+        self.itl = WaitSlices()
+        self.tpot = WaitSlices()
+        self.step = WaitSlices()
+        self._prefill_ns: int | None = None  # engine time at which the last one ended
+
+    def take(self, record: StepRecord, outcome: Outcome, end_ns: int) -> None:
+        """A step that ended so long after the run began."""
+        now_ns = record.tokens_ns
+        if record.num_prefill_tokens:
+            self._prefill_ns = now_ns
+        prefill_ns = self._prefill_ns
+        decodes = size_class(record.num_decode_tokens)
+        work = StepWork(size_class(record.num_prefill_tokens), decodes)
+        self.step.add(end_ns, now_ns - record.schedule_start_ns, stratum=work)
+        for gap_ns, weight in outcome.gaps_ns.items():
+            has_prefill = prefill_ns is not None and prefill_ns > now_ns - gap_ns
+            self.itl.add(end_ns, gap_ns, weight, GapWork(has_prefill, decodes))
+        _add_all(self.ttft, end_ns, outcome.ttft_ns)
+        _add_all(self.tpot, end_ns, outcome.tpot_ns)
+
+    def stretches(self) -> Stretches:
+        """What there is by now."""
+        kinds: dict[LatencyKind, WaitSlices] = {
+            "ttft": self.ttft, "itl": self.itl, "tpot": self.tpot, "step": self.step,
+        }  # fmt: skip
+        return {kind: waits.grouped(NUM_STRETCHES) for kind, waits in kinds.items()}
+
+
+def _add_all(slices: WaitSlices, end_ns: int, samples: Iterable[tuple[int, int]]) -> None:
+    for _, wait_ns in samples:
+        slices.add(end_ns, wait_ns)

@@ -1,0 +1,145 @@
+"""`StratifiedWaits`: the waits of one run in stretches of it and strata of work, to be asked for
+shares and percentiles.
+
+A share of the waits is a ratio of sums over stretches (Cochran, Sampling Techniques, 3rd ed., 6.4).
+How far it may be off is told by how badly all other stretches foretell each one (the jackknife:
+Efron and Stein, Annals of Statistics 1981). Held against a mean that it is part of itself, one that
+has most of a stratum would look as if it were never off.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from stepscope.recordings.compare.side.slices import Bins, Slice, Stratum
+
+
+class Share(NamedTuple):
+    """Of the waits, those above a bin.
+
+    Attributes:
+        apart: of each stretch, what it has more of them than the others make expect, as a part of
+            all waits.
+        freedom: degrees of it: stretches with any waits, less one; 1 at least.
+    """
+
+    share: float
+    apart: list[float]
+    freedom: int
+
+
+class StratifiedWaits:
+    """The waits of a side, in strata that count for `shares`.
+
+    Args:
+        slices: one a stretch.
+        counts: of the waits in each stratum.
+        shares: of strata with waits; together 1.
+    """
+
+    def __init__(
+        self,
+        slices: Sequence[Slice],
+        counts: Mapping[Stratum, int],
+        shares: Mapping[Stratum, float],
+    ) -> None:
+        self.nums = {key: counts[key] for key in shares}
+        self.num_all = sum(counts.values())
+        self._weights = {key: share / self.nums[key] for key, share in shares.items()}
+        self._stretches = [
+            {key: _Ordered(each[key]) for key in shares if each.get(key)} for each in slices
+        ]
+        self.num_stretches = sum(bool(each) for each in self._stretches)
+        self._bins: list[int] = []
+        self._upto: list[float] = []  # share of the waits up to each of these bins
+        self._known: dict[int, Share] = {}
+
+    def percentile(self, rank: int) -> int:
+        """The bin that the nearest rank lies in."""
+        if not self._bins:
+            self._merge()
+        return self._bins[min(len(self._bins) - 1, bisect_left(self._upto, rank / 100 - 1e-9))]
+
+    def above(self, at: int) -> Share:
+        """The share of the waits that lie in bins above one."""
+        found = self._known.get(at)
+        if found is None:
+            found = self._known[at] = self._above(at)
+        return found
+
+    def _merge(self) -> None:
+        whole: dict[int, float] = {}
+        for stretch in self._stretches:
+            for key, ordered in stretch.items():
+                weight = self._weights[key]
+                for at, number in ordered.bins.items():
+                    whole[at] = whole.get(at, 0.0) + number * weight
+        self._bins = sorted(whole)
+        self._upto = list(accumulate(whole[at] for at in self._bins))
+
+    def _above(self, at: int) -> Share:
+        longer = [{key: each.above(at) for key, each in s.items()} for s in self._stretches]
+        sums = dict.fromkeys(self.nums, 0)
+        for stretch in longer:
+            for key, number in stretch.items():
+                sums[key] += number
+        share = sum(self._weights[key] * number for key, number in sums.items())
+        apart = []
+        for stretch, ordered in zip(longer, self._stretches, strict=True):
+            error = 0.0
+            for key, number in stretch.items():
+                count = ordered[key].count
+                others = max(1, self.nums[key] - count)
+                expected = count * (sums[key] - number) / others
+                error += self._weights[key] * (number - expected)
+            apart.append(error)
+        return Share(share, apart, max(1, self.num_stretches - 1))
+
+
+class _Ordered:
+    """How many waits lie above any bin."""
+
+    def __init__(self, bins: Bins) -> None:
+        self.bins = bins
+        self._order = sorted(bins)
+        self._upto = list(accumulate(map(bins.__getitem__, self._order), initial=0))
+        self.count = self._upto[-1]
+
+    def above(self, at: int) -> int:
+        return self.count - self._upto[bisect_right(self._order, at)]
+
+
+def num_in_strata(slices: Sequence[Slice]) -> dict[Stratum, int]:
+    """How many waits each stratum has."""
+    found: dict[Stratum, int] = {}
+    for each in slices:
+        for key, bins in each.items():
+            found[key] = found.get(key, 0) + sum(bins.values())
+    return found
+
+
+def spread_strata(slices: Sequence[Slice]) -> set[Stratum]:
+    """Those with waits in two stretches at least: nothing foretells what came in one alone."""
+    seen: set[Stratum] = set()
+    found: set[Stratum] = set()
+    for each in slices:
+        for key, bins in each.items():
+            if bins:
+                (found if key in seen else seen).add(key)
+    return found
+
+
+def overlap_weights(a: Mapping[Stratum, int], b: Mapping[Stratum, int]) -> dict[Stratum, float]:
+    """Strata that both sides have waits in, and what each counts for; together 1.
+
+    As much as both sides have in common of them (overlap weights: Li, Morgan and Zaslavsky, JASA
+    2018), on either side the same.
+    """
+    weights = {
+        key: number * b[key] / (number + b[key])
+        for key, number in a.items()
+        if number and b.get(key)
+    }
+    whole = sum(weights.values())
+    return {key: weight / whole for key, weight in weights.items()}

@@ -1,0 +1,81 @@
+"""`ChunkCache`: the chunks of an open recording, decompressed on demand.
+
+The last ones are had again for free. Any thread may ask. What of a chunk cannot be read is noted
+here.
+"""
+
+import threading
+from collections import OrderedDict
+from typing import IO
+
+from stepscope.recordings.file.loaded_chunk import KEYFRAME, STEP, LoadedChunk, step_of
+from stepscope.recordings.file.mcap.chunk import first_messages, read_chunk
+from stepscope.recordings.file.mcap.format import PACKED_STEP, TOPICS
+from stepscope.recordings.file.mcap.index import ChunkPlace
+
+MAX_CHUNKS = 16  # kept decompressed
+
+_STEP_TOPICS = (STEP, KEYFRAME, PACKED_STEP.encode())
+
+
+class ChunkCache:
+    """Reads one file.
+
+    Attributes:
+        places: of all chunks, in order.
+        damaged: numbers of those in which something could not be read, as far as is known.
+        ends: first and last step that could be read in a chunk, of those that were loaded.
+
+    Args:
+        stream: seekable; the caller closes it.
+    """
+
+    def __init__(self, stream: IO[bytes], places: list[ChunkPlace]) -> None:
+        self.places = places
+        self.damaged: set[int] = set()
+        self.ends: dict[int, tuple[int, int]] = {}
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._loaded: OrderedDict[int, LoadedChunk] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def load(self, number: int) -> LoadedChunk:
+        """A chunk as far as it can be read.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        with self._lock:
+            if number in self._loaded:
+                self._loaded.move_to_end(number)
+                return self._loaded[number]
+            place = self.places[number]
+            records, is_damaged = read_chunk(self._stream, place)
+            if is_damaged and not place.is_cut:
+                self.damaged.add(number)
+            chunk = self._loaded[number] = LoadedChunk(records)
+            if number not in self.ends and (ends := _ends(chunk)) is not None:
+                self.ends[number] = ends
+            if len(self._loaded) > MAX_CHUNKS:
+                self._loaded.popitem(last=False)
+            return chunk
+
+    def first_step(self, number: int) -> int | None:
+        """The first step of a chunk; a keyframe at its beginning tells without going further."""
+        with self._lock:
+            for message in first_messages(self._stream, self.places[number]):
+                topic = TOPICS[message.channel_id - 1] if message.channel_id <= len(TOPICS) else ""
+                if topic.encode() in _STEP_TOPICS:
+                    step = step_of(message.payload)
+                    return step if step is None or topic.encode() != KEYFRAME else step + 1
+        return None
+
+
+def _ends(chunk: LoadedChunk) -> tuple[int, int] | None:
+    places = chunk.step_places
+    if not places:
+        return None
+    first, last = (step_of(chunk.frames[place].payload) for place in (places[0], places[-1]))
+    return None if first is None or last is None else (first, last)

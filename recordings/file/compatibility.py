@@ -1,0 +1,53 @@
+"""Which recordings this version can read, and what to install for the others."""
+
+import msgspec
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import SCHEMA_VERSION, EngineInfo, Snapshot
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.mcap.format import FORMAT_VERSION
+
+
+def check_metadata(metadata: dict[str, str], path: object) -> None:
+    """Look at what a file says of itself before anything of it is decoded.
+
+    Raises:
+        RecordingError: it was written by a later major version.
+    """
+    for what, highest in (("schema", SCHEMA_VERSION), ("format", FORMAT_VERSION)):
+        written = metadata.get(f"{what}_version", "")
+        if written.isdecimal() and int(written) > highest:
+            by = metadata.get("software_version", "a later version")
+            raise RecordingError(
+                f"{path} has {what} {written} (written by stepscope {by}), this stepscope reads "
+                f"up to {highest}: install {by} or later"
+            )
+
+
+def check_info(info: EngineInfo, path: object) -> None:
+    """The same of a file that cannot say it any more: its engine does.
+
+    Raises:
+        RecordingError: it is of a later major version.
+    """
+    if info.schema_version > SCHEMA_VERSION:
+        raise RecordingError(
+            f"{path} has schema {info.schema_version} (of an engine of version "
+            f"{info.software_version}), this stepscope reads up to {SCHEMA_VERSION}: install "
+            f"{info.software_version} or later"
+        )
+
+
+def decode_keyframe(payload: bytes, path: object) -> Snapshot:
+    """What a keyframe says.
+
+    Raises:
+        RecordingError: it is none.
+    """
+    try:
+        message = wire.decode(payload)
+    except msgspec.DecodeError as error:
+        raise RecordingError(f"{path} holds a keyframe that is none: {error}") from error
+    if not isinstance(message, Snapshot):
+        raise RecordingError(f"{path} holds a keyframe that is a {type(message).__name__}")
+    return message

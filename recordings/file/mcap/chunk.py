@@ -1,0 +1,223 @@
+"""One chunk of an MCAP file: its messages, as far as their checksums vouch for them."""
+
+import struct
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import IO, NamedTuple
+
+import zstandard
+from mcap.opcode import Opcode
+
+from stepscope.recordings.file.mcap.index import ChunkPlace
+from stepscope.recordings.file.mcap.sink import CHECKPOINT, CHUNK_HEAD, RECORD
+
+MAX_CHUNK_BYTES = 256 * 1024 * 1024  # uncompressed; more is not ours
+_PEEK_BYTES = 16 * 1024  # compressed, at a time
+_PIECE_BYTES = 1024  # compressed: how near to the damage one gets
+
+_MESSAGE = struct.Struct("<HIQQ")  # channel id, sequence, log time, publish time
+_MESSAGE_HEAD = struct.Struct("<BQH")  # opcode, length, channel id
+_NUMBERED = struct.Struct("<BQHI")  # the same, and the sequence
+_MESSAGE_OPCODE = int(Opcode.MESSAGE)
+_CHANNEL = struct.Struct("<HHI")  # id, schema id, length of the topic
+
+
+class ChunkRecords(NamedTuple):
+    """Decompressed records that are sound; `is_damaged` when others were in it."""
+
+    records: bytes
+    is_damaged: bool
+
+
+class RawMessage(NamedTuple):
+    """A message as it lies in a chunk."""
+
+    channel_id: int
+    sequence: int  # the lower 32 bits
+    log_ns: int
+    payload: bytes
+
+
+def read_chunk(stream: IO[bytes], place: ChunkPlace) -> ChunkRecords:
+    """What can be read of a chunk: all of it, or what its last good checkpoint covers.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    body = read_chunk_bytes(stream, place)
+    if len(body) < CHUNK_HEAD.size:
+        return ChunkRecords(b"", True)
+    head = CHUNK_HEAD.unpack_from(body)
+    size, checksum = head[4], head[5]
+    compressed = memoryview(body)[CHUNK_HEAD.size :]
+    if not place.is_cut and size <= MAX_CHUNK_BYTES:
+        try:
+            # As much memory is taken as the compressed data asks for, damaged or not.
+            is_likely = zstandard.frame_content_size(compressed) <= size
+            records = zstandard.decompress(compressed, max_output_size=size) if is_likely else b""
+        except zstandard.ZstdError:
+            pass
+        else:
+            if len(records) == size and zlib.crc32(records) == checksum:
+                return ChunkRecords(records, False)
+    return ChunkRecords(_vouched(_decompressed(compressed)[0])[0], True)
+
+
+def was_overwritten(stream: IO[bytes], place: ChunkPlace) -> bool:
+    """Whether a chunk that has no end holds what was never written, and not only less.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    compressed = memoryview(read_chunk_bytes(stream, place))[CHUNK_HEAD.size :]
+    records, is_sound = _decompressed(compressed)
+    return not (is_sound and _vouched(records)[1])
+
+
+def read_chunk_bytes(stream: IO[bytes], place: ChunkPlace) -> bytes:
+    """The record of a chunk, compressed as it is."""
+    stream.seek(place.offset)
+    return stream.read(place.length)
+
+
+def has_sound_head(stream: IO[bytes], place: ChunkPlace) -> bool:
+    """Whether the head of a chunk, which no checksum covers, says what the index says."""
+    stream.seek(place.offset)
+    head = stream.read(CHUNK_HEAD.size)
+    if len(head) < CHUNK_HEAD.size:
+        return False
+    opcode, length, start_ns, end_ns, _, _, _, _, num_compressed = CHUNK_HEAD.unpack(head)
+    return (opcode, length, start_ns, end_ns, num_compressed) == (
+        Opcode.CHUNK,
+        place.length - RECORD.size,
+        place.start_ns,
+        place.end_ns,
+        place.length - CHUNK_HEAD.size,
+    )
+
+
+def first_messages(stream: IO[bytes], place: ChunkPlace) -> Iterator[RawMessage]:
+    """Messages from the beginning of a chunk, reading and decompressing no more than is asked for.
+
+    No checksum has been looked at: for finding one's way only.
+    """
+    frame = zstandard.ZstdDecompressor().decompressobj()
+    found = b""
+    position = place.offset + CHUNK_HEAD.size
+    while position < place.end and not frame.eof:
+        stream.seek(position)
+        piece = stream.read(min(_PEEK_BYTES, place.end - position))
+        if not piece:
+            return
+        position += len(piece)
+        try:
+            found += frame.decompress(piece)
+        except zstandard.ZstdError:
+            return
+        end = 0
+        for opcode, begin, length in _records(found):
+            end = begin + RECORD.size + length
+            if opcode == Opcode.MESSAGE and length >= _MESSAGE.size:
+                yield _message(found, begin, length)
+        found = found[end:]
+
+
+def _decompressed(compressed: memoryview) -> tuple[bytes, bool]:
+    """As far as it goes, and whether that is as far as there are bytes."""
+    frame = zstandard.ZstdDecompressor().decompressobj()
+    found = bytearray()
+    for begin in range(0, len(compressed), _PIECE_BYTES):
+        try:
+            found += frame.decompress(compressed[begin : begin + _PIECE_BYTES])
+        except zstandard.ZstdError:
+            return bytes(found), False
+        if frame.eof or len(found) > MAX_CHUNK_BYTES:
+            break
+    return bytes(found), True
+
+
+def _vouched(records: bytes) -> tuple[bytes, bool]:
+    """The records up to the last checkpoint whose checksum is that of all before it.
+
+    And whether no checkpoint after it says otherwise.
+    """
+    checksum = position = end = 0
+    for opcode, begin, length in _records(records):
+        if opcode == CHECKPOINT and length == 4:
+            checksum = zlib.crc32(records[position:begin], checksum)
+            position = begin
+            if (
+                int.from_bytes(records[begin + RECORD.size : begin + RECORD.size + 4], "little")
+                != checksum
+            ):
+                return records[:end], False
+            end = begin
+    return records[:end], True
+
+
+def message_places(records: bytes) -> tuple["array[int]", "array[int]"]:
+    """Where the messages of a chunk begin, and their channel ids, both in order."""
+    begins, channel_ids = array("I"), array("H")
+    # A chunk has a thousand and a seek waits for them: no generator, and no enum to compare with.
+    record = _MESSAGE_HEAD.unpack_from
+    position, num_bytes = 0, len(records)
+    last = num_bytes - RECORD.size - _MESSAGE.size  # where one may begin
+    while position <= last:
+        opcode, length, channel_id = record(records, position)
+        begin, position = position, position + RECORD.size + length
+        if position > num_bytes:
+            break
+        if opcode == _MESSAGE_OPCODE and length >= _MESSAGE.size:
+            begins.append(begin)
+            channel_ids.append(channel_id)
+    return begins, channel_ids
+
+
+def message_at(records: bytes, begin: int) -> RawMessage:
+    """The message that begins there."""
+    _, length = RECORD.unpack_from(records, begin)
+    return _message(records, begin, length)
+
+
+def bodies_at(records: bytes, begins: Iterable[int]) -> list[tuple[int, bytes]]:
+    """Sequence and payload of the messages that begin there."""
+    head, skipped = _NUMBERED.unpack_from, RECORD.size + _MESSAGE.size
+    found = []
+    for begin in begins:
+        _, length, _, sequence = head(records, begin)
+        found.append((sequence, records[begin + skipped : begin + RECORD.size + length]))
+    return found
+
+
+def _message(records: bytes, begin: int, length: int) -> RawMessage:
+    body = begin + RECORD.size
+    channel_id, sequence, log_ns, _ = _MESSAGE.unpack_from(records, body)
+    payload = records[body + _MESSAGE.size : body + length]
+    return RawMessage(channel_id, sequence, log_ns, payload)
+
+
+def channels(records: bytes) -> dict[int, str]:
+    """Topic of each channel that a chunk names."""
+    found = {}
+    for opcode, begin, length in _records(records):
+        if opcode == Opcode.MESSAGE:
+            break  # they stand at its beginning
+        if opcode == Opcode.CHANNEL and length >= _CHANNEL.size:
+            channel_id, _, num_chars = _CHANNEL.unpack_from(records, begin + RECORD.size)
+            name = begin + RECORD.size + _CHANNEL.size
+            found[channel_id] = records[name : name + num_chars].decode(errors="replace")
+    return found
+
+
+def _records(records: bytes) -> Iterator[tuple[int, int, int]]:
+    """(opcode, where it begins, length of its body) of each whole record."""
+    position = 0
+    num_bytes = len(records)
+    while position + RECORD.size <= num_bytes:
+        opcode, length = RECORD.unpack_from(records, position)
+        end = position + RECORD.size + length
+        if end > num_bytes:
+            return
+        yield opcode, position, length
+        position = end

@@ -1,0 +1,242 @@
+"""What is where in an MCAP file: preamble and chunks, from its summary or by walking its records.
+
+A file that was closed ends in a summary with a checksum. One that was not (crash, full disk, cut
+copy), or whose summary is damaged, is walked from record to record (`mcap_records`).
+"""
+
+import io
+import os
+import struct
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from mcap.data_stream import ReadDataStream
+from mcap.exceptions import McapError
+from mcap.opcode import Opcode
+from mcap.records import Channel, Header, Metadata, Statistics
+
+from stepscope.engine.protocol import wire
+from stepscope.recordings.file.mcap.format import PACKED_STEP, PROFILE
+from stepscope.recordings.file.mcap.records import find_chunk, record_at
+from stepscope.recordings.file.mcap.sink import CHUNK_HEAD, MAGIC, RECORD, UNFINISHED
+
+BEING_WRITTEN = "it is being written right now"
+
+_STEPS = frozenset((wire.TOPICS[wire.StepRecord].decode(), PACKED_STEP))
+_FOOTER = struct.Struct("<BQQQI")
+_CHUNK_INDEX = struct.Struct("<QQQQI")  # times, place and length of the chunk, size of a map
+_MAX_PREAMBLE_BYTES = 1 << 20  # of one record that is read to look into it
+_UNREADABLE = (McapError, struct.error, ValueError, OSError)
+
+
+@dataclass(slots=True)
+class ChunkPlace:
+    """Where a chunk lies. `length` ends with the file for one that was never finished."""
+
+    offset: int
+    length: int
+    start_ns: int  # wall time, as its head says; a walked file may lie
+    end_ns: int
+    is_cut: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
+@dataclass(slots=True)
+class McapIndex:
+    """What was found in a file.
+
+    Attributes:
+        metadata: records of that kind before the first chunk, by name.
+        why_incomplete: in words for a person; None for one that was closed and whose summary is
+            as it was written.
+        is_being_written: somebody was at work on it when it was opened: its end is still to come.
+        was_closed: it was written to its end, be its summary damaged or cut off.
+        num_lost_bytes: that belong to no record, in a file that was walked.
+        lost_at: where each stretch of them begins.
+        num_messages, num_steps: as the summary has it.
+    """
+
+    profile: str | None = None  # None: cut before it
+    library: str = ""
+    metadata: dict[str, dict[str, str]] = field(default_factory=dict)
+    chunks: list[ChunkPlace] = field(default_factory=list)
+    why_incomplete: str | None = None
+    is_being_written: bool = False
+    was_closed: bool = True
+    num_lost_bytes: int = 0
+    lost_at: list[int] = field(default_factory=list)
+    num_messages: int | None = None
+    num_steps: int | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.why_incomplete is None
+
+
+def read_index(
+    stream: IO[bytes], *, walk: bool = False, is_being_written: bool = False
+) -> McapIndex | None:
+    """Index of a file, None when it does not begin like one of ours or any other MCAP file.
+
+    Args:
+        walk: do not look at the summary.
+        is_being_written: by somebody else. Where the summary is there nevertheless, it is whole.
+    """
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(0)
+    head = stream.read(128)
+    # Our name is in its first bytes twice: one of these signs may be damaged.
+    if not head.startswith(MAGIC) and head.count(PROFILE.encode()) < 2:
+        return None
+    index = McapIndex(is_being_written=is_being_written)
+    _read_preamble(stream, size, index)
+    if index.profile != PROFILE and PROFILE.encode() in head:
+        index.profile = PROFILE
+    if not walk:
+        index.why_incomplete = _read_summary(stream, size, index)
+    if walk or not index.is_complete:
+        index.chunks.clear()
+        reaches_end = _walk(stream, size, index)
+        if reaches_end and not index.was_closed:
+            index.was_closed = True
+            index.why_incomplete = "its index is cut off"
+    index.is_being_written = is_being_written and not index.is_complete
+    if index.is_being_written:
+        index.was_closed, index.why_incomplete = False, BEING_WRITTEN
+    return index
+
+
+def read_metadata(path: Path) -> dict[str, str] | None:
+    """What a recording says of itself, without looking any further; None for any other file."""
+    try:
+        with open(path, "rb") as stream:
+            if stream.read(len(MAGIC)) != MAGIC:
+                return None
+            index = McapIndex()
+            _read_preamble(stream, stream.seek(0, os.SEEK_END), index)
+    except OSError:
+        return None
+    return index.metadata.get(PROFILE) if index.profile == PROFILE else None
+
+
+def _read_preamble(stream: IO[bytes], size: int, index: McapIndex) -> None:
+    position = len(MAGIC)
+    while (record := record_at(stream, position, size)) is not None:
+        opcode, length = record
+        if opcode in (Opcode.CHUNK, Opcode.DATA_END):
+            return
+        if opcode in (Opcode.HEADER, Opcode.METADATA) and length <= _MAX_PREAMBLE_BYTES:
+            stream.seek(position + RECORD.size)
+            body = ReadDataStream(io.BytesIO(stream.read(length - RECORD.size)))
+            try:
+                if opcode == Opcode.HEADER:
+                    header = Header.read(body)
+                    index.profile, index.library = header.profile, header.library
+                else:
+                    metadata = Metadata.read(body)
+                    index.metadata[metadata.name] = metadata.metadata
+            except _UNREADABLE:
+                pass  # whoever needs it finds it missing and says so
+        position += length
+
+
+def _read_summary(stream: IO[bytes], size: int, index: McapIndex) -> str | None:
+    """Fill in the chunks from the summary; gives why that is not possible."""
+    not_closed = "it was not closed (crash, full disk or cut copy)"
+    index.was_closed = False
+    footer_bytes = _FOOTER.size + len(MAGIC)
+    if size < len(MAGIC) + footer_bytes:
+        return not_closed
+    stream.seek(size - footer_bytes)
+    tail = stream.read(footer_bytes)
+    opcode, length, start, _, checksum = _FOOTER.unpack(tail[: _FOOTER.size])
+    if opcode != Opcode.FOOTER or length != 20 or not tail.endswith(MAGIC):
+        return not_closed
+    damaged = "its index is damaged"
+    index.was_closed = True
+    if not len(MAGIC) <= start <= size - footer_bytes:
+        return damaged
+    stream.seek(start)
+    summary = stream.read(size - footer_bytes - start)
+    head = tail[: _FOOTER.size - 4]
+    if checksum and zlib.crc32(head, zlib.crc32(summary)) != checksum:
+        return damaged
+    try:
+        _read_groups(summary, size, index)
+    except _UNREADABLE:
+        return damaged
+    return None
+
+
+def _read_groups(summary: bytes, size: int, index: McapIndex) -> None:
+    position = 0
+    step_channels: set[int] = set()
+    while position < len(summary):
+        opcode, length = RECORD.unpack_from(summary, position)
+        position += RECORD.size
+        if opcode == Opcode.CHUNK_INDEX:
+            start_ns, end_ns, offset, chunk_length, _ = _CHUNK_INDEX.unpack_from(summary, position)
+            if offset + chunk_length > size:
+                raise ValueError("a chunk beyond the end of the file")
+            index.chunks.append(ChunkPlace(offset, chunk_length, start_ns, end_ns))
+        elif opcode in (Opcode.CHANNEL, Opcode.STATISTICS):
+            body = ReadDataStream(io.BytesIO(summary[position : position + length]))
+            if opcode == Opcode.CHANNEL:
+                channel = Channel.read(body)
+                if channel.topic in _STEPS:
+                    step_channels.add(channel.id)
+            else:  # which come after the channels
+                statistics = Statistics.read(body)
+                index.num_messages = statistics.message_count
+                counts = statistics.channel_message_counts
+                index.num_steps = sum(counts.get(each, 0) for each in step_channels)
+        position += length
+
+
+def _walk(stream: IO[bytes], size: int, index: McapIndex) -> bool:
+    """All chunks that begin like one, whatever lies between them.
+
+    Returns:
+        Whether the file was written to its end: only what tells where things are may be missing.
+    """
+    position = len(MAGIC)
+    while position < size:
+        record = record_at(stream, position, size)
+        if record is None:
+            found = find_chunk(stream, position, size)
+            if found == size and index.is_being_written:
+                return False  # the rest of a record is still to come
+            index.num_lost_bytes += found - position
+            index.lost_at.append(position)
+            position = found
+            continue
+        opcode, length = record
+        if opcode == Opcode.DATA_END and _is_end(stream, position + length, size):
+            return True
+        if opcode == Opcode.CHUNK:
+            index.chunks.append(_chunk_at(stream, position, length, size))
+            length = index.chunks[-1].length
+        position += length
+    return False
+
+
+def _is_end(stream: IO[bytes], position: int, size: int) -> bool:
+    """Whether only records of a summary follow, as far as one can see."""
+    record = record_at(stream, position, size)
+    return record is None or record[0] not in (Opcode.CHUNK, Opcode.MESSAGE_INDEX)
+
+
+def _chunk_at(stream: IO[bytes], position: int, length: int, size: int) -> ChunkPlace:
+    stream.seek(position)
+    head = CHUNK_HEAD.unpack(stream.read(CHUNK_HEAD.size))
+    is_unfinished = head[1] == UNFINISHED
+    if is_unfinished or position + length > size:
+        # Another may follow in a file that went on after damage to this one's head.
+        end = find_chunk(stream, position + CHUNK_HEAD.size, size)
+        return ChunkPlace(position, end - position, head[2], head[3], is_cut=True)
+    return ChunkPlace(position, length, head[2], head[3])

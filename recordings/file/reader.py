@@ -1,0 +1,280 @@
+"""`Recording`: a recorded session, read by seeking. It owns the open file.
+
+Positions are found by bisecting the chunks; nothing is ever scanned from the beginning. A file that
+was cut short is read as far as its chunks are whole, and says what is missing.
+"""
+
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, NamedTuple, Self
+
+from stepscope.engine.protocol.wire import EngineInfo, Snapshot
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file import write_lock
+from stepscope.recordings.file.chunk_cache import ChunkCache
+from stepscope.recordings.file.chunk_damage import missing_text, nothing_left
+from stepscope.recordings.file.compatibility import check_info, check_metadata, decode_keyframe
+from stepscope.recordings.file.extent import end_step, end_times, mend_times
+from stepscope.recordings.file.loaded_chunk import KEYFRAME, Frame, LoadedChunk, step_of
+from stepscope.recordings.file.mcap.chunk import was_overwritten
+from stepscope.recordings.file.mcap.format import PART_SUFFIX, PROFILE
+from stepscope.recordings.file.mcap.index import BEING_WRITTEN, McapIndex, read_index
+from stepscope.recordings.file.step_index import StepIndex
+from stepscope.recordings.state.pauses import known_since
+
+
+class Position(NamedTuple):
+    """Before which message to go on; positions compare in order of the file."""
+
+    chunk: int
+    message: int
+
+
+class Recording:
+    """A recording opened for reading; a context manager.
+
+    Attributes:
+        info: the engine that was recorded.
+        opened_path: the file that was opened: of one that was never closed, its unfinished self.
+        first_step, last_step: None when there is no step in it.
+        start_ns, end_ns: wall time of the first and last message.
+        known_since_ns: engine time from which on all pauses are told: 0, or of an engine that does
+            not tell of earlier ones that of the first keyframe.
+        truncated, message: whether something is missing, and what, in one line.
+
+    Raises:
+        RecordingError: no such file, not a recording, nothing in it, or of a later schema.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        part = self.path.with_name(self.path.name + PART_SUFFIX)
+        self.opened_path = part if not self.path.exists() and part.exists() else self.path
+        try:
+            self._stream = open(self.opened_path, "rb")  # noqa: SIM115 - closed by close()
+            # Asked before it is read: what is ended meanwhile is whole then.
+            is_being_written = write_lock.is_held(self._stream)
+            index = read_index(self._stream, is_being_written=is_being_written)
+        except OSError as error:
+            raise RecordingError(f"cannot read {path}: {error.strerror or error}") from error
+        try:
+            if index is None and is_being_written:
+                raise self._nothing_yet()
+            if index is None or index.profile not in (None, PROFILE):
+                raise RecordingError(
+                    f"{path} is not a stepscope recording (an MCAP file written by 'stepscope "
+                    "record')"
+                )
+            self.metadata = index.metadata.get(PROFILE, {})
+            check_metadata(self.metadata, self.path)
+            self._chunks = ChunkCache(self._stream, index.chunks)
+            self._index = index
+            if not index.is_complete:
+                mend_times(self._chunks)
+            self.info = self._find_info()
+            self.first_step = end_step(self._chunks, first=True)
+            self.last_step = end_step(self._chunks, first=False)
+            self._steps = StepIndex(self._chunks, self.first_step, self.last_step)
+            self.start_ns, self.end_ns = end_times(self._chunks)
+        except RecordingError:
+            self._stream.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._stream.close()
+
+    @property
+    def duration_s(self) -> float:
+        return (self.end_ns - self.start_ns) / 1e9
+
+    @property
+    def truncated(self) -> bool:
+        return not self._index.is_complete or bool(self._chunks.damaged)
+
+    @property
+    def message(self) -> str | None:
+        """What is missing; damage in the middle is known once it has been read over."""
+        missing = missing_text(self._index, self._chunks, self.last_step)
+        return None if missing is None else f"{self.path.name}: {missing}"
+
+    @property
+    def index(self) -> McapIndex:
+        """What the file is made of."""
+        return self._index
+
+    @property
+    def stream(self) -> IO[bytes]:
+        """The open file, to be looked at while no other thread reads the recording."""
+        return self._stream
+
+    @property
+    def num_chunks(self) -> int:
+        return len(self._chunks)
+
+    @property
+    def size(self) -> int:
+        """Of the file, in bytes."""
+        return os.fstat(self._stream.fileno()).st_size
+
+    def chunk(self, number: int) -> LoadedChunk:
+        """What can be read of a chunk."""
+        return self._chunks.load(number)
+
+    def chunk_frames(self, number: int) -> Sequence[Frame]:
+        """What can be read of a chunk; steps as they lie in the file, maybe packed."""
+        return self._chunks.load(number).frames
+
+    def steps_in(self, number: int) -> tuple[int, int] | None:
+        """The first and last step that can be read in a chunk."""
+        chunk = self._chunks.load(number)
+        if not chunk.step_places:
+            return None
+        return _step_at(chunk, chunk.step_places[0]), _step_at(chunk, chunk.step_places[-1])
+
+    def check_chunk(self, number: int) -> bool:
+        """Read a chunk; whether it is as it was written, by now."""
+        self._chunks.load(number)
+        if not (place := self._chunks.places[number]).is_cut:
+            return number not in self._chunks.damaged
+        is_last = number == len(self._chunks) - 1
+        return is_last and self._index.is_being_written and not was_overwritten(self._stream, place)
+
+    # Finding
+
+    def find_step(self, step: int) -> Position | None:
+        """Just after the record of `step`, or of the last one before it; None before the first."""
+        for number in range(self._steps.num_chunks_up_to(step) - 1, -1, -1):
+            chunk = self._chunks.load(number)
+            count = bisect_right(
+                chunk.step_places,
+                step,
+                key=lambda place: _step_at(chunk, place),
+            )
+            if count:
+                return Position(number, chunk.step_places[count - 1] + 1)
+        return None
+
+    def find_time(self, log_ns: int) -> Position:
+        """Before the first message that is not earlier than `log_ns` (wall time)."""
+        number = bisect_left(self._chunks.places, log_ns, key=lambda place: place.end_ns)
+        if number == len(self._chunks):
+            return Position(number, 0)
+        frames = self._chunks.load(number).frames
+        return Position(number, bisect_left(frames, log_ns, key=lambda frame: frame.log_ns))
+
+    def step_before(self, position: Position) -> int | None:
+        """The last step before a position; None before the first one."""
+        for number in range(min(position.chunk, len(self._chunks) - 1), -1, -1):
+            chunk = self._chunks.load(number)
+            places = chunk.step_places
+            if number == position.chunk:
+                places = places[: bisect_left(places, position.message)]
+            if places:
+                return _step_at(chunk, places[-1])
+        return None
+
+    def is_end(self, position: Position) -> bool:
+        """Whether no message follows."""
+        last = len(self._chunks) - 1
+        if position.chunk != last:
+            return position.chunk > last
+        return position.message >= len(self._chunks.load(last))
+
+    def frame_before(self, position: Position) -> Frame | None:
+        """The message just before a position."""
+        for number in range(min(position.chunk, len(self._chunks) - 1), -1, -1):
+            chunk = self._chunks.load(number)
+            end = min(position.message, len(chunk)) if number == position.chunk else len(chunk)
+            if end:
+                return chunk.frame(end - 1)
+        return None
+
+    def keyframe_before(self, position: Position) -> tuple[Snapshot, Position]:
+        """The last keyframe before a position (or the first there is), and the position after it.
+
+        Raises:
+            RecordingError: no keyframe can be read.
+        """
+        for number in range(min(position.chunk, len(self._chunks) - 1), -1, -1):
+            chunk = self._chunks.load(number)
+            end = min(position.message, len(chunk)) if number == position.chunk else len(chunk)
+            if (place := chunk.last_keyframe(end)) is not None:
+                return self._snapshot(chunk.frames[place]), Position(number, place + 1)
+        if (found := self._first_keyframe()) is None:
+            raise RecordingError(f"{self.path} holds no keyframe that can be read")
+        return found
+
+    def frames(
+        self, position: Position | None = None, sequence: int = 0
+    ) -> Iterator[tuple[Frame, Position]]:
+        """Messages in order from a position (None: all), each with the position after it.
+
+        Args:
+            sequence: of the message before: the file holds the lower 32 bits of each only.
+        """
+        first, skipped = position or Position(0, 0)
+        for number in range(first, len(self._chunks)):
+            chunk = self._chunks.load(number)
+            for place in range(skipped if number == first else 0, len(chunk)):
+                frame = chunk.frame(place)
+                if frame is None:
+                    self._chunks.damaged.add(number)
+                    continue
+                sequence = whole_sequence(frame.sequence, sequence)
+                yield frame._replace(sequence=sequence), Position(number, place + 1)
+
+    # Inside
+
+    def _find_info(self) -> EngineInfo:
+        found = self._first_keyframe()
+        if found is None and self._chunks.damaged:
+            raise RecordingError(f"{self.path}: {nothing_left(self._chunks)}")
+        if found is None and self._index.is_being_written:
+            raise self._nothing_yet()
+        if found is None:
+            raise RecordingError(
+                f"{self.path} holds nothing to show: no engine was heard while it was written, or "
+                "it was cut short before its first second was over"
+            )
+        snapshot, _ = found
+        check_info(snapshot.info, self.path)
+        self.known_since_ns = known_since(snapshot)
+        return snapshot.info
+
+    def _nothing_yet(self) -> RecordingError:
+        return RecordingError(f"{self.path}: {BEING_WRITTEN}, and nothing can be read in it yet")
+
+    def _first_keyframe(self) -> tuple[Snapshot, Position] | None:
+        for number in range(len(self._chunks)):
+            for place, frame in enumerate(self._chunks.load(number).frames):
+                if frame.topic == KEYFRAME:
+                    return self._snapshot(frame), Position(number, place + 1)
+        return None
+
+    def _snapshot(self, frame: Frame) -> Snapshot:
+        return decode_keyframe(frame.payload, self.path)
+
+
+def whole_sequence(lower: int, before: int) -> int:
+    """A sequence number of which the lower 32 bits are known, near the one before."""
+    ahead = (lower - before) & 0xFFFF_FFFF
+    return before + (ahead if ahead < 1 << 31 else ahead - (1 << 32))
+
+
+def _step_at(chunk: LoadedChunk, place: int) -> int:
+    step = step_of(chunk.frames[place].payload)
+    return -1 if step is None else step

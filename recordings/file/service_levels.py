@@ -1,0 +1,44 @@
+"""The service levels that a recording carries: those it was watched or recorded with.
+
+They are in what a file says of itself, under the names that the dashboard's settings have; a file
+need not carry any, or only one of them. They may be changed while it is written, so each has as
+many bytes as any other.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from stepscope.recordings.state.series.latency import SLO
+
+LEVEL_NAMES = ("slo_ttft_ms", "slo_itl_ms")
+_WIDTH = 24  # of the longest number
+
+Levels: TypeAlias = Mapping[str, float]  # by name, in milliseconds
+
+
+def levels_of(slo: SLO) -> Levels:
+    return {"slo_ttft_ms": slo.ttft_ms, "slo_itl_ms": slo.itl_ms}
+
+
+def as_metadata(levels: Levels) -> dict[str, str]:
+    return {name: repr(float(levels[name])).ljust(_WIDTH) for name in LEVEL_NAMES if name in levels}
+
+
+def levels_in(metadata: Mapping[str, str]) -> Levels:
+    """Those of a file; one that is no time above zero is none."""
+    found: dict[str, float] = {}
+    for name in LEVEL_NAMES:
+        try:
+            value = float(metadata.get(name, ""))
+        except ValueError:
+            continue
+        if 0 < value < math.inf:
+            found[name] = value
+    return found
+
+
+def levels_text(levels: Levels) -> str:
+    """For a person: TTFT 500 ms, ITL 50 ms."""
+    shown = {"slo_ttft_ms": "TTFT", "slo_itl_ms": "ITL"}
+    return ", ".join(f"{shown[name]} {value:,g} ms" for name, value in levels.items())

@@ -1,0 +1,57 @@
+"""`StepIndex`: which chunk of a recording holds a step, found by looking into few of them."""
+
+import itertools
+import sys
+
+from stepscope.recordings.file.chunk_cache import ChunkCache
+
+
+class StepIndex:
+    """First steps of chunks, as far as anybody has asked.
+
+    Args:
+        first_step, last_step: of the recording.
+    """
+
+    def __init__(self, chunks: ChunkCache, first_step: int | None, last_step: int | None) -> None:
+        self._chunks = chunks
+        self._first_step = first_step or 0
+        self._last_step = last_step or 0
+        self._first_steps: dict[int, int | None] = {}
+
+    def num_chunks_up_to(self, step: int) -> int:
+        """How many chunks begin at or before a step.
+
+        Looks into few: between two that are known, steps are taken to be spread evenly (and where
+        that leads nowhere soon, the middle is looked at).
+        """
+        low, low_step = -1, self._first_step - 1  # begins at or before it
+        high, high_step = len(self._chunks), self._last_step + 1  # begins after it
+        for number, first in self._first_steps.items():
+            if first is None:
+                continue
+            if first <= step:
+                if number > low:
+                    low, low_step = number, first
+            elif number < high:
+                high, high_step = number, first
+        for attempt in itertools.count():
+            if high - low <= 1:
+                return low + 1
+            share = (step - low_step) / max(1, high_step - low_step) if attempt < 6 else 0.5
+            number = min(max(low + round(share * (high - low)), low + 1), high - 1)
+            first = self._first_step_from(number)
+            if first <= step:
+                low, low_step = number, first
+            else:
+                high, high_step = number, first
+        raise AssertionError
+
+    def _first_step_from(self, number: int) -> int:
+        """Where steps begin in a chunk (or in those after it): none of it is earlier."""
+        for chunk in range(number, len(self._chunks)):
+            if chunk not in self._first_steps:
+                self._first_steps[chunk] = self._chunks.first_step(chunk)
+            if (step := self._first_steps[chunk]) is not None:
+                return step
+        return sys.maxsize

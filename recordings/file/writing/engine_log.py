@@ -1,0 +1,192 @@
+"""`EngineLog`: what of one engine's messages goes into a `RecordingFile`, and in which order.
+
+A file begins with who the engine is; each message is in it once; keyframes, by which any moment is
+found again, are made from a session of its own. Belongs to the writing thread.
+"""
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import (
+    Audited,
+    EngineInfo,
+    EngineStatus,
+    KnobsChanged,
+    Mark,
+    Snapshot,
+    StepRecord,
+    Telemetry,
+)
+from stepscope.recordings.file.writing.recording_file import RecordingFile
+from stepscope.recordings.state.keyframe_session import KeyframeSession
+from stepscope.recordings.state.session import SessionState
+
+_INFO = wire.TOPICS[EngineInfo]
+_KEYFRAME = wire.TOPICS[Snapshot]
+_MARK = wire.TOPICS[Mark]
+_Frame: TypeAlias = tuple[bytes, int, bytes]  # topic, sequence, payload
+
+
+class EngineLog:
+    """Takes the messages of one engine from its first to its last.
+
+    Attributes:
+        engine_id: "" before it is known.
+        num_steps, first_step, last_step: that were written.
+
+    Args:
+        file: to write into, until `go_on_in` gives another one.
+        metadata: of each file, beside what it says of the engine.
+    """
+
+    def __init__(self, file: RecordingFile, metadata: Mapping[str, str]) -> None:
+        self.engine_id = ""
+        self.num_steps = 0
+        self.first_step: int | None = None
+        self.last_step: int | None = None
+        self._file = file
+        self._metadata = dict(metadata)
+        self._session = KeyframeSession()
+        self._last_sequence: int | None = None
+        self._last_applied: int | None = None  # sequence the session is true after
+        self._needs_snapshot = False
+        self._anchor: EngineInfo | None = None  # pair of monotonic and wall time
+        self._info: EngineInfo | None = None
+        self._early: list[_Frame] = []  # before the engine is known, and ...
+        self._early_ns: int | None = None  # ... the first time in them
+        self._last_log_ns = 0
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether enough is known to begin another file with."""
+        return self._anchor is not None and not self._needs_snapshot
+
+    def go_on_in(self, file: RecordingFile) -> None:
+        """Write into another file from now on; it can be read without the one before."""
+        self._file = file
+        self._begin_file()
+        info = self._session.info
+        snapshot = self._session.snapshot(self._last_sequence or 0)
+        assert info is not None
+        assert snapshot is not None
+        for topic, message in ((_INFO, info), (_KEYFRAME, snapshot)):
+            file.add(topic, snapshot.sequence, wire.encode(message), self._last_log_ns)
+
+    def say(self, metadata: Mapping[str, str]) -> None:
+        """Other values, of as many bytes, for what each file says beside the engine."""
+        self._metadata |= metadata
+        if self._anchor is not None:
+            self._file.say(metadata)
+
+    def take(self, message: Telemetry, frame: _Frame) -> None:
+        """The next message, decoded and as it came.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        topic, sequence, payload = frame
+        if self._anchor is None and not self._introduce(message, frame):
+            return
+        if not self._is_next(topic, sequence):
+            return
+        self._file.end_chunk_if_full()
+        is_first = self._session.info is None
+        if self._file.wants_keyframe and not isinstance(message, Snapshot):
+            self._add_keyframe()
+        log_ns = self._log_ns(message)
+        self._file.add(topic, sequence, payload, log_ns)
+        self._session.apply(message)
+        if topic != _MARK:
+            self._last_applied = sequence
+        if isinstance(message, StepRecord):
+            self.num_steps += 1
+            self.last_step = message.step
+            if self.first_step is None:
+                self.first_step = message.step
+        if isinstance(message, Snapshot) and not is_first:
+            # One that came after a loss does not know what had finished by then; ours does.
+            self._add_keyframe()
+
+    def _add_keyframe(self) -> None:
+        """Write what is known after the last message, unless something is missing in it."""
+        if self._needs_snapshot or self._last_applied is None:
+            return
+        if (snapshot := self._session.snapshot(self._last_applied)) is not None:
+            payload = wire.encode(snapshot)
+            self._file.add(_KEYFRAME, self._last_applied, payload, self._last_log_ns)
+
+    def _is_next(self, topic: bytes, sequence: int) -> bool:
+        """Whether a message belongs in the file: not one twice, no keyframe that tells nothing."""
+        if topic == _MARK:
+            return True
+        last = self._last_sequence
+        if topic == _KEYFRAME:
+            if last is not None and sequence <= last and not self._needs_snapshot:
+                return False
+            self._needs_snapshot = False
+        elif last is not None:
+            if sequence <= last:
+                return False
+            if sequence > last + 1:
+                self._needs_snapshot = True
+        self._last_sequence = sequence if last is None else max(last, sequence)
+        return True
+
+    def _introduce(self, message: Telemetry, frame: _Frame) -> bool:
+        """Write who the engine is and what came before it was known.
+
+        A snapshot tells all that is needed. Without one the file begins when the engine has said
+        who it is and what time it has, with an empty keyframe.
+
+        Returns:
+            Whether `message` is still to be written.
+        """
+        if isinstance(message, Snapshot):
+            self._early.clear()  # it contains them
+            self._begin(message.info, message.time_ns)
+            return True
+        if isinstance(message, EngineInfo):
+            if self._info is not None and self._info.engine_id != message.engine_id:
+                self._early.clear()  # of an engine that never got to say what time it was
+                self._early_ns = None
+            self._info = message
+        self._early.append(frame)
+        if self._early_ns is None:
+            self._early_ns = _time_ns(message)
+        if self._info is None or self._early_ns is None:
+            return False
+        self._begin(self._info, self._early_ns)
+        nothing = SessionState(info=self._info).snapshot(self._early[0][1] - 1)
+        assert nothing is not None
+        self.take(nothing, (_KEYFRAME, nothing.sequence, wire.encode(nothing)))
+        early, self._early = self._early, []
+        for each in early:
+            self.take(wire.decode(each[2]), each)
+        return False
+
+    def _begin(self, info: EngineInfo, time_ns: int) -> None:
+        self.engine_id = info.engine_id
+        self._anchor = info
+        self._last_log_ns = info.wall_ns + time_ns - info.monotonic_ns
+        self._begin_file()
+
+    def _begin_file(self) -> None:
+        assert self._anchor is not None
+        self._file.begin(self._anchor, self._metadata)
+
+    def _log_ns(self, message: Telemetry) -> int:
+        """Wall time of a message; never before that of the message ahead of it."""
+        time_ns = _time_ns(message)
+        if time_ns is not None and self._anchor is not None:
+            wall_ns = self._anchor.wall_ns + time_ns - self._anchor.monotonic_ns
+            self._last_log_ns = max(self._last_log_ns, wall_ns)
+        return self._last_log_ns
+
+
+def _time_ns(message: Telemetry) -> int | None:
+    """When a message was true, None for those that hold at any time."""
+    if isinstance(message, StepRecord):
+        return message.tokens_ns
+    timed = EngineStatus | KnobsChanged | Snapshot | Audited
+    return message.time_ns if isinstance(message, timed) else None

@@ -1,0 +1,194 @@
+"""`RecordingFile`: one file while it is written, as `PATH.part`; closing it gives it its name."""
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import EngineInfo, Snapshot, StepRecord
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file import rights as file_rights
+from stepscope.recordings.file import write_lock
+from stepscope.recordings.file.mcap.format import (
+    FORMAT_VERSION,
+    PACKED_STEP,
+    PART_SUFFIX,
+    PROFILE,
+    TOPICS,
+)
+from stepscope.recordings.file.mcap.sink import McapSink
+from stepscope.recordings.packing.steps import StepPacker
+
+CHUNK_BYTES = 1024 * 1024  # uncompressed, unless half of it is keyframes
+KEYFRAME_MESSAGES = 256  # what is read and applied at most to show any moment ...
+# ... unless the keyframe itself is the larger part of that: of thousands of requests that wait it
+# has megabytes. Then the messages between two of them have as many bytes, but are no more than:
+MAX_KEYFRAME_MESSAGES = 4096
+
+_KEYFRAME = wire.TOPICS[Snapshot]
+_STEP = wire.TOPICS[StepRecord]
+
+
+class RecordingFile:
+    """Messages of one engine, from a keyframe on.
+
+    Each chunk begins with a keyframe, if the writer has one to give and it is not too large for
+    that, so that it can be read without those before it.
+
+    It is for its owner alone until `begin` knows that no prompts and outputs will be in it.
+
+    Args:
+        path: of the file, replaced if there is one; its unfinished self never is: that is of a
+            recorder that is at work, or all that is left of one that was killed.
+        is_new: it must not be there, under this name or that of its unfinished self.
+
+    Raises:
+        RecordingError: it cannot be made.
+        FileExistsError: `is_new`, and it is there.
+    """
+
+    def __init__(self, path: Path, *, is_new: bool = False) -> None:
+        self.path = path
+        self._channel_ids = {topic.encode(): n for n, topic in enumerate(TOPICS, start=1)}
+        self._packer = StepPacker()
+        self._said: dict[str, str] = {}
+        self._num_since_keyframe = 0
+        self._num_bytes_since_keyframe = 0  # of messages, before they are packed
+        self._num_keyframe_bytes = 0  # of the last one, ...
+        self._num_keyframe_bytes_in_chunk = 0  # ... and of all in this chunk
+        if is_new and path.exists():
+            raise FileExistsError(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # closed by close()
+            self._stream = open(self.part_path, "xb", opener=file_rights.private)  # noqa: SIM115
+        except OSError as error:
+            if isinstance(error, FileExistsError) and path.parent.is_dir():
+                if is_new:
+                    raise
+                why = "a recorder was killed ('stepscope repair' makes a whole file of it)"
+                if write_lock.is_being_written(self.part_path):
+                    why = "another recorder is at work"
+                raise RecordingError(
+                    f"{self.part_path} is there: {why}; choose another name"
+                ) from error
+            raise RecordingError(f"cannot write {path}: {error.strerror or error}") from error
+        write_lock.take(self._stream)
+        self._sink: McapSink | None = None
+        self.opened_s = time.monotonic()
+
+    @property
+    def part_path(self) -> Path:
+        return self.path.with_name(self.path.name + PART_SUFFIX)
+
+    @property
+    def num_bytes(self) -> int:
+        """What has been flushed."""
+        return 0 if self._sink is None else self._sink.num_bytes
+
+    @property
+    def wants_keyframe(self) -> bool:
+        sink = self._sink
+        is_worth_it = (
+            self._num_bytes_since_keyframe >= self._num_keyframe_bytes
+            or self._num_since_keyframe >= MAX_KEYFRAME_MESSAGES
+        )
+        if sink is None or sink.num_chunk_bytes == 0:
+            return is_worth_it or self._num_keyframe_bytes <= CHUNK_BYTES // 4
+        return is_worth_it and self._num_since_keyframe >= KEYFRAME_MESSAGES
+
+    def begin(self, info: EngineInfo, more: dict[str, str]) -> None:
+        """Say what is recorded, and by whom."""
+        if not info.with_tokens:
+            file_rights.share(self._stream, self.part_path)
+        self._packer = StepPacker(info.block_size)
+        self._said = {
+            "schema_version": str(info.schema_version),
+            "format_version": str(FORMAT_VERSION),
+            "software_version": version("stepscope"),
+            "engine_id": info.engine_id,
+            "engine_name": info.name,
+            "model": info.model,
+            "with_tokens": str(info.with_tokens).lower(),
+            "started_wall_ns": str(time.time_ns()),
+            **more,
+        }
+        self._open_sink().add_metadata(PROFILE, self._said)
+
+    def say(self, metadata: Mapping[str, str]) -> None:
+        """Put other values, of as many bytes, into what `begin` said."""
+        self._said |= metadata
+        self._open_sink().replace_metadata(PROFILE, self._said)
+
+    def add(self, topic: bytes, sequence: int, payload: bytes, log_ns: int) -> None:
+        """Append a message.
+
+        Args:
+            log_ns: wall time, never earlier than that of the message before it.
+        """
+        sink = self._open_sink()
+        self.end_chunk_if_full()
+        self._num_bytes_since_keyframe += len(payload)
+        if topic == _KEYFRAME:
+            self._packer.reset()
+            self._num_since_keyframe = self._num_bytes_since_keyframe = 0
+            self._num_keyframe_bytes = len(payload)
+            self._num_keyframe_bytes_in_chunk += len(payload)
+        elif topic == _STEP and (packed := self._packer.pack(payload)) is not None:
+            topic, payload = PACKED_STEP.encode(), packed
+        # MCAP has 32 bits for a sequence number; keyframes carry the whole of it.
+        sink.add(self._channel_ids[topic], sequence, log_ns, payload)
+        self._num_since_keyframe += 1
+
+    def end_chunk_if_full(self) -> None:
+        """To be called between messages; after it `wants_keyframe` says whether one begins."""
+        if self._sink is None:
+            return
+        if self._sink.num_chunk_bytes >= max(CHUNK_BYTES, 2 * self._num_keyframe_bytes_in_chunk):
+            self.end_chunk()
+
+    def end_chunk(self) -> None:
+        self._packer.reset()
+        self._num_keyframe_bytes_in_chunk = 0
+        if self._sink is not None:
+            self._sink.end_chunk()
+
+    def flush(self) -> None:
+        """Whatever happens to the process or the machine, what was added so far stays."""
+        self._open_sink().flush()
+
+    def close(self) -> None:
+        """Finish the file and give it its name.
+
+        Raises:
+            OSError: it could not be written; what was is in `part_path`.
+        """
+        with self._stream:
+            self._open_sink().finish()
+        self.part_path.replace(self.path)
+        _sync_folder(self.path.parent)
+
+    def abandon(self) -> None:
+        """Leave it as it is."""
+        with contextlib.suppress(OSError):  # what could not be written before cannot be now
+            self._stream.close()
+
+    def _open_sink(self) -> McapSink:
+        if self._sink is None:
+            library = f"stepscope {version('stepscope')}"
+            self._sink = McapSink(self._stream, PROFILE, library, TOPICS)
+        return self._sink
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new name is on the disk when its folder is."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return  # not every file system lets folders be opened
+    with contextlib.suppress(OSError):
+        os.fsync(descriptor)
+    os.close(descriptor)

@@ -1,0 +1,177 @@
+"""A recording in many files: when the next one begins, how they are called, which ones may go.
+
+Names sort in the order of recording: `NAME-20261121T101500Z-000.mcap`. A file is deleted only if
+its name, its profile and the series it says it belongs to are all ours.
+"""
+
+import logging
+import os
+import re
+import stat
+import time
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.mcap.format import PART_SUFFIX
+from stepscope.recordings.file.mcap.index import read_metadata
+from stepscope.recordings.file.write_lock import is_being_written
+from stepscope.recordings.file.writing.recording_file import RecordingFile
+
+log = logging.getLogger("stepscope.recordings")
+
+MIN_ROTATE_BYTES = 1_000_000
+MIN_ROTATE_S = 1.0
+SERIES = "series"  # key in the metadata of each file
+_MAX_FILES_A_SECOND = 1000
+
+_BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_BYTES |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SECONDS = {"S": 1, "M": 60, "MIN": 60, "H": 3600, "D": 86_400, "W": 604_800}
+_LIMIT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
+
+
+class Limits(NamedTuple):
+    """A size, an age, or both; whatever is reached first."""
+
+    num_bytes: int | None = None
+    age_s: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Limits":
+        """From what a person writes: `1GB`, `48h` or `500MB,1h`.
+
+        Raises:
+            ValueError: what was expected, in words.
+        """
+        num_bytes: int | None = None
+        age_s: float | None = None
+        for part in text.split(","):
+            match = _LIMIT.fullmatch(part.strip())
+            unit = "" if match is None else match[2].upper()
+            if match is not None and unit in _BYTES and num_bytes is None:
+                num_bytes = int(Fraction(match[1]) * _BYTES[unit])
+            elif match is not None and unit in _SECONDS and age_s is None:
+                age_s = float(match[1]) * _SECONDS[unit]
+            else:
+                raise ValueError(
+                    f"expected a size (500MB, 1GB), an age (30m, 48h, 7d) or both with a comma, "
+                    f"got {text!r}"
+                )
+        if num_bytes == 0 or age_s == 0:
+            raise ValueError(f"expected more than nothing, got {text!r}")
+        return cls(num_bytes, age_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    path: Path
+    num_bytes: int
+    written_s: float
+
+
+class FileSeries:
+    """The files of one recorder, in one folder.
+
+    Args:
+        path: what they are named after: `session.mcap` gives `session-TIME-NUMBER.mcap`.
+        rotate: when a file is full.
+        keep: what may stay, files that are being written not counted; None for all.
+    """
+
+    def __init__(self, path: Path, rotate: Limits, keep: Limits | None = None) -> None:
+        self._folder = path.parent
+        self.name = path.stem
+        self._suffix = path.suffix or ".mcap"
+        self._rotate = rotate
+        self._keep = keep
+        self._last_stamp = ""
+        self._newest: str | None = None  # name of the file that was opened last
+        # When others of this very recorder ended, by a clock that nobody sets: one that is put
+        # right by years, as after a start without a network, must not make old what is new.
+        self._ended_s: dict[str, float] = {}
+        self._pattern = re.compile(
+            re.escape(self.name)
+            + r"-\d{8}T\d{6}Z-\d{3}"
+            + re.escape(self._suffix)
+            + f"(?:{re.escape(PART_SUFFIX)})?"
+        )
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        return {SERIES: self.name}
+
+    def open_next(self) -> RecordingFile:
+        """A new file; none that is there is touched.
+
+        Raises:
+            RecordingError: it cannot be made.
+        """
+        # A clock that is set back must not make a later file sort before an earlier one.
+        stamp = max(time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()), self._last_stamp)
+        self._last_stamp = stamp
+        for number in range(_MAX_FILES_A_SECOND):
+            path = self._folder / f"{self.name}-{stamp}-{number:03}{self._suffix}"
+            try:
+                file = RecordingFile(path, is_new=True)
+            except FileExistsError:
+                continue
+            if self._newest is not None:
+                self._ended_s[self._newest] = time.monotonic()
+            self._newest = path.name
+            return file
+        raise RecordingError(f"{self._folder} holds too many files {self.name}-{stamp}-*")
+
+    def is_full(self, file: RecordingFile) -> bool:
+        limits = self._rotate
+        if limits.num_bytes is not None and file.num_bytes >= limits.num_bytes:
+            return True
+        return limits.age_s is not None and time.monotonic() - file.opened_s >= limits.age_s
+
+    def delete_old(self, current: RecordingFile) -> int:
+        """Delete the oldest files of this series until the rest may be kept. Gives how many."""
+        if self._keep is None:
+            return 0
+        members = self._members(current)
+        total = sum(member.num_bytes for member in members)
+        num_deleted = 0
+        for member in members:
+            is_old = self._keep.age_s is not None and self._age_s(member) > self._keep.age_s
+            is_much = self._keep.num_bytes is not None and total > self._keep.num_bytes
+            if not is_old and not is_much:
+                continue
+            try:
+                member.path.unlink()
+            except OSError as error:
+                log.warning("cannot delete %s: %s", member.path, error)
+                continue
+            self._ended_s.pop(member.path.name, None)
+            total -= member.num_bytes
+            num_deleted += 1
+        return num_deleted
+
+    def _age_s(self, member: _Member) -> float:
+        ended_s = self._ended_s.get(member.path.name)
+        return time.time() - member.written_s if ended_s is None else time.monotonic() - ended_s
+
+    def _members(self, current: RecordingFile) -> list[_Member]:
+        """Files of this series that nobody writes any more, oldest first."""
+        members = []
+        for entry in sorted(os.scandir(self._folder), key=lambda each: each.name):
+            path = Path(entry.path)
+            if not self._pattern.fullmatch(entry.name) or path == current.part_path:
+                continue
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if not stat.S_ISREG(status.st_mode):
+                continue
+            if path.suffix == PART_SUFFIX and is_being_written(path):
+                continue  # by another recorder that was given the same name
+            metadata = read_metadata(path)
+            if metadata is not None and metadata.get(SERIES) == self.name:
+                members.append(_Member(path, status.st_size, status.st_mtime))
+        return members

@@ -1,0 +1,254 @@
+"""`RecordingWriter`: a session into one file or a series of them, on a thread of its own.
+
+Whoever receives hands frames over and goes on; compressing, writing and whatever goes wrong there
+happens here. Which messages a file holds is the business of `EngineLog`, what it looks like inside
+that of `RecordingFile`.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import EngineInfo, Snapshot
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.service_levels import Levels, as_metadata
+from stepscope.recordings.file.writing.engine_log import EngineLog
+from stepscope.recordings.file.writing.recording_file import RecordingFile
+from stepscope.recordings.file.writing.rotation import FileSeries
+
+log = logging.getLogger("stepscope.recordings")
+
+FLUSH_S = 1.0  # what a crash may cost
+CLEAN_S = 60.0
+MAX_QUEUE_BYTES = 128 * 1024 * 1024  # waiting for the disk
+
+RecordingState: TypeAlias = Literal["recording", "finished", "failed"]
+
+_KEYFRAME = wire.TOPICS[Snapshot]
+_Frame: TypeAlias = tuple[bytes, int, bytes]  # topic, sequence, payload
+
+
+class RecordingWriter:
+    """Writes what one engine tells; it ends when the engine starts anew.
+
+    A series goes on with the next engine, in a file of its own.
+
+    Attributes:
+        path: of the file that is being written, or was written last.
+        state, error: `failed` when the file cannot be written (full disk), and why in one line.
+        num_bytes, num_steps, num_files: written so far, in all files.
+        num_safe_steps: of them, those that survive whatever happens to the process or the machine.
+        num_queued_bytes: handed over and not written yet.
+        first_step, last_step: of the engine that is being recorded, or was last.
+
+    Args:
+        target: a file, replaced if there is one, or a series of files.
+        levels: gives those that the file is to carry; asked once a second, from the writing thread.
+
+    Raises:
+        RecordingError: the file cannot be made.
+    """
+
+    def __init__(
+        self, target: Path | str | FileSeries, levels: Callable[[], Levels] = dict
+    ) -> None:
+        self.state: RecordingState = "recording"
+        self.error: str | None = None
+        self.note: str | None = None  # why it ended by itself, once its file is whole
+        self.num_steps = self.num_safe_steps = 0
+        self.first_step: int | None = None
+        self.last_step: int | None = None
+        self._series = target if isinstance(target, FileSeries) else None
+        self._levels = levels
+        self._told = as_metadata(levels())  # in the file
+        if isinstance(target, FileSeries):
+            self._file = target.open_next()
+        else:
+            self._file = RecordingFile(Path(target))
+        self.num_files = 1
+        self._num_bytes_before = 0  # in the files before the current one
+        self._snapshot: Snapshot | None = None
+        self._queue: queue.SimpleQueue[_Frame | None] = queue.SimpleQueue()
+        self.num_queued_bytes = 0
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+        # The writing thread's:
+        self._next_clean_s = 0.0
+        self._has_come = False  # anything, since the files were looked after
+        self._why_ended: str | None = None
+        self._log = self._new_log()
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
+
+    @property
+    def part_path(self) -> Path:
+        return self._file.part_path
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes_before + self._file.num_bytes
+
+    def start(self, snapshot: Snapshot | None = None) -> None:
+        """Begin to write, from `snapshot` on if there is one.
+
+        Frames may have been handed over before; what the snapshot contains is left out.
+        """
+        self._snapshot = snapshot
+        self._thread.start()
+
+    def on_frame(self, topic: bytes, sequence: int, payload: bytes) -> None:
+        """Hand over the next message. Never waits and never raises; from any thread."""
+        if self.state != "recording":
+            return
+        with self._lock:
+            self.num_queued_bytes += len(payload)
+            is_over = self.num_queued_bytes > MAX_QUEUE_BYTES
+        if is_over:
+            self._fail(f"the disk is too slow: {MAX_QUEUE_BYTES >> 20} MiB wait to be written")
+            return
+        self._queue.put((topic, sequence, payload))
+
+    def close(self) -> None:
+        """Write what was handed over, finish the file and give it its name."""
+        if self._thread.ident is None:
+            self.start()
+        self._queue.put(None)
+        self._thread.join()
+
+    # The writing thread
+
+    def _run(self) -> None:
+        try:
+            self._write_all()
+            self._tell_levels()
+            self._file.close()
+        except OSError as error:
+            self._file.abandon()
+            reason = f"cannot write {self.part_path}: {error.strerror or error}"
+            self._fail(reason + _kept(self.part_path))
+            return
+        except RecordingError as error:  # the next file cannot be made, and this one is whole
+            self._fail(f"{error}{_kept(self.path)}")
+            return
+        except Exception as error:
+            # Ours to repair, but what is being recorded goes on.
+            log.exception("recording to %s failed", self.part_path)
+            self._fail(f"recording failed, see the log: {error!r}")
+            self._file.abandon()
+            return
+        if self.state == "recording":
+            self.note = self._why_ended  # who reads it may begin another one
+            self.state = "finished"
+        elif self.error is not None:
+            self.error += _kept(self.path)
+
+    def _write_all(self) -> None:
+        if self._snapshot is not None:
+            self._write(_KEYFRAME, self._snapshot.sequence, wire.encode(self._snapshot))
+        next_flush_s = time.monotonic() + FLUSH_S
+        while True:
+            try:
+                item = self._queue.get(timeout=max(0.0, next_flush_s - time.monotonic()))
+            except queue.Empty:
+                pass
+            else:
+                if item is None or self.state == "failed":
+                    return
+                with self._lock:
+                    self.num_queued_bytes -= len(item[2])
+                self._write(*item)
+                if self._why_ended is not None:
+                    return
+            if time.monotonic() >= next_flush_s:
+                self._tell_levels()
+                self._file.flush()
+                self.num_safe_steps = self.num_steps
+                if self._series is not None:
+                    self._look_after(self._series)
+                next_flush_s = time.monotonic() + FLUSH_S
+
+    def _look_after(self, series: FileSeries) -> None:
+        """Go on in the next file when this one is full, and delete what is too old.
+
+        Nothing of it while nothing comes: over a weekend without an engine, files without a step
+        would take the place of those that show how it ended.
+        """
+        if not self._has_come:
+            return
+        self._has_come = False
+        if series.is_full(self._file) and self._log.can_go_on:
+            self._next_file(series)
+            self._log.go_on_in(self._file)
+            self._next_clean_s = 0.0
+        now_s = time.monotonic()
+        if now_s >= self._next_clean_s:
+            self._next_clean_s = now_s + CLEAN_S
+            series.delete_old(self._file)
+
+    def _next_file(self, series: FileSeries) -> None:
+        self._file.close()
+        self._num_bytes_before += self._file.num_bytes
+        self._file = series.open_next()
+        self.num_files += 1
+
+    def _new_log(self) -> EngineLog:
+        series = {} if self._series is None else self._series.metadata
+        return EngineLog(self._file, {**series, **self._told})
+
+    def _tell_levels(self) -> None:
+        """What the operator has changed since the file began holds for all of it."""
+        levels = as_metadata(self._levels())
+        if levels != self._told and levels.keys() == self._told.keys():
+            self._told = levels
+            self._log.say(levels)
+
+    def _write(self, topic: bytes, sequence: int, payload: bytes) -> None:
+        try:
+            message = wire.decode(payload)
+        except msgspec.DecodeError:
+            return  # the source has counted it already
+        info = message.info if isinstance(message, Snapshot) else message
+        if isinstance(info, EngineInfo) and self._log.engine_id not in ("", info.engine_id):
+            if self._series is None:
+                at = f"the recording ends at step {self.last_step}"
+                if self.last_step is None:
+                    at = "the recording ends without a step"
+                self._why_ended = f"the engine started anew: {at}"
+                return
+            self._next_file(self._series)
+            self._log = self._new_log()
+        num_steps_before = self._log.num_steps
+        self._log.take(message, (topic, sequence, payload))
+        self._has_come = True
+        self.num_steps += self._log.num_steps - num_steps_before
+        self.first_step, self.last_step = self._log.first_step, self._log.last_step
+
+    def _fail(self, reason: str) -> None:
+        if self.state != "recording":
+            return
+        self.error = reason
+        self.state = "failed"
+
+
+def _kept(path: Path) -> str:
+    """Which steps can be read in a file that ended early: what was handed over says nothing of it.
+
+    Only its beginning and its end are read.
+    """
+    try:
+        with Recording(path) as recording:
+            if recording.first_step is None or recording.last_step is None:
+                return ""
+            return f" (steps {recording.first_step:,} to {recording.last_step:,} are in it)"
+    except (RecordingError, OSError, msgspec.DecodeError):
+        return ""

@@ -1,0 +1,321 @@
+"""`History`: a session so far, in memory. One writer (the source's thread), any number of readers.
+
+Reading is the business of `HistoryView`; here is how what was received gets in. An engine that
+starts anew, or whose clock is set back, begins a new history. The last one before with any step is
+kept whole as `previous` until `reset`.
+"""
+
+from collections.abc import Sequence
+from typing import Self
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import EngineInfo, Mark, Snapshot, StepRecord, Telemetry
+from stepscope.recordings.attribution.usual import Usual
+from stepscope.recordings.history.history_view import HistoryView
+from stepscope.recordings.history.ring.fast_forward import FastForward
+from stepscope.recordings.history.ring.packed_record import PackedStep
+from stepscope.recordings.history.splice import does_follow, splice
+from stepscope.recordings.history.timeline import Timeline
+from stepscope.recordings.state.clocks import back_by, set_back
+from stepscope.recordings.state.number_bounds import MAX_NUMBER, check_numbers
+from stepscope.recordings.state.series.events import SessionEvent
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.session import SessionState
+
+MAX_STEPS = 100_000
+MAX_BYTES = 256 * 1024 * 1024
+
+
+class History(HistoryView):
+    """See `HistoryView` for what can be read.
+
+    Args:
+        slo: bounds that breaches, stalls and attainment refer to.
+        max_steps, max_bytes: what is kept before the oldest is forgotten.
+        known_since_ns: engine time from which on it is known whether the operator had paused the
+            engine: a wait that began before it is in no figure. 0: from the beginning.
+    """
+
+    def __init__(
+        self,
+        slo: SLO | None = None,
+        max_steps: int = MAX_STEPS,
+        max_bytes: int = MAX_BYTES,
+        known_since_ns: int = 0,
+    ) -> None:
+        slo = slo or SLO()
+        super().__init__(slo, Timeline(slo, max_steps, max_bytes, SessionState(), None))
+        self.max_steps = max_steps
+        self.max_bytes = max_bytes
+        self.known_since_ns = known_since_ns
+        self.previous: History | None = None
+        self.num_displaced = 0  # sessions before `previous`, of which nothing is kept
+
+    def append(
+        self, sequence: int, message: Telemetry | bytes, payload: bytes | None = None
+    ) -> None:
+        """Take the next message: decoded, or its payload, or both.
+
+        A sequence number that was seen already is ignored; one that skips some makes a `Gap`. A
+        `Snapshot` sets the state right when messages before it are missing, else it is redundant
+        and ignored. A new engine id begins a new history.
+
+        Raises:
+            msgspec.DecodeError: the payload is no telemetry, or a number in it cannot be; nothing
+                has changed.
+        """
+        if isinstance(message, bytes):
+            payload, message = message, wire.decode(message)
+        elif payload is None:
+            payload = wire.encode(message)
+        check_numbers(sequence, message)
+        with self._lock:
+            if isinstance(message, Mark):
+                self._timeline.add_mark(message)
+            else:
+                self._take(sequence, message, payload)
+            self.version += 1
+
+    def take_run(self, run: Sequence[PackedStep], forward: FastForward) -> int:
+        """Take the next steps as they lie in a file, without looking at every row.
+
+        Gives how many were taken. The one after them has to be looked at: something is missing
+        before it, or it comes late or out of order. What is read of this history is right again
+        after `forward.settle()`.
+
+        Args:
+            forward: what `forward()` gave.
+
+        Raises:
+            msgspec.DecodeError: a number in one of them cannot be; nothing has changed.
+            ValueError: one does not fit the steps before it; this history is of no use any more.
+        """
+        with self._lock:
+            num_taken = self._num_in_order(run)
+            if num_taken:
+                self._timeline.take_run(run[:num_taken], forward)
+                self.version += num_taken
+            return num_taken
+
+    def forward(self) -> FastForward:
+        """For `take_run`, from the newest state on."""
+        return FastForward(self._timeline.state)
+
+    @property
+    def keeps_state(self) -> bool:
+        """The state before the next message will be kept: it has to be right by then."""
+        return self._timeline.ring.is_full
+
+    def is_state(self, state: SessionState) -> bool:
+        """Whether this is the state that messages change: it is another one for another engine."""
+        return self._timeline.state is state
+
+    def remember(self, record: StepRecord) -> None:
+        """Have the record of a step at hand; it is one of those that were taken."""
+        self._cache.keep(record)
+
+    def skip(self, sequence: int) -> None:
+        """A message came of a kind that this version does not know: it is not missing."""
+        with self._lock:
+            if self._timeline.last_sequence == sequence - 1:
+                self._timeline.last_sequence = sequence
+
+    def reset(self, snapshot: Snapshot) -> None:
+        """Forget everything but the marks of this engine, and go on from `snapshot`."""
+        with self._lock:
+            old = self._timeline
+            self.previous = None
+            state = SessionState.from_snapshot(snapshot)
+            self._begin(self._new_timeline(state, snapshot.sequence))
+            self._timeline.known_since_ns = self.known_since_ns
+            self._timeline.know_transcripts(snapshot)
+            self._keep_marks(old)
+            self.version += 1
+
+    def begin(self, state: SessionState, sequence: int) -> None:
+        """Forget everything, and go on from a state that is true after message `sequence`.
+
+        The state is not to be changed any more by who gives it.
+        """
+        with self._lock:
+            self.previous = None
+            self._begin(self._new_timeline(state, sequence))
+            self._timeline.known_since_ns = self.known_since_ns
+            self.version += 1
+
+    def adopt(self, other: "History") -> None:
+        """Show what another history holds; that one takes over what was shown."""
+        with self._lock:
+            old = self._timeline
+            self.previous = None
+            at_hand = other._cache
+            self._begin(other._timeline)
+            self._cache.keep_all(at_hand)
+            other._begin(old)
+            self._keep_marks(old)
+            self.version += 1
+
+    @property
+    def begins_after(self) -> int | None:
+        """Number of the message before the oldest in memory.
+
+        None where that is not known, or messages were lost there.
+        """
+        with self._lock:
+            return self._timeline.ring.segments[0].keyframe.sequence
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """Steps and bytes that may be added before anything is forgotten."""
+        with self._lock:
+            ring = self._timeline.ring
+            return ring.max_steps - ring.num_steps, ring.max_bytes - ring.num_bytes
+
+    def prepend(self, earlier: "History") -> bool:
+        """Put what another history holds before what is in memory, which stays as it is.
+
+        False, and nothing has changed, where what is in memory does not begin with the very
+        message after the last one of `earlier`, which is of no use afterwards.
+        """
+        # Only its writer changes what it looks at, and that is who calls.
+        if not does_follow(self._timeline, earlier._timeline):
+            return False
+        latencies = self._timeline.latencies.after(earlier._timeline.latencies)
+        with self._lock:
+            splice(self._timeline, earlier._timeline, latencies)
+            self._drop_caches()
+            self.version += 1
+            return True
+
+    def end_short(self) -> None:
+        """Nothing more is about to be there."""
+        with self._lock:
+            self.is_short = False
+            self.version += 1
+
+    def keep(self, max_steps: int, max_bytes: int) -> None:
+        """Change what is kept at most; the oldest goes with the next message, if it has to."""
+        with self._lock:
+            self.max_steps = self._timeline.ring.max_steps = max_steps
+            self.max_bytes = self._timeline.ring.max_bytes = max_bytes
+
+    def rewind(self, step: int) -> bool:
+        """Forget what came after `step`, so that it is the newest one again.
+
+        False, and nothing has changed, when `step` is not in memory.
+        """
+        with self._lock:
+            if not self._timeline.rewind(step):
+                return False
+            self._drop_caches()
+            self.version += 1
+            return True
+
+    def add_mark(self, mark: Mark) -> None:
+        """Keep a note; from any thread. The same one twice is kept once."""
+        with self._lock:
+            self._timeline.add_mark(mark)
+            self.version += 1
+
+    def know_usual(self, usual: Usual) -> None:
+        """What is usual in the file that this is played from; from any thread.
+
+        What was explained is explained anew.
+
+        Args:
+            usual: of more steps than before; not to be added to any more.
+        """
+        with self._lock:
+            self._usual_of_file.usual = usual
+            self.version += 1
+
+    def set_slo(self, slo: SLO) -> None:
+        """Other bounds from now on, also for what has been; from any thread."""
+        with self._lock:
+            self.slo = slo
+            self._timeline.set_slo(slo)
+            self._drop_caches()
+            if self.previous is not None:
+                self.previous.set_slo(slo)
+            self.version += 1
+
+    # Inside
+
+    def _num_in_order(self, run: Sequence[PackedStep]) -> int:
+        """How many steps go on one after another from what was taken."""
+        columns = self._timeline.columns
+        before = self._timeline.last_sequence
+        step, time_ns = (columns.steps[-1], columns.tokens_ns[-1]) if columns.steps else (-1, 0)
+        for number, (sequence, record, _) in enumerate(run):
+            if not (
+                0 <= sequence < MAX_NUMBER > record.step >= 0
+                and 0 <= record.schedule_start_ns < MAX_NUMBER > record.tokens_ns >= 0
+            ):
+                check_numbers(sequence, record)  # which raises
+            if (
+                before is None
+                or sequence != before + 1
+                or record.step <= step
+                or back_by(time_ns, record)
+            ):
+                return number
+            before, step, time_ns = sequence, record.step, record.tokens_ns
+        return len(run)
+
+    def _new_timeline(self, state: SessionState, last_sequence: int | None) -> Timeline:
+        return Timeline(self.slo, self.max_steps, self.max_bytes, state, last_sequence)
+
+    def _keep_marks(self, old: Timeline) -> None:
+        before, now = old.state.info, self._timeline.state.info
+        if before is not None and now is not None and before.engine_id == now.engine_id:
+            for mark in old.marks:
+                self._timeline.add_mark(mark)
+
+    def _take(self, sequence: int, message: Telemetry, payload: bytes) -> None:
+        info = message.info if isinstance(message, Snapshot) else message
+        known = self._timeline.state.info
+        if isinstance(info, EngineInfo) and known is not None and info.engine_id != known.engine_id:
+            self._keep_as_previous()
+            state = (
+                SessionState.from_snapshot(message)
+                if isinstance(message, Snapshot)
+                else SessionState(info=info)
+            )
+            self._begin(self._new_timeline(state, sequence))
+            if isinstance(message, Snapshot):
+                self._timeline.know_transcripts(message)
+            text = f"{info.name} started anew (pid {info.pid or '?'})"
+            self._timeline.log.add(SessionEvent(max(state.step, 0), state.time_ns, "engine", text))
+            return
+        times_ns = self._timeline.columns.tokens_ns
+        if isinstance(message, StepRecord) and times_ns:
+            back_ns = back_by(times_ns[-1], message)
+            if back_ns and message.step > self._timeline.columns.steps[-1]:
+                self._begin_anew(sequence - 1, back_ns)
+        self._timeline.take(sequence, message, payload)
+
+    def _begin_anew(self, last_sequence: int, back_ns: int) -> None:
+        """The engine's clock was set back: no order by time holds beyond this point."""
+        old = self._timeline
+        self._keep_as_previous()
+        state = set_back(old.state, back_ns)
+        self._begin(self._new_timeline(state, last_sequence))
+        text = f"the engine's clock went back by {back_ns / 1e9:,.1f} s: a new history begins"
+        event = SessionEvent(max(state.step, 0), max(state.time_ns, 0), "engine", text)
+        self._timeline.log.add(event)
+
+    def _keep_as_previous(self) -> None:
+        """Unless there is no step in it: an engine that dies again and again as it starts, until
+        somebody comes, does not take the place of the one that worked.
+        """
+        if self._timeline.columns.steps or self.previous is None:
+            self.num_displaced += self.previous is not None and self.previous.num_steps > 0
+            self.previous = self._detached()
+
+    def _detached(self) -> Self:
+        """A history of its own that holds what this one has held so far."""
+        other = type(self)(self.slo, self.max_steps, self.max_bytes)
+        other.version = self.version
+        other._usual_of_file = self._usual_of_file
+        other._begin(self._timeline)
+        return other

@@ -1,0 +1,352 @@
+"""`HistoryView`: what readers see of a session in memory. Any number of them, from any thread.
+
+The lock is held for the length of one look-up; whatever takes longer (decoding, going back to an
+earlier state, percentiles) is done outside of it, on what cannot change any more.
+"""
+
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from stepscope.engine.protocol.wire import (
+    EngineInfo,
+    KnobsChanged,
+    Mark,
+    RequestView,
+    Snapshot,
+    StepRecord,
+)
+from stepscope.recordings.attribution.causes import Late
+from stepscope.recordings.attribution.late_sweep import Wait
+from stepscope.recordings.attribution.usual import UsualOfFile, Work, steps_in
+from stepscope.recordings.history.follower import Follower
+from stepscope.recordings.history.lives import Life, LifeKeeper
+from stepscope.recordings.history.rates import Rates
+from stepscope.recordings.history.step_cache import StepCache
+from stepscope.recordings.history.timeline import Timeline
+from stepscope.recordings.history.windows import Stalls, Windows
+from stepscope.recordings.state.series.columns import Span, StepSummary
+from stepscope.recordings.state.series.events import Gap, SessionEvent
+from stepscope.recordings.state.series.lanes import Lane, LaneName
+from stepscope.recordings.state.series.latency import SLO, TREND_BUCKETS, LatencyReport
+from stepscope.recordings.state.session import SessionState
+
+
+class Newest(NamedTuple):
+    """What there is at one moment, however fast messages come; no steps before the first one."""
+
+    first_step: int | None
+    last_step: int | None
+    state: SessionState
+
+
+class HistoryView:
+    """The reading side of a `History`, which is the only one of its kind.
+
+    All times in nanoseconds are the engine's monotonic ones, unless a name says `wall`. What is
+    handed out is not changed afterwards and must not be changed by who gets it.
+
+    Args:
+        slo: bounds that breaches, stalls and attainment refer to.
+        timeline: to begin with.
+    """
+
+    def __init__(self, slo: SLO, timeline: Timeline) -> None:
+        self.slo = slo
+        self.version = 0  # grows with every message
+        self.is_short = False  # more of what came before the first step is about to be there
+        self._lock = threading.RLock()
+        self._newest: tuple[int, SessionState] | None = None  # version and state
+        self._usual_of_file = UsualOfFile()
+        self._begin(timeline)
+
+    def _begin(self, timeline: Timeline) -> None:
+        """Show another timeline from now on."""
+        self._timeline = timeline
+        self._drop_caches()
+
+    def _drop_caches(self) -> None:
+        self._newest = None
+        self._cache = StepCache(self._lock, self._timeline)
+        self._lives = LifeKeeper(self._lock, self._timeline, self._cache, self._usual_of_file)
+        self.windows = Windows(self._lock, self._timeline)
+
+    # Now
+
+    @property
+    def state(self) -> SessionState:
+        """The newest state; the same object as long as nothing new has come."""
+        with self._lock:
+            if self._newest is None or self._newest[0] != self.version:
+                self._newest = (self.version, self._timeline.state.copy())
+            return self._newest[1]
+
+    @property
+    def newest(self) -> Newest:
+        """The steps there are, and the state that goes with the last of them."""
+        with self._lock:
+            return Newest(self.first_step, self.last_step, self.state)
+
+    @property
+    def info(self) -> EngineInfo | None:
+        return self._timeline.state.info
+
+    @property
+    def last_sequence(self) -> int | None:
+        return self._timeline.last_sequence
+
+    def snapshot(self) -> Snapshot | None:
+        """The newest state as a message; None before the engine is known."""
+        with self._lock:
+            sequence = self._timeline.last_sequence
+            return self._timeline.state.snapshot(0 if sequence is None else sequence)
+
+    def wall_ns(self, monotonic_ns: int) -> int | None:
+        """Wall-clock time (Unix) of an engine time; None before the engine is known."""
+        return self._timeline.wall_clock.wall_ns(monotonic_ns)
+
+    # Any step
+
+    @property
+    def first_step(self) -> int | None:
+        with self._lock:
+            steps = self._timeline.columns.steps
+            return steps[0] if steps else None
+
+    @property
+    def last_step(self) -> int | None:
+        with self._lock:
+            steps = self._timeline.columns.steps
+            return steps[-1] if steps else None
+
+    @property
+    def kept_from_ns(self) -> int:
+        """Engine time from which on all that happened is in memory; 0: from its first step on."""
+        with self._lock:
+            oldest = self._timeline.ring.segments[0].keyframe.state
+            return oldest.time_ns if oldest.step >= 0 else 0
+
+    @property
+    def num_steps(self) -> int:
+        """Steps in memory."""
+        return len(self._timeline.columns)
+
+    def step_at(self, time_ns: int) -> int | None:
+        """The last step whose tokens were known by `time_ns`, or the first one there is."""
+        with self._lock:
+            columns = self._timeline.columns
+            return columns.steps[max(0, columns.index_at(time_ns))] if columns.steps else None
+
+    def neighbour(self, step: int, offset: int) -> int:
+        """The step so many records after `step` (before, if negative), lost ones not counted.
+
+        Where the history ends it is the first or last step there is; `step` itself without any.
+        """
+        with self._lock:
+            steps = self._timeline.columns.steps
+            if not steps:
+                return step
+            index = bisect_left(steps, step) if offset < 0 else bisect_right(steps, step) - 1
+            return steps[min(max(index + offset, 0), len(steps) - 1)]
+
+    def summary(self, step: int) -> StepSummary | None:
+        """Figures of a step; None when it is lost, forgotten or still to come."""
+        with self._lock:
+            return self._timeline.summary(step)
+
+    def summaries(self, first: int, last: int) -> list[StepSummary | None]:
+        """One entry for each step from `first` to `last`."""
+        with self._lock:
+            return [self._timeline.summary(step) for step in range(first, last + 1)]
+
+    def span(self, first: int, last: int) -> Span | None:
+        """The steps `first` to `last` as one, the worst of them; None when none is in memory."""
+        with self._lock:
+            return self._timeline.span(first, last)
+
+    def durations(self) -> Iterator[tuple[Work, int]]:
+        """What every step but the first computed, and how long it took in nanoseconds."""
+        with self._lock:
+            return steps_in(self._timeline.columns)
+
+    def record(self, step: int) -> StepRecord | None:
+        """The whole record; None when it is lost, forgotten or still to come."""
+        return self._cache.record(step)
+
+    def state_at(self, step: int) -> SessionState:
+        """The state right after the record of `step`.
+
+        For a step that was lost it is the state after the last one before it, and for one before
+        the history the oldest state there is.
+        """
+        return self._cache.state_at(step)
+
+    def lanes(self, first: int, last: int) -> list[Lane]:
+        """What each request did in the steps `first` to `last`, by request id.
+
+        Steps that have not come yet or are forgotten are `Cell.ABSENT`, lost ones `Cell.UNKNOWN`.
+        """
+        with self._lock:
+            return self._timeline.lanes.view(first, last)
+
+    def lane_ids(self, first: int, last: int) -> list[int]:
+        """The requests whose lanes `lanes` would give, without what is in them."""
+        with self._lock:
+            return self._timeline.lanes.ids(first, last)
+
+    def lane_names(self, request_ids: Iterable[int]) -> list[LaneName]:
+        """Whose lanes these are."""
+        with self._lock:
+            return self._timeline.lanes.names(request_ids)
+
+    def lane_cells(self, request_ids: Iterable[int], first: int, last: int) -> list[bytes]:
+        """The cells of some requests in the steps `first` to `last`, all absent for others."""
+        with self._lock:
+            return self._timeline.lanes.cells(request_ids, first, last)
+
+    # Windows of time
+
+    def latency(
+        self, end_ns: int | None = None, window_s: float | None = 60.0, buckets: int = TREND_BUCKETS
+    ) -> LatencyReport:
+        """Latencies over the window that ends at `end_ns` (None: now), or over all (None).
+
+        Exact, so not free: about 1 ms for a minute at 50 steps a second. Once or twice a second
+        is often enough to draw it.
+        """
+        return self.windows.latency(end_ns, window_s, buckets)
+
+    def rates(self, end_ns: int | None = None, window_s: float | None = 10.0) -> Rates:
+        """Throughput, hit rate and where the time went, over a window like that of `latency`."""
+        return self.windows.rates(end_ns, window_s)
+
+    def follow(self, first: int | None = None) -> Follower:
+        """A reader of all messages kept, from a step on (None: the oldest), and of those to come.
+
+        It stays with the engine that there is now: one that starts anew is another session.
+        """
+        return Follower(self._lock, self._timeline, first)
+
+    def is_followed_by(self, follower: Follower) -> bool:
+        """Whether what comes now is what `follower` reads."""
+        return follower.is_of(self._timeline)
+
+    # What happened
+
+    def events(
+        self,
+        last_step: int | None = None,
+        limit: int = 100,
+        kinds: frozenset[str] | None = None,
+    ) -> list[SessionEvent]:
+        """The last events up to a step (None: all), oldest first.
+
+        Of late tokens (`slo`) those with the longest wait, one of each kind in each second of the
+        engine's time; of the second that the last step is in, the longest so far.
+        """
+        with self._lock:
+            until = 2**62 if last_step is None else last_step
+            found = self._timeline.log.until(until, limit, kinds)
+        if kinds is None or "slo" in kinds:
+            found += self.windows.late_events(last_step, limit)
+            found.sort(key=lambda event: event.step)
+        return found[max(0, len(found) - limit) :]
+
+    def next_event(
+        self, step: int, direction: int, kinds: frozenset[str] | None = None
+    ) -> SessionEvent | None:
+        """The nearest event in a later step (direction 1) or an earlier one (-1)."""
+        found = []
+        with self._lock:
+            found.append(self._timeline.log.next(step, direction, kinds))
+        if kinds is None or "slo" in kinds:
+            found.append(self.windows.next_late_event(step, direction))
+        near = [each for each in found if each is not None]
+        return min(near, key=lambda event: (event.step - step) * direction, default=None)
+
+    def end_of(self, request_id: int, step: int) -> SessionEvent | None:
+        """How a request ended, up to a step; None where it did not, or that is not in memory."""
+        with self._lock:
+            return self._timeline.log.end_of(request_id, step)
+
+    # Why a token was late
+
+    def wait(self, step: int, request_id: int) -> Late | None:
+        """What the wait of a request for its token of `step` was made of; None without a token.
+
+        A wait whose beginning is forgotten has a piece `unknown` for it.
+        """
+        found = self._lives.wait(step, request_id)
+        if found is None:
+            return None
+        bound_ms = self.slo.itl_ms if found.token_idx else self.slo.ttft_ms
+        return found._replace(bound_ns=round(bound_ms * 1e6))
+
+    def is_explained(self, step: int, request_id: int) -> bool:
+        """Whether `wait` has been asked for this one lately, so that it costs nothing."""
+        return self._lives.is_known(step, request_id)
+
+    def explain(self, waits: Sequence[Wait], max_steps: int) -> int | None:
+        """Work out many waits at once, where that costs less than `wait` for each of them.
+
+        Gives the step up to which that was done, for no more than `max_steps` are read; None where
+        each is better asked for by itself. Asking again goes on from there.
+        """
+        return self._lives.explain(waits, max_steps)
+
+    def life(self, view: RequestView, last: int | None = None) -> Life | None:
+        """All waits of a request from its arrival to its end, or to `last` (None: the newest).
+
+        Asking again for the same request costs only the steps since. None without any step.
+        """
+        return self._lives.life(view, last)
+
+    def stall(self, step: int) -> Late | None:
+        """Why the longest wait for a token that ended in `step` took so long; None without one."""
+        summary = self.summary(step)
+        if summary is None or summary.max_itl_request_id is None:
+            return None
+        return self.wait(step, summary.max_itl_request_id)
+
+    def last_stall(self, step: int | None = None) -> Late | None:
+        """The last stall above the ITL bound, up to a step (None: the newest)."""
+        with self._lock:
+            found = self._timeline.last_stall_step(step)
+        return None if found is None else self.stall(found)
+
+    def stalls(self, step: int | None = None, limit: int = 1) -> Stalls:
+        """The longest waits above the ITL bound up to a step (None: all), one a second.
+
+        They are those that `events` has. Where there is none, those for a first token above the
+        TTFT bound. A stall holds up all that stream; who waits for a first token, waits alone.
+        """
+        return self.windows.stalls(step, limit)
+
+    @property
+    def gaps(self) -> list[Gap]:
+        with self._lock:
+            return list(self._timeline.gaps.found)
+
+    @property
+    def num_lost(self) -> int:
+        """Messages lost for good."""
+        with self._lock:
+            return self._timeline.gaps.num_lost
+
+    @property
+    def needs_snapshot(self) -> bool:
+        """Messages are missing, and no snapshot has set the state right since."""
+        return self._timeline.gaps.needs_snapshot
+
+    @property
+    def marks(self) -> list[Mark]:
+        """By step."""
+        with self._lock:
+            return list(self._timeline.marks)
+
+    @property
+    def knob_changes(self) -> list[KnobsChanged]:
+        """Oldest first; `effective_step` is the first step with the new values."""
+        with self._lock:
+            return list(self._timeline.knob_changes)

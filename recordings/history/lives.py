@@ -1,0 +1,266 @@
+"""`LifeKeeper`: single waits and whole lives of requests explained, from what a timeline keeps.
+
+The life of one request is followed as steps come in; a wait that was asked for is kept. Decoding
+happens outside the timeline's lock, on payloads that never change.
+"""
+
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence, Set
+from typing import NamedTuple
+
+from stepscope.engine.protocol.wire import RequestView
+from stepscope.recordings.attribution.causes import Late, Piece
+from stepscope.recordings.attribution.explain import Explainer
+from stepscope.recordings.attribution.late_sweep import LateSweep, Wait
+from stepscope.recordings.attribution.usual import Usual, UsualAtHand, UsualOfFile
+from stepscope.recordings.history.read_memory import ReadMemory
+from stepscope.recordings.history.step_cache import StepCache
+from stepscope.recordings.history.timeline import Timeline
+from stepscope.recordings.state.session import SessionState
+from stepscope.recordings.state.transcripts import Told, TranscriptReader
+
+MAX_LIFE_STEPS = 8192  # followed back in search of an arrival
+_MAX_KNOWN = 512
+_SWEEP_COST = 2  # of a step that is read for all requests, against one that is read for one
+_NAMED = ("max_itl_request_id", "max_ttft_request_id")
+
+
+class Life(NamedTuple):
+    """A request from its arrival, or from where it is known, up to the step that was asked for.
+
+    It may reach further, where more was asked for before.
+    """
+
+    request_id: int
+    waits: tuple[Late, ...]  # one for each token, in order
+    pieces: tuple[Piece, ...]  # all of its time up to its last token, in order and not merged
+    told: Told | None = None  # its prompt and output; None where the engine does not tell
+
+
+class _Follower:
+    """An `Explainer` and its place in the ring."""
+
+    def __init__(
+        self,
+        request_id: int,
+        explainer: Explainer,
+        next_number: int,
+        transcript: TranscriptReader,
+        usual: Usual,
+    ) -> None:
+        self.request_id = request_id
+        self.usual = usual  # by which it began to be told
+        self.transcript = transcript
+        self.explainer = explainer
+        self.next_number = next_number
+        self.life: Life | None = None
+
+
+class LifeKeeper:
+    """Explains waits of one timeline.
+
+    Args:
+        lock: guards the timeline.
+        cache: of the same timeline.
+        of_file: what is usual in the file that the timeline is of.
+    """
+
+    def __init__(
+        self,
+        lock: "threading.RLock",
+        timeline: Timeline,
+        cache: StepCache,
+        of_file: UsualOfFile,
+    ) -> None:
+        self._lock = lock
+        self._timeline = timeline
+        self._cache = cache
+        self._memory = ReadMemory(lock, timeline, cache)
+        self._known: OrderedDict[tuple[int, int], Late | None] = OrderedDict()
+        self._follower: _Follower | None = None
+        self._sweep: LateSweep | None = None
+        self._usual = UsualAtHand(lock, of_file)
+        self._own_lock = threading.Lock()  # held while decoding: `lock` is not
+
+    def is_known(self, step: int, request_id: int) -> bool:
+        """See `History.is_explained`."""
+        return (step, request_id) in self._known
+
+    def wait(self, step: int, request_id: int) -> Late | None:
+        """See `History.wait`."""
+        with self._own_lock:
+            self._refresh()
+            key = step, request_id
+            if key in self._known:
+                self._known.move_to_end(key)
+                return self._known[key]
+            found = self._explain(step, request_id)
+            self._keep(key, found)
+            return found
+
+    def explain(self, waits: Sequence[Wait], max_steps: int) -> int | None:
+        """See `History.explain`."""
+        with self._own_lock:
+            self._refresh()
+            waits = [each for each in waits if each[:2] not in self._known]
+            if not waits:
+                return None
+            first_ns = min(each.start_ns for each in waits)
+            last_step = max(each.step for each in waits)
+            with self._lock:
+                columns = self._timeline.columns
+                num_alone = sum(1 + columns.num_between(each.start_ns, each.step) for each in waits)
+                num_anew = columns.num_between(first_ns, last_step)
+            num_on = None
+            if self._sweep is not None and self._sweep.step >= columns.steps[0]:
+                first_step = min(each.step for each in waits)
+                num_on = self._sweep.num_steps_for(first_ns, first_step, last_step)
+            num_steps = num_anew if num_on is None else min(num_on, num_anew)
+            if _SWEEP_COST * num_steps > num_alone:
+                return None
+            if num_on is None or num_on > num_anew:
+                self._sweep = self._begin_sweep(first_ns)
+            sweep = self._sweep
+            if sweep is None:
+                return None
+            last_step = min(last_step, sweep.step + max_steps)
+            self._keep_told(sweep.go_on(last_step, self._memory.feed), {each[:2] for each in waits})
+            return last_step
+
+    def _refresh(self) -> None:
+        """What was explained before more was known of what is usual is explained anew.
+
+        A whole life is read again only where it would be told otherwise: that takes long.
+        """
+        if not self._usual.refresh(self._timeline.columns):
+            return
+        self._known.clear()
+        self._sweep = None
+        follower, usual = self._follower, self._usual.usual
+        if follower is None or not follower.usual.judges_like(usual):
+            self._follower = None
+        else:
+            follower.explainer.judge_by(usual)
+
+    def _begin_sweep(self, start_ns: int) -> LateSweep | None:
+        begun = self._memory.state_before(start_ns)
+        if begun is None:
+            return None
+        state, number = begun
+        slo = self._timeline.slo
+        bounds_ns = slo.itl_ms * 1e6, slo.ttft_ms * 1e6
+        return LateSweep(self._explainer(*bounds_ns, None, state), state, number)
+
+    def _keep_told(self, found: Sequence[Late], wanted: Set[tuple[int, int]]) -> None:
+        """Those that are asked for, and the last ones that figures of steps name: they may be next.
+
+        No more of these, for they would displace what other calls have asked for.
+        """
+        with self._lock:
+            columns = self._timeline.columns
+            named = {}
+            for step in {late.step for late in found}:
+                if (index := columns.index(step)) is not None:
+                    named[step] = [columns.column(name)[index] for name in _NAMED]
+        told = [late for late in found if late.request_id in named.get(late.step, ())]
+        keys = [(late.step, late.request_id) for late in told]
+        for number, (key, late) in enumerate(zip(keys, told, strict=True)):
+            if key in wanted or len(told) - number <= _MAX_KNOWN // 2:
+                pieces = self._memory.known_apart(late.pieces)
+                self._keep(key, late._replace(pieces=pieces))
+
+    def _keep(self, key: tuple[int, int], found: Late | None) -> None:
+        self._known[key] = found
+        if len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    def life(self, view: RequestView, last: int | None) -> Life | None:
+        """See `History.life`."""
+        with self._own_lock:
+            self._refresh()
+            follower = self._follower
+            if follower is None or follower.request_id != view.request_id:
+                start_ns = 0 if view.is_partial else view.arrival_ns
+                begun = self._begin(view.request_id, start_ns, last)
+                if begun is None:
+                    return None
+                reader = TranscriptReader(
+                    view.request_id, self._memory.transcript_of(view.request_id)
+                )
+                usual = self._usual.usual
+                follower = self._follower = _Follower(view.request_id, *begun, reader, usual)
+            number = follower.next_number
+            follower.next_number = self._memory.feed(
+                follower.explainer, number, last, follower.transcript
+            )
+            if follower.life is None or number != follower.next_number:
+                explainer = follower.explainer
+                follower.life = Life(
+                    view.request_id,
+                    tuple(
+                        late._replace(pieces=self._memory.known_apart(late.pieces))
+                        for late in explainer.late
+                    ),
+                    self._memory.known_apart(explainer.life),
+                    follower.transcript.told(),
+                )
+            return follower.life
+
+    def _explain(self, step: int, request_id: int) -> Late | None:
+        """The wait of a request that ended in `step`."""
+        with self._lock:
+            steps = self._timeline.columns.steps
+            index = self._timeline.columns.index(step)
+            before = None if not index else steps[index - 1]
+            known_ns = None if index is None else self._memory.told_start(index, request_id)
+        if index is None:
+            return None
+        start_ns = known_ns or 0
+        if before is not None and known_ns is None:
+            view = self._cache.state_at(before).requests.get(request_id)
+            if view is None:  # it arrived since
+                view = self._cache.state_at(step).requests.get(request_id)
+                start_ns = 0 if view is None else view.arrival_ns
+            else:
+                start_ns = view.arrival_ns if view.last_token_ns is None else view.last_token_ns
+        begun = self._begin(request_id, start_ns, step)
+        if begun is None:
+            return None
+        explainer, number = begun
+        self._memory.feed(explainer, number, step)
+        late = explainer.late
+        if not late or late[-1].step != step:
+            return None
+        return late[-1]._replace(pieces=self._memory.known_apart(late[-1].pieces))
+
+    def _begin(
+        self, request_id: int, start_ns: int, last_step: int | None
+    ) -> tuple[Explainer, int] | None:
+        """An explainer of one request at the last step before a time, and the next number.
+
+        Args:
+            last_step: up to which it is to explain (None: the newest).
+        """
+        with self._lock:
+            steps = self._timeline.columns.steps
+            end = len(steps) if last_step is None else bisect_right(steps, last_step)
+        begun = self._memory.state_before(start_ns, end - MAX_LIFE_STEPS)
+        if begun is None:
+            return None
+        state, number = begun
+        return self._explainer(-1, -1, request_id, state), number
+
+    def _explainer(
+        self, itl_bound_ns: float, ttft_bound_ns: float, only: int | None, state: SessionState
+    ) -> Explainer:
+        return Explainer(
+            itl_bound_ns,
+            ttft_bound_ns,
+            only,
+            state,
+            with_begun=True,
+            usual=self._usual.usual,
+            after_held=self._usual.was_held(self._timeline.columns, state.step),
+        )

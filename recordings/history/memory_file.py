@@ -1,0 +1,98 @@
+"""What a history holds, as a recording: to keep what was seen before anybody recorded it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import Mark, Snapshot, StepRecord, Telemetry
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.service_levels import as_metadata, levels_of
+from stepscope.recordings.file.writing.engine_log import EngineLog
+from stepscope.recordings.file.writing.recording_file import RecordingFile
+from stepscope.recordings.history.follower import Follower
+from stepscope.recordings.history.history import History
+
+_TURN = 100  # messages between two looks whether to go on
+
+
+def write_memory(history: History, path: Path, progress: Callable[[float], None]) -> int:
+    """Write all steps in memory, and the marks at them, up to what is the newest one now.
+
+    Args:
+        path: of a file that is not there.
+        progress: told how much is done, 0 to 1; what it raises ends the work, and leaves nothing.
+
+    Returns:
+        How many steps there are in the file.
+
+    Raises:
+        RecordingError: there is no step in memory, or the file cannot be made.
+        OSError: it is there, or cannot be written to the end.
+    """
+    follower = history.follow()
+    num_messages = follower.num_ahead
+    sequences, num_lost = follower.sequences(), follower.num_lost()
+    if not sequences:
+        raise RecordingError("there is no step in memory")
+    file = RecordingFile(path, is_new=True)
+    try:
+        log = EngineLog(file, as_metadata(levels_of(history.slo)))
+        sequence = 0
+        frames = _frames(follower, num_messages, sequences, num_lost)
+        for number, (message, sequence, payload) in enumerate(frames):
+            if number % _TURN == 0:
+                progress(number / num_messages)
+            log.take(message, (message.topic, sequence, payload))
+        for mark in history.marks:
+            if log.first_step is not None and mark.step >= log.first_step:
+                log.take(mark, (Mark.topic, sequence, wire.encode(mark)))
+        file.close()
+    except BaseException:
+        file.abandon()
+        file.part_path.unlink(missing_ok=True)
+        raise
+    return log.num_steps
+
+
+def _frames(
+    follower: Follower,
+    num_messages: int,
+    sequences: Mapping[int, int],
+    num_lost: Mapping[int, int],
+) -> Iterator[tuple[Telemetry, int, bytes]]:
+    """Messages as they came, after a snapshot of what was before.
+
+    The numbers of steps are known, those of others only as far as they lie between them.
+    """
+    state = follower.state
+    early: list[tuple[Telemetry, bytes]] = []  # before the first step
+    last: int | None = None
+    num_forgotten = 0  # before the first step
+    while num_messages > 0 and (payloads := follower.read_payloads(min(num_messages, _TURN))):
+        num_messages -= len(payloads)
+        if last is None:
+            num_forgotten = follower.num_forgotten
+        for payload in payloads:
+            message = wire.decode(payload)
+            if last is not None:
+                last += 1
+            if isinstance(message, StepRecord):
+                if last is None:
+                    first = max(sequences.get(message.step, 0) - len(early), 0)
+                    # What is missing before the first step came after the state.
+                    missing = num_lost.get(message.step, 0) + num_forgotten
+                    true_after = first - 1 - missing
+                    # Before the very first message there is nothing to tell.
+                    snapshot = state.snapshot(true_after) if true_after >= 0 else None
+                    if snapshot is not None:
+                        yield snapshot, snapshot.sequence, wire.encode(snapshot)
+                    for last, each in enumerate(early, start=first):
+                        yield each[0], last, each[1]
+                    last = first + len(early)
+                last = max(last, sequences.get(message.step, last))
+            elif last is None:
+                early.append((message, payload))
+                continue
+            elif isinstance(message, Snapshot):
+                last = max(last - 1, message.sequence)  # has none of its own
+            yield message, last, payload

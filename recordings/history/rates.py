@@ -1,0 +1,100 @@
+"""`Rates`: throughput, hit rate and where the time went, summed up from the columns of steps."""
+
+from bisect import bisect_right
+from typing import NamedTuple
+
+from stepscope.recordings.state.series.columns import StepColumns
+
+MINUTE_S = 60.0
+
+
+class Rates(NamedTuple):
+    """How things went over a window of engine time; None is unknown or nothing to divide by."""
+
+    seconds: float
+    num_steps: int
+    steps_per_s: float | None
+    prefill_tokens_per_s: float | None
+    output_tokens_per_s: float | None
+    num_preempted: int | None  # over the last minute, whatever the window
+    preempted_s: float  # of that minute, what is in memory
+    evictions_per_s: float | None
+    prefix_hit_rate: float | None  # hit / looked-up prompt tokens
+    mixed_share: float | None  # of steps that held prefill and decode
+    model_share: float | None  # of the wall time: model running
+    schedule_share: float | None  # ... scheduling
+    idle_share: float | None  # ... between steps
+    budget_share: float | None  # spent, padding included, of the token budgets of all steps
+
+
+def rates_of(columns: StepColumns, start_ns: int, end_ns: int) -> Rates:
+    """Over the steps that ended in (start_ns, end_ns]."""
+    first = bisect_right(columns.tokens_ns, start_ns)
+    last = bisect_right(columns.tokens_ns, end_ns)
+    preempted = _preempted(columns, end_ns)
+    # No step reaches further back than the history does.
+    seconds = 0.0
+    if first < last:
+        seconds = (end_ns - max(start_ns, columns.column("schedule_start_ns")[0])) / 1e9
+    if seconds <= 0:
+        return Rates(0.0, last - first, *(None,) * 3, *preempted, *(None,) * 7)
+    queried = columns.total("queried_tokens", first, last)
+    hit = columns.total("hit_tokens", first, last)
+    busy_ns = _spent(columns, "schedule_start_ns", "tokens_ns", first, last)
+    return Rates(
+        seconds=seconds,
+        num_steps=last - first,
+        steps_per_s=_ratio(last - first, seconds),
+        prefill_tokens_per_s=_ratio(
+            columns.known_total("num_prefill_tokens", first, last), seconds
+        ),
+        output_tokens_per_s=_ratio(columns.total("num_output_tokens", first, last), seconds),
+        num_preempted=preempted[0],
+        preempted_s=preempted[1],
+        evictions_per_s=_ratio(columns.total("num_evicted", first, last), seconds),
+        prefix_hit_rate=None if queried is None else _ratio(hit, queried),
+        mixed_share=columns.num_mixed(first, last) / (last - first),
+        model_share=_share(_spent(columns, "launch_ns", "tokens_ns", first, last), seconds),
+        schedule_share=_share(
+            _spent(columns, "schedule_start_ns", "schedule_end_ns", first, last), seconds
+        ),
+        idle_share=None if busy_ns is None else max(0.0, 1.0 - busy_ns / 1e9 / seconds),
+        budget_share=_budget_share(columns, first, last),
+    )
+
+
+def _preempted(columns: StepColumns, end_ns: int) -> tuple[int | None, float]:
+    """How many in the last minute, and how much of it is in memory.
+
+    A count, and no rate: one preemption is never told as several a minute.
+    """
+    if not columns.steps or columns.column("schedule_start_ns")[0] >= end_ns:
+        return None, 0.0
+    start_ns = end_ns - round(MINUTE_S * 1e9)
+    first, last = bisect_right(columns.tokens_ns, start_ns), bisect_right(columns.tokens_ns, end_ns)
+    seconds = min(MINUTE_S, (end_ns - columns.column("schedule_start_ns")[0]) / 1e9)
+    return columns.total("num_preempted", first, last) if first < last else 0, seconds
+
+
+def _budget_share(columns: StepColumns, first: int, last: int) -> float | None:
+    budget = columns.total("token_budget", first, last)
+    if not budget:
+        return None
+    names = ("num_prefill_tokens", "num_decode_tokens", "num_padded_tokens")
+    # Padding that is not told is not known to be there.
+    spent = sum(columns.known_total(name, first, last) for name in names)
+    return spent / budget
+
+
+def _spent(columns: StepColumns, begin: str, end: str, first: int, last: int) -> int | None:
+    begin_ns = columns.total(begin, first, last)
+    end_ns = columns.total(end, first, last)
+    return None if begin_ns is None or end_ns is None else end_ns - begin_ns
+
+
+def _ratio(part: int | None, whole: float) -> float | None:
+    return None if part is None or not whole else part / whole
+
+
+def _share(spent_ns: int | None, seconds: float) -> float | None:
+    return None if spent_ns is None or not seconds else min(1.0, spent_ns / 1e9 / seconds)

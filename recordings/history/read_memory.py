@@ -1,0 +1,118 @@
+"""`ReadMemory`: what explaining a wait needs of a timeline: states, messages, what is forgotten.
+
+Decoding happens outside the timeline's lock, on payloads that never change.
+"""
+
+import threading
+from collections.abc import Iterable
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import Snapshot, StepRecord, Transcript
+from stepscope.recordings.attribution.causes import Piece
+from stepscope.recordings.attribution.explain import Explainer
+from stepscope.recordings.history.step_cache import StepCache
+from stepscope.recordings.history.timeline import Timeline
+from stepscope.recordings.state.session import SessionState
+from stepscope.recordings.state.transcripts import TranscriptReader
+
+_BATCH = 256  # messages taken out of the ring at a time
+
+
+class ReadMemory:
+    """Reads one timeline, which goes on meanwhile.
+
+    Args:
+        lock: guards the timeline.
+        cache: of the same timeline.
+    """
+
+    def __init__(self, lock: "threading.RLock", timeline: Timeline, cache: StepCache) -> None:
+        self._lock = lock
+        self._timeline = timeline
+        self._cache = cache
+
+    def state_before(self, time_ns: int, earliest: int = -1) -> tuple[SessionState, int] | None:
+        """What was known at the last step before a time, and the number of the message after it.
+
+        Args:
+            earliest: place among the steps in memory not to go back beyond; -1 is before them.
+        """
+        with self._lock:
+            timeline = self._timeline
+            steps = timeline.columns.steps
+            if not steps:
+                return None
+            index = max(timeline.columns.index_at(time_ns), min(earliest, len(steps) - 1))
+            found = timeline.ring.locate(steps[index]) if index >= 0 else None
+            if found is None:
+                oldest = timeline.ring.segments[0]
+                keyframe, number = oldest.keyframe, oldest.first_number
+            else:
+                segment, place = found
+                number = segment.first_number + place + 1
+        state = keyframe.restore() if found is None else self._cache.state_at(steps[index])
+        return state, number
+
+    def feed(
+        self,
+        explainer: Explainer,
+        number: int,
+        last: int | None,
+        transcript: TranscriptReader | None = None,
+    ) -> int:
+        """Messages from a number on, up to the record of `last` (None: all).
+
+        Gives the number to go on from.
+        """
+        while True:
+            with self._lock:
+                payloads = self._timeline.ring.payloads_from(number, _BATCH)
+                gap_steps = self._timeline.gaps.steps
+            if not payloads:
+                return number
+            for payload in payloads:
+                if explainer.has_ended:
+                    return number
+                message = wire.decode(payload)
+                if isinstance(message, StepRecord):
+                    if last is not None and message.step > last:
+                        return number
+                    explainer.take(message, message.step in gap_steps)
+                else:
+                    # A snapshot is only kept where messages before it are missing.
+                    explainer.take(message, isinstance(message, Snapshot))
+                if transcript is not None:
+                    transcript.take(message)
+                number += 1
+
+    def told_start(self, index: int, request_id: int) -> int | None:
+        """When the longest wait of a step began, as its figures tell; None for any other wait.
+
+        The caller has the lock. Figures leave the operator's pauses out: with one before the step
+        they do not tell.
+        """
+        columns = self._timeline.columns
+        end_ns = columns.tokens_ns[index]
+        if self._timeline.pauses.within(0, end_ns):
+            return None
+        for kind in ("itl", "ttft"):
+            if columns.column(f"max_{kind}_request_id")[index] == request_id:
+                return end_ns - columns.column(f"max_{kind}_ns")[index]
+        return None
+
+    def known_apart(self, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+        """What was before the first step in memory is told apart from what was lost."""
+        with self._lock:
+            starts_ns = self._timeline.columns.column("schedule_start_ns")
+            begin_ns = starts_ns[0] if starts_ns else 0
+        return tuple(
+            piece._replace(detail="forgotten")
+            if piece.cause == "unknown" and piece.start_ns < begin_ns
+            else piece
+            for piece in pieces
+        )
+
+    def transcript_of(self, request_id: int) -> Transcript | None:
+        """What the snapshot that the timeline began from told of a request."""
+        with self._lock:
+            return self._timeline.transcripts.get(request_id)

@@ -1,0 +1,297 @@
+"""`FastForward`: recorded steps taken without looking at every row of them.
+
+A packed step says of most rows only that they go on (`packed_steps`). They need not be made step by
+step: what a request that went on is like after n steps follows from its last row that was spelled
+out, and all who go on from one step to the next have waited equally long for their token. A row is
+worked out when something happens to its request, when it ends, and when the state is asked for.
+"""
+
+from collections.abc import Iterable
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import (
+    BatchRow,
+    EngineStatus,
+    Phase,
+    RowFlag,
+    Snapshot,
+    StepRecord,
+    Telemetry,
+)
+from stepscope.recordings.history.ring.packed_record import PackedRecord, decode_packed
+from stepscope.recordings.state.outcome import Outcome
+from stepscope.recordings.state.series.lanes import LaneBoard
+from stepscope.recordings.state.session import SessionState
+
+_DECODE = int(Phase.DECODE)
+_LAST_CHUNK = int(RowFlag.LAST_CHUNK)
+
+
+class _Going:
+    """A request that goes on from a row, which was that of the step `since`."""
+
+    __slots__ = ("in_lane", "row", "since")
+
+    def __init__(self, row: BatchRow, since: int) -> None:
+        self.row = row
+        self.since = since
+        self.in_lane = False  # its lane is told when it stops
+
+
+class FastForward:
+    """Takes messages in order, like `SessionState.apply`; `state` is right once settled.
+
+    Args:
+        state: to go on from, changed in place.
+
+    Attributes:
+        num_rows: of the last step.
+        lanes: that are extended with every packed step, if any; right once settled.
+    """
+
+    def __init__(self, state: SessionState) -> None:
+        self.state = state
+        self.num_rows = 0
+        self.lanes: LaneBoard | None = None
+        self._before: list[_Going] = []  # the batch of the last step
+        self._by_id: dict[int, _Going] = {}  # the same
+        self._fresh: list[_Going] = []  # of them those that were spelled out
+        self._touched: set[int] = set()  # whose next row does not simply go on
+        self._count = 0  # steps so far
+        self._tokens_ns = 0  # of the last one
+        self._block_size = 0
+
+    def take(self, payload: bytes) -> None:
+        """A message that is not packed.
+
+        Raises:
+            msgspec.DecodeError: it is none.
+        """
+        message = wire.decode(payload)
+        if not tells_no_request(message):
+            self.settle()
+        self.state.apply(message)
+        self.note(message)
+
+    def note(self, message: Telemetry) -> None:
+        """A message that is not packed and was applied by somebody else.
+
+        All was settled before, except for one that `tells_no_request`.
+        """
+        if isinstance(message, StepRecord):
+            rows = message.batch or []
+            self._count += 1
+            self._tokens_ns = message.tokens_ns
+            self.num_rows = len(rows)
+            self._before = [_Going(row, self._count) for row in rows]
+            self._by_id = {each.row.request_id: each for each in self._before}
+            self._fresh = self._before
+            self._touched = {row.request_id for row in rows if not row.flags & _LAST_CHUNK}
+        elif isinstance(message, EngineStatus):
+            self._touched |= {event.request_id for event in message.events}
+        elif isinstance(message, Snapshot):
+            self._before, self._fresh, self._by_id = [], [], {}
+
+    def take_packed(self, payload: bytes) -> Outcome:
+        """A packed step.
+
+        Raises:
+            msgspec.DecodeError, ValueError: it is none, or does not fit the steps before it.
+        """
+        return self.advance(decode_packed(payload))
+
+    def advance(self, record: PackedRecord) -> Outcome:
+        """A packed step that is decoded already. Gives what it brought.
+
+        Raises:
+            ValueError: it does not fit the steps before it.
+        """
+        before, items, by_id = self._before, record.batch, self._by_id
+        if (
+            len(items) == 2
+            and items[1] == len(before)
+            and items[0] == self._block_size
+            and not self._touched
+            and not (record.events and any(each.request_id in by_id for each in record.events))
+        ):
+            return self._go_on(record)
+        block_size = items[0] if items else None
+        if not isinstance(block_size, int):
+            raise ValueError("a packed step without a block size")
+        if block_size != self._block_size:
+            self.settle()
+            self._block_size = block_size
+        count = self._count + 1
+        spelled: list[tuple[int, BatchRow]] = []  # place in the batch, and row
+        batch: list[_Going] = []
+        dropped: list[_Going] = []
+        place = 0
+        for item in items[1:]:
+            if isinstance(item, BatchRow):
+                spelled.append((len(batch), item))
+                batch.append(_Going(item, count))
+            elif item > 0:
+                if place + item > len(before):
+                    raise ValueError("a packed step with more rows than the step before it")
+                batch += before[place : place + item]
+                place += item
+            else:
+                dropped += before[place : place - item]
+                place -= item
+        dropped += before[place:]
+        touched = self._touched
+        if record.events:
+            touched.update([event.request_id for event in record.events])
+        for request_id in touched:
+            going = by_id.get(request_id)
+            if going is not None and going not in dropped:
+                at = batch.index(going)
+                spelled.append((at, self._row(going, count)))
+                batch[at] = _Going(spelled[-1][1], count)
+                dropped.append(going)
+        if dropped:
+            self._settle(dropped)
+        if touched:
+            spelled.sort(key=_place)
+        rows = [row for _, row in spelled]
+        outcome = self.state.take_step(record, rows)
+        _add_going(outcome, batch, spelled, record.tokens_ns - self._tokens_ns)
+        for each in dropped:
+            by_id.pop(each.row.request_id, None)
+        for at, row in spelled:
+            by_id[row.request_id] = batch[at]
+        if self.lanes is not None:
+            self._draw(self.lanes, record, dropped, rows)
+        self._fresh = [batch[at] for at, _ in spelled]
+        self._touched = {row.request_id for row in rows if not row.flags & _LAST_CHUNK}
+        self._count, self._tokens_ns, self._before = count, record.tokens_ns, batch
+        self.num_rows = len(batch)
+        return outcome
+
+    def _go_on(self, record: PackedRecord) -> Outcome:
+        """A step in which all of the one before got their next token, and nothing else."""
+        outcome = self.state.take_step(record, None)
+        _add_going(outcome, self._before, [], record.tokens_ns - self._tokens_ns)
+        if self.lanes is not None:
+            if self._fresh:
+                self._draw(self.lanes, record, [], [])
+            else:
+                self.lanes.extend_step(record, ())
+        self._fresh = []
+        self._count += 1
+        self._tokens_ns = record.tokens_ns
+        return outcome
+
+    def settle(self) -> None:
+        """Make `state` right, and the lanes with it."""
+        self._settle(self._before)
+        if self.lanes is not None:
+            self._stop(self.lanes, self._before, self.lanes.end)
+            self._fresh = self._before
+
+    def finish(self) -> SessionState:
+        """The state after what was taken."""
+        self.settle()
+        return self.state
+
+    def rows(self) -> list[BatchRow]:
+        """The batch of the last step."""
+        return [self._row(each, self._count) for each in self._before]
+
+    def draw(self, lanes: LaneBoard) -> None:
+        """Extend these lanes from now on; they begin with the next step."""
+        self.lanes = lanes
+        for each in self._before:
+            each.in_lane = False
+        self._fresh = self._before
+
+    def _settle(self, going: Iterable[_Going]) -> None:
+        """Tell the state where these requests are after the last step."""
+        rows = []
+        for each in going:
+            if each.since != self._count:
+                each.row = self._row(each, self._count)
+                each.since = self._count
+                rows.append(each.row)
+        if rows:
+            self.state.table.take_rows(rows, self._tokens_ns, Outcome())
+
+    def _row(self, going: _Going, count: int) -> BatchRow:
+        """The row of a request in the step `count`: one token more in each step since its last."""
+        row = going.row
+        num_steps = count - going.since
+        if not num_steps:
+            return row
+        start = row.start + row.num_tokens + num_steps - 1
+        num_blocks = row.num_blocks
+        if self._block_size:
+            # A block more in each step whose token has no room, until there is room for all.
+            needed = start // self._block_size + 1
+            num_blocks = max(num_blocks, min(num_blocks + num_steps, needed))
+        return BatchRow(row.request_id, _DECODE, start, 1, 0, num_blocks, _LAST_CHUNK)
+
+    def _draw(
+        self,
+        lanes: LaneBoard,
+        record: PackedRecord,
+        dropped: list[_Going],
+        spelled: list[BatchRow],
+    ) -> None:
+        """The lanes of a step. Those who begin to go on were spelled out in the step before."""
+        self._stop(lanes, dropped, record.step)
+        lanes.extend_step(record, spelled)
+        if self._fresh:
+            gone = {id(each) for each in dropped}
+            begun = [each for each in self._fresh if not each.in_lane and id(each) not in gone]
+            for each in begun:
+                each.in_lane = True
+            lanes.go_on([each.row.request_id for each in begun], record.step)
+
+    @staticmethod
+    def _stop(lanes: LaneBoard, going: Iterable[_Going], step: int) -> None:
+        stopped = [each for each in going if each.in_lane]
+        if stopped:
+            for each in stopped:
+                each.in_lane = False
+            lanes.stop([each.row.request_id for each in stopped], step)
+
+
+def tells_no_request(message: Telemetry) -> bool:
+    """Whether a message changes nothing of what is known of requests, as most signs of life."""
+    return isinstance(message, EngineStatus) and not message.events
+
+
+def _add_going(
+    outcome: Outcome, batch: list[_Going], spelled: list[tuple[int, BatchRow]], gap_ns: int
+) -> None:
+    """Count in those rows of a step that went on: each is a token, after the same wait."""
+    num_going = len(batch) - len(spelled)
+    if not num_going:
+        return
+    outcome.num_output_tokens += num_going
+    outcome.num_decode_rows += num_going
+    gap_ns = max(0, gap_ns)
+    gaps = outcome.gaps_ns
+    first = 0
+    for at, _ in spelled:
+        if at != first:
+            break
+        first += 1
+    first_id = batch[first].row.request_id
+    if not gaps:
+        gaps[gap_ns] = num_going
+        outcome.gap_request_ids[gap_ns] = first_id
+        return
+    # As if they had been looked at in the order of the batch.
+    places = {row.request_id: at for at, row in spelled}
+    places[first_id] = first
+    known_id = outcome.gap_request_ids.get(gap_ns)
+    if known_id is None or places[known_id] > first:
+        outcome.gap_request_ids[gap_ns] = first_id
+    gaps[gap_ns] = gaps.get(gap_ns, 0) + num_going
+    ids = outcome.gap_request_ids
+    outcome.gaps_ns = dict(sorted(gaps.items(), key=lambda gap: places[ids[gap[0]]]))
+
+
+def _place(spelled: tuple[int, BatchRow]) -> int:
+    return spelled[0]

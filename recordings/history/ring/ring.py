@@ -1,0 +1,244 @@
+"""`StepRing`: the raw messages of a session, in segments.
+
+It owns the segments, and forgets whole ones, oldest first, when there are too many steps or bytes.
+Any state is a keyframe and at most `SEGMENT_STEPS` records away. A segment that has ended is
+compressed; what was read of the last ones stays at hand.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import BatchRow
+from stepscope.recordings.history.ring.segment import Keyframe, Segment
+from stepscope.recordings.packing.payloads import OpenPayloads
+from stepscope.recordings.state.keyframe_session import KeyframeSession
+from stepscope.recordings.state.session import SessionState
+
+SEGMENT_STEPS = 128
+SEGMENT_MESSAGES = 4 * SEGMENT_STEPS  # an idle engine sends no steps
+_PAYLOAD_OVERHEAD = 64  # bytes of an object and its place in a list
+_MAX_UNPACKED = 4  # segments of which the payloads are kept at hand
+
+
+class StepRing:
+    """Segments, oldest first. One writer; readers hold the writer's lock while they ask, and may
+    keep payloads and keyframes they got: neither is ever changed.
+
+    Args:
+        state: before the first message.
+        max_steps, max_bytes: what is kept at most (one segment more or less).
+        sequence: see `Keyframe`.
+    """
+
+    def __init__(
+        self, state: SessionState, max_steps: int, max_bytes: int, sequence: int | None
+    ) -> None:
+        self.max_steps = max_steps
+        self.max_bytes = max_bytes
+        self.num_steps = 0
+        self.num_bytes = 0
+        self.segments: list[Segment] = []
+        self._unpacked: OrderedDict[int, list[bytes]] = OrderedDict()  # by first number
+        self._begin(state, sequence)
+
+    @property
+    def first_step(self) -> int | None:
+        for segment in self.segments:
+            if segment.steps:
+                return segment.steps[0]
+        return None
+
+    @property
+    def end_number(self) -> int:
+        """Number that the next message will get."""
+        newest = self.segments[-1]
+        return newest.first_number + len(newest.payloads)
+
+    @property
+    def is_full(self) -> bool:
+        """The next message begins a segment: the state before it is needed."""
+        return not self.room
+
+    @property
+    def room(self) -> int:
+        """Steps that the newest segment still takes."""
+        newest = self.segments[-1]
+        return min(SEGMENT_STEPS - len(newest.steps), SEGMENT_MESSAGES - len(newest.payloads))
+
+    def append(
+        self, payload: bytes, step: int | None, before: SessionState, sequence: int | None
+    ) -> bool:
+        """Keep a message; True when an old segment was given up for it.
+
+        Args:
+            step: of a step record, None for any other message.
+            before: the state before this message, ...
+            sequence: ... and after which one; see `Keyframe`.
+        """
+        segment, payloads = self._open(before, sequence)
+        if step is not None:
+            segment.steps.append(step)
+            segment.step_places.append(len(payloads))
+            self.num_steps += 1
+        payloads.append(payload)
+        return self._count(segment, len(payload) + _PAYLOAD_OVERHEAD)
+
+    def extend_packed(
+        self,
+        payloads: list[bytes],
+        steps: list[int],
+        before: SessionState,
+        sequence: int | None,
+        rows: Callable[[], list[BatchRow]],
+    ) -> bool:
+        """Keep packed steps, for which there is room in one segment; like `append`.
+
+        Args:
+            before, sequence: of the first of them.
+            rows: gives the batch of the step before that.
+        """
+        segment, opened = self._open(before, sequence)
+        begin, is_first = len(opened), not segment.steps
+        segment.steps.extend(steps)
+        segment.step_places.extend(range(begin, begin + len(steps)))
+        self.num_steps += len(steps)
+        opened.extend_packed(payloads, rows() if is_first else None)
+        return self._count(segment, sum(map(len, payloads)) + _PAYLOAD_OVERHEAD * len(payloads))
+
+    def locate(self, step: int) -> tuple[Segment, int] | None:
+        """Segment and place of the last record whose step is not after `step`."""
+        index = bisect_right(self.segments, step, key=_first_step) - 1
+        while index >= 0:
+            segment = self.segments[index]
+            position = bisect_right(segment.steps, step) - 1
+            if position >= 0:
+                return segment, segment.step_places[position]
+            index -= 1
+        return None
+
+    def payloads(self, segment: Segment, begin: int = 0, end: int | None = None) -> list[bytes]:
+        """Messages of a segment, in order, from `begin` to before `end`."""
+        payloads = segment.payloads
+        if isinstance(payloads, OpenPayloads):
+            return payloads.all(segment.step_places)[begin:end]
+        number = segment.first_number
+        if number not in self._unpacked:
+            self._unpacked[number] = payloads.all()
+            if len(self._unpacked) > _MAX_UNPACKED:
+                self._unpacked.popitem(last=False)
+        self._unpacked.move_to_end(number)
+        return self._unpacked[number][begin:end]
+
+    def payload(self, step: int) -> bytes | None:
+        """Record of exactly this step."""
+        found = self.locate(step)
+        if found is None:
+            return None
+        segment, place = found
+        index = bisect_left(segment.step_places, place)
+        if segment.steps[index] != step:
+            return None
+        return self.payloads(segment, place, place + 1)[0]
+
+    def payloads_from(self, number: int, limit: int) -> list[bytes]:
+        """Up to `limit` messages from a number on."""
+        index = bisect_right(self.segments, number, key=_first_number) - 1
+        found: list[bytes] = []
+        for segment in self.segments[max(index, 0) :]:
+            begin = max(0, number - segment.first_number)
+            found += self.payloads(segment, begin, begin + limit - len(found))
+            if len(found) >= limit:
+                break
+        return found
+
+    def forget_after(self, segment: Segment, place: int) -> None:
+        """Drop all messages after `place` in `segment`."""
+        del self.segments[self.segments.index(segment) + 1 :]
+        num_kept = bisect_right(segment.step_places, place)
+        kept = Segment(segment.keyframe, segment.first_number)
+        payloads = self.payloads(segment, 0, place + 1)
+        kept.payloads = OpenPayloads(payloads)
+        kept.steps = segment.steps[:num_kept]
+        kept.step_places = segment.step_places[:num_kept]
+        kept.num_bytes += sum(len(payload) + _PAYLOAD_OVERHEAD for payload in payloads)
+        self.segments[-1] = kept
+        self._unpacked.clear()  # numbers are given again
+        self.num_steps = sum(len(each.steps) for each in self.segments)
+        self.num_bytes = sum(each.num_bytes for each in self.segments)
+
+    def state_after(self, segment: Segment, place: int) -> SessionState:
+        """The state after the message at `place` of a segment."""
+        return replayed(segment.keyframe.restore(), self.payloads(segment, 0, place + 1))
+
+    def prepend(self, earlier: "StepRing") -> None:
+        """Take over all segments of a ring that ends where this one begins."""
+        older = [segment for segment in earlier.segments if len(segment.payloads)]
+        if not older:
+            return
+        older[-1].end()
+        # Numbers that were given stay: somebody goes on from them.
+        offset = self.segments[0].first_number - earlier.end_number
+        for segment in older:
+            segment.first_number += offset
+        self.segments[:0] = older
+        self.num_steps += sum(len(segment.steps) for segment in older)
+        self.num_bytes += sum(segment.num_bytes for segment in older)
+
+    def _open(self, before: SessionState, sequence: int | None) -> tuple[Segment, OpenPayloads]:
+        """The segment that the next message goes to."""
+        segment = self._begin(before, sequence) if self.is_full else self.segments[-1]
+        assert isinstance(segment.payloads, OpenPayloads)  # the newest one has not ended
+        return segment, segment.payloads
+
+    def _count(self, segment: Segment, num_bytes: int) -> bool:
+        segment.num_bytes += num_bytes
+        self.num_bytes += num_bytes
+        return self._evict()
+
+    def _begin(self, state: SessionState, sequence: int | None) -> Segment:
+        number = self.end_number if self.segments else 0
+        if self.segments:
+            newest = self.segments[-1]
+            self.num_bytes -= newest.num_bytes
+            newest.end()
+            self.num_bytes += newest.num_bytes
+        segment = Segment(Keyframe.of(state, sequence), number)
+        self.segments.append(segment)
+        self.num_bytes += segment.num_bytes
+        return segment
+
+    def _evict(self) -> bool:
+        evicted = False
+        while len(self.segments) > 1 and (
+            self.num_steps - len(self.segments[0].steps) >= self.max_steps
+            or self.num_bytes > self.max_bytes
+            or (evicted and self._begins_wrong())
+        ):
+            oldest = self.segments.pop(0)
+            self.num_steps -= len(oldest.steps)
+            self.num_bytes -= oldest.num_bytes
+            evicted = True
+        return evicted
+
+    def _begins_wrong(self) -> bool:
+        """The oldest state is not the right one, and a later one is: what is kept begins there."""
+        first, *others = (segment.keyframe.sequence for segment in self.segments)
+        return first is None and any(sequence is not None for sequence in others)
+
+
+def replayed(state: SessionState, payloads: Iterable[bytes]) -> SessionState:
+    """`state` after these messages; it is changed in place."""
+    session = KeyframeSession(state)
+    for payload in payloads:
+        session.apply(wire.decode(payload))
+    return session.settled()
+
+
+def _first_step(segment: Segment) -> int:
+    return segment.steps[0] if segment.steps else segment.keyframe.state.step + 1
+
+
+def _first_number(segment: Segment) -> int:
+    return segment.first_number

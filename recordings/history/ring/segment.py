@@ -1,0 +1,67 @@
+"""`Segment`: some messages of a session in a row, after the state that was before them."""
+
+import copy
+from array import array
+from typing import NamedTuple
+
+from stepscope.recordings.packing.payloads import CompressedPayloads, OpenPayloads
+from stepscope.recordings.state.blocks import PackedBlocks
+from stepscope.recordings.state.session import SessionState
+
+_VIEW_BYTES = 480  # of a copy of one request
+_ENTRY_BYTES = 100  # of a request that is shared with other copies
+
+
+class Keyframe(NamedTuple):
+    """A state with its blocks compressed: those of a large pool would outweigh all else.
+
+    `sequence` is the number of the message after which it is true; None where that is not known,
+    or messages before it are missing and nothing has set it right.
+    """
+
+    state: SessionState
+    blocks: PackedBlocks | None
+    sequence: int | None
+
+    @classmethod
+    def of(cls, state: SessionState, sequence: int | None) -> "Keyframe":
+        blocks = state.blocks
+        bare = copy.copy(state)
+        bare.blocks = None
+        return cls(bare.copy(), None if blocks is None else blocks.pack(), sequence)
+
+    def restore(self) -> SessionState:
+        state = self.state.copy()
+        if self.blocks is not None:
+            state.blocks = self.blocks.unpack()
+        return state
+
+    @property
+    def num_bytes(self) -> int:
+        views = self.state.requests.values()
+        num_own = sum(view.status == "running" for view in views)
+        return (
+            (0 if self.blocks is None else self.blocks.num_bytes)
+            + num_own * _VIEW_BYTES
+            + len(views) * _ENTRY_BYTES
+        )
+
+
+class Segment:
+    """Messages from one keyframe to the next."""
+
+    __slots__ = ("first_number", "keyframe", "num_bytes", "payloads", "step_places", "steps")
+
+    def __init__(self, keyframe: Keyframe, first_number: int) -> None:
+        self.keyframe = keyframe
+        self.first_number = first_number  # messages before it since the ring was new
+        self.payloads: OpenPayloads | CompressedPayloads = OpenPayloads([])
+        self.steps = array("q")
+        self.step_places = array("q")  # where in `payloads` each step is
+        self.num_bytes = keyframe.num_bytes
+
+    def end(self) -> None:
+        """No message will come any more."""
+        if isinstance(self.payloads, OpenPayloads) and not self.payloads.is_packed:
+            self.payloads = CompressedPayloads(self.payloads.all(self.step_places))
+            self.num_bytes = self.keyframe.num_bytes + self.payloads.num_bytes

@@ -1,0 +1,96 @@
+"""`StepCache`: records and earlier states of a timeline on demand; the last ones again for free.
+
+Decoding and replaying happen outside the timeline's lock, on payloads that never change.
+"""
+
+import threading
+from collections import OrderedDict
+from typing import NamedTuple
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import StepRecord
+from stepscope.recordings.history.ring.ring import replayed
+from stepscope.recordings.history.ring.segment import Segment
+from stepscope.recordings.history.timeline import Timeline
+from stepscope.recordings.state.session import SessionState
+
+MAX_RECORDS = 512  # kept decoded
+MAX_STATES = 4  # kept: of the cursor, and of waits that are explained beside it
+
+
+class _Visited(NamedTuple):
+    """A state that was asked for: the next one is often a step further."""
+
+    segment: Segment
+    place: int
+    state: SessionState
+
+
+class StepCache:
+    """Belongs to one timeline, for as long as steps are only added to it.
+
+    Args:
+        lock: guards the timeline.
+    """
+
+    def __init__(self, lock: "threading.RLock", timeline: Timeline) -> None:
+        self._lock = lock
+        self._timeline = timeline
+        self._records: OrderedDict[int, StepRecord] = OrderedDict()
+        self._visited: list[_Visited] = []  # the one that was asked for last at the end
+
+    def record(self, step: int) -> StepRecord | None:
+        """See `History.record`."""
+        with self._lock:
+            known = self._records.get(step)
+            if known is not None:
+                self._records.move_to_end(step)
+                return known
+            payload = self._timeline.ring.payload(step)
+        if payload is None:
+            return None
+        record = wire.decode(payload)
+        assert isinstance(record, StepRecord)
+        self.keep(record)
+        return record
+
+    def keep(self, record: StepRecord) -> None:
+        """Have it again for free."""
+        with self._lock:
+            self._records[record.step] = record
+            while len(self._records) > MAX_RECORDS:
+                self._records.popitem(last=False)
+
+    def keep_all(self, other: "StepCache") -> None:
+        """Have the records that another cache of the same timeline has at hand."""
+        for record in other._records.values():
+            self.keep(record)
+
+    def state_at(self, step: int) -> SessionState:
+        """See `History.state_at`."""
+        with self._lock:
+            ring = self._timeline.ring
+            found = ring.locate(step)
+            if found is None:
+                return ring.segments[0].keyframe.restore()
+            segment, place = found
+            visited = self._nearest(segment, place)
+            begin = 0 if visited is None else visited.place + 1
+            payloads = ring.payloads(segment, begin, place + 1)
+        if visited is None:
+            state = segment.keyframe.restore()
+        elif payloads:
+            state = visited.state.copy()
+        else:
+            return visited.state
+        state = replayed(state, payloads)
+        with self._lock:
+            # Its own beginning is not kept where there is no room: one goes on from the end.
+            others = [each for each in self._visited if each is not visited]
+            self._visited = [*others[1 - MAX_STATES :], _Visited(segment, place, state)]
+        return state
+
+    def _nearest(self, segment: Segment, place: int) -> _Visited | None:
+        """The state nearest before a place that is known already."""
+        known = [e for e in self._visited if e.segment is segment and e.place <= place]
+        return max(known, key=lambda each: each.place, default=None)

@@ -1,0 +1,302 @@
+"""`Timeline`: everything kept of one engine, without any locking. `History` owns it.
+
+It turns each message into the newest state, a summary, latency samples and events, and forgets the
+oldest of all of them together when the ring gives up a segment.
+"""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+from stepscope.engine.protocol.wire import (
+    Audited,
+    EngineInfo,
+    EngineStatus,
+    KnobsChanged,
+    Mark,
+    Snapshot,
+    StepRecord,
+    Telemetry,
+    Transcript,
+)
+from stepscope.recordings.history.gaps import Gaps
+from stepscope.recordings.history.ring.fast_forward import FastForward
+from stepscope.recordings.history.ring.packed_record import PackedStep
+from stepscope.recordings.history.ring.ring import SEGMENT_STEPS, StepRing
+from stepscope.recordings.state.clocks import WallClock
+from stepscope.recordings.state.outcome import Outcome
+from stepscope.recordings.state.pauses import Pauses, leave_out_begun, leave_out_pauses
+from stepscope.recordings.state.series.columns import Span, StepColumns, StepSummary
+from stepscope.recordings.state.series.event_notes import EventNotes
+from stepscope.recordings.state.series.events import EventLog, mark_event
+from stepscope.recordings.state.series.lanes import LaneBoard
+from stepscope.recordings.state.series.latency import SLO, Latencies
+from stepscope.recordings.state.series.taken_step import TakenStep
+from stepscope.recordings.state.session import SessionState
+
+
+class Timeline:
+    """One engine from a state on.
+
+    Args:
+        state: what is known before the first message.
+        last_sequence: of the message after which `state` is true, None when that is not known.
+        max_steps, max_bytes: what is kept at most.
+
+    Attributes:
+        known_since_ns: waits that began before it are in no figure.
+    """
+
+    def __init__(
+        self,
+        slo: SLO,
+        max_steps: int,
+        max_bytes: int,
+        state: SessionState,
+        last_sequence: int | None,
+    ) -> None:
+        self.slo = slo
+        self.known_since_ns = 0
+        self.state = state
+        self.last_sequence = last_sequence
+        self.wall_clock = WallClock()
+        if state.info is not None:
+            self.wall_clock.take(state.info)
+        self.ring = StepRing(state, max_steps, max_bytes, last_sequence)
+        self.columns = StepColumns()
+        self.lanes = LaneBoard(state, state.step + 1)
+        self.latencies = Latencies(slo)
+        self.log = EventLog()
+        self._notes = EventNotes(self.log)
+        self.transcripts: dict[int, Transcript] = {}  # as of the beginning, where they were told
+        self.gaps = Gaps()
+        self.marks: list[Mark] = []
+        self.knob_changes: list[KnobsChanged] = []
+        self.stall_steps = array("q")  # in which a gap above the ITL bound ended
+        self.knob_steps: set[int] = set()
+        self.pauses = Pauses(state)
+        self._mark_steps: set[int] = set()
+
+    def know_transcripts(self, snapshot: Snapshot) -> None:
+        """Of the snapshot that it begins from."""
+        self.transcripts = {each.request_id: each for each in snapshot.transcripts or ()}
+
+    def take(self, sequence: int, message: Telemetry, payload: bytes) -> None:
+        """The next message; see `History.append`."""
+        true_after = self._true_after
+        if not self._is_next(sequence, message):
+            return
+        state = self.state
+        step = message.step if isinstance(message, StepRecord) else None
+        if step is not None and self.columns.steps and step <= self.columns.steps[-1]:
+            return  # of a publisher that repeats steps under new numbers
+        if self.ring.append(payload, step, state, true_after):
+            self._forget_old()
+        if step is not None and not self.columns.steps:
+            self.lanes = LaneBoard(state, step)
+        self.lanes.extend(message)
+        outcome = state.apply(message)
+        self._note_pause(message)
+        if isinstance(message, StepRecord):
+            assert outcome is not None
+            num_rows = None if message.batch is None else len(message.batch)
+            self._add_step(sequence, message, outcome, num_rows)
+        elif isinstance(message, EngineStatus):
+            self._notes.requests(message, state, max(message.step, 0))
+        elif isinstance(message, KnobsChanged):
+            if self._notes.knobs(message):
+                self.knob_changes.append(message)
+                self.knob_steps.add(message.effective_step)
+        elif isinstance(message, Audited):
+            self._notes.audited(message, max(state.step, 0))
+        if isinstance(message, EngineInfo | Snapshot) and state.info is not None:
+            self.wall_clock.take(state.info)
+
+    def take_run(self, run: Sequence[PackedStep], forward: FastForward) -> None:
+        """The next steps, as they lie in a file: `forward` has brought `state` up to here.
+
+        Raises:
+            ValueError: one does not fit those before it; this timeline is of no use any more.
+        """
+        is_first = not self.columns.steps
+        begin = 0
+        while begin < len(run):
+            if self.ring.is_full or is_first:
+                forward.settle()
+            if is_first:
+                self.lanes = LaneBoard(self.state, run[0].record.step)
+                is_first = False
+            if forward.lanes is not self.lanes:
+                forward.draw(self.lanes)
+            part = run[begin : begin + (self.ring.room or SEGMENT_STEPS)]
+            begin += len(part)
+            payloads, steps = [each.payload for each in part], [each.record.step for each in part]
+            has_forgotten = self.ring.extend_packed(
+                payloads, steps, self.state, self._true_after, forward.rows
+            )
+            taken = []
+            for sequence, record, _ in part:
+                outcome = forward.advance(record)
+                if self.pauses.has_any:
+                    self._note_pause(record)
+                self._note_step(record, outcome)
+                taken.append(TakenStep(sequence, record, outcome, forward.num_rows))
+            self.columns.extend(taken)
+            self.latencies.extend(taken)
+            self.last_sequence = taken[-1].sequence
+            if has_forgotten:
+                self._forget_old()
+
+    def pass_over(self, sequence: int, message: Telemetry) -> None:
+        """The next message, of which nothing is kept but that it came."""
+        if not self._is_next(sequence, message):
+            return
+        if isinstance(message, StepRecord):
+            self.state.step = message.step
+            self.state.time_ns = max(self.state.time_ns, message.tokens_ns)
+            self.gaps.end(message.step)
+        elif isinstance(message, EngineStatus):
+            self.state.state = message.state
+            self.state.time_ns = max(self.state.time_ns, message.time_ns)
+
+    @property
+    def _true_after(self) -> int | None:
+        """After which message `state` is true; None where it is not known to be."""
+        return None if self.gaps.needs_snapshot else self.last_sequence
+
+    def _is_next(self, sequence: int, message: Telemetry) -> bool:
+        """Whether a message is new; what is missing before it becomes a gap."""
+        last = self.last_sequence
+        if last is not None:
+            if isinstance(message, Snapshot):
+                if sequence < last or (sequence == last and not self.gaps.needs_snapshot):
+                    return False
+                if sequence > last:  # it stands for messages that never came
+                    self._note_gap(last + 1, sequence)
+                self.gaps.needs_snapshot = False
+            elif sequence <= last:
+                return False
+            elif sequence > last + 1:
+                self._note_gap(last + 1, sequence - 1)
+        self.last_sequence = sequence
+        return True
+
+    def rewind(self, step: int) -> bool:
+        """Back to just after the record of `step`; False when it is not kept."""
+        found = self.ring.locate(step)
+        index = self.columns.index(step)
+        if found is None or index is None:
+            return False
+        segment, place = found
+        self.state = self.ring.state_after(segment, place)
+        self.last_sequence = self.columns.column("sequence")[index]
+        self.ring.forget_after(segment, place)
+        self.lanes.forget_after(self.state)
+        self.columns.forget_after(step)
+        self.latencies.forget_after(self.columns.tokens_ns[-1])
+        self.pauses.forget_after(self.columns.tokens_ns[-1])
+        self.log.forget_after(step)
+        self.gaps.forget_after(step)
+        self.knob_changes = [c for c in self.knob_changes if c.effective_step <= step]
+        self.knob_steps = {change.effective_step for change in self.knob_changes}
+        del self.stall_steps[bisect_right(self.stall_steps, step) :]
+        return True
+
+    def set_slo(self, slo: SLO) -> None:
+        """Other bounds for breaches, stalls and attainment."""
+        self.slo = self.latencies.slo = slo
+        gaps_ns, bound_ns = self.columns.column("max_itl_ns"), slo.itl_ms * 1e6
+        steps = zip(self.columns.steps, gaps_ns, strict=True)
+        self.stall_steps[:] = array("q", [step for step, ns in steps if ns > bound_ns])
+
+    def add_mark(self, mark: Mark) -> None:
+        if mark in self.marks:
+            return
+        self.marks.append(mark)
+        self.marks.sort(key=lambda each: each.step)
+        self._mark_steps.add(mark.step)
+        self.log.add(mark_event(mark))
+
+    def summary(self, step: int) -> StepSummary | None:
+        index = self.columns.index(step)
+        if index is None:
+            return None
+        summary = self.columns.summary(index)
+        if step in self.knob_steps or step in self.gaps.steps or step in self._mark_steps:
+            return summary._replace(
+                has_knob_change=step in self.knob_steps,
+                after_gap=step in self.gaps.steps,
+                has_mark=step in self._mark_steps,
+            )
+        return summary
+
+    def span(self, first: int, last: int) -> Span | None:
+        """The steps `first` to `last` as one; None when none of them is kept."""
+        span = self.columns.span(first, last)
+        if span is None or not (self.knob_steps or self._mark_steps):
+            return span
+        return span._replace(
+            has_knob_change=any(first <= step <= last for step in self.knob_steps),
+            has_mark=any(first <= step <= last for step in self._mark_steps),
+        )
+
+    def last_stall_step(self, step: int | None = None) -> int | None:
+        """The last step (up to `step`) in which a gap above the ITL bound ended."""
+        stalls = self.stall_steps
+        end = len(stalls) if step is None else bisect_right(stalls, step)
+        return stalls[end - 1] if end else None
+
+    def _note_gap(self, first_sequence: int, last_sequence: int) -> None:
+        step = self.columns.steps[-1] if self.columns.steps else self.state.step
+        self._notes.gap(self.gaps.note(first_sequence, last_sequence, step), self.state.time_ns)
+
+    def _add_step(
+        self, sequence: int, record: StepRecord, outcome: Outcome, num_rows: int | None
+    ) -> None:
+        self._note_step(record, outcome)
+        self.columns.append(sequence, record, outcome, num_rows)
+        self.latencies.add(record.tokens_ns, record.tokens_ns - record.schedule_start_ns, outcome)
+
+    def _note_step(self, record: StepRecord, outcome: Outcome) -> None:
+        """What a step brought, all but figures; what is no latency is taken out of `outcome`."""
+        step, now_ns = record.step, record.tokens_ns
+        if self.gaps.found:
+            self.gaps.end(step)
+        if self.known_since_ns:
+            leave_out_begun(outcome, self.state, now_ns, self.known_since_ns)
+        if self.pauses.has_any:
+            leave_out_pauses(outcome, self.pauses, self.state, now_ns)
+        if record.events:
+            self._notes.requests(record, self.state, step)
+        if outcome.gaps_ns and max(outcome.gaps_ns) > self.slo.itl_ms * 1e6:
+            self.stall_steps.append(step)
+
+    def _note_pause(self, message: Telemetry) -> None:
+        before_ns = self.pauses.since_ns
+        self.pauses.take(message)
+        since_ns, step = self.pauses.since_ns, max(self.state.step, 0)
+        if before_ns is None and since_ns is not None:
+            self._notes.pause(step, since_ns)
+        elif before_ns is not None and since_ns is None:
+            now_ns = self.state.time_ns
+            if isinstance(message, StepRecord):
+                now_ns = message.schedule_start_ns
+            self._notes.end_of_pause(step, before_ns, now_ns)
+
+    def _forget_old(self) -> None:
+        if not self.columns.steps:
+            return
+        step = self.ring.first_step
+        if step is None:  # all of them are forgotten
+            step = self.columns.steps[-1] + 1
+        self.columns.forget_before(step)
+        self.lanes.forget_before(step)
+        del self.stall_steps[: bisect_left(self.stall_steps, step)]
+        if self.columns.steps:
+            self.latencies.forget_before(self.columns.tokens_ns[0])
+        self.log.forget_before(step)
+        self.knob_changes = [c for c in self.knob_changes if c.effective_step >= step]
+        self.knob_steps = {change.effective_step for change in self.knob_changes}
+        self.gaps.forget_before(step)
+        self.marks = [mark for mark in self.marks if mark.step >= step]
+        self._mark_steps = {mark.step for mark in self.marks}

@@ -1,0 +1,247 @@
+"""`Windows`: figures of a timeline over stretches of engine time."""
+
+import math
+import threading
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection
+from typing import NamedTuple
+
+from stepscope.recordings.attribution.late_seconds import LateSeconds
+from stepscope.recordings.attribution.longest import Breach, Longest
+from stepscope.recordings.history.rates import Rates, rates_of
+from stepscope.recordings.history.timeline import Timeline
+from stepscope.recordings.state.series.events import SessionEvent, breach_event
+from stepscope.recordings.state.series.latency import LatencyKind, LatencyReport
+from stepscope.recordings.state.series.latency_samples import Samples
+
+_MAX_AT_HAND = 2048
+_MAX_AT_ONCE = 4096  # steps that are looked at while the source waits
+
+
+class LateCounts(NamedTuple):
+    """How many tokens came later than the bounds, and in how many steps."""
+
+    num_tokens: int
+    num_steps: int
+    num_breaches: int
+
+
+class Stalls(NamedTuple):
+    """Waits above a bound in memory: for the next token, or where none is, for the first."""
+
+    longest: list[Breach]  # the longest of each second, the longest of these first
+    number: int  # of the seconds that have one
+
+
+class Windows:
+    """Reads one timeline; what takes long is done outside its lock.
+
+    Args:
+        lock: guards the timeline.
+    """
+
+    def __init__(self, lock: "threading.RLock", timeline: Timeline) -> None:
+        self._lock = lock
+        self._timeline = timeline
+        self._begin()
+
+    def _begin(self) -> None:
+        """No step has been looked at."""
+        self._scanned = -1
+        self._longest = {"ITL": Longest(), "TTFT": Longest()}  # up to the step scanned last
+        self._seconds = {kind: LateSeconds(late) for kind, late in self._longest.items()}
+        self._twice: list[int] = []  # steps with late tokens of both kinds
+        self._at_hand: dict[tuple[int, str], Breach] = {}  # a list is drawn again and again
+
+    def latency(self, end_ns: int | None, window_s: float | None, buckets: int) -> LatencyReport:
+        """See `History.latency`."""
+        with self._lock:
+            end_ns, start_ns = self._window(end_ns, window_s)
+            part = self._timeline.latencies.cut(start_ns, end_ns)
+        return part.report(start_ns, end_ns, buckets)
+
+    def rates(self, end_ns: int | None, window_s: float | None) -> Rates:
+        """See `History.rates`."""
+        with self._lock:
+            end_ns, start_ns = self._window(end_ns, window_s)
+            return rates_of(self._timeline.columns, start_ns, end_ns)
+
+    def samples(self, kind: LatencyKind, end_ns: int | None, window_s: float | None) -> Samples:
+        """A copy of the samples."""
+        with self._lock:
+            end_ns, start_ns = self._window(end_ns, window_s)
+            return self._timeline.latencies.of(kind).cut(start_ns, end_ns)
+
+    def breaches(self, step: int | None, limit: int) -> list[Breach]:
+        """The last late tokens up to `step` (None: all), one of a kind a step, oldest first."""
+        self._scan()
+        with self._lock:
+            self._scan_some()
+            last = [
+                (late, kind)
+                for kind, longest in self._longest.items()
+                for late in longest.last(step, limit)
+            ]
+            last.sort()  # of a step ITL comes before TTFT
+            return [self._breach(*each) for each in last[max(0, len(last) - limit) :]]
+
+    def longest(self, step: int | None, limit: int, kind: str = "ITL") -> list[Breach]:
+        """The longest up to `step` (None: all), the longest first; those of a kind before others.
+
+        Costs the logarithm of how many there are.
+        """
+        self._scan()
+        with self._lock:
+            self._scan_some()
+            found: list[Breach] = []
+            for each in sorted(self._longest, key=lambda each: each != kind):
+                steps = self._longest[each].until(step, limit - len(found))
+                found += [self._breach(late, each) for late in steps]
+            return found
+
+    def stalls(self, step: int | None, limit: int) -> Stalls:
+        """See `History.stalls`."""
+        self._scan()
+        with self._lock:
+            self._scan_some()
+            for kind, seconds in self._seconds.items():
+                if number := seconds.num_until(step):
+                    steps = seconds.until(step, limit)
+                    return Stalls([self._breach(late, kind) for late in steps], number)
+            return Stalls([], 0)
+
+    def late_events(
+        self, step: int | None, limit: int, kinds: Collection[str] = ("ITL", "TTFT")
+    ) -> list[SessionEvent]:
+        """The last late tokens up to `step` (None: all), oldest first; one a second of each kind.
+
+        It is the one with the longest wait; of the second that is under way, so far.
+        """
+        self._scan()
+        with self._lock:
+            self._scan_some()
+            last = [
+                (late, kind) for kind in kinds for late in self._seconds[kind].last(step, limit)
+            ]
+            last.sort()  # of a step ITL comes before TTFT
+            return [self._late_event(*each) for each in last[max(0, len(last) - limit) :]]
+
+    def next_late_event(self, step: int, direction: int) -> SessionEvent | None:
+        """The nearest of them after (direction 1) or before (-1) `step`."""
+        self._scan()
+        with self._lock:
+            self._scan_some()
+            found = [(seconds.next(step, direction), k) for k, seconds in self._seconds.items()]
+            near = [(late, kind) for late, kind in found if late is not None]
+            nearest = min(near, key=lambda each: (each[0] - step) * direction, default=None)
+            return None if nearest is None else self._late_event(*nearest)
+
+    def late(self, step: int | None) -> LateCounts:
+        """All late tokens up to `step` (None: all) that are in memory."""
+        self._scan()
+        with self._lock:
+            self._scan_some()
+            columns, slo = self._timeline.columns, self._timeline.slo
+            kinds = self._longest.values()
+            num_breaches = sum(each.num_until(step) for each in kinds)
+            if not num_breaches:
+                return LateCounts(0, 0, 0)
+            last_step = max(late for each in kinds for late in each.last(step, 1))
+            until_ns = columns.tokens_ns[bisect_right(columns.steps, last_step) - 1]
+            num_tokens = 0
+            for samples, bound_ms in (
+                (self._timeline.latencies.itl, slo.itl_ms),
+                (self._timeline.latencies.ttft, slo.ttft_ms),
+            ):
+                num_tokens += _num_late(samples, 0, samples.num_until(until_ns), bound_ms * 1e6)
+            num_twice = bisect_right(self._twice, last_step)
+            return LateCounts(num_tokens, num_breaches - num_twice, num_breaches)
+
+    def _scan(self) -> None:
+        """Take in the steps since the last time, and forget what the timeline has forgotten.
+
+        After a change of the levels that is all of memory: the source has the lock in between.
+        """
+        is_more = True
+        while is_more:
+            with self._lock:
+                is_more = self._scan_some()
+            if is_more:
+                time.sleep(0)  # else it would hardly ever be another's turn
+
+    def _scan_some(self) -> bool:
+        """Whether there are more steps that were not taken in yet.
+
+        Of a late step no more is noted than has to be.
+        """
+        columns, slo = self._timeline.columns, self._timeline.slo
+        steps = columns.steps
+        if self._scanned > (steps[-1] if steps else -1):  # gone back, or all was forgotten
+            self._begin()
+        if not steps:
+            return False
+        del self._twice[: bisect_left(self._twice, steps[0])]
+        begin = bisect_right(steps, self._scanned)
+        end = min(begin + _MAX_AT_ONCE, len(steps))
+        found: list[list[int]] = []
+        for kind, bound_ms in (("ITL", slo.itl_ms), ("TTFT", slo.ttft_ms)):
+            waits_ns = columns.column(f"max_{kind.lower()}_ns")
+            bound_ns = bound_ms * 1e6
+            places = [at for at, ns in enumerate(waits_ns[begin:end], begin) if ns > bound_ns]
+            late = [steps[at] for at in places]
+            self._longest[kind].forget_before(steps[0])
+            self._seconds[kind].forget_before(steps[0])
+            self._longest[kind].extend(late, [waits_ns[at] for at in places])
+            self._seconds[kind].extend(late, [columns.tokens_ns[at] for at in places])
+            found.append(late)
+        self._twice += sorted(set(found[0]).intersection(found[1]))
+        self._scanned = steps[end - 1]
+        return end < len(steps)
+
+    def _breach(self, step: int, kind: str) -> Breach:
+        """What is known of a late step."""
+        breach = self._at_hand.get((step, kind))
+        if breach is None:
+            if len(self._at_hand) >= _MAX_AT_HAND:
+                self._at_hand.clear()
+            breach = self._at_hand[step, kind] = self._look_up(step, kind)
+        return breach
+
+    def _late_event(self, step: int, kind: str) -> SessionEvent:
+        columns, name = self._timeline.columns, kind.lower()
+        at = bisect_left(columns.steps, step)
+        ns = columns.column(f"max_{name}_ns")[at]
+        request_id = columns.column(f"max_{name}_request_id")[at]
+        return breach_event(self._timeline.slo, step, columns.tokens_ns[at], kind, ns, request_id)
+
+    def _look_up(self, step: int, kind: str) -> Breach:
+        columns, slo, latencies = (
+            self._timeline.columns,
+            self._timeline.slo,
+            self._timeline.latencies,
+        )
+        at = bisect_left(columns.steps, step)
+        name = kind.lower()
+        bound_ms, samples = slo.itl_ms, latencies.itl
+        if kind == "TTFT":
+            bound_ms, samples = slo.ttft_ms, latencies.ttft
+        time_ns, ns = columns.tokens_ns[at], columns.column(f"max_{name}_ns")[at]
+        number = max(1, samples.num_above(time_ns - 1, time_ns, bound_ms * 1e6))
+        request_id = columns.column(f"max_{name}_request_id")[at]
+        return Breach(step, time_ns, kind, ns, request_id, number)
+
+    def _window(self, end_ns: int | None, window_s: float | None) -> tuple[int, int]:
+        timeline = self._timeline
+        if end_ns is None:
+            end_ns = timeline.state.time_ns
+        if window_s is not None:
+            return end_ns, end_ns - round(window_s * 1e9)
+        tokens_ns = timeline.columns.tokens_ns
+        return end_ns, (tokens_ns[0] if tokens_ns else end_ns) - 1
+
+
+def _num_late(samples: Samples, first: int, last: int, bound_ns: float) -> int:
+    """Tokens later than a bound, of the samples from one place to before another."""
+    ranked = samples.ranked(first, last)
+    return 0 if ranked is None else ranked.count - ranked.num_up_to(math.floor(bound_ns))

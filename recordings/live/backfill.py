@@ -1,0 +1,223 @@
+"""`Backfill`: steps of before what is in memory, as far as the engine still keeps them.
+
+It asks for a snapshot that the engine has kept, fills a history of its own from there to where the
+memory begins, and puts that in front once it is whole. What is in memory stays as it is, and who
+follows it, or records it, is told nothing.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused, EngineGone, EngineUnreachable
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import MAX_PAST_S, Replayed, ReplayFrom
+from stepscope.engine.protocol.wire import Snapshot
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.ring.ring import SEGMENT_STEPS
+from stepscope.recordings.live.snapshot_asking import ASK_AGAIN_S, MIN_PAST_S, catch_up_s
+
+log = logging.getLogger("stepscope.recordings")
+
+MAX_FETCH_S = 30.0  # that all of it may be on the way; else it is less
+_TURN = 500  # messages asked for between two looks at what comes by itself
+_MIN_TURN = 20
+_ANSWER_S = 1.0  # that one answer may take: what comes by itself waits for it
+_MAX_FAILED = 3  # answers in a row that did not come
+_MIN_ROOM_BYTES = 1024 * 1024
+_TOO_SLOW = "the way to the engine is too slow for it"
+_TOPICS = frozenset(wire.TOPICS.values())
+
+# Nobody has asked; on the way; all there; could not be had.
+BackfillState: TypeAlias = Literal["idle", "asking", "done", "failed"]
+
+
+class _CannotBeHad(Exception):  # noqa: N818 - an answer to who asked, in words
+    pass
+
+
+class Backfill:
+    """Belongs to the thread of its `Subscriber`, but for `ask` and what can be read.
+
+    Attributes:
+        state: where it stands; it stays `done` or `failed` until somebody asks again.
+        note: why it failed; when it is done what there is to say of it, "" for nothing.
+        num_steps: that were added by the last one.
+        share: how much of it has come, 0 to 1.
+
+    Args:
+        history: to put them into.
+    """
+
+    def __init__(self, history: History) -> None:
+        self.state: BackfillState = "idle"
+        self.note = ""
+        self.num_steps = 0
+        self.share = 0.0
+        self._history = history
+        self._lock = threading.Lock()
+        # Of what is on the way:
+        self._older: History | None = None
+        self._begin = 0  # message it begins after
+        self._why_no_more = ""  # why there is nothing of before that
+        self._num_failed = 0
+        self._turn = _TURN
+        self._past_s = MAX_PAST_S  # asked for, and what follows on it
+        self._next_s = 0.0
+
+    @property
+    def is_active(self) -> bool:
+        return self.state == "asking"
+
+    @property
+    def is_due(self) -> bool:
+        """The next question is not to wait for anything."""
+        return self.is_active and time.monotonic() >= self._next_s
+
+    def ask(self) -> None:
+        """Ask for as much as there is. Does not wait; from any thread."""
+        with self._lock:
+            if self.state == "asking":
+                return
+            self._older, self.share, self.note, self.num_steps = None, 0.0, "", 0
+            self._num_failed, self._turn, self._past_s = 0, _TURN, MAX_PAST_S
+            self.state = "asking"
+
+    def give_up(self, why: str) -> None:
+        """What is on the way will not come."""
+        if self.is_active:
+            self._end("failed", why)
+
+    def go_on(self, client: ControlClient, check: Callable[[], None]) -> None:
+        """Ask one more question, where somebody wants the answer.
+
+        Args:
+            check: raises where another engine answers by now.
+
+        Raises:
+            JoinAgain: by `check`.
+        """
+        if not self.is_due:
+            return
+        try:
+            if self._older is None:
+                self._older = self._fitting(client)
+            elif self._fill(client, self._older):
+                check()  # the answers do not say of which engine they are
+                self._put_in_front(self._older)
+        except _CannotBeHad as error:
+            self._end("failed", str(error))
+        except msgspec.DecodeError as error:
+            self._end("failed", f"a message could not be read: {error}")
+        except CommandRefused as error:
+            if error.code == "rate_limited":
+                self._next_s = time.monotonic() + ASK_AGAIN_S
+            else:
+                self._end("failed", str(error))
+        except EngineGone as error:
+            self._end("failed", str(error))
+        except EngineUnreachable:
+            self._num_failed += 1
+            self._turn = max(_MIN_TURN, self._turn // 4)
+            if self._num_failed >= _MAX_FAILED:
+                self._end("failed", "the engine does not answer in time")
+
+    def _fitting(self, client: ControlClient) -> History | None:
+        """A history that begins as early as the engine, the way to it and the memory allow.
+
+        None where the way is too slow for so much: next time it is asked for less. Over such a way
+        each answer takes its time, in which nothing else is taken and nobody can leave.
+        """
+        end, room_steps, room_bytes = self._end_of_it()
+        history = self._history
+        snapshot = self._kept(client, self._past_s)
+        if snapshot.sequence >= end or self._past_s < MIN_PAST_S:
+            is_slow = self._past_s < MAX_PAST_S
+            raise _CannotBeHad(_TOO_SLOW if is_slow else self._why_none(snapshot))
+        if catch_up_s(client, snapshot.sequence + 1, end - snapshot.sequence) > MAX_FETCH_S:
+            past_s = (history.state.time_ns - snapshot.time_ns) / 1e9
+            self._past_s = min(self._past_s, max(0.0, past_s)) / 2
+            return None
+        self._why_no_more = self._why_none(snapshot)
+        older = History(history.slo, room_steps, room_bytes, history.known_since_ns)
+        older.reset(snapshot)
+        self._begin = snapshot.sequence
+        return older
+
+    def _kept(self, client: ControlClient, past_s: float) -> Snapshot:
+        info = self._history.info
+        if info is None or not info.keeps_snapshots:
+            raise _CannotBeHad("the engine is of an older stepscope, and keeps nothing of before")
+        snapshot = client.kept_snapshot(past_s)
+        if snapshot is None or snapshot.info.engine_id != info.engine_id:
+            raise _CannotBeHad("the engine keeps nothing of before")
+        return snapshot
+
+    def _end_of_it(self) -> tuple[int, int, int]:
+        """The last message of before, and how many steps and bytes there is room for."""
+        end = self._history.begins_after
+        if end is None:
+            raise _CannotBeHad("messages were lost right before the oldest step")
+        room_steps, room_bytes = self._history.room
+        if room_steps < SEGMENT_STEPS or room_bytes < _MIN_ROOM_BYTES:
+            raise _CannotBeHad(
+                f"the memory is full ({self._history.num_steps:,} steps): "
+                "what is older would be forgotten at once"
+            )
+        return end, room_steps, room_bytes
+
+    def _why_none(self, oldest: Snapshot) -> str:
+        if oldest.step < 0:
+            return "it is the engine's first"
+        kept_s = (self._history.state.time_ns - oldest.time_ns) / 1e9
+        return f"the engine keeps no more than its last {kept_s:,.0f} s"
+
+    def _fill(self, client: ControlClient, older: History) -> bool:
+        """Take the next messages; whether these were the last."""
+        end = self._end_of_it()[0]
+        last = older.last_sequence
+        first = begin = (self._begin if last is None else last) + 1
+        if first <= end:
+            answer = self._replay(client, first, min(self._turn, end + 1 - first))
+            for frame in answer.frames:
+                if frame.sequence != first:
+                    break
+                if frame.topic in _TOPICS:
+                    older.append(first, frame.payload)
+                else:  # of a newer engine: a kind that we do not know
+                    older.skip(first)
+                first += 1
+            if first == begin:
+                raise _CannotBeHad("the engine has given it up meanwhile")
+            self._num_failed = 0
+            self._turn = min(_TURN, self._turn * 2)
+        self.share = (first - 1 - self._begin) / max(1, end - self._begin)
+        return first > end
+
+    def _replay(self, client: ControlClient, sequence: int, limit: int) -> Replayed:
+        reply = client.ask(ReplayFrom(sequence=sequence, limit=limit), _ANSWER_S)
+        if not isinstance(reply, Replayed):
+            raise CommandRefused("protocol", f"it sent {type(reply).__name__}, not Replayed")
+        return reply
+
+    def _put_in_front(self, older: History) -> None:
+        num_before = self._history.num_steps
+        is_cut = older.begins_after != self._begin
+        if not self._history.prepend(older):
+            raise _CannotBeHad("what is in memory does not go on from it")
+        self.num_steps = self._history.num_steps - num_before
+        if not self.num_steps:  # what came before was no step
+            raise _CannotBeHad(self._why_no_more)
+        self._end("done", "all that there is room for in memory" if is_cut else "")
+
+    def _end(self, state: BackfillState, note: str) -> None:
+        if state == "failed":
+            log.warning("nothing of before: %s", note)
+        self._older = None
+        self.note = note
+        self.state = state

@@ -1,0 +1,294 @@
+"""`Subscriber`: the live source. Its thread owns the SUB socket and the control client.
+
+It subscribes first and asks for a snapshot then, so that nothing falls between the two; messages
+that are missing are asked for again, and what the engine does not have any more is counted as
+lost. An engine that comes back is joined anew; whether it is the same one its id tells.
+"""
+
+import logging
+import threading
+import time
+from functools import partial
+from typing import Literal, TypeAlias
+
+import msgspec
+import zmq
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import (
+    CommandRefused,
+    EngineSilent,
+    EngineStarting,
+    EngineUnreachable,
+)
+from stepscope.engine.client.reorder_buffer import Received
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import SCHEMA_VERSION, EngineInfo
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.engine.transport.sockets import RECONNECT_MS, client_socket
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import FrameTap
+from stepscope.recordings.live.backfill import Backfill
+from stepscope.recordings.live.gap_recovery import ASK_TIMEOUT_S, TOPICS, Healing, JoinAgain
+
+log = logging.getLogger("stepscope.recordings")
+
+STALE_S = 3.0  # an engine gives a sign of life every second
+RETRY_S = 1.0
+RECEIVE_QUEUE = 50_000  # messages waiting in the socket
+_DEAD_AFTER = 2.0  # times as long as makes it stale
+_POLL_MS = 50
+_BURST = 2_000  # messages taken before looking whether to stop
+_REST_MS = 50  # for more to come: to wake up for each message costs more than to take it
+
+LiveStatus: TypeAlias = Literal["starting", "connecting", "live", "stale", "down"]
+
+
+class Subscriber:
+    """Fills `history` from a running engine; implements `Source`.
+
+    Args:
+        endpoint: of the engine.
+        history: to fill, a new one by default.
+        stale_s: seconds without any message until the status is `stale`.
+        retry_s: seconds between attempts to reach an engine that does not answer.
+        past_s: seconds of what was before it came, to begin with, as far as the engine keeps them.
+
+    Attributes:
+        backfill: puts what the engine keeps of before in front of what is in memory.
+    """
+
+    is_live = True
+
+    def __init__(
+        self,
+        endpoint: Endpoint | str,
+        history: History | None = None,
+        stale_s: float = STALE_S,
+        retry_s: float = RETRY_S,
+        past_s: float = 0.0,
+    ) -> None:
+        self.endpoint = Endpoint.parse(endpoint) if isinstance(endpoint, str) else endpoint
+        self.name = self.endpoint.name
+        self.history = history if history is not None else History()
+        self.tap = FrameTap()
+        self._stale_s = stale_s
+        self._retry_s = retry_s
+        self._status: LiveStatus = "connecting"
+        self._error: str | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="subscriber", daemon=True)
+        self._healing = Healing(self.history, self.tap, self._stopping, past_s)
+        self.backfill = Backfill(self.history)
+        # Of the engine that is joined:
+        self._last_published: int | None = None  # the last one that came by itself
+        self._last_heard_s = 0.0
+        self._next_probe_s = 0.0
+        self._next_reconnect_s = 0.0
+        self._doubt = False  # it was silent: it may be another one now
+
+    @property
+    def status(self) -> LiveStatus:
+        return self._status
+
+    @property
+    def error(self) -> str | None:
+        return self._error or self._healing.bad
+
+    @property
+    def num_healed(self) -> int:
+        """Messages that were missing and came when asked for."""
+        return self._healing.num_healed
+
+    @property
+    def num_bad(self) -> int:
+        return self._healing.num_bad
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._follow()
+            except JoinAgain:
+                self.backfill.give_up("another engine answers by now")
+                continue
+            except EngineStarting as error:
+                self._status = "starting"
+                self._error = str(error)
+            except (EngineUnreachable, CommandRefused) as error:
+                if self._status != "connecting":
+                    self._status = "down"
+                self._error = self._in_words(error)
+            except Exception as error:
+                # Ours to repair, but no reason to lose the session that is on the screen.
+                log.exception("the subscriber of %s failed and joins again", self.endpoint.control)
+                self._status = "down"
+                self._error = f"internal error, see the log: {error!r}"
+            self.backfill.give_up(self._error or "the engine does not answer")
+            self._stopping.wait(self._retry_s)
+        self._healing.end()
+
+    def _follow(self) -> None:
+        """Join the engine and receive until something is wrong or all is over."""
+        socket = client_socket(zmq.SUB, self.endpoint)
+        # An engine that has come back in the place of another may go on with the very number that
+        # is awaited: only the lost connection tells.
+        disconnected = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(disconnected, zmq.POLLIN)
+        resting = zmq.Poller()
+        resting.register(disconnected, zmq.POLLIN)
+        try:
+            socket.linger = 0
+            socket.rcvhwm = RECEIVE_QUEUE
+            socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_TELEMETRY_BYTES)
+            # No heartbeats: libzmq 4.3 aborts the process when one is due on a connection that was
+            # lost while the receive queue was full. The engine's own signs of life serve as well.
+            socket.connect(self.endpoint.telemetry)
+            socket.subscribe(b"")
+            with ControlClient(self.endpoint, ASK_TIMEOUT_S) as client:
+                self._join(client)
+                while not self._stopping.is_set():
+                    self.backfill.go_on(client, partial(self._healing.check, client))
+                    ready = dict(poller.poll(0 if self.backfill.is_due else _POLL_MS))
+                    is_lost = disconnected in ready
+                    if is_lost:
+                        disconnected.recv_multipart()
+                        self._doubt = True
+                    if socket in ready:
+                        if self._receive(socket, client) and not self.backfill.is_active:
+                            self._rest(resting, socket, client)
+                    elif is_lost or self._is_probe_due():
+                        self._probe()
+                        if time.monotonic() >= self._next_reconnect_s:
+                            # It lives and nothing comes: the connection may be dead.
+                            socket.disconnect(self.endpoint.telemetry)
+                            socket.connect(self.endpoint.telemetry)
+                            self._put_off_reconnecting()
+                for _ in range(RECEIVE_QUEUE // _BURST):  # an engine may go on without end
+                    if self._receive(socket, client):
+                        break
+        finally:
+            socket.disable_monitor()
+            socket.close()
+
+    def _join(self, client: ControlClient) -> None:
+        snapshot = self._healing.snapshot(client)
+        info = snapshot.info
+        if info.schema_version > SCHEMA_VERSION:
+            raise CommandRefused(
+                "schema",
+                f"the engine speaks schema {info.schema_version} (stepscope "
+                f"{info.software_version}), this stepscope reads up to {SCHEMA_VERSION}: "
+                "install a newer one",
+            )
+        self._last_published = None
+        self._healing.join(client, snapshot)
+        self._heard()
+
+    def _receive(self, socket: zmq.Socket[bytes], client: ControlClient) -> bool:
+        """Take what is there; false where that was too much for one turn.
+
+        It is taken together, so that all that is missing in it costs one question.
+        """
+        batch: list[Received] = []
+        is_all = is_of_another = False
+        for _ in range(_BURST):
+            try:
+                frames = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                is_all = True
+                break
+            if (received := self._read(frames)) is None:
+                continue
+            if is_of_another := self._is_of_another(received):
+                break
+            batch.append(received)
+            self._last_published = received.sequence
+        if batch:
+            if self._doubt:
+                self._healing.check(client)
+            self._heard()
+            self._healing.take(client, batch)
+        if is_of_another:
+            raise JoinAgain
+        return is_all
+
+    def _rest(
+        self, disconnected: zmq.Poller, socket: zmq.Socket[bytes], client: ControlClient
+    ) -> None:
+        """Let messages gather. The last ones of an engine that dies meanwhile are taken."""
+        start_s = time.monotonic()
+        is_lost = disconnected.poll(_REST_MS)
+        if is_lost and time.monotonic() - start_s < RECONNECT_MS / 1000:
+            self._receive(socket, client)  # too soon for one that has come back in its place
+
+    def _read(self, frames: list[bytes]) -> Received | None:
+        """A message that came by itself, None when it cannot be read."""
+        try:
+            topic, number, payload = frames
+            sequence = wire.sequence_of(number)
+            message = wire.decode(payload) if topic in TOPICS else None
+        except (ValueError, msgspec.DecodeError) as error:
+            self._healing.note_bad(error)
+            return None
+        return Received(sequence, topic, payload, message)
+
+    def _is_of_another(self, received: Received) -> bool:
+        """Whether it cannot be of the engine that is joined."""
+        message = received.message
+        if isinstance(message, EngineInfo) and not self._healing.is_of(message.engine_id):
+            return True
+        # Numbers only go back when an engine starts anew.
+        return self._last_published is not None and received.sequence <= self._last_published
+
+    def _is_probe_due(self) -> bool:
+        now_s = time.monotonic()
+        return now_s - self._last_heard_s > self._stale_s and now_s >= self._next_probe_s
+
+    def _probe(self) -> None:
+        """Nothing has come for a while, or the connection is lost: is anybody there?"""
+        self._doubt = True
+        silent_s = time.monotonic() - self._last_heard_s
+        try:
+            # A client of its own: what was asked of a dead engine must not reach its successor.
+            with ControlClient(self.endpoint, RETRY_S) as client:
+                if not self._healing.is_of(client.info().engine_id):
+                    raise JoinAgain
+        except (EngineUnreachable, CommandRefused) as error:
+            self._status = "starting" if isinstance(error, EngineStarting) else "down"
+            self._error = self._in_words(error)
+            self.backfill.give_up(self._error)
+        else:
+            if silent_s <= self._stale_s:
+                return  # only the connection was lost
+            self._status = "stale"
+            self._error = f"the engine answers, but nothing came from it for {silent_s:.0f} s"
+        self._next_probe_s = time.monotonic() + self._retry_s
+
+    def _in_words(self, error: Exception) -> str:
+        """Why nobody answers; by its name, where it was here before."""
+        text, info = str(error), self.history.info
+        if info is None or text.startswith(f"{info.name} "):
+            return text
+        if isinstance(error, EngineSilent):
+            return f"{info.name} answers nothing: stopped or cut off (at {self.endpoint.control})"
+        return f"{info.name} is down: {text}"
+
+    def _heard(self) -> None:
+        self._last_heard_s = time.monotonic()
+        self._put_off_reconnecting()
+        self._doubt = False
+        self._status = "live"
+        self._error = None
+
+    def _put_off_reconnecting(self) -> None:
+        self._next_reconnect_s = time.monotonic() + _DEAD_AFTER * self._stale_s

@@ -1,0 +1,6 @@
+"""A session from a file: seeking, playing, and searching the whole file.
+
+May import: engine.protocol, recordings, recordings.attribution, recordings.file,
+  recordings.history, recordings.history.ring, recordings.state, recordings.state.series.
+A new search of a whole file gets a file here.
+"""

@@ -1,0 +1,169 @@
+"""`FileEvents`: what happened in a whole file, also in what a replay has not played yet.
+
+Its thread owns a file handle of its own; it reads a chunk now and then, so that it is in nobody's
+way. No step is decoded but those that have a word in them which says that something happened. Late
+tokens are not found so: they have to be reckoned, message by message.
+"""
+
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from stepscope.engine.protocol.wire import (
+    Aborted,
+    Audited,
+    KnobsChanged,
+    Mark,
+    Preempted,
+    Rejected,
+    RequestEvent,
+)
+from stepscope.recordings.file.landmarks import messages_in
+from stepscope.recordings.file.loaded_chunk import KEYFRAME
+from stepscope.recordings.file.reader import Position, Recording
+from stepscope.recordings.replay.event_steps import EventSteps, Noted
+from stepscope.recordings.replay.file_search import FileSearch
+from stepscope.recordings.state.series.events import (
+    EventKind,
+    SessionEvent,
+    Told,
+    audit_event,
+    knobs_event,
+    mark_event,
+)
+
+_MAX_SPREAD = 512  # cells of the widest bar
+_PAUSE_S = 0.005  # between two chunks
+_FIRST_PAUSE_S = 0.3  # the first picture comes before
+_OF_REQUESTS: dict[type[msgspec.Struct], EventKind] = {
+    Preempted: "preempt",
+    Aborted: "abort",
+    Rejected: "reject",
+}
+# How the tags of these lie in a file.
+_WORDS = [msgspec.msgpack.encode(each.__struct_config__.tag) for each in _OF_REQUESTS]
+
+
+class _Told(msgspec.Struct):
+    """What of a step, packed or not, or of a sign of life is looked at."""
+
+    step: int
+    tokens_ns: int = 0
+    time_ns: int = 0
+    events: list[RequestEvent] = []
+
+
+_told = msgspec.msgpack.Decoder(_Told).decode
+
+
+class _ByStep(NamedTuple):
+    """An event that somebody caused, and the message that tells of it."""
+
+    event: SessionEvent
+    message: Mark | KnobsChanged | Audited
+
+
+class FileEvents:
+    """Finds them once its `search` is started.
+
+    Attributes:
+        search: the thread.
+        found: marks and changes of knobs so far, by step.
+        changes: those of knobs, oldest first.
+        told: what else somebody did or was refused, oldest first.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.search = FileSearch(path, "events of the file", self._look, _FIRST_PAUSE_S)
+        self._of_engine: Sequence[SessionEvent] = ()
+        self._of_requests = {kind: EventSteps() for kind in _OF_REQUESTS.values()}
+        self.found: Sequence[SessionEvent] = ()
+        self.changes: Sequence[KnobsChanged] = ()
+        self.told: Sequence[Told] = ()
+
+    @property
+    def is_done(self) -> bool:
+        """The whole file has been looked through."""
+        return self.search.is_done
+
+    def next(self, step: int, direction: int, kinds: Collection[str]) -> SessionEvent | None:
+        """The nearest one after (direction 1) or before (-1) `step`, as far as is known."""
+        caused = [each for each in (*self.found, *self._of_engine) if each.kind in kinds]
+        found = [each for each in caused if (each.step - step) * direction > 0]
+        for kind, steps in self._of_requests.items():
+            if kind in kinds and (event := steps.next(step, direction)) is not None:
+                found.append(event)
+        return min(found, key=lambda each: (each.step - step) * direction, default=None)
+
+    def landmarks(self) -> list[SessionEvent]:
+        """What a bar of all the file shows: marks, changes of knobs, and where it preempts."""
+        return [*self.found, *self._of_requests["preempt"].spread(_MAX_SPREAD)]
+
+    # The thread
+
+    def _look(self, recording: Recording) -> None:
+        for number in range(recording.num_chunks):
+            self._take_in(list(_caused_in(recording, number)))
+            for told in _told_in(recording, number):
+                for event in told.events:
+                    if isinstance(event, Noted):
+                        time_ns = told.tokens_ns or told.time_ns
+                        steps = self._of_requests[_OF_REQUESTS[type(event)]]
+                        steps.add(max(told.step, 0), time_ns, event)
+            self.search.rest(_PAUSE_S)
+            if self.search.is_stopping:
+                return
+
+    def _take_in(self, caused: list[_ByStep]) -> None:
+        """What somebody caused. Others read what is there, and see all of it or nothing."""
+        if not caused:
+            return
+        changes = [each.message for each in caused if isinstance(each.message, KnobsChanged)]
+        if changes:
+            known = {each.version: each for each in (*self.changes, *changes)}
+            self.changes = [known[version] for version in sorted(known)]
+        told = [
+            Told(each.event.step, each.message)
+            for each in caused
+            if isinstance(each.message, Audited)
+        ]
+        if told:
+            self.told = sorted([*self.told, *told], key=lambda each: each.entry.time_ns)
+        events = {each.event for each in caused}
+        of_engine = {each for each in events if each.kind == "engine"}
+        if of_engine:
+            self._of_engine = _by_step({*self._of_engine, *of_engine})
+        if events - of_engine:
+            self.found = _by_step({*self.found, *(events - of_engine)})
+
+
+def _by_step(events: set[SessionEvent]) -> list[SessionEvent]:
+    return sorted(events, key=lambda each: (each.step, each.time_ns))
+
+
+def _caused_in(recording: Recording, number: int) -> Iterator[_ByStep]:
+    """What somebody did in a chunk: marks, changes of knobs, other changes and refusals."""
+    for place, message in messages_in(recording, number):
+        if isinstance(message, Mark):
+            yield _ByStep(mark_event(message), message)
+        elif isinstance(message, KnobsChanged):
+            if (event := knobs_event(message)) is not None:
+                yield _ByStep(event, message)
+        elif isinstance(message, Audited):
+            step = recording.step_before(Position(number, place)) or 0
+            if (event := audit_event(message, step)) is not None:
+                yield _ByStep(event, message)
+
+
+def _told_in(recording: Recording, number: int) -> Iterator[_Told]:
+    """The messages of a chunk that tell of requests being preempted, aborted or rejected."""
+    frames = recording.chunk(number).frames
+    for place in sorted({place for word in _WORDS for place in frames.places_of(word)}):
+        frame = frames[place]
+        if frame.topic != KEYFRAME:
+            # 'stepscope verify' tells of what cannot be read.
+            with contextlib.suppress(msgspec.DecodeError):
+                yield _told(frame.payload)

@@ -1,0 +1,205 @@
+"""`FileWaits`: the late tokens and lost messages of a whole file, also of what is not in memory.
+
+They have to be reckoned, message by message: the waits of every step. Its thread owns a file handle
+of its own and begins where the replay stands; it works for a third of the time, a millisecond or
+two at once, so that it is in nobody's way. What is kept does not depend on the service levels.
+"""
+
+import time
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from stepscope.recordings.attribution.longest import Breach
+from stepscope.recordings.attribution.usual import MIN_STEPS, Usual
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.windows import Stalls
+from stepscope.recordings.replay.chunk_waits import waits_in
+from stepscope.recordings.replay.file_search import FileSearch
+from stepscope.recordings.replay.filling import DAMAGE
+from stepscope.recordings.replay.worst_waits import WorstWaits
+from stepscope.recordings.state.series.events import SessionEvent, breach_event
+from stepscope.recordings.state.series.latency import SLO
+
+MAX_KEPT = 1_500_000  # of 40 bytes: a busy week has 1.2 million
+_FIRST_PAUSE_S = 0.6  # what is on the screen, and what happened in the file, come before
+_BUSY_S = 0.02  # until it is asked again whether something else is
+_REST = 2.0  # times as long as it has worked
+_NEVER, _SEARCHED, _UNREADABLE = 0, 1, 2
+_NO_FIRST, _NO_LAST = 2**62, -1  # step of a chunk without any
+
+
+class FileWaits:
+    """Finds them once its `search` is started.
+
+    Args:
+        path: of the recording.
+        where: the step near which to search next, None where that is not known. On its thread.
+        is_busy: something more urgent is being done with the file; likewise.
+        learnt: takes what is usual among the steps so far, each time twice as many are known and
+            at the end; likewise.
+
+    Attributes:
+        search: the thread.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        where: Callable[[], int | None] = lambda: None,
+        is_busy: Callable[[], bool] = lambda: False,
+        learnt: Callable[[Usual], None] = lambda usual: None,
+    ) -> None:
+        self.search = FileSearch(path, "waits of the file", self._search, _FIRST_PAUSE_S)
+        self._where = where
+        self._is_busy = is_busy
+        self._learnt = learnt
+        self._usual = Usual()
+        self._num_told = 0  # steps of it when it was given last
+        self._worked_since_s = 0.0
+        self._itl, self._ttft = WorstWaits(), WorstWaits()
+        self._gaps: list[SessionEvent] = []  # in order of steps; replaced, not changed
+        # Of each chunk, once it is open:
+        self._searched = bytearray()
+        self._first_steps, self._last_steps = array("q"), array("q")
+
+    @property
+    def is_done(self) -> bool:
+        """Nothing more will be found: see `spans` for what was searched."""
+        return self.search.is_done
+
+    @property
+    def share(self) -> float:
+        """Of the file, that has been searched: 0..1."""
+        return self._searched.count(_SEARCHED) / max(1, len(self._searched))
+
+    def spans(self) -> list[tuple[int, int]]:
+        """First and last step of each stretch that was searched, in order."""
+        searched, found = bytes(self._searched), []
+        begin = searched.find(_SEARCHED)
+        while begin >= 0:
+            end = begin
+            while end < len(searched) and searched[end] == _SEARCHED:
+                end += 1
+            first, last = min(self._first_steps[begin:end]), max(self._last_steps[begin:end])
+            if first <= last:
+                found.append((first, last))
+            begin = searched.find(_SEARCHED, end)
+        return found
+
+    def next(
+        self, step: int, direction: int, kinds: Collection[str], slo: SLO
+    ) -> SessionEvent | None:
+        """The nearest one after (direction 1) or before (-1) `step`, as far as was searched.
+
+        Args:
+            slo: what makes a token late. Of the late ones of a second and kind, that of the longest
+                wait is found.
+        """
+        found: list[SessionEvent] = []
+        if "slo" in kinds:
+            for kind, waits, bound_ms in self._kinds(slo):
+                if (wait := waits.next(step, direction, bound_ms * 1e6)) is not None:
+                    found.append(
+                        breach_event(slo, wait.step, wait.time_ns, kind, wait.ns, wait.request_id)
+                    )
+        if "gap" in kinds:
+            gaps = self._gaps
+            at = (
+                bisect_right(gaps, step, key=_step)
+                if direction > 0
+                else bisect_left(gaps, step, key=_step) - 1
+            )
+            if 0 <= at < len(gaps):
+                found.append(gaps[at])
+        return min(found, key=lambda each: (each.step - step) * direction, default=None)
+
+    def stalls(self, slo: SLO, limit: int) -> Stalls:
+        """The longest waits above the ITL bound as far as was searched, the longest of each second.
+
+        Where there is none, those for a first token above the TTFT bound. `num_tokens` counts those
+        that came after this very wait, `number` the seconds that have one.
+        """
+        for kind, waits, bound_ms in self._kinds(slo):
+            if found := waits.longest(limit, bound_ms * 1e6):
+                longest = [
+                    Breach(each.step, each.time_ns, kind, each.ns, each.request_id, each.num_tokens)
+                    for each in found
+                ]
+                return Stalls(longest, waits.num_above(bound_ms * 1e6))
+        return Stalls([], 0)
+
+    def _kinds(self, slo: SLO) -> list[tuple[str, WorstWaits, float]]:
+        return [("ITL", self._itl, slo.itl_ms), ("TTFT", self._ttft, slo.ttft_ms)]
+
+    # The thread
+
+    def _search(self, recording: Recording) -> None:
+        number = recording.num_chunks
+        self._first_steps = array("q", [_NO_FIRST]) * number
+        self._last_steps = array("q", [_NO_LAST]) * number
+        self._searched = bytearray(number)
+        at = 0
+        while number and not self.search.is_stopping:
+            self._worked_since_s = time.monotonic()
+            at = self._chunk_at(recording, at)
+            nearest = _nearest(self._searched, at)
+            if nearest is None or len(self._itl) + len(self._ttft) + len(self._gaps) > MAX_KEPT:
+                break
+            try:
+                self._take(recording, nearest)
+            except (RecordingError, *DAMAGE):
+                self._searched[nearest] = _UNREADABLE  # who plays it says so
+        if self._usual.num_steps > self._num_told and not self.search.is_stopping:
+            self._tell_usual()
+
+    def _take(self, recording: Recording, number: int) -> None:
+        found = waits_in(recording, number, self._turn)
+        if found is None:
+            return
+        self._itl.put(found.itl)
+        self._ttft.put(found.ttft)
+        if found.gaps:
+            at = bisect_left(self._gaps, found.gaps[0].step, key=_step)
+            self._gaps = [*self._gaps[:at], *found.gaps, *self._gaps[at:]]
+        if (steps := recording.steps_in(number)) is not None:
+            self._first_steps[number], self._last_steps[number] = steps
+        self._searched[number] = _SEARCHED
+        for work, ns in found.steps:
+            self._usual.add(work, ns)
+        if self._usual.num_steps >= 2 * max(MIN_STEPS, self._num_told):
+            self._tell_usual()
+
+    def _tell_usual(self) -> None:
+        self._num_told = self._usual.num_steps
+        self._learnt(self._usual.copy())
+
+    def _chunk_at(self, recording: Recording, before: int) -> int:
+        """The chunk to search first: the one where the replay stands."""
+        step = self._where()
+        if step is None or self._first_steps[before] <= step <= self._last_steps[before]:
+            return before
+        found = recording.find_step(step)
+        return before if found is None else found.chunk
+
+    def _turn(self) -> bool:
+        """Rest after some messages; whether to go on."""
+        self.search.rest(_REST * (time.monotonic() - self._worked_since_s))
+        while self._is_busy() and not self.search.rest(_BUSY_S):
+            pass
+        self._worked_since_s = time.monotonic()
+        return not self.search.is_stopping
+
+
+def _nearest(searched: bytearray, at: int) -> int | None:
+    """The chunk nearest to `at` that was not looked at, None where all were."""
+    after, before = searched.find(_NEVER, at), searched.rfind(_NEVER, 0, at)
+    if after < 0 or before < 0:
+        return None if after == before else max(after, before)
+    return after if after - at <= at - before else before
+
+
+def _step(event: SessionEvent) -> int:
+    return event.step

@@ -1,0 +1,53 @@
+"""`Playhead`: the place in a recording where a replay stands, and what comes next there."""
+
+from collections.abc import Iterator
+
+from stepscope.recordings.file.loaded_chunk import Frame
+from stepscope.recordings.file.reader import Position, Recording
+
+
+class Playhead:
+    """Belongs to one thread. Where it is put nothing is read before somebody asks for it.
+
+    Attributes:
+        position: before the next message.
+        next: the next message, once `peek` has read it.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self.position = Position(0, 0)
+        self.next: Frame | None = None
+        self._recording = recording
+        self._after = self.position  # the next message
+        self._reader: Iterator[tuple[Frame, Position]] = iter(())
+
+    def put(self, position: Position, sequence: int) -> None:
+        """Go before the message at `position`; the one before it has this number."""
+        self.position = position
+        self.next = None
+        self._reader = self._recording.frames(position, sequence)
+
+    @property
+    def is_at_end(self) -> bool:
+        """No message follows, as far as one can tell without reading it."""
+        return self.next is None and self._recording.is_end(self.position)
+
+    def peek(self) -> Frame | None:
+        """The next message; None at the end.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        if self.next is None:
+            self.next, self._after = next(self._reader, (None, self.position))
+        return self.next
+
+    def take(self) -> Frame | None:
+        """The same, and go on behind it."""
+        frame = self.peek()
+        self.position, self.next = self._after, None
+        return frame
+
+    def is_before(self, position: Position) -> bool:
+        """Whether the next message is one of those before `position`."""
+        return self.peek() is not None and self._after <= position

@@ -1,0 +1,307 @@
+"""`ReplaySource`: a recording played into a `History`, at any speed, from any step.
+
+Its thread owns the place in the file. What a caller asks for is noted and done there. Seeking
+prepares a history aside and swaps it in, so that nobody sees half of it: first one of the last
+steps only, which is there at once, then one that reaches as far back as the windows do.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.reader import Position, Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import FrameTap
+from stepscope.recordings.replay.excerpt import excerpt
+from stepscope.recordings.replay.file_events import FileEvents
+from stepscope.recordings.replay.file_waits import FileWaits
+from stepscope.recordings.replay.playhead import Playhead
+from stepscope.recordings.replay.reach import Reach
+from stepscope.recordings.replay.seek import WINDOW_STEPS, step_in
+from stepscope.recordings.replay.tempo import Tempo
+
+_TICK_S = 0.02
+# For the picture after a seek, before anything else is done; the first takes imports as well.
+_BREATH_S = 0.08
+_FIRST_BREATH_S = 0.5
+
+
+class ReplaySource:
+    """Fills `history` from a recording; implements `Source`.
+
+    The newest step of the history is the place where the replay stands.
+
+    Args:
+        recording: stays open until `stop`, which closes it.
+        history: to fill, a new one by default.
+        speed: seconds of the recording in a second, clamped to 0.1..64.
+        playing: whether it plays from the start, or stands at the first step.
+
+    Attributes:
+        file_events: what happened in the whole file, also in what is not played yet.
+        file_waits: the late tokens and lost messages of the whole file, as far as was searched.
+        on_found: called on its thread as soon as what was sought is shown; it must not wait, and
+            not raise.
+    """
+
+    is_live = False
+    num_bad = 0
+
+    def __init__(
+        self,
+        recording: Recording,
+        history: History | None = None,
+        speed: float = 1.0,
+        playing: bool = True,
+    ) -> None:
+        self.recording = recording
+        self.name = recording.path.name
+        self.history = history if history is not None else History()
+        self.history.known_since_ns = recording.known_since_ns
+        self.tap = FrameTap()
+        self.file_events = FileEvents(recording.path)
+        self.file_waits = FileWaits(
+            recording.path,
+            lambda: self.history.last_step,
+            lambda: self._busy,
+            self.history.know_usual,
+        )
+        self.on_found: Callable[[], None] | None = None
+        self._wake = threading.Condition()
+        self._tempo = Tempo(speed)
+        self._playing = playing
+        self._at_end = False
+        self._wanted: int | None = recording.first_step or 0  # step to go to
+        self._skips = 0  # steps to go from there
+        self._is_seeking = False
+        self._reach = Reach(recording, self.history)
+        self._busy = True  # something that was asked for is not done
+        self._stopping = False
+        self._breath_s = _FIRST_BREATH_S
+        self._error: str | None = None
+        self._thread = threading.Thread(target=self._run, name="replay", daemon=True)
+        # The thread's:
+        self._head = Playhead(recording)
+
+    # From any thread
+
+    @property
+    def status(self) -> Literal["playing", "paused", "ended"]:
+        if self._at_end and self._wanted is None:
+            return "ended"
+        return "playing" if self._playing else "paused"
+
+    @property
+    def error(self) -> str | None:
+        return self._error or self.recording.message
+
+    @property
+    def speed(self) -> float:
+        return self._tempo.speed
+
+    @property
+    def extent(self) -> tuple[int, int] | None:
+        """First and last step of the file; None when there is none in it."""
+        first, last = self.recording.first_step, self.recording.last_step
+        return None if first is None or last is None else (first, last)
+
+    @property
+    def extent_ns(self) -> tuple[int, int]:
+        """Wall time of its first and last message."""
+        return self.recording.start_ns, self.recording.end_ns
+
+    @property
+    def is_seeking(self) -> bool:
+        """The step that was asked for is not shown yet."""
+        return self._is_seeking or self._wanted is not None or self._skips != 0
+
+    def start(self) -> None:
+        self._thread.start()
+        self.file_events.search.start()
+        self.file_waits.search.start()
+
+    def stop(self) -> None:
+        with self._wake:
+            self._stopping = True
+            self._wake.notify_all()
+        self.file_events.search.stop()
+        self.file_waits.search.stop()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self.recording.close()
+
+    def step_in(self, step: int, ns: int) -> int | None:
+        """The step so long after `step`, or before it; None where that is not in the file."""
+        return step_in(self.recording, step, ns)
+
+    def play(self, speed: float | None = None) -> None:
+        """Go on playing, at another speed if one is given."""
+        with self._wake:
+            self._tempo.restart(speed)
+            self._playing = True
+            self._wake.notify_all()
+
+    def pause(self) -> None:
+        with self._wake:
+            self._playing = False
+            self._wake.notify_all()
+
+    def seek(self, step: int) -> None:
+        """Stand at `step`, or at the last one before it that was recorded. Does not wait."""
+        with self._wake:
+            self._wanted = step
+            self._skips = 0
+            self._busy = True
+            self._wake.notify_all()
+
+    def skip(self, num_steps: int) -> None:
+        """So many recorded steps on, or back if negative; pauses."""
+        with self._wake:
+            self._playing = False
+            self._skips += num_steps
+            self._busy = True
+            self._wake.notify_all()
+
+    def show(self, num_steps: int) -> None:
+        """So many steps are on the screen: that many are to be there before the newest."""
+        if num_steps == self._reach.num_shown:
+            return
+        with self._wake:
+            if self._reach.note_shown(num_steps):
+                self._busy = True
+                self._wake.notify_all()
+
+    def look_at(self, step: int | None) -> None:
+        """A step in memory is looked at (None: the newest): what led to it is to be there, too."""
+        with self._wake:
+            if self._reach.note_look(step):
+                self._busy = True
+                self._wake.notify_all()
+
+    def has_room_at(self, step: int) -> bool:
+        """Whether what led to a step in memory is there, or can be beside the newest step."""
+        return self._reach.covers(step) or self._reach.has_room(step)
+
+    def wait(self, timeout_s: float = 10.0) -> bool:
+        """Until what was asked for is done; False if it takes longer."""
+        with self._wake:
+            return self._wake.wait_for(lambda: not self._busy or self._stopping, timeout_s)
+
+    # The thread
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                if self._stopping:
+                    return
+                wanted, skips = self._wanted, self._skips
+                has_sought = self._is_seeking
+                self._is_seeking = wanted is not None or skips != 0
+                self._wanted, self._skips = None, 0
+                if has_sought and not self._is_seeking and self.on_found is not None:
+                    self.on_found()
+                is_short = self._reach.is_short and not self._is_seeking
+                if is_short and self._wake.wait(self._breath_s):
+                    continue
+                if is_short:
+                    self._breath_s = _BREATH_S
+                if not self._is_seeking and not is_short:
+                    if self._busy:
+                        self._busy = False
+                        self._wake.notify_all()
+                    if not self._playing or self._at_end:
+                        self._wake.wait()
+                        continue
+                    if self._head.next is not None and (due_s := self._due_s()) > 0:
+                        self._wake.wait(due_s)
+                        continue
+            try:
+                if wanted is not None:
+                    self._go_to(wanted)
+                if skips:
+                    self._skip(skips)
+                if is_short:
+                    self._reach.extend(self._head.position, self._is_wanted_elsewhere)
+                if self._is_seeking or is_short:
+                    self._tempo.restart()
+                else:
+                    self._play_due()
+            except (RecordingError, msgspec.DecodeError) as error:
+                self._error = str(error)
+                self._at_end = True
+
+    def _due_s(self) -> float:
+        """Seconds until the next message."""
+        frame = self._head.next
+        return 0.0 if frame is None else self._tempo.due_s(frame.log_ns)
+
+    def _play_due(self) -> None:
+        """All messages whose time has come, for a tick at most."""
+        until_s = time.monotonic() + _TICK_S
+        while self._head.peek() is not None and self._due_s() <= 0 and time.monotonic() < until_s:
+            self._take_next()
+        self._at_end = self._head.peek() is None
+
+    def _take_next(self) -> bytes:
+        """Take the next message; gives its topic, b"" at the end."""
+        frame = self._head.take()
+        self._at_end = self._head.is_at_end
+        if frame is None:
+            return b""
+        self.history.append(frame.sequence, frame.payload)
+        return frame.topic
+
+    def _read_from(self, position: Position, sequence: int) -> None:
+        self._head.put(position, sequence)
+        self._at_end = self._head.is_at_end
+
+    def _read_to(self, position: Position) -> None:
+        """Take all messages before a position, unless something else is wanted meanwhile."""
+        while self._head.is_before(position) and not self._is_interrupted():
+            self._take_next()
+
+    def _is_interrupted(self) -> bool:
+        return self._wanted is not None or self._stopping
+
+    def _skip(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            while self._take_next() not in (b"step", b""):
+                pass
+        last_step = self.history.last_step
+        if num_steps < 0 and last_step is not None:
+            self._go_to(self.history.neighbour(last_step, num_steps))
+
+    def _go_to(self, step: int) -> None:
+        recording, history = self.recording, self.history
+        if recording.first_step is None or recording.last_step is None:
+            snapshot, begin = recording.keyframe_before(Position(0, 0))
+            history.reset(snapshot)
+            self._read_from(begin, snapshot.sequence)
+            return
+        step = min(max(step, recording.first_step), recording.last_step)
+        target = recording.find_step(step) or Position(0, 0)
+        newest = history.last_step
+        num_steps = min(self._reach.num_shown, WINDOW_STEPS)
+        first = history.first_step
+        if first is not None and newest is not None:
+            if newest <= step <= newest + num_steps and not self._at_end:
+                self._read_to(target)
+                return
+            is_held = first <= step - num_steps or first == recording.first_step
+            if is_held and step < newest and history.rewind(history.neighbour(step + 1, -1)):
+                self._read_from(target, history.last_sequence or 0)
+                self._reach.note_rewound()
+                return
+        begin = recording.find_step(step - num_steps) or Position(0, 0)
+        fresh = excerpt(recording, history, begin, target, lambda: not self._is_interrupted())
+        if fresh is None:
+            return  # what is shown stays as it was
+        self._reach.show(fresh, is_short=begin > Position(0, 0))
+        self._read_from(target, fresh.last_sequence or 0)
+
+    def _is_wanted_elsewhere(self) -> bool:
+        return self._is_interrupted() or self._skips != 0

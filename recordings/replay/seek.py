@@ -1,0 +1,92 @@
+"""Places in a recording: the state at any of them, and where to begin so that windows are full."""
+
+import msgspec
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import Snapshot
+from stepscope.recordings.file.reader import Position, Recording, whole_sequence
+from stepscope.recordings.history.ring.fast_forward import FastForward
+from stepscope.recordings.state.session import SessionState
+
+WINDOW_S = 60.0  # of latencies
+WINDOW_STEPS = 200  # of lanes and charts, and the most that is there at once after a seek
+MAX_WINDOW_STEPS = 20_000  # ... at most, so that it is there soon
+
+
+def state_at(recording: Recording, position: Position) -> tuple[SessionState, int]:
+    """The state after all messages before a position, and the number of the last of them.
+
+    Before the first keyframe it is that of the first keyframe.
+
+    Raises:
+        RecordingError: no keyframe can be read.
+    """
+    try:
+        forward, sequence = forwarded(recording, position)
+        return forward.finish(), sequence
+    except (msgspec.DecodeError, ValueError, LookupError, TypeError):
+        # Damaged: what can be read is taken one by one.
+        snapshot, start = recording.keyframe_before(position)
+        state, sequence = SessionState.from_snapshot(snapshot), snapshot.sequence
+        for frame, after in recording.frames(start, sequence):
+            if after > position:
+                break
+            state.apply(wire.decode(frame.payload))
+            sequence = frame.sequence
+        return state, sequence
+
+
+def forwarded(recording: Recording, end: Position) -> tuple[FastForward, int]:
+    """Like `state_at`; the state is that of what is given first, once it is settled.
+
+    Raises:
+        RecordingError: no keyframe can be read.
+        msgspec.DecodeError, ValueError, LookupError, TypeError: damage; `state_at` passes over it.
+    """
+    snapshot, start = recording.keyframe_before(end)
+    forward = FastForward(SessionState.from_snapshot(snapshot))
+    sequence = snapshot.sequence
+    for number in range(start.chunk, min(end.chunk + 1, recording.num_chunks)):
+        chunk = recording.chunk(number)
+        place = start.message if number == start.chunk else 0
+        last = min(end.message, len(chunk)) if number == end.chunk else len(chunk)
+        while place < last:
+            run_end = chunk.end_of_run(place, last)
+            for lower, payload in chunk.frames.bodies(place, run_end):
+                forward.take_packed(payload)
+                sequence = whole_sequence(lower, sequence)
+            if run_end < last:
+                frame = chunk.frames[run_end]
+                forward.take(frame.payload)
+                sequence = whole_sequence(frame.sequence, sequence)
+            place = run_end + 1
+    return forward, sequence
+
+
+def step_in(recording: Recording, step: int, ns: int) -> int | None:
+    """The last step that was recorded until so long after `step`, or before it.
+
+    None where that is before the first one or after the last one of the file.
+    """
+    position = recording.find_step(step)
+    frame = None if position is None else recording.frame_before(position)
+    if frame is None:
+        return None
+    time_ns = frame.log_ns + ns
+    if not recording.start_ns <= time_ns <= recording.end_ns:
+        return None
+    return recording.step_before(recording.find_time(time_ns + 1))
+
+
+def window_start(recording: Recording, step: int, num_shown: int) -> tuple[Snapshot, Position]:
+    """The keyframe to begin from, so that the windows on the screen are full at `step`.
+
+    Args:
+        num_shown: steps that the lanes and charts show.
+    """
+    start = recording.find_step(step - max(num_shown, WINDOW_STEPS)) or Position(0, 0)
+    frame = recording.frame_before(recording.find_step(step) or Position(0, 0))
+    if frame is not None:
+        start = min(start, recording.find_time(frame.log_ns - round(WINDOW_S * 1e9)))
+    latest = recording.find_step(step - MAX_WINDOW_STEPS)
+    return recording.keyframe_before(start if latest is None else max(start, latest))

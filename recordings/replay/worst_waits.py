@@ -1,0 +1,100 @@
+"""`WorstWaits`: the longest waits of a file, the longest of each second, some bytes for each."""
+
+import threading
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from heapq import nlargest
+
+from stepscope.recordings.attribution.late_seconds import SECOND_NS
+from stepscope.recordings.replay.chunk_waits import StepWait
+from stepscope.recordings.state.series.latency_samples import bounded
+
+_LOOKED_AT = 1024  # waits whose longest is taken at once
+
+
+class WorstWaits:
+    """Waits of one kind. One writer, any number of readers.
+
+    Late tokens come in swarms: of a second one is enough to go to, and for all service levels.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # In order of steps; one column for each field of a `StepWait`.
+        self._columns = [array("q") for _ in StepWait._fields]
+        self._steps, self._times_ns, self._waits_ns, _, _ = self._columns
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def put(self, waits: Iterable[StepWait]) -> None:
+        """Those of some steps in a row, in order; of steps that are there already they are not."""
+        worst = list(_of_seconds(waits))
+        if not worst:
+            return
+        with self._lock:
+            at = bisect_left(self._steps, worst[0].step)
+            if at < len(self._steps):  # of a publisher that repeats steps the first ones count
+                worst = [each for each in worst if each.step < self._steps[at]]
+            if worst:
+                for column, values in zip(self._columns, zip(*worst, strict=True), strict=True):
+                    column[at:at] = array("q", map(bounded, values))
+                self._join(at + len(worst))
+                self._join(at)
+
+    def next(self, step: int, direction: int, bound_ns: float) -> StepWait | None:
+        """The nearest one above a bound after (direction 1) or before (-1) `step`."""
+        with self._lock:
+            waits_ns, number = self._waits_ns, len(self._steps)
+            if direction > 0:
+                at = bisect_right(self._steps, step)
+                while at < number and max(waits_ns[at : at + _LOOKED_AT]) <= bound_ns:
+                    at += _LOOKED_AT
+                places = range(at, number)
+            else:
+                at = bisect_left(self._steps, step)
+                while at > 0 and max(waits_ns[max(0, at - _LOOKED_AT) : at]) <= bound_ns:
+                    at -= _LOOKED_AT
+                places = range(at - 1, -1, -1)
+            return next((self._wait(each) for each in places if waits_ns[each] > bound_ns), None)
+
+    def longest(self, limit: int, bound_ns: float) -> list[StepWait]:
+        """The longest above a bound, the longest first; of equal ones the earliest."""
+        with self._lock:
+            waits_ns = self._waits_ns
+            places = [at for at in range(len(waits_ns)) if waits_ns[at] > bound_ns]
+            return [self._wait(at) for at in nlargest(limit, places, key=waits_ns.__getitem__)]
+
+    def num_above(self, bound_ns: float) -> int:
+        """In how many seconds one was above a bound."""
+        with self._lock:
+            return sum([ns > bound_ns for ns in self._waits_ns])
+
+    def _join(self, at: int) -> None:
+        """Of a second whose parts were put one by one, keep the longest: at a place and before."""
+        if not 0 < at < len(self._steps):
+            return
+        if self._times_ns[at - 1] // SECOND_NS != self._times_ns[at] // SECOND_NS:
+            return
+        shorter = at if self._waits_ns[at] <= self._waits_ns[at - 1] else at - 1
+        for column in self._columns:
+            del column[shorter]
+
+    def _wait(self, at: int) -> StepWait:
+        return StepWait(*[column[at] for column in self._columns])
+
+
+def _of_seconds(waits: Iterable[StepWait]) -> Iterator[StepWait]:
+    """The longest of each second of the engine's time; of equal ones the first."""
+    worst: StepWait | None = None
+    for each in waits:
+        if worst is None:
+            worst = each
+        elif each.time_ns // SECOND_NS != worst.time_ns // SECOND_NS:
+            yield worst
+            worst = each
+        elif each.ns > worst.ns:
+            worst = each
+    if worst is not None:
+        yield worst

@@ -1,0 +1,116 @@
+"""Entries of the audit trail in words, the same wherever they are shown."""
+
+from stepscope.engine.loop.audit import NO_WORKLOAD, Asker
+from stepscope.engine.protocol.wire import Audited
+from stepscope.recordings.state.knob_text import changes_text
+
+_DONE = {
+    "Pause": "paused the engine",
+    "Resume": "let the engine go on",
+    "Drain": "drains the engine",
+    "Shutdown": "shut the engine down",
+    "ResetPrefixCache": "reset the prefix cache",
+    "SetWorkload": "set the workload",
+    "Step": "ran single steps",
+    "StepOnce": "ran single steps",
+    "Abort": "aborted a request",
+    "SetKnobs": "changed knobs",
+}
+# In which state the engine is when it is told so; another one is worth a word.
+_USUAL_STATES = {
+    "Pause": ("running", "idle"),
+    "Resume": ("paused",),
+    "Drain": ("running", "idle"),
+    "Shutdown": ("running", "idle"),
+    "Step": ("paused",),
+    "StepOnce": ("paused",),
+}
+_REFUSED = {
+    "": "commands",
+    "Pause": "pause",
+    "Resume": "going on",
+    "Drain": "drain",
+    "Shutdown": "shutdown",
+    "ResetPrefixCache": "reset of the prefix cache",
+    "SetWorkload": "change of the workload",
+    "Step": "single steps",
+    "StepOnce": "single steps",
+    "Abort": "abort of a request",
+    "SetKnobs": "change of knobs",
+}
+
+
+def who_text(entry: Audited) -> str:
+    """Who it was: the key they came in with is certain, the name is what they say."""
+    asker = Asker(entry.who, entry.key)
+    if not asker.proved or entry.who in ("", entry.key):
+        return asker.name
+    return f"{asker.proved} ({entry.who})"
+
+
+def shorter_who(who: str, room: int) -> str:
+    """Without what stands in brackets, where all of it has no room."""
+    if len(who) <= room or not who.endswith(")"):
+        return who
+    return who.partition(" (")[0]
+
+
+def change_text(entry: Audited) -> str:
+    """What was changed from what to what, or what was refused and why."""
+    if entry.code:
+        what = _REFUSED.get(entry.command, entry.command)
+        if entry.command == "Abort" and entry.count > 1:
+            what = f"{entry.count:,} aborts of requests"
+        return f"{what} refused: {entry.detail}"
+    if entry.command == "Abort" and entry.count > 1:
+        names = list(entry.old or {})
+        which = f" (first {names[0]}, last {names[-1]})" if names else ""
+        return f"aborted {entry.count:,} requests{which}"
+    if (workloads := _workloads(entry)) is not None:
+        return _workload_text(*workloads)
+    what = _DONE.get(entry.command, entry.command)
+    old, new = entry.old or {}, entry.new or {}
+    if entry.command in _USUAL_STATES:
+        before = old.get("state", "")
+        is_usual = not before or before in _USUAL_STATES[entry.command]
+        told = [each for each in ("" if is_usual else f"it was {before}", entry.detail) if each]
+        return f"{what} ({', '.join(told)})" if told else what
+    if entry.command == "Abort" and len(old) == 1:
+        ((name, before),) = old.items()
+        return f"aborted {name}, which was {before}"
+    if entry.command == "ResetPrefixCache" and entry.detail:
+        return f"{what}: {entry.detail}"
+    changes = changes_text(old, new)
+    detail = f" ({entry.detail})" if entry.detail else ""
+    return f"{what}: {changes}{detail}" if changes else f"{what}{detail}"
+
+
+def _workloads(entry: Audited) -> tuple[str, str] | None:
+    """Of a change of the workload the one before and the one after; "" is none."""
+    old, new = ((each or {}).get("workload") for each in (entry.old, entry.new))
+    if entry.command != "SetWorkload" or not (isinstance(old, str) and isinstance(new, str)):
+        return None
+    return "" if old == NO_WORKLOAD else old, "" if new == NO_WORKLOAD else new
+
+
+def _workload_text(old: str, new: str) -> str:
+    """A mix is a long line: of two, only what they differ in."""
+    if not old:
+        return f"started a workload of {new}" if new else "stopped the workload: there was none"
+    if not new:
+        return f"stopped the workload of {old}"
+    if old == new:
+        return f"started the same workload anew: {new}"
+    before, after = _parts(old), _parts(new)
+    gone = ", ".join(part for part in before if part not in after)
+    come = ", ".join(part for part in after if part not in before)
+    if not gone:
+        return f"changed the workload: now also {come}"
+    what = f"{gone}→{come}" if come else f"no longer {gone}"
+    return f"changed the workload: {what}"
+
+
+def _parts(workload: str) -> list[str]:
+    """What `describe` puts together: the rate, the kinds of requests, and limits."""
+    rate, _, rest = workload.partition(": ")
+    return [rate, *rest.split(", ")]

@@ -1,0 +1,114 @@
+"""`BlockMap`: owner and references of every KV block, as an observer knows them."""
+
+from array import array
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Annotated, NamedTuple
+
+import zstandard
+from msgspec import Meta
+
+from stepscope.engine.protocol.wire import EMPTY, BlockMove, BlockRun
+from stepscope.recordings.packing.payloads import compressed
+
+MAX_BLOCKS = 1 << 24
+_LIMIT = 1 << 62
+
+
+class SoundMove(BlockMove, array_like=True, frozen=True, gc=False):
+    """A move that was looked at while it was decoded: its numbers can be."""
+
+    block_id: Annotated[int, Meta(ge=0)]
+    owner: Annotated[int, Meta(gt=-_LIMIT, lt=_LIMIT)]
+    ref_count: Annotated[int, Meta(gt=-_LIMIT, lt=_LIMIT)]
+
+
+class PackedBlocks(NamedTuple):
+    """A compressed `BlockMap`: for keyframes of large pools."""
+
+    owner: bytes
+    refs: bytes
+
+    def unpack(self) -> "BlockMap":
+        owner, refs = zstandard.decompress(self.owner), zstandard.decompress(self.refs)
+        return BlockMap(array("q", owner), array("q", refs))
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.owner) + len(self.refs)
+
+
+class BlockMap:
+    """One entry a block in both arrays; owner is a request id, `CACHED` or `EMPTY`."""
+
+    __slots__ = ("owner", "refs")
+
+    def __init__(self, owner: "array[int]", refs: "array[int]") -> None:
+        self.owner = owner
+        self.refs = refs
+
+    @classmethod
+    def empty(cls, num_blocks: int) -> "BlockMap | None":
+        """None for a pool of a size that cannot be."""
+        if not 0 <= num_blocks <= MAX_BLOCKS:
+            return None
+        return cls(array("q", (EMPTY,)) * num_blocks, array("q", (0,)) * num_blocks)
+
+    @classmethod
+    def from_runs(cls, runs: list[BlockRun]) -> "BlockMap | None":
+        """None for a pool of a size that cannot be."""
+        counts = [run.count for run in runs]
+        if min(counts, default=0) < 0:
+            counts = [max(0, count) for count in counts]
+        if sum(counts) > MAX_BLOCKS:
+            return None
+        owner: list[int] = []
+        refs: list[int] = []
+        for run, count in zip(runs, counts, strict=True):
+            if count == 1:  # as most are
+                owner.append(run.owner)
+                refs.append(run.ref_count)
+            else:
+                owner += [run.owner] * count
+                refs += [run.ref_count] * count
+        return cls(array("q", owner), array("q", refs))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BlockMap) and self.owner == other.owner and self.refs == other.refs
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def runs(self) -> list[BlockRun]:
+        pairs = zip(self.owner, self.refs, strict=True)
+        return [
+            BlockRun(len(list(group)), owner, ref_count)
+            for (owner, ref_count), group in groupby(pairs)
+        ]
+
+    def copy(self) -> "BlockMap":
+        return BlockMap(self.owner[:], self.refs[:])
+
+    def pack(self) -> PackedBlocks:
+        return PackedBlocks(compressed(self.owner.tobytes()), compressed(self.refs.tobytes()))
+
+    def apply(self, moves: Sequence[BlockMove]) -> None:
+        """Blocks that the map does not have, and owners that cannot be, are passed over."""
+        owner, refs = self.owner, self.refs
+        if moves and type(moves[0]) is SoundMove:
+            try:
+                for move in moves:
+                    block_id = move.block_id
+                    owner[block_id], refs[block_id] = move.owner, move.ref_count
+                return
+            except IndexError:  # one that the map does not have
+                pass
+        num_blocks = len(owner)
+        for move in moves:
+            block_id, holder, ref_count = move.block_id, move.owner, move.ref_count
+            if (
+                0 <= block_id < num_blocks
+                and -_LIMIT < holder < _LIMIT
+                and -_LIMIT < ref_count < _LIMIT
+            ):
+                owner[block_id] = holder
+                refs[block_id] = ref_count

@@ -1,0 +1,82 @@
+"""Two clocks of an engine: the monotonic one that times its steps, and the wall clock beside it.
+
+The monotonic clock stands still while a machine sleeps, and starts anew where an engine is moved or
+restored; the wall clock is set by people. Neither may turn times into nonsense.
+"""
+
+from bisect import bisect_left, bisect_right
+
+import msgspec
+
+from stepscope.engine.protocol.wire import EngineInfo, StepRecord
+from stepscope.recordings.state.session import SessionState
+
+BACK_NS = 1_000_000_000  # so far back no message is late: the clock was set back
+_DRIFT_NS = 100_000_000  # below it both clocks go on as they did
+
+
+class WallClock:
+    """Engine time to wall-clock time, by the pairs of both that the engine has told."""
+
+    def __init__(self) -> None:
+        self._since_ns: list[int] = []  # engine time from which each offset holds
+        self._offsets_ns: list[int] = []
+
+    def take(self, info: EngineInfo) -> None:
+        """A pair; what was before it keeps the time that it was shown with."""
+        offset_ns = info.wall_ns - info.monotonic_ns
+        has_changed = not self._offsets_ns or (
+            abs(offset_ns - self._offsets_ns[-1]) > _DRIFT_NS
+            and info.monotonic_ns > self._since_ns[-1]
+        )
+        if has_changed:
+            self._since_ns.append(info.monotonic_ns)
+            self._offsets_ns.append(offset_ns)
+
+    def prepend(self, earlier: "WallClock") -> None:
+        """Know what an earlier one has been told before this one was."""
+        begin_ns = self._since_ns[0] if self._since_ns else None
+        num_before = len(earlier._since_ns)
+        if begin_ns is not None:
+            num_before = bisect_left(earlier._since_ns, begin_ns)
+        self._since_ns[:0] = earlier._since_ns[:num_before]
+        self._offsets_ns[:0] = earlier._offsets_ns[:num_before]
+
+    def wall_ns(self, engine_ns: int) -> int | None:
+        """Unix time of an engine time; None before the engine is known."""
+        if not self._offsets_ns:
+            return None
+        at = max(0, bisect_right(self._since_ns, engine_ns) - 1)
+        return engine_ns + self._offsets_ns[at]
+
+
+def back_by(last_ns: int, record: StepRecord) -> int:
+    """How far, in ns, the clock went back since the last step; 0 when it did not.
+
+    Steps are compared with steps: other messages may be timed by somebody else.
+    """
+    back_ns = last_ns - record.tokens_ns
+    return back_ns if back_ns > BACK_NS else 0
+
+
+def set_back(state: SessionState, back_ns: int) -> SessionState:
+    """The same state in a time that begins `back_ns` earlier: waits stay as long as they are."""
+    snapshot = state.snapshot(0)
+    if snapshot is None:
+        return SessionState()
+    info = snapshot.info
+    moved = SessionState.from_snapshot(
+        msgspec.structs.replace(
+            snapshot,
+            time_ns=snapshot.time_ns - back_ns,
+            info=msgspec.structs.replace(info, monotonic_ns=info.monotonic_ns - back_ns),
+        )
+    )
+    for view in moved.requests.values():
+        if not view.is_partial:
+            view.arrival_ns -= back_ns
+        for name in ("first_token_ns", "last_token_ns", "finish_ns"):
+            time_ns = getattr(view, name)
+            if time_ns is not None:
+                setattr(view, name, time_ns - back_ns)
+    return moved

@@ -1,0 +1,94 @@
+"""`KeyframeSession`: the state of an engine, brought up to date when it is asked for.
+
+A recorder needs it for a keyframe now and then, and who looks back for one moment of many that are
+read on the way, not after every step. Of a request that decodes,
+one token a step, only the newest row tells anything: it is applied when the state is asked for, or
+before the next thing that is not like the row before it.
+"""
+
+from stepscope.engine.protocol.wire import (
+    BatchRow,
+    EngineInfo,
+    EngineStatus,
+    Phase,
+    Snapshot,
+    StepRecord,
+    Telemetry,
+)
+from stepscope.recordings.state.outcome import Outcome
+from stepscope.recordings.state.session import SessionState
+
+_DECODE = int(Phase.DECODE)
+
+
+class KeyframeSession:
+    """What `SessionState` is to all messages so far, at a fraction of the time.
+
+    Args:
+        state: to begin with, changed in place.
+    """
+
+    def __init__(self, state: SessionState | None = None) -> None:
+        self._state = SessionState() if state is None else state
+        # Rows that are not applied yet, and when their tokens were known; None: it is applied.
+        self._rows: dict[int, tuple[BatchRow, int] | None] = {}
+
+    @property
+    def info(self) -> EngineInfo | None:
+        return self._state.info
+
+    def settled(self) -> SessionState:
+        """The state after all messages so far; a later one may change it."""
+        self._apply_rows()
+        return self._state
+
+    def snapshot(self, sequence: int) -> Snapshot | None:
+        """See `SessionState.snapshot`."""
+        return self.settled().snapshot(sequence)
+
+    def apply(self, message: Telemetry) -> None:
+        """Take one message."""
+        if isinstance(message, StepRecord):
+            self._apply_step(message)
+            return
+        if isinstance(message, EngineStatus):
+            for event in message.events:
+                self._apply_row(event.request_id)
+        else:
+            self._apply_rows()
+            self._rows.clear()
+        self._state.apply(message)
+
+    def _apply_step(self, record: StepRecord) -> None:
+        if record.batch is None:
+            self._state.apply(record)
+            return
+        rows = self._rows
+        for event in record.events:
+            self._apply_row(event.request_id)
+        others = []
+        now_ns = record.tokens_ns
+        for row in record.batch:
+            if row.request_id in rows and row.phase == _DECODE:
+                rows[row.request_id] = row, now_ns
+            else:
+                self._apply_row(row.request_id)
+                others.append(row)
+        self._state.take_step(record, others)
+        for row in others:
+            if row.phase == _DECODE:
+                rows[row.request_id] = None
+        for event in record.events:
+            rows.pop(event.request_id, None)
+
+    def _apply_rows(self) -> None:
+        for request_id, held in self._rows.items():
+            if held is not None:
+                self._state.table.take_rows([held[0]], held[1], Outcome())
+                self._rows[request_id] = None
+
+    def _apply_row(self, request_id: int) -> None:
+        """... and the next one of this request is applied at once."""
+        held = self._rows.pop(request_id, None)
+        if held is not None:
+            self._state.table.take_rows([held[0]], held[1], Outcome())

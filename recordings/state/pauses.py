@@ -1,0 +1,175 @@
+"""`Pauses`: when the operator had paused the engine. Time in them is nobody's latency."""
+
+from bisect import bisect_right
+
+from stepscope.engine.protocol.pause_trail import MAX_SPANS, PauseTrail
+from stepscope.engine.protocol.wire import EngineStatus, Snapshot, StepRecord, Telemetry
+from stepscope.recordings.state.outcome import Outcome
+from stepscope.recordings.state.session import SessionState, pauses_in
+
+_MAX_SPANS = 4096
+
+
+class Pauses:
+    """Stretches of engine time without a step because of a pause, oldest first. One writer.
+
+    A pause begins with the status that tells it and ends with the next step. It goes on after that
+    step, for an engine that runs single steps stays paused, unless a status tells otherwise.
+
+    Args:
+        state: what is known before the first message, also of pauses before it.
+    """
+
+    __slots__ = ("_ends", "_is_told", "_since_ns", "_starts")
+
+    def __init__(self, state: SessionState | Snapshot | None = None) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._is_told = True  # that it is paused now; else it was before the last step
+        self._since_ns: int | None = None
+        if state is not None:
+            self._adopt(pauses_in(state) if isinstance(state, Snapshot) else state.pauses)
+
+    @property
+    def since_ns(self) -> int | None:
+        """When the pause began that is under way."""
+        return self._since_ns if self._is_told else None
+
+    @property
+    def has_any(self) -> bool:
+        """There has been one, or there is one."""
+        return self._since_ns is not None or bool(self._ends)
+
+    def take(self, message: Telemetry) -> None:
+        """The next message of the session."""
+        if isinstance(message, StepRecord):
+            if self._since_ns is not None:
+                self._close(message.schedule_start_ns)
+                self._since_ns, self._is_told = message.tokens_ns, False
+        elif isinstance(message, EngineStatus):
+            if message.state == "paused":
+                if self._since_ns is None:
+                    self._since_ns = max(message.time_ns, self._ends[-1] if self._ends else 0)
+                self._is_told = True
+            elif self._since_ns is not None:
+                if self._is_told:
+                    self._close(message.time_ns)
+                self._since_ns = None
+        elif isinstance(message, Snapshot) and message.pauses is not None:
+            self._adopt(pauses_in(message))  # messages that told of some may be lost
+
+    def spans(self, start_ns: int, end_ns: int) -> list[tuple[int, int]]:
+        """The parts of [start_ns, end_ns] that were paused, in order of time."""
+        found = []
+        for index in range(bisect_right(self._ends, start_ns), len(self._ends)):
+            if self._starts[index] >= end_ns:
+                break
+            found.append((max(self._starts[index], start_ns), min(self._ends[index], end_ns)))
+        if self._since_ns is not None and self._is_told and self._since_ns < end_ns:
+            found.append((max(self._since_ns, start_ns), end_ns))
+        return found
+
+    def within(self, start_ns: int, end_ns: int) -> int:
+        """How much of [start_ns, end_ns] was paused."""
+        if self._since_ns is None and (not self._ends or self._ends[-1] <= start_ns):
+            return 0
+        return sum(end - start for start, end in self.spans(start_ns, end_ns))
+
+    def prepend(self, earlier: "Pauses") -> None:
+        """Know of those of before, too."""
+        begin_ns = self._starts[0] if self._starts else self._since_ns
+        num_before = (
+            len(earlier._ends) if begin_ns is None else bisect_right(earlier._ends, begin_ns)
+        )
+        self._starts[:0] = earlier._starts[:num_before]
+        self._ends[:0] = earlier._ends[:num_before]
+
+    def forget_after(self, time_ns: int) -> None:
+        """As it was known at `time_ns`, when a step had just ended."""
+        num_kept = bisect_right(self._ends, time_ns)
+        del self._starts[num_kept:], self._ends[num_kept:]
+        self._since_ns = None
+
+    def _adopt(self, trail: PauseTrail) -> None:
+        """Take over what is told, and keep those of before."""
+        spans = trail.spans or ()
+        num_kept = bisect_right(self._ends, spans[0].start_ns) if spans else len(self._ends)
+        ended = [(span.start_ns, span.end_ns) for span in spans if span.end_ns is not None]
+        self._starts[num_kept:] = [start_ns for start_ns, _ in ended]
+        self._ends[num_kept:] = [end_ns for _, end_ns in ended]
+        self._is_told = trail.since_ns is not None
+        self._since_ns = trail.since_ns if self._is_told else trail.stepped_ns
+
+    def _close(self, end_ns: int) -> None:
+        since_ns = self._since_ns
+        if since_ns is not None and since_ns < end_ns:
+            self._starts.append(since_ns)
+            self._ends.append(end_ns)
+            if len(self._ends) > _MAX_SPANS:
+                del self._starts[: _MAX_SPANS // 2], self._ends[: _MAX_SPANS // 2]
+
+
+def known_since(told: Snapshot | SessionState) -> int:
+    """Engine time from which on a snapshot or a state, and what follows it, tell of all pauses.
+
+    A state that has seen one is believed to know of those before; a file or a history that began
+    with an engine that told of none has its own `known_since_ns`.
+    """
+    spans = told.pauses if isinstance(told, Snapshot) else told.pauses.spans
+    if spans is None:
+        return told.time_ns
+    return spans[0].start_ns if len(spans) >= MAX_SPANS else 0
+
+
+def leave_out_pauses(outcome: Outcome, pauses: Pauses, state: SessionState, now_ns: int) -> None:
+    """Take the operator's pauses out of the waits that ended in a step: they are no latencies.
+
+    Args:
+        state: right after the step.
+        now_ns: when its tokens were known.
+    """
+    if not pauses.has_any:
+        return
+    longest_ns = max(outcome.max_gap_ns or 0, *(ns for _, ns in outcome.ttft_ns), 0)
+    if pauses.within(now_ns - longest_ns, now_ns):
+        gaps_ns, request_ids = outcome.gaps_ns, outcome.gap_request_ids
+        outcome.gaps_ns, outcome.gap_request_ids = {}, {}
+        for gap_ns, count in gaps_ns.items():
+            net_ns = gap_ns - pauses.within(now_ns - gap_ns, now_ns)
+            outcome.gaps_ns[net_ns] = outcome.gaps_ns.get(net_ns, 0) + count
+            outcome.gap_request_ids.setdefault(net_ns, request_ids[gap_ns])
+        outcome.ttft_ns = [
+            (request_id, ns - pauses.within(now_ns - ns, now_ns))
+            for request_id, ns in outcome.ttft_ns
+        ]
+    for index, (request_id, tpot_ns) in enumerate(outcome.tpot_ns):
+        view = state.requests[request_id]
+        first_ns, last_ns = view.first_token_ns, view.last_token_ns
+        if first_ns is not None and last_ns is not None:
+            paused_ns = pauses.within(first_ns, last_ns)
+            if paused_ns:
+                share_ns = round(paused_ns / (view.num_output_tokens - 1))
+                outcome.tpot_ns[index] = request_id, tpot_ns - share_ns
+
+
+def leave_out_begun(outcome: Outcome, state: SessionState, now_ns: int, since_ns: int) -> None:
+    """Take the waits out of a step that began before anything was known of the engine.
+
+    Nobody can tell whether it was paused meanwhile, so that they are no measurements.
+
+    Args:
+        state: right after the step.
+        now_ns: when its tokens were known.
+        since_ns: from when on the engine is known.
+    """
+    known_ns = now_ns - since_ns
+    if outcome.gaps_ns and max(outcome.gaps_ns) > known_ns:
+        outcome.gaps_ns = {ns: count for ns, count in outcome.gaps_ns.items() if ns <= known_ns}
+    if outcome.ttft_ns:
+        outcome.ttft_ns = [each for each in outcome.ttft_ns if each[1] <= known_ns]
+    if outcome.tpot_ns:
+        outcome.tpot_ns = [
+            each
+            for each in outcome.tpot_ns
+            if (state.requests[each[0]].first_token_ns or 0) >= since_ns
+        ]

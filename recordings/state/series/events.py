@@ -1,0 +1,205 @@
+"""What happened in a session, for people: events, gaps, and the log that keeps them by step."""
+
+from bisect import bisect_left, bisect_right
+from typing import Literal, NamedTuple, TypeAlias
+
+from stepscope.engine.protocol.wire import (
+    Aborted,
+    Audited,
+    Finished,
+    KnobsChanged,
+    Mark,
+    Preempted,
+    Rejected,
+    RequestEvent,
+)
+from stepscope.recordings.state.audit_text import change_text, who_text
+from stepscope.recordings.state.knob_text import value_text
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.session import SessionState, request_name
+
+MAX_EVENTS = 20_000
+
+EventKind: TypeAlias = Literal[
+    "preempt", "finish", "abort", "reject", "knobs", "slo", "gap", "mark", "engine"
+]
+
+
+class SessionEvent(NamedTuple):
+    """One line of the event log, and where to jump to for it."""
+
+    step: int  # the step it happened in, or after; for knobs the first with the new values
+    time_ns: int  # of the engine
+    kind: EventKind
+    text: str
+    request_id: int | None = None
+
+
+class Told(NamedTuple):
+    """What somebody did to the engine, or was refused, other than a change of knobs."""
+
+    step: int  # from which it holds; of what was refused the one it was asked in
+    entry: Audited
+
+
+class Gap(NamedTuple):
+    """Messages that were lost for good."""
+
+    first_sequence: int
+    last_sequence: int
+    after_step: int  # the last step that was received before it, -1 for none
+    before_step: int | None  # the first one after it, None as long as none has come
+
+    @property
+    def num_messages(self) -> int:
+        return self.last_sequence - self.first_sequence + 1
+
+    @property
+    def num_steps(self) -> int | None:
+        return None if self.before_step is None else self.before_step - self.after_step - 1
+
+
+class EventLog:
+    """Events in order of steps, the newest `MAX_EVENTS`, all but late tokens. One writer.
+
+    Which tokens are late is looked up when it is asked for: see `Windows.late_events`.
+    """
+
+    def __init__(self) -> None:
+        self._events: list[SessionEvent] = []
+
+    def add(self, event: SessionEvent) -> None:
+        events = self._events
+        # A mark may be set at an earlier step, a knob change names a later one.
+        if events and event.step < events[-1].step:
+            events.insert(bisect_right(events, event.step, key=_step), event)
+        else:
+            events.append(event)
+        if len(events) > MAX_EVENTS + MAX_EVENTS // 8:
+            del events[: len(events) - MAX_EVENTS]
+
+    def prepend(self, earlier: "EventLog") -> None:
+        """Put those of before in front of these; a change that they tell of may hold later."""
+        self._events = sorted(earlier._events + self._events, key=_step)
+
+    def until(self, step: int, limit: int, kinds: frozenset[str] | None) -> list[SessionEvent]:
+        """The last `limit` events up to `step`, oldest first."""
+        found: list[SessionEvent] = []
+        for index in range(bisect_right(self._events, step, key=_step) - 1, -1, -1):
+            if len(found) == limit:
+                break
+            event = self._events[index]
+            if kinds is None or event.kind in kinds:
+                found.append(event)
+        found.reverse()
+        return found
+
+    def next(self, step: int, direction: int, kinds: frozenset[str] | None) -> SessionEvent | None:
+        """The nearest event after (direction 1) or before (-1) `step`."""
+        events = self._events
+        if direction > 0:
+            indices = range(bisect_right(events, step, key=_step), len(events))
+        else:
+            indices = range(bisect_left(events, step, key=_step) - 1, -1, -1)
+        for index in indices:
+            if kinds is None or events[index].kind in kinds:
+                return events[index]
+        return None
+
+    def end_of(self, request_id: int, step: int) -> SessionEvent | None:
+        """How a request ended, if that was up to `step`."""
+        for index in range(bisect_right(self._events, step, key=_step) - 1, -1, -1):
+            event = self._events[index]
+            if event.request_id == request_id and event.kind in ("finish", "abort"):
+                return event
+        return None
+
+    def forget_before(self, step: int) -> None:
+        del self._events[: bisect_left(self._events, step, key=_step)]
+
+    def forget_after(self, step: int) -> None:
+        """All but the marks: those are a person's."""
+        num_kept = bisect_right(self._events, step, key=_step)
+        self._events[num_kept:] = [e for e in self._events[num_kept:] if e.kind == "mark"]
+
+
+def _step(event: SessionEvent) -> int:
+    return event.step
+
+
+def request_event(
+    event: RequestEvent, state: SessionState, step: int, time_ns: int
+) -> SessionEvent | None:
+    """The line for a request event, None where none is worth one.
+
+    Args:
+        state: after the message that brought the event.
+    """
+    name = request_name(event.request_id)
+    if isinstance(event, Preempted):
+        text = f"preempt {name} ({event.reason}, {event.num_blocks} blocks freed)"
+        return SessionEvent(step, time_ns, "preempt", text, event.request_id)
+    if isinstance(event, Finished):
+        text = f"{name} done ({event.reason}), {event.num_output_tokens} tok"
+        view = state.requests.get(event.request_id)
+        if view is not None and not view.is_partial and view.finish_ns is not None:
+            text += f" in {(view.finish_ns - view.arrival_ns) / 1e9:.1f} s"
+        return SessionEvent(step, time_ns, "finish", text, event.request_id)
+    if isinstance(event, Aborted):
+        return SessionEvent(
+            step, time_ns, "abort", f"{name} aborted: {event.reason}", event.request_id
+        )
+    if isinstance(event, Rejected):
+        who = event.client_id or name
+        return SessionEvent(step, time_ns, "reject", f"rejected {who}: {event.reason}")
+    return None
+
+
+def mark_event(mark: Mark) -> SessionEvent:
+    """The line for a person's note."""
+    return SessionEvent(mark.step, mark.time_ns, "mark", f"{mark.text} ({mark.who})")
+
+
+def audit_event(entry: Audited, step: int) -> SessionEvent | None:
+    """The line for what somebody did or was refused; None for a change of knobs, which has one.
+
+    Args:
+        step: the newest one, for what took no effect.
+    """
+    if entry.command == "SetKnobs" and not entry.code:
+        return None
+    if entry.effective_step is not None:
+        step = entry.effective_step
+    text = f"{who_text(entry)}: {change_text(entry)}"
+    return SessionEvent(step, entry.time_ns, "engine", text)
+
+
+def knobs_event(change: KnobsChanged) -> SessionEvent | None:
+    """The line for a change of knobs, None when nothing changed (as at the start)."""
+    changed = changed_knobs(change)
+    if not changed:
+        return None
+    text = f"{changed} by {change.who}, from step {change.effective_step:,}"
+    return SessionEvent(change.effective_step, change.time_ns, "knobs", text)
+
+
+def changed_knobs(change: KnobsChanged) -> str:
+    """Old and new values of what has changed; empty when nothing has."""
+    return ", ".join(
+        f"{name} {value_text(change.old[name])}→{value_text(value)}"
+        for name, value in change.new.items()
+        if name in change.old and change.old[name] != value
+    )
+
+
+def breach_event(
+    slo: SLO, step: int, time_ns: int, kind: str, value_ns: int, request_id: int | None
+) -> SessionEvent:
+    """The line for a wait above its bound."""
+    bound_ms = slo.itl_ms if kind == "ITL" else slo.ttft_ms
+    who = "" if request_id is None else f" ({request_name(request_id)})"
+    value = f"{value_ns / 1e6:.0f}"
+    if value == f"{bound_ms:g}":
+        value = f"{value_ns / 1e6:.1f}"  # "50 ms > 50 ms" looks wrong
+    text = f"{kind} {value} ms > {bound_ms:g} ms{who}"
+    return SessionEvent(step, time_ns, "slo", text, request_id)

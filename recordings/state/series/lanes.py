@@ -1,0 +1,316 @@
+"""Lanes: what each request did in each step, one byte a step, ready to be translated to glyphs.
+
+A `LaneBoard` follows the messages of a session and is asked for ranges of its steps. A timeline has
+one, extended as messages come in: to decode a range of them again takes far longer than to keep one
+byte a step and request.
+"""
+
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import NamedTuple
+
+from stepscope.engine.protocol.wire import (
+    Aborted,
+    Arrived,
+    BatchRow,
+    EngineStatus,
+    Finished,
+    Phase,
+    Preempted,
+    RequestEvent,
+    RequestView,
+    Snapshot,
+    StepRecord,
+    Telemetry,
+)
+from stepscope.recordings.state.series.lane_track import Track
+from stepscope.recordings.state.session import SessionState
+
+_PAGE_STEPS = 256
+_ENDS = (Finished, Aborted)
+_DECODE_PHASE = int(Phase.DECODE)
+_RECOMPUTE_PHASE = int(Phase.RECOMPUTE)
+
+
+class Cell(IntEnum):
+    """What a request did in a step, ordered so that the largest of several is the one to show."""
+
+    ABSENT = 0  # not there yet, or not any more
+    UNKNOWN = 1  # the record of the step was lost
+    WAITING = 2
+    IDLE = 3  # running, but left out of this step
+    CACHED = 4  # admitted, most of it skipped by a prefix hit
+    DECODE = 5
+    DECODE_MULTI = 6  # several tokens at once
+    PREFILL = 7
+    PREFILL_ALT = 8  # also prefill: tells a chunk from the one before
+    RECOMPUTE = 9  # prefill again, after a preemption
+    RECOMPUTE_ALT = 10
+    FINISHED = 11
+    ABORTED = 12
+    PREEMPTED = 13
+
+
+_ABSENT, _UNKNOWN, _WAITING, _IDLE = (
+    bytes((cell,)) for cell in (Cell.ABSENT, Cell.UNKNOWN, Cell.WAITING, Cell.IDLE)
+)
+_DECODE = int(Cell.DECODE)
+_DECODING = bytes((_DECODE,))
+
+
+class Lane(NamedTuple):
+    """One request over a range of steps. `cells` has one `Cell` a step; `bytes.translate` it."""
+
+    request_id: int
+    client_id: str
+    cells: bytes
+
+
+class LaneName(NamedTuple):
+    """Whose lane it is."""
+
+    request_id: int
+    client_id: str
+
+
+class LaneBoard:
+    """Lanes of the steps [first, end). One writer; the holder of the lock reads.
+
+    Args:
+        state: as it was just before step `first`.
+        first: the first step that will be fed.
+    """
+
+    def __init__(self, state: SessionState, first: int) -> None:
+        self.first = first
+        self.end = first
+        self._tracks: dict[int, Track] = {}
+        self._open: dict[int, Track] = {}
+        # Tracks by the stretches of steps that they may show something in, so that a range of
+        # steps is drawn without looking at all requests there ever were.
+        self._pages: dict[int, dict[int, Track]] = {}
+        self._last_page = first // _PAGE_STEPS
+        for request_id, view in state.requests.items():
+            if view.status != "finished":
+                self._add(request_id, Track(view.client_id, first, _filler(view)))
+
+    def extend(self, message: Telemetry) -> None:
+        """Take the next message of the session."""
+        if isinstance(message, StepRecord):
+            self.extend_step(message, message.batch or ())
+        elif isinstance(message, EngineStatus):
+            # What happens between two steps shows where it takes effect: an arrival in the step
+            # to come, an end in the step before.
+            for event in message.events:
+                self._take(event, max(self.end - 1, self.first), self.end)
+        elif isinstance(message, Snapshot):
+            live = {v.request_id for v in message.requests if v.status != "finished"}
+            for request_id in [each for each in self._open if each not in live]:
+                track = self._open.pop(request_id)
+                track.fill_to(self.end, track.filler)  # as far as anybody knew it was there
+
+    def view(self, first: int, last: int) -> list[Lane]:
+        """Lanes of the steps [first, last] that show anything there, by request id."""
+        request_ids = self.ids(first, last)
+        cells = self.cells(request_ids, first, last)
+        names = self.names(request_ids)
+        return [Lane(*name, each) for name, each in zip(names, cells, strict=True)]
+
+    def ids(self, first: int, last: int) -> list[int]:
+        """Whose lanes show anything in the steps [first, last], in order.
+
+        Costs a twentieth of the lanes themselves, of which a screen has room for few.
+        """
+        begin, end = max(first, self.first), min(last + 1, self.end)
+        opened = self._open
+        found: set[int] = set()
+        for page in range(begin // _PAGE_STEPS, last // _PAGE_STEPS + 1):
+            for request_id, track in self._pages.get(page, {}).items():
+                start = track.start
+                if request_id in opened:  # it goes on to the end, written or not
+                    if begin < end > start:
+                        found.add(request_id)
+                # No cell that is written is an absent one.
+                elif start <= last and (begin if begin > start else start) < start + len(
+                    track.cells
+                ):
+                    found.add(request_id)
+        return sorted(found)
+
+    def names(self, request_ids: Iterable[int]) -> list[LaneName]:
+        """What is known of whose lanes these are."""
+        tracks = self._tracks
+        return [
+            LaneName(each, tracks[each].client_id if each in tracks else "") for each in request_ids
+        ]
+
+    def cells(self, request_ids: Iterable[int], first: int, last: int) -> list[bytes]:
+        """What each of some requests did in the steps [first, last]: one `Cell` a step."""
+        width = last + 1 - first
+        found = []
+        for request_id in request_ids:
+            track = self._tracks.get(request_id)
+            if track is None:
+                found.append(_ABSENT * width)
+                continue
+            if request_id in self._open:
+                track.fill_to(min(last + 1, self.end), track.filler)
+            start = max(track.start, self.first)
+            cells = track.cells[max(first, start) - track.start : max(last + 1 - track.start, 0)]
+            padding = _ABSENT * min(start - first, width)
+            found.append(bytes((padding + cells).ljust(width, _ABSENT)))
+        return found
+
+    def prepend(self, earlier: "LaneBoard") -> None:
+        """Put the lanes of an earlier board of the same session before these."""
+        for request_id, track in earlier._open.items():
+            track.fill_to(earlier.end, track.filler)
+            if request_id in self._tracks:  # it went on through steps that nobody has
+                track.fill_to(self._tracks[request_id].start, _UNKNOWN)
+        for request_id, track in earlier._tracks.items():
+            own = self._tracks.get(request_id)
+            if own is None:
+                self._tracks[request_id] = track
+            elif track.start < own.start:
+                before = track.cells[: own.start - track.start]
+                own.cells[:0] = before.ljust(own.start - track.start, _ABSENT)
+                own.start = track.start
+                own.client_id = own.client_id or track.client_id
+        for page, tracks in earlier._pages.items():
+            known = {each: self._tracks[each] for each in tracks}
+            self._pages[page] = known | self._pages.get(page, {})
+        self.first = min(self.first, earlier.first)
+
+    def abort(self, request_ids: Iterable[int]) -> None:
+        """These were aborted after the last step."""
+        for request_id in request_ids:
+            if (track := self._open.pop(request_id, None)) is not None:
+                track.put(max(self.end - 1, self.first), Cell.ABORTED)
+
+    def forget_before(self, step: int) -> None:
+        """Let go of the steps before `step`."""
+        self.first = max(self.first, step)
+        page = self.first // _PAGE_STEPS
+        for old in [number for number in self._pages if number < page]:
+            kept = self._pages.get(old + 1, {})
+            for request_id, track in self._pages.pop(old).items():
+                if request_id in kept or request_id in self._open:
+                    track.forget_before((old + 1) * _PAGE_STEPS)
+                elif self._tracks.get(request_id) is track:
+                    del self._tracks[request_id]
+
+    def forget_after(self, state: SessionState) -> None:
+        """Let go of what came after a state."""
+        step = state.step
+        page = max(step, self.first) // _PAGE_STEPS
+        touched = dict(self._open)
+        for number in [each for each in self._pages if each >= page]:
+            touched |= self._pages[number] if number == page else self._pages.pop(number)
+        self.end = max(step + 1, self.first)
+        self._last_page = page
+        self._open.clear()
+        for request_id, track in touched.items():
+            view = state.requests.get(request_id)
+            if view is None and track.start > step:
+                del self._tracks[request_id]
+                self._pages.get(page, {}).pop(request_id, None)
+                continue
+            del track.cells[max(0, step + 1 - track.start) :]
+            if view is not None and view.status != "finished":
+                self._open[request_id] = track
+                track.filler = _filler(view)
+
+    def _add(self, request_id: int, track: Track) -> None:
+        self._tracks[request_id] = self._open[request_id] = track
+        for page in range(track.start // _PAGE_STEPS, self._last_page + 1):
+            self._pages.setdefault(page, {})[request_id] = track
+
+    def _turn_pages(self, page: int) -> None:
+        """Those that are still open go on in the pages up to this one."""
+        for number in range(self._last_page + 1, page + 1):
+            self._pages.setdefault(number, {}).update(self._open)
+        self._last_page = page
+
+    def extend_step(self, record: StepRecord, rows: Iterable[BatchRow]) -> None:
+        """Take a step; `rows` are those of its batch that `go_on` has not foreseen."""
+        step = record.step
+        if step > self.end:
+            for track in self._open.values():
+                track.fill_to(self.end, track.filler)
+                track.fill_to(step, _UNKNOWN)
+        self.end = step + 1
+        if step // _PAGE_STEPS > self._last_page:
+            self._turn_pages(step // _PAGE_STEPS)
+        ends = []
+        for event in record.events:
+            if isinstance(event, Finished):
+                ends.append(event)
+            else:
+                self._take(event, step, step)
+        seated = self._open
+        for row in rows:
+            track = seated.get(row.request_id) or self._seat(row.request_id, step)
+            cells = track.cells
+            if len(cells) == step - track.start:  # as nearly always
+                decodes = row.phase == _DECODE_PHASE and row.num_tokens == 1
+                cells.append(_DECODE if decodes else _cell(row, step))
+            else:
+                track.put(step, _cell(row, step))
+            track.filler = _IDLE  # only now: what was open before this step was a wait
+        for event in ends:
+            self._take(event, step, step)
+
+    def go_on(self, request_ids: Iterable[int], step: int) -> None:
+        """These decode one token in `step` and in every step from it on, until they `stop`."""
+        for request_id in request_ids:
+            track = self._open.get(request_id) or self._seat(request_id, step)
+            track.fill_to(step, track.filler)
+            track.filler = _DECODING
+
+    def stop(self, request_ids: Iterable[int], step: int) -> None:
+        """These have gone on in all steps before `step`, and do not any more."""
+        for request_id in request_ids:
+            track = self._tracks[request_id]
+            track.fill_to(step, track.filler)
+            track.filler = _IDLE
+
+    def _seat(self, request_id: int, step: int) -> Track:
+        """The track of a request that nothing announced, or that was thought to have ended."""
+        track = self._tracks.get(request_id)
+        if track is None:
+            track = Track("", step, _IDLE)
+            self._add(request_id, track)
+        else:
+            self._open[request_id] = track
+            for page in range(track.start // _PAGE_STEPS, self._last_page + 1):
+                self._pages.setdefault(page, {})[request_id] = track
+        return track
+
+    def _take(self, event: RequestEvent, step: int, arrival_step: int) -> None:
+        if isinstance(event, Arrived):
+            if event.request_id not in self._tracks:
+                self._add(event.request_id, Track(event.client_id, arrival_step, _WAITING))
+            return
+        track = self._open.get(event.request_id)
+        if track is None:
+            return
+        if isinstance(event, Preempted):
+            track.put(step, Cell.PREEMPTED)
+            track.filler = _WAITING
+        elif isinstance(event, _ENDS):
+            track.put(step, Cell.ABORTED if isinstance(event, Aborted) else Cell.FINISHED)
+            del self._open[event.request_id]
+
+
+def _filler(view: RequestView) -> bytes:
+    return _IDLE if view.status == "running" else _WAITING
+
+
+def _cell(row: BatchRow, step: int) -> int:
+    if row.phase == _DECODE_PHASE:
+        return Cell.DECODE if row.num_tokens == 1 else Cell.DECODE_MULTI
+    if row.num_cached_tokens >= row.num_tokens:
+        return Cell.CACHED
+    if row.phase == _RECOMPUTE_PHASE:
+        return Cell.RECOMPUTE_ALT if step & 1 else Cell.RECOMPUTE
+    return Cell.PREFILL_ALT if step & 1 else Cell.PREFILL

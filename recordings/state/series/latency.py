@@ -1,0 +1,177 @@
+"""Latencies as exact samples: TTFT, ITL, TPOT and the time of a step. No buckets, no averages.
+
+`Samples` keeps weighted samples by time: requests that decode in the same two steps have the same
+inter-token latency, so a step of 64 decodes is one or two entries. Percentiles are nearest-rank:
+the p-th of N samples is the smallest sample that at least ceil(p / 100 * N) samples do not exceed.
+It is always a latency that some request really had.
+
+Time in which the operator had paused the engine is in none of them: who feeds samples leaves it out
+(`Timeline`), for a wait that the operator made breaks no service level.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+from stepscope.recordings.state.outcome import Outcome
+from stepscope.recordings.state.series.latency_samples import Samples
+from stepscope.recordings.state.series.taken_step import TakenStep
+
+TREND_BUCKETS = 60
+
+LatencyKind: TypeAlias = Literal["ttft", "itl", "tpot", "step"]
+
+
+class SLO(NamedTuple):
+    """What an operator has promised, in milliseconds."""
+
+    ttft_ms: float = 500.0
+    itl_ms: float = 50.0
+
+
+class Series(NamedTuple):
+    """One kind of latency in a window, in milliseconds; None where there is no sample."""
+
+    num_samples: int
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+    max_ms: float | None
+    within_slo: float | None  # share of samples, 0..1; None without an SLO or a sample
+    trend_ms: tuple[float | None, ...]  # the worst of each slice of the window, oldest first
+
+
+class LatencyReport(NamedTuple):
+    """Latencies in (end_ns - window, end_ns], engine time."""
+
+    start_ns: int
+    end_ns: int
+    ttft: Series
+    itl: Series
+    tpot: Series
+    step: Series
+
+
+def series_of(
+    samples: Samples,
+    start_ns: int,
+    end_ns: int,
+    slo_ms: float | None = None,
+    buckets: int = TREND_BUCKETS,
+) -> Series:
+    """What happened in (start_ns, end_ns]."""
+    ranked = samples.ranked(samples.num_until(start_ns), samples.num_until(end_ns))
+    if ranked is None:
+        return Series(0, None, None, None, None, None, (None,) * buckets)
+    p50, p95, p99 = ranked.percentiles((50, 95, 99))
+    within_slo = None
+    if slo_ms is not None:
+        within_slo = ranked.num_up_to(math.floor(slo_ms * 1e6)) / ranked.count
+    trend = tuple(
+        None if worst is None else worst / 1e6 for worst in samples.worst(start_ns, end_ns, buckets)
+    )
+    largest = ranked.largest / 1e6
+    return Series(ranked.count, p50 / 1e6, p95 / 1e6, p99 / 1e6, largest, within_slo, trend)
+
+
+def percentiles(ordered: list[tuple[int, int]], count: int, ranks: tuple[float, ...]) -> list[int]:
+    """Nearest-rank percentiles of weighted samples.
+
+    Args:
+        ordered: (value, weight), by value; not empty.
+        count: sum of the weights.
+        ranks: percentages, ascending, each in (0, 100].
+    """
+    found: list[int] = []
+    seen = 0
+    position = -1
+    value = ordered[0][0]
+    for rank in ranks:
+        wanted = math.ceil(rank * count / 100)
+        while seen < wanted:
+            position += 1
+            value, weight = ordered[position]
+            seen += weight
+        found.append(value)
+    return found
+
+
+class Latencies:
+    """The four kinds of latency of one engine."""
+
+    def __init__(self, slo: SLO) -> None:
+        self.slo = slo
+        self.ttft = Samples()
+        self.itl = Samples()
+        self.tpot = Samples()
+        self.step = Samples()
+
+    def add(self, tokens_ns: int, step_ns: int, outcome: Outcome) -> None:
+        """Samples of a step whose tokens were known at `tokens_ns`."""
+        self.step.add(tokens_ns, step_ns)
+        for gap_ns, weight in outcome.gaps_ns.items():
+            self.itl.add(tokens_ns, gap_ns, weight)
+        for _, ttft_ns in outcome.ttft_ns:
+            self.ttft.add(tokens_ns, ttft_ns)
+        for _, tpot_ns in outcome.tpot_ns:
+            self.tpot.add(tokens_ns, tpot_ns)
+
+    def extend(self, steps: Sequence[TakenStep]) -> None:
+        """Samples of some steps, as `add` takes those of each."""
+        times_ns = [each.record.tokens_ns for each in steps]
+        self.step.extend(
+            times_ns,
+            [each.record.tokens_ns - each.record.schedule_start_ns for each in steps],
+            [1] * len(steps),
+        )
+        gaps = [
+            (now_ns, gap_ns, weight)
+            for now_ns, each in zip(times_ns, steps, strict=True)
+            for gap_ns, weight in each.outcome.gaps_ns.items()
+        ]
+        if gaps:
+            self.itl.extend(*zip(*gaps, strict=True))
+        for now_ns, each in zip(times_ns, steps, strict=True):
+            for _, ttft_ns in each.outcome.ttft_ns:
+                self.ttft.add(now_ns, ttft_ns)
+            for _, tpot_ns in each.outcome.tpot_ns:
+                self.tpot.add(now_ns, tpot_ns)
+
+    def of(self, kind: LatencyKind) -> Samples:
+        return {"ttft": self.ttft, "itl": self.itl, "tpot": self.tpot, "step": self.step}[kind]
+
+    def cut(self, start_ns: int, end_ns: int) -> "Latencies":
+        """A copy of what is in (start_ns, end_ns]: cheap, unlike a report on it."""
+        part = Latencies(self.slo)
+        part.ttft = self.ttft.cut(start_ns, end_ns)
+        part.itl = self.itl.cut(start_ns, end_ns)
+        part.tpot = self.tpot.cut(start_ns, end_ns)
+        part.step = self.step.cut(start_ns, end_ns)
+        return part
+
+    def report(self, start_ns: int, end_ns: int, buckets: int = TREND_BUCKETS) -> LatencyReport:
+        return LatencyReport(
+            start_ns,
+            end_ns,
+            series_of(self.ttft, start_ns, end_ns, self.slo.ttft_ms, buckets),
+            series_of(self.itl, start_ns, end_ns, self.slo.itl_ms, buckets),
+            series_of(self.tpot, start_ns, end_ns, None, buckets),
+            series_of(self.step, start_ns, end_ns, None, buckets),
+        )
+
+    def after(self, earlier: "Latencies") -> "Latencies":
+        """Those of before, and then these; both stay as they are."""
+        whole = Latencies(self.slo)
+        whole.ttft = self.ttft.after(earlier.ttft)
+        whole.itl = self.itl.after(earlier.itl)
+        whole.tpot = self.tpot.after(earlier.tpot)
+        whole.step = self.step.after(earlier.step)
+        return whole
+
+    def forget_before(self, time_ns: int) -> None:
+        for samples in (self.ttft, self.itl, self.tpot, self.step):
+            samples.forget_before(time_ns)
+
+    def forget_after(self, time_ns: int) -> None:
+        for samples in (self.ttft, self.itl, self.tpot, self.step):
+            samples.forget_after(time_ns)

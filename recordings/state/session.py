@@ -1,0 +1,262 @@
+"""`SessionState`: what an observer knows of an engine after a message. A pure reducer.
+
+It owns its requests and block arrays and reads nothing but messages: no clock, no socket, no file.
+Order and gaps are the business of whoever feeds it; whatever valid message comes, in whatever
+order, it takes without raising. What it missed it shows as partial, never as made up.
+"""
+
+import copy
+from array import array
+from dataclasses import dataclass, field
+
+from stepscope.engine.protocol.audit_fold import latest
+from stepscope.engine.protocol.pause_trail import PauseSpan, PauseTrail
+from stepscope.engine.protocol.wire import (
+    Audited,
+    BatchRow,
+    ControlCounts,
+    EngineInfo,
+    EngineState,
+    EngineStatus,
+    Finished,
+    FirstToken,
+    KnobsChanged,
+    KnobValue,
+    KVCounts,
+    RequestEvent,
+    RequestView,
+    Snapshot,
+    StepRecord,
+    Telemetry,
+)
+from stepscope.recordings.state.blocks import BlockMap
+from stepscope.recordings.state.outcome import Outcome
+from stepscope.recordings.state.requests import RequestTable
+
+MAX_AUDIT = 20
+
+_ENDS = (Finished, FirstToken)
+
+
+@dataclass(slots=True)
+class SessionState:
+    """State of one engine as of the last message applied.
+
+    `blocks` is None when the engine does not tell. Readers must not change anything.
+    """
+
+    info: EngineInfo | None = None
+    knobs: dict[str, KnobValue] = field(default_factory=dict)
+    knobs_version: int = 0
+    state: EngineState = "idle"
+    step: int = -1
+    time_ns: int = 0  # of the engine, when the last message was true
+    table: RequestTable = field(default_factory=RequestTable)
+    blocks: BlockMap | None = None
+    kv: KVCounts | None = None
+    num_running: int = 0
+    num_waiting: int = 0
+    waiting_reasons: dict[str, int] | None = None
+    num_dropped: int = 0
+    workload: str | None = None
+    workload_spec: dict[str, KnobValue] | None = None  # replaced, not changed
+    control: ControlCounts | None = None  # what the engine's control socket did not take
+    audit: list[Audited] = field(default_factory=list)  # the last MAX_AUDIT; replaced, not changed
+    pauses: PauseTrail = PauseTrail()  # noqa: RUF009 - it is never changed
+
+    # Copies
+
+    def copy(self) -> "SessionState":
+        """A copy that later messages to this one do not change."""
+        other = copy.copy(self)
+        other.table = self.table.copy()
+        if self.blocks is not None:
+            other.blocks = self.blocks.copy()
+        return other
+
+    @property
+    def requests(self) -> dict[int, RequestView]:
+        """By id: the live ones, and those that finished a short while ago."""
+        return self.table.views
+
+    @property
+    def block_owner(self) -> "array[int] | None":
+        """Latest holder of each block (a request id, `CACHED` or `EMPTY`)."""
+        return None if self.blocks is None else self.blocks.owner
+
+    @property
+    def block_refs(self) -> "array[int] | None":
+        """References to each block."""
+        return None if self.blocks is None else self.blocks.refs
+
+    def snapshot(self, sequence: int) -> Snapshot | None:
+        """This state as a message, true right after the message `sequence`.
+
+        None before the engine has said who it is.
+        """
+        if self.info is None:
+            return None
+        return Snapshot(
+            sequence=sequence,
+            step=self.step,
+            time_ns=self.time_ns,
+            info=self.info,
+            knobs=self.knobs,
+            knobs_version=self.knobs_version,
+            state=self.state,
+            requests=[copy.copy(view) for view in self.requests.values()],
+            blocks=None if self.blocks is None else self.blocks.runs(),
+            kv=self.kv,
+            num_dropped=self.num_dropped,
+            workload=self.workload,
+            workload_spec=self.workload_spec,
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
+            waiting_reasons=self.waiting_reasons,
+            control=self.control,
+            audit=self.audit or None,
+            pauses=None if self.pauses.spans is None else list(self.pauses.spans),
+        )
+
+    @classmethod
+    def from_snapshot(cls, snapshot: Snapshot) -> "SessionState":
+        """The inverse of `snapshot`."""
+        table = RequestTable(snapshot.requests)
+        num_running = snapshot.num_running
+        num_waiting = snapshot.num_waiting
+        return cls(
+            info=snapshot.info,
+            knobs=snapshot.knobs,
+            knobs_version=snapshot.knobs_version,
+            state=snapshot.state,
+            step=snapshot.step,
+            time_ns=snapshot.time_ns,
+            table=table,
+            blocks=None if snapshot.blocks is None else BlockMap.from_runs(snapshot.blocks),
+            kv=snapshot.kv,
+            num_running=table.num_with_status("running") if num_running is None else num_running,
+            num_waiting=table.num_with_status("waiting", "preempted")
+            if num_waiting is None
+            else num_waiting,
+            waiting_reasons=snapshot.waiting_reasons,
+            num_dropped=snapshot.num_dropped,
+            workload=snapshot.workload,
+            workload_spec=snapshot.workload_spec,
+            control=snapshot.control,
+            audit=snapshot.audit or [],
+            pauses=pauses_in(snapshot),
+        )
+
+    # Messages
+
+    def apply(self, message: Telemetry) -> Outcome | None:
+        """Take one message. Gives what a step brought, None for all other messages."""
+        if isinstance(message, StepRecord):
+            return self.take_step(message, message.batch)
+        if isinstance(message, EngineStatus):
+            self._apply_status(message)
+        elif isinstance(message, EngineInfo):
+            self._apply_info(message)
+        elif isinstance(message, KnobsChanged):
+            self.knobs = {**self.knobs, **message.new}
+            self.knobs_version = message.version
+            self.time_ns = max(self.time_ns, message.time_ns)
+        elif isinstance(message, Audited):
+            self.audit = latest(reversed([*self.audit, message]), MAX_AUDIT)
+        elif isinstance(message, Snapshot):
+            self._resync(message)
+        return None
+
+    def _apply_info(self, info: EngineInfo) -> None:
+        if self.info is not None and self.info.engine_id != info.engine_id:
+            self._become(SessionState())
+        self.info = info
+
+    def _apply_status(self, status: EngineStatus) -> None:
+        self.time_ns = max(self.time_ns, status.time_ns)
+        self.state = status.state
+        self.pauses = self.pauses.after_status(status.time_ns, is_paused=status.state == "paused")
+        outcome = Outcome()
+        for event in status.events:
+            self.table.take_event(event, self.step, status.time_ns, outcome)
+        self._apply_moves(status, is_start=status.step < 0)
+        self.step = max(self.step, status.step)
+        self.num_running = status.num_running
+        self.num_waiting = status.num_waiting
+        if not status.num_waiting:
+            self.waiting_reasons = None if self.waiting_reasons is None else {}
+        self.kv = status.kv
+        self.num_dropped = status.num_dropped
+        self.workload = status.workload
+        self.workload_spec = status.workload_spec
+        self.control = status.control
+
+    def take_step(self, record: StepRecord, rows: list[BatchRow] | None) -> Outcome:
+        """Take a step of which these rows are to be looked at. Gives what they brought."""
+        outcome = Outcome()
+        table = self.table
+        self.step = record.step
+        self.time_ns = max(self.time_ns, record.tokens_ns)
+        if self.state == "idle":
+            self.state = "running"
+        if self.pauses.is_on:
+            self.pauses = self.pauses.after_step(record.schedule_start_ns, record.tokens_ns)
+        ends: list[RequestEvent] = []
+        for event in record.events:
+            # These come of the tokens that the rows below compute.
+            if isinstance(event, _ENDS):
+                ends.append(event)
+            else:
+                table.take_event(event, record.step, record.schedule_start_ns, outcome)
+        if rows:
+            table.take_rows(rows, record.tokens_ns, outcome)
+        for event in ends:
+            table.take_event(event, record.step, record.tokens_ns, outcome)
+        self._apply_moves(record, is_start=record.step == 0)
+        self.num_running = record.num_running
+        self.num_waiting = record.num_waiting
+        self.waiting_reasons = record.waiting_reasons
+        self.kv = record.kv
+        self.num_dropped = record.num_dropped
+        table.forget_finished(record.step)
+        return outcome
+
+    def _apply_moves(self, message: StepRecord | EngineStatus, *, is_start: bool) -> None:
+        kv = message.kv
+        if self.blocks is None and is_start and kv is not None:
+            # Before its first step an engine holds nothing, so the moves alone tell everything.
+            self.blocks = BlockMap.empty(kv.used + kv.cached + kv.empty)
+        if self.blocks is not None:
+            self.blocks.apply(message.moves)
+
+    def _resync(self, snapshot: Snapshot) -> None:
+        """Take over a snapshot, and keep showing what finished shortly before it."""
+        fresh = SessionState.from_snapshot(snapshot)
+        if self.info is not None and self.info.engine_id == snapshot.info.engine_id:
+            fresh.table.keep_ended(self.table, snapshot.step)
+            fresh.table.longest_gaps = self.table.longest_gaps
+        self._become(fresh)
+
+    def _become(self, other: "SessionState") -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(other, name))
+
+
+def pauses_in(snapshot: Snapshot) -> PauseTrail:
+    """What a snapshot tells of the operator's pauses.
+
+    Of a pause that goes on, an engine that tells of none is only known to be in it.
+    """
+    told = snapshot.pauses
+    is_paused = snapshot.state == "paused"
+    if told is None:
+        return PauseTrail((PauseSpan(snapshot.time_ns),) if is_paused else None)
+    trail = PauseTrail(tuple(told))
+    if is_paused and trail.since_ns is None:
+        return trail._replace(stepped_ns=snapshot.time_ns)
+    return trail
+
+
+def request_name(request_id: int) -> str:
+    """What people call a request."""
+    return f"r{request_id}"
