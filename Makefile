@@ -32,11 +32,11 @@ types:
 
 # The golden files of the wire anew, after a field was added; refuses what needs a new version.
 schema: $(INSTALLED)
-	$(BIN)/python tests/test_schema.py
+	$(BIN)/python tests/telemetry/test_schema.py
 
-# The pictures of tests/test_snapshots.py anew, after a screen was changed; look at the diff.
+# The pictures of tests/screens/test_snapshots.py anew, after a screen was changed; look at the diff.
 snapshots: $(INSTALLED)
-	$(BIN)/python tests/test_snapshots.py
+	$(BIN)/python tests/screens/test_snapshots.py
 
 # The pictures of README.md: a live engine, and the two samples on a time axis; look at them.
 pictures: $(INSTALLED)

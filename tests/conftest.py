@@ -50,7 +50,7 @@ from stepscope.recordings.history.source import FrameTap, SourceStatus
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli import main
-from tests.paced_runner import PacedRunner
+from tests.support.paced_runner import PacedRunner
 
 # How long an example takes is the machine's affair.
 settings.register_profile("stepscope", deadline=None)

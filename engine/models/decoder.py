@@ -6,7 +6,7 @@
 The families differ in what a layer has (biases, norms of queries and keys, windows), not in its
 order, so one forward serves all four. Weights that are multiplied by the same input are joined:
 Q, K and V, and the MLP's gate and up. transformers' modules are the oracle
-(`tests/test_exactness.py`), and they serve every model that this one does not fit.
+(`tests/models/test_exactness.py`), and they serve every model that this one does not fit.
 """
 
 from dataclasses import dataclass

@@ -1,5 +1,6 @@
-"""What the engine publishes: the draft of each step, its rows, snapshots, the heartbeat, the publisher
-and what it keeps for those who missed something. `native/` sends without Python. Free of torch.
+"""What the engine publishes: the draft of each step, its rows, snapshots, the heartbeat, and the
+publisher with what it keeps for observers who missed some. `native/` sends without Python.
+Free of torch.
 
 May import: engine.protocol, engine.scheduling, engine.text, engine.transport,
   engine.workload.

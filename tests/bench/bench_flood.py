@@ -25,7 +25,7 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.subscriber import Subscriber
 
-ENGINE = Path(__file__).parent.parent / "simulated_engine.py"
+ENGINE = Path(__file__).parents[1] / "support" / "simulated_engine.py"
 PAYLOADS = {
     "info": commands.encode(GetInfo()),
     "snapshot": commands.encode(GetSnapshot()),

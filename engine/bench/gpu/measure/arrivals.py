@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from stepscope.engine.bench.gpu.bench import Bench, NotMeasuredError
+from stepscope.engine.bench.gpu.measure.bench import Bench, NotMeasuredError
 from stepscope.engine.bench.gpu.measure.steps import EngineSide
 from stepscope.engine.bench.gpu.measure.streams import Arrival, Streams, gaps_ms, set_knobs
 from stepscope.engine.bench.gpu.results import percentile

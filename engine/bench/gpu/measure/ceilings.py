@@ -6,7 +6,7 @@ those written; a product's operations are 2 * side^3, on random numbers in bf16.
 
 import torch
 
-from stepscope.engine.bench.gpu.bench import Bench
+from stepscope.engine.bench.gpu.measure.bench import Bench
 from stepscope.engine.execution.machine.devices import free_bytes
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from stepscope.engine.bench.gpu.bench import Bench, NotMeasuredError
 from stepscope.engine.bench.gpu.measure import transformers_side
+from stepscope.engine.bench.gpu.measure.bench import Bench, NotMeasuredError
 from stepscope.engine.bench.gpu.measure.streams import Streams
 from stepscope.engine.execution.machine.devices import give_back_memory
 from stepscope.engine.models import loader, random_model

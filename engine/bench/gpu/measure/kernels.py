@@ -15,10 +15,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from stepscope.engine.bench.gpu.bench import Bench
 from stepscope.engine.bench.gpu.costs import attention_flops, causal_pairs
+from stepscope.engine.bench.gpu.measure.bench import Bench
+from stepscope.engine.bench.gpu.measure.timing import Run
 from stepscope.engine.bench.gpu.results import Facts
-from stepscope.engine.bench.gpu.timing import Run
 from stepscope.kernels.dispatch import fused
 from stepscope.kernels.dispatch.backends import available_backends, choose
 from stepscope.kernels.paged_attention import PagedBatch

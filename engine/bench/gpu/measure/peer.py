@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from stepscope.engine.bench.gpu.bench import Bench
 from stepscope.engine.bench.gpu.measure import transformers_side, yardstick
+from stepscope.engine.bench.gpu.measure.bench import Bench
 from stepscope.engine.bench.gpu.parts import PeerWork
 from stepscope.engine.models.random_shapes import SHAPES
 

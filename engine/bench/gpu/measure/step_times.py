@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from stepscope.engine.bench.gpu.bench import Bench
+from stepscope.engine.bench.gpu.measure.bench import Bench
 from stepscope.engine.bench.gpu.measure.steps import EngineSide, time_steps
 
 

@@ -8,8 +8,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, cast
 
-from stepscope.engine.bench.gpu.bench import Bench
 from stepscope.engine.bench.gpu.costs import Costs
+from stepscope.engine.bench.gpu.measure.bench import Bench
 from stepscope.engine.bench.gpu.results import Facts
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.execution.runner import ModelRunner

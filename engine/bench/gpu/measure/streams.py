@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from stepscope.engine.bench.gpu.bench import NotMeasuredError
+from stepscope.engine.bench.gpu.measure.bench import NotMeasuredError
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call

@@ -6,7 +6,7 @@ subscriber on this machine takes everything.
 
 import random
 
-from stepscope.engine.bench.gpu.bench import Bench, NotMeasuredError
+from stepscope.engine.bench.gpu.measure.bench import Bench, NotMeasuredError
 from stepscope.engine.bench.gpu.measure.steps import EngineSide
 from stepscope.engine.bench.gpu.measure.streams import Streams
 from stepscope.engine.client.telemetry_reader import TelemetryReader

@@ -1,7 +1,7 @@
 """One process of the bench: reads its job (one line of JSON), and tells what it finds line by line.
 
-`python -m stepscope.engine.bench.gpu.measure.worker`, started by `conduct`. It ends when the job is done,
-and at once when its input ends: whoever started it is gone.
+`conduct` starts it by `python -m` and its name. It ends when the job is done, and at once when
+its input ends: then the process that started it is gone.
 """
 
 import os
@@ -25,7 +25,7 @@ from stepscope.engine.execution.machine.environment import prepare_environment
 from stepscope.engine.protocol.config import EngineConfig
 
 if TYPE_CHECKING:
-    from stepscope.engine.bench.gpu.bench import Bench
+    from stepscope.engine.bench.gpu.measure.bench import Bench
 
 PACKAGES = ("stepscope", "torch", "triton", "flash-attn", "transformers", "numpy")
 
@@ -58,8 +58,8 @@ def run(job: Job, tell: Callable[[Message], None]) -> None:
     prepare_environment(EngineConfig())
     import torch
 
-    from stepscope.engine.bench.gpu.bench import Bench
     from stepscope.engine.bench.gpu.measure import ceilings, exactness, kernels, peer
+    from stepscope.engine.bench.gpu.measure.bench import Bench
     from stepscope.engine.execution.machine.devices import find_device
 
     device = find_device(job.device)

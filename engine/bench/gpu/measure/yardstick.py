@@ -3,7 +3,7 @@
 Also our side of (g): the very requests that transformers was given.
 """
 
-from stepscope.engine.bench.gpu.bench import Bench, NotMeasuredError
+from stepscope.engine.bench.gpu.measure.bench import Bench, NotMeasuredError
 from stepscope.engine.bench.gpu.measure.steps import EngineSide
 from stepscope.engine.bench.gpu.measure.streams import Streams
 from stepscope.engine.bench.gpu.parts import PeerWork, Sizes

@@ -1,0 +1,135 @@
+"""Who sends without end fills nobody's memory: the connection is cut, and others are not."""
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import EngineUnreachable
+from stepscope.engine.protocol.commands import AuditPage, GetAudit
+from stepscope.engine.protocol.wire import Audited
+from stepscope.engine.transport import backlog
+from stepscope.engine.transport.backlog import MAX_HELD_BYTES, Backlog, wire_bytes
+
+ENGINE = str(Path(__file__).parents[1] / "support" / "simulated_engine.py")
+FRAME = bytes(64 * 1024)
+
+
+def free_port() -> int:
+    """One whose neighbour is free too."""
+    while True:
+        with socket.socket() as one, socket.socket() as two:
+            one.bind(("127.0.0.1", 0))
+            port = int(one.getsockname()[1])
+            try:
+                two.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    port = free_port()
+    engine = subprocess.Popen(
+        [sys.executable, ENGINE, f"tcp://127.0.0.1:{port}"],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path_factory.mktemp("run"))},
+    )
+    deadline_s = time.monotonic() + 20
+    while time.monotonic() < deadline_s:
+        try:
+            with ControlClient(f"tcp://127.0.0.1:{port}", timeout_s=0.3) as client:
+                client.info()
+                break
+        except EngineUnreachable:
+            assert engine.poll() is None
+    yield port
+    engine.kill()
+    engine.wait()
+
+
+def zmtp(port: int, kind: bytes) -> socket.socket:
+    """A connection that has said hello (ZMTP 3.0, NULL), and may send any frames now."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+    connection.sendall(greeting)
+    received = b""
+    while len(received) < len(greeting):
+        received += connection.recv(len(greeting) - len(received))
+    ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind
+    connection.sendall(bytes([4, len(ready)]) + ready)
+    return connection
+
+
+def send_without_end(connection: socket.socket) -> int:
+    """Frames of one message that never ends; gives the bytes that went before it was cut off."""
+    frame = b"\x03" + struct.pack(">Q", len(FRAME)) + FRAME
+    num_bytes = 0
+    while num_bytes < 16 * MAX_HELD_BYTES:
+        try:
+            connection.sendall(frame)
+        except OSError:
+            break
+        num_bytes += len(frame)
+    connection.close()
+    return num_bytes
+
+
+def entries(client: ControlClient) -> list[Audited]:
+    page = client.ask(GetAudit())
+    assert isinstance(page, AuditPage)
+    return [entry for entry in page.entries if entry.code == "backlog"]
+
+
+def test_a_message_without_end_is_cut_off_on_either_socket_and_told_of(port: int) -> None:
+    with ControlClient(f"tcp://127.0.0.1:{port}", timeout_s=20.0) as client:
+        for offset, kind in ((0, b"DEALER"), (1, b"SUB")):
+            before = len(entries(client))
+            num_bytes = send_without_end(zmtp(port + offset, kind))
+            assert num_bytes < 8 * MAX_HELD_BYTES
+            (entry,) = entries(client)[before:]
+            assert "cut off" in entry.detail
+        assert client.info().name
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_bytes_that_were_taken_are_those_that_came_and_nobody_is_cut_off_for_them(
+    is_encrypted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "GROWN_BYTES", -(1 << 50))  # look each time
+    monkeypatch.setattr(backlog, "MAX_HELD_BYTES", 10_000)
+    context = zmq.Context.instance()
+    server, client = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+    if is_encrypted:
+        public, secret = zmq.curve_keypair()
+        server.curve_server = True
+        server.curve_secretkey = client.curve_secretkey = secret
+        client.curve_serverkey = client.curve_publickey = public
+    port = server.bind_to_random_port("tcp://127.0.0.1")
+    client.connect(f"tcp://127.0.0.1:{port}")
+    now_s, taken = 0.0, 0
+    watch = Backlog([f"tcp://127.0.0.1:{port}", "ipc:///x"], lambda _: taken, lambda: now_s)
+    for size in (0, 1, 200, 255, 256, 5_000, 200_000):
+        client.send_multipart([bytes(8), bytes(size)])
+        frames = server.recv_multipart()[1:]
+        taken += sum(wire_bytes(len(frame), is_encrypted=is_encrypted) for frame in frames)
+        now_s += 1
+        assert watch.cut_off() == []  # a handshake is all that is over
+    client.send_multipart([bytes(8), bytes(8_000)], zmq.SNDMORE)
+    client.send(bytes(8_000))
+    assert server.poll(5_000)
+    now_s += 1
+    (held,) = watch.cut_off()
+    assert 12_000 < held < 17_000
+    assert watch.wait_s == backlog.LOOK_S
+    assert Backlog(["ipc:///x"], lambda _: 0).wait_s is None
+    for each in (server, client):
+        each.close(linger=0)

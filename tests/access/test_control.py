@@ -1,0 +1,393 @@
+"""A client of the control socket gets one answer to everything, and bad input changes nothing."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+import zmq
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.control.intake import Intake, num_chars
+from stepscope.engine.control.submissions import LONG_TEXT
+from stepscope.engine.protocol import commands, wire
+from stepscope.engine.protocol.commands import (
+    Abort,
+    Ack,
+    ChatMessage,
+    Drain,
+    Error,
+    GetInfo,
+    Output,
+    Pause,
+    Replayed,
+    ReplayFrom,
+    ResetPrefixCache,
+    Resume,
+    StepOnce,
+    Submit,
+    Submitted,
+)
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import (
+    Aborted,
+    Arrived,
+    KnobsChanged,
+    Rejected,
+    StepRecord,
+    TelemetryMessage,
+)
+from stepscope.engine.scheduling.step import ScheduledStep, StepResult
+from tests.support.waiting import wait_for
+
+
+@pytest.fixture
+def client(live_engine) -> Iterator[ControlClient]:  # type: ignore[no-untyped-def]
+    with ControlClient(live_engine.endpoint, timeout_s=5.0) as client:
+        yield client
+
+
+def prompt(length: int, first: int = 0) -> list[int]:
+    return [(first * 31 + i) % 4096 for i in range(length)]
+
+
+def submit(length: int = 20, max_tokens: int = 8, **fields: object) -> Submit:
+    return Submit(
+        prompt_token_ids=prompt(length),
+        sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+HELLO = ChatMessage(role="user", content="hello")
+
+
+def sampled(**sampling: object) -> Submit:
+    return Submit(prompt_token_ids=prompt(20), sampling=SamplingParams(**sampling))  # type: ignore[arg-type]
+
+
+def outputs(client: ControlClient, command_id: int) -> list[Output]:
+    """All outputs of one Submit."""
+    received: list[Output] = []
+    while not received or received[-1].finish_reason is None:
+        reply = client.receive(5.0)
+        assert reply is not None, f"no more output after {received}"
+        if reply[0] == command_id and isinstance(reply[1], Output):
+            received.append(reply[1])
+    return received
+
+
+def published(live_engine, client: ControlClient) -> list[TelemetryMessage]:  # type: ignore[no-untyped-def]
+    """Everything told so far, from the replay ring."""
+    messages: list[TelemetryMessage] = []
+    sequence = 0
+    while True:
+        replayed = client.ask(ReplayFrom(sequence=sequence))
+        assert isinstance(replayed, Replayed)
+        if not replayed.frames:
+            return messages
+        messages += [wire.decode(frame.payload) for frame in replayed.frames]
+        sequence = replayed.frames[-1].sequence + 1
+
+
+def test_a_request_that_comes_while_a_step_runs_does_not_arrive_at_its_end(
+    live_engine,  # type: ignore[no-untyped-def]
+    client: ControlClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the time for which a long step kept it waiting would be nobody's."""
+    core = live_engine.core
+    has_begun, may_go_on = threading.Event(), threading.Event()
+    execute = core.runner.execute
+
+    def held(step: ScheduledStep) -> StepResult:
+        has_begun.set()
+        assert may_go_on.wait(10)
+        return execute(step)
+
+    monkeypatch.setattr(core.runner, "execute", held)
+    client.send(submit())
+    assert has_begun.wait(10)
+    second = client.send(submit())
+    wait_for(lambda: core.inbox.qsize() == 1, "the second request")
+    came_ns = time.monotonic_ns()
+    may_go_on.set()
+    outputs(client, second)
+    messages = published(live_engine, client)
+    arrivals = [
+        event
+        for message in messages
+        if isinstance(message, StepRecord)
+        for event in message.events
+        if isinstance(event, Arrived)
+    ]
+    first_step = next(message for message in messages if isinstance(message, StepRecord))
+    assert len(arrivals) == 2
+    assert arrivals[1].time_ns <= came_ns < first_step.tokens_ns
+
+
+def test_a_request_streams_one_output_a_token_and_ends_with_a_reason(client: ControlClient) -> None:
+    command_id = client.send(submit(max_tokens=5))
+    received = outputs(client, command_id)
+    assert [len(output.token_ids) for output in received] == [1] * 5
+    assert [output.num_output_tokens for output in received] == [1, 2, 3, 4, 5]
+    assert [output.finish_reason for output in received] == [None] * 4 + ["length"]
+
+
+def test_without_streaming_all_tokens_come_at_the_end(client: ControlClient) -> None:
+    command_id = client.send(submit(max_tokens=5, stream=False))
+    (output,) = outputs(client, command_id)
+    assert len(output.token_ids) == 5
+
+
+def test_a_knob_change_says_its_step_and_holds_from_exactly_there(live_engine, client) -> None:  # type: ignore[no-untyped-def]
+    command_id = client.send(submit(length=900, max_tokens=60))
+    client.send(submit(length=900, max_tokens=60))
+    wait_for(lambda: live_engine.core.next_step > 5, "five steps")
+    ack = client.set_knobs({"max_num_batched_tokens": 16}, who="test", expected_version=0)
+    assert ack.version == 1
+    outputs(client, command_id)
+    messages = published(live_engine, client)
+    (change,) = [m for m in messages if isinstance(m, KnobsChanged)]
+    assert change.effective_step == ack.effective_step
+    assert (change.who, change.old, change.new) == (
+        "test",
+        {"max_num_batched_tokens": 2048},
+        {"max_num_batched_tokens": 16},
+    )
+    steps = [m for m in messages if isinstance(m, StepRecord)]
+    for step in steps:
+        after = step.step >= ack.effective_step
+        assert step.token_budget == (16 if after else 2048)
+        assert step.knobs_version == (1 if after else 0)
+        assert step.num_prefill_tokens + step.num_decode_tokens <= step.token_budget
+    assert any(step.step >= ack.effective_step for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected_version", "code"),
+    [
+        ({"no_such_knob": 1}, None, "unknown_knob"),
+        ({"max_num_batched_tokens": 0}, None, "out_of_bounds"),
+        ({"max_num_batched_tokens": 1_000_000}, None, "out_of_bounds"),
+        ({"max_num_batched_tokens": "many"}, None, "wrong_type"),
+        ({"order": "random"}, None, "out_of_bounds"),
+        ({"max_num_seqs": 3, "watermark": 2.0}, None, "out_of_bounds"),
+        ({"max_num_seqs": 3}, 17, "conflict"),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 100}, None, "out_of_bounds"),
+    ],
+)
+def test_a_bad_knob_change_is_refused_whole(live_engine, client, changes, expected_version, code):  # type: ignore[no-untyped-def]
+    before = client.snapshot()
+    with pytest.raises(CommandRefused) as refused:
+        client.set_knobs(changes, who="test", expected_version=expected_version)
+    assert refused.value.code == code
+    after = client.snapshot()
+    assert (after.knobs, after.knobs_version) == (before.knobs, before.knobs_version)
+
+
+def test_a_dry_run_checks_and_changes_nothing(client: ControlClient) -> None:
+    assert client.set_knobs({"max_num_seqs": 3}, who="test", dry_run=True).version == 0
+    assert client.snapshot().knobs["max_num_seqs"] == 64
+
+
+def test_pause_holds_requests_and_step_runs_exactly_so_many(live_engine, client) -> None:  # type: ignore[no-untyped-def]
+    client.ask(Pause())
+    command_id = client.send(submit(max_tokens=10))
+    assert client.snapshot().state == "paused"
+    before = live_engine.core.next_step
+    assert isinstance(client.ask(StepOnce(n=3)), Ack)
+    wait_for(lambda: live_engine.core.steps_allowed == 0, "three steps")
+    assert live_engine.core.next_step == before + 3
+    snapshot = client.snapshot()
+    assert snapshot.state == "paused"
+    assert [r.num_output_tokens for r in snapshot.requests] == [3]
+    client.ask(Resume())
+    assert outputs(client, command_id)[-1].num_output_tokens == 10
+
+
+def test_an_aborted_request_ends_at_once_and_frees_its_blocks(live_engine, client) -> None:  # type: ignore[no-untyped-def]
+    command_id = client.send(submit(length=400, max_tokens=500))
+    wait_for(lambda: live_engine.core.next_step > 3, "some steps")
+    (view,) = client.snapshot().requests
+    client.ask(Abort(request_id=view.request_id))
+    assert outputs(client, command_id)[-1].finish_reason == "abort"
+    snapshot = client.snapshot()
+    assert snapshot.requests == []
+    assert snapshot.kv is not None
+    assert snapshot.kv.used == 0
+    messages = published(live_engine, client)
+    events = [e for m in messages for e in getattr(m, "events", [])]
+    assert [e.request_id for e in events if isinstance(e, Aborted)] == [view.request_id]
+    with pytest.raises(CommandRefused) as refused:
+        client.ask(Abort(request_id=view.request_id))
+    assert refused.value.code == "not_found"
+
+
+def test_requests_of_a_client_that_vanishes_are_ended(live_engine, client) -> None:  # type: ignore[no-untyped-def]
+    with ControlClient(live_engine.endpoint) as other:
+        other.send(submit(length=50, max_tokens=900))
+        wait_for(lambda: bool(client.snapshot().requests), "the request")
+    wait_for(lambda: not client.snapshot().requests, "the request of the vanished client ends")
+
+
+def test_draining_refuses_new_requests_and_finishes_old_ones(client: ControlClient) -> None:
+    command_id = client.send(submit(max_tokens=30))
+    client.ask(Drain())
+    with pytest.raises(CommandRefused) as refused:
+        client.ask(submit())
+    assert refused.value.code == "draining"
+    assert outputs(client, command_id)[-1].finish_reason == "length"
+    client.ask(Resume())
+    assert isinstance(client.ask(submit()), Submitted)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (Submit(), "bad_prompt"),
+        (Submit(prompt="x", prompt_token_ids=[1]), "bad_prompt"),
+        (Submit(prompt="x", messages=[HELLO]), "bad_prompt"),
+        (Submit(messages=[]), "bad_messages"),
+        (Submit(messages=[HELLO]), "no_chat_template"),
+        (sampled(stop_token_ids=(4096,)), "bad_sampling"),
+        (sampled(min_tokens=9, max_tokens=8), "bad_sampling"),
+        (Submit(prompt_token_ids=[]), "bad_prompt"),
+        (Submit(prompt_token_ids=[99_999]), "bad_prompt"),
+        (submit(length=1024), "prompt_too_long"),
+        (submit(length=1000, max_tokens=100), "prompt_too_long"),
+    ],
+)
+def test_a_bad_prompt_is_refused_and_the_refusal_is_told(live_engine, client, command, code):  # type: ignore[no-untyped-def]
+    with pytest.raises(CommandRefused) as refused:
+        client.ask(command)
+    assert refused.value.code == code
+    client.snapshot()
+    messages = published(live_engine, client)
+    events = [e for m in messages for e in getattr(m, "events", [])]
+    assert [e.reason for e in events if isinstance(e, Rejected)] == [refused.value.message]
+
+
+def test_a_prompt_that_takes_long_to_tokenise_holds_up_nobody(live_engine, client, monkeypatch):  # type: ignore[no-untyped-def]
+    go_on = threading.Event()
+    prepare = Intake.prepare
+
+    def slow(self: Intake, command: Submit) -> list[int]:
+        if num_chars(command) > LONG_TEXT:
+            go_on.wait(20)
+        return prepare(self, command)
+
+    monkeypatch.setattr(Intake, "prepare", slow)
+    refused = client.send(Submit(prompt="x" * (LONG_TEXT + 1)))
+    cut = client.send(Submit(prompt="y" * (LONG_TEXT + 1), max_prompt_tokens=20))
+    assert outputs(client, client.send(submit()))[-1].finish_reason == "length"
+    go_on.set()
+    answers = [client.receive(5.0) for _ in range(2)]
+    assert answers[0][0] == refused
+    assert isinstance(answers[0][1], Error)
+    assert answers[0][1].code == "prompt_too_long"
+    assert answers[1][0] == cut
+    assert isinstance(answers[1][1], Submitted)
+    assert answers[1][1].num_prompt_tokens == 20
+
+
+def test_resetting_the_prefix_cache_forgets_what_it_held(live_engine, client) -> None:  # type: ignore[no-untyped-def]
+    assert outputs(client, client.send(submit(length=100)))[-1].num_cached_tokens == 0
+    assert outputs(client, client.send(submit(length=100)))[-1].num_cached_tokens == 96
+    client.ask(ResetPrefixCache())
+    assert outputs(client, client.send(submit(length=100)))[-1].num_cached_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("top_k", -1),
+        ("top_k", 2**40),
+        ("top_p", 0.0),
+        ("top_p", float("nan")),
+        ("min_p", 1.5),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("nan")),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -2.5),
+        ("frequency_penalty", float("nan")),
+        ("seed", -1),
+        ("max_tokens", 0),
+        ("min_tokens", -1),
+        ("stop", [""]),
+        ("stop", ["x"] * 17),
+        ("stop", "x"),
+        ("stop", ["x" * 1025]),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", [1] * 65),
+        ("logprobs", 21),
+        ("logprobs", -1),
+        ("logprobs", True),
+    ],
+)
+def test_a_sampling_value_that_cannot_be_is_refused_by_name(live_engine, client, field, value):  # type: ignore[no-untyped-def]
+    raw = zmq.Context.instance().socket(zmq.DEALER)
+    raw.linger = 0
+    raw.connect(live_engine.endpoint.control)
+    body = {"type": "Submit", "prompt_token_ids": [1], "sampling": {field: value}}
+    raw.send_multipart([bytes(8), msgspec.msgpack.encode(body)])
+    assert raw.poll(5_000), "silence"
+    reply = commands.decode_reply(raw.recv_multipart()[1])
+    raw.close()
+    assert isinstance(reply, Error)
+    assert reply.code == "bad_message"
+    assert field in reply.message
+    assert client.snapshot().requests == []
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b""],
+        [b"short", b"x"],
+        [bytes(8)],
+        [bytes(8), b""],
+        [bytes(8), b"\xc1\xff"],
+        [bytes(8), b"\x91" * 3_000],
+        [bytes(8), msgspec.msgpack.encode({"type": "Nonsense"})],
+        [bytes(8), msgspec.msgpack.encode({"type": "Step", "n": -1})],
+        [bytes(8), msgspec.msgpack.encode({"type": "SetKnobs", "changes": {}})],
+        [bytes(8), msgspec.msgpack.encode({"type": "Pause"}), b"one frame too many"],
+    ],
+)
+def test_frames_that_are_no_command_get_an_error_and_change_nothing(live_engine, client, frames):  # type: ignore[no-untyped-def]
+    raw = zmq.Context.instance().socket(zmq.DEALER)
+    raw.linger = 0
+    raw.connect(live_engine.endpoint.control)
+    raw.send_multipart(frames)
+    assert raw.poll(5_000), "silence"
+    _, payload = raw.recv_multipart()
+    reply = commands.decode_reply(payload)
+    assert isinstance(reply, Error)
+    assert reply.code == "bad_message"
+    raw.close()
+    assert client.snapshot().state == "idle"
+    assert live_engine.control.num_bad_messages == 1
+
+
+def test_an_endpoint_nobody_listens_on_is_an_error_within_the_timeout(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    for endpoint in (f"{tmp_path}/nobody", "tcp://127.0.0.1:9"):
+        start = time.monotonic()
+        with (
+            ControlClient(endpoint, timeout_s=0.5) as client,
+            pytest.raises(EngineUnreachable, match=r"no engine"),
+        ):
+            client.info()
+        assert time.monotonic() - start < 3
+
+
+def test_replies_that_come_while_another_is_awaited_are_kept(client: ControlClient) -> None:
+    command_id = client.send(submit(max_tokens=5))
+    time.sleep(0.05)
+    assert client.ask(GetInfo()).model == "simulated"  # type: ignore[union-attr]
+    assert len(outputs(client, command_id)) == 5

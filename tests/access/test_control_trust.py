@@ -1,0 +1,627 @@
+"""A command is done once, by the engine it was meant for, and everybody can see who gave it."""
+
+import math
+import os
+import socket
+import struct
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, get_args
+from unittest.mock import ANY
+
+import msgspec
+import pytest
+import zmq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused
+from stepscope.engine.control.answers import MAX_ANSWERS, AnswerBook, OnceReused
+from stepscope.engine.loop import dispatch
+from stepscope.engine.protocol import commands
+from stepscope.engine.protocol.commands import (
+    Abort,
+    Ack,
+    AnyReply,
+    AuditPage,
+    Change,
+    Command,
+    Drain,
+    Error,
+    GetAudit,
+    GetInfo,
+    GetSnapshot,
+    Pause,
+    ResetPrefixCache,
+    Resume,
+    SetKnobs,
+    SetWorkload,
+    StepOnce,
+    Submit,
+    Submitted,
+)
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import Audited, Snapshot
+from stepscope.engine.transport import rate_limit
+from stepscope.engine.transport.rate_limit import CLIENT_BURST, CLIENT_RATE, RateLimiter
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.live.recorder import Recorder
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.state.audit_text import change_text
+from stepscope.tui.cli import main
+from tests.support.waiting import wait_for
+
+
+@pytest.fixture
+def client(live_engine: Any) -> Iterator[ControlClient]:
+    with ControlClient(live_engine.endpoint, timeout_s=5.0) as client:
+        yield client
+
+
+class Raw:
+    """A DEALER socket that sends what it is told."""
+
+    def __init__(self, engine: Any) -> None:
+        self._socket = zmq.Context.instance().socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.connect(engine.endpoint.control)
+
+    def send(self, number: int, command: Command | bytes) -> None:
+        payload = command if isinstance(command, bytes) else commands.encode(command)
+        self._socket.send_multipart([number.to_bytes(8, "big"), payload])
+
+    def reply(self) -> tuple[int, AnyReply]:
+        assert self._socket.poll(5_000), "silence"
+        number, payload = self._socket.recv_multipart()
+        return int.from_bytes(number, "big"), commands.decode_reply(payload)
+
+    def is_silent(self) -> bool:
+        return not self._socket.poll(100)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def raw(live_engine: Any) -> Iterator[Callable[[], Raw]]:
+    made: list[Raw] = []
+
+    def make() -> Raw:
+        made.append(Raw(live_engine))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def trail(client: ControlClient) -> list[Audited]:
+    page = client.ask(GetAudit())
+    assert isinstance(page, AuditPage)
+    return page.entries
+
+
+# Once
+
+
+def test_a_command_that_is_sent_again_is_done_once_and_answered_each_time(
+    client: ControlClient, raw: Callable[[], Raw]
+) -> None:
+    client.ask(Pause())
+    client.send(Submit(prompt_token_ids=[1] * 9, sampling=SamplingParams(max_tokens=9)))
+    first, second = raw(), raw()
+    once = StepOnce(n=1, who="me", once="a name of its own")
+    first.send(1, once)
+    second.send(5, once)  # by another connection, perhaps before it was done
+    first.send(2, once)
+    answers = [first.reply(), first.reply(), second.reply()]
+    assert sorted(number for number, _ in answers) == [1, 2, 5]
+    assert len({msgspec.msgpack.encode(reply) for _, reply in answers}) == 1
+    wait_for(lambda: client.snapshot().state == "paused", "the step")
+    third = raw()  # long after
+    third.send(1, once)
+    assert third.reply()[1] == answers[0][1]
+    assert client.snapshot().step == 0
+    assert [entry.command for entry in trail(client)] == ["Pause", "StepOnce"]
+    assert first.is_silent()
+
+
+def test_the_same_frames_again_are_answered_as_the_first_time(
+    client: ControlClient, raw: Callable[[], Raw]
+) -> None:
+    client.ask(Pause())
+    client.send(Submit(prompt_token_ids=[1] * 9, sampling=SamplingParams(max_tokens=9)))
+    sender = raw()
+    for _ in range(5):
+        sender.send(1, StepOnce(n=1))
+    assert len({repr(sender.reply()) for _ in range(5)}) == 1
+    wait_for(lambda: client.snapshot().state == "paused", "the step")
+    assert client.snapshot().step == 0
+    assert [entry.command for entry in trail(client)] == ["Pause", "StepOnce"]
+
+
+def test_a_name_stands_for_one_command(client: ControlClient, raw: Callable[[], Raw]) -> None:
+    sender = raw()
+    sender.send(1, Pause(once="x"))
+    assert isinstance(sender.reply()[1], Ack)
+    sender.send(2, Resume(once="x"))
+    _, reply = sender.reply()
+    assert isinstance(reply, Error)
+    assert reply.code == "once_reused"
+    assert client.snapshot().state == "paused"
+
+
+def test_a_change_whose_answer_is_lost_is_asked_for_again_and_done_once(
+    live_engine: Any, client: ControlClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.info()
+    monkeypatch.setattr("stepscope.engine.client.client.CHANGE_AGAIN_S", 0.1)
+    receive = ControlClient._receive
+    lost: list[object] = []
+
+    def lossy(self: ControlClient, timeout_s: float) -> tuple[int, AnyReply] | None:
+        received = receive(self, timeout_s)
+        if received is not None and len(lost) < 2:
+            lost.append(received)
+            return None
+        return received
+
+    monkeypatch.setattr(ControlClient, "_receive", lossy)
+    ack = client.ask(SetKnobs(changes={"max_num_seqs": 7}, who="me"))
+    assert isinstance(ack, Ack)
+    assert ack.version == 1
+    assert len(lost) == 2
+    monkeypatch.undo()
+    assert [entry.version for entry in trail(client)] == [1]
+
+
+def test_a_command_for_an_engine_that_is_gone_does_not_reach_its_successor(
+    live_engine: Any, client: ControlClient
+) -> None:
+    with pytest.raises(CommandRefused) as refused:
+        client.ask(Pause(engine_id="of the one before"))
+    assert refused.value.code == "another_engine"
+    assert client.snapshot().state == "idle"
+
+
+def test_answers_are_forgotten_oldest_first_and_never_mixed_up() -> None:
+    book: AnswerBook[str] = AnswerBook()
+    ack = Ack(effective_step=3)
+    assert book.is_new((b"a", b"1"), b"x", "first")
+    assert not book.is_new((b"a", b"1"), b"x", "second")
+    assert book.take_ready((b"a", b"1")) == []  # not answered yet
+    book.answered((b"a", b"1"), ack)
+    assert book.take_ready((b"a", b"1")) == [("second", ack)]
+    assert book.is_new((b"b", b"1"), b"x", "another client's")
+    with pytest.raises(OnceReused):
+        book.is_new((b"a", b"1"), b"y", "first")
+    for number in range(MAX_ANSWERS):
+        assert book.is_new((b"c", str(number).encode()), b"x", "")
+    assert book.is_new((b"a", b"1"), b"x", "long after")
+
+
+# Two operators
+
+
+def test_two_operators_at_once_are_a_conflict_that_tells_what_the_other_did(
+    live_engine: Any, client: ControlClient
+) -> None:
+    client.set_knobs({"max_num_seqs": 8}, who="anna", expected_version=0)
+    with pytest.raises(CommandRefused) as refused:
+        client.set_knobs({"max_num_seqs": 16}, who="bert", expected_version=0)
+    assert refused.value.code == "conflict"
+    assert "anna: max_num_seqs 64→8 at step 0" in str(refused.value)
+    assert client.snapshot().knobs["max_num_seqs"] == 8
+    entry = trail(client)[-1]
+    assert (entry.who, entry.code, entry.effective_step) == ("bert", "conflict", None)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine", "is_conflict"),
+    [
+        (Pause(who="anna"), Resume(who="bert", seen=0), True),
+        (Resume(who="anna"), StepOnce(who="bert", seen=0), True),
+        (Drain(who="anna"), Pause(who="bert", seen=0), True),
+        (SetWorkload(who="anna"), SetWorkload(who="bert", seen=0), True),
+        (
+            SetKnobs(changes={"max_num_seqs": 8}, who="anna"),
+            SetKnobs(changes={"order": "arrival"}, who="bert", seen=0),
+            True,
+        ),
+        (Pause(who="anna"), Resume(who="bert", seen=1), False),  # has seen it
+        (Pause(who="anna"), Resume(who="bert"), False),  # does not care
+        (Pause(who="bert"), Resume(who="bert", seen=0), False),  # it was the same one
+        (Pause(who="anna"), ResetPrefixCache(who="bert", seen=0), False),  # of another kind
+    ],
+)
+def test_a_change_of_the_same_kind_that_was_not_seen_is_a_conflict(
+    client: ControlClient, theirs: Command, mine: Command, is_conflict: bool
+) -> None:
+    client.ask(theirs)
+    before = client.snapshot()
+    if is_conflict:
+        with pytest.raises(CommandRefused, match="somebody was quicker \\(anna") as refused:
+            client.ask(mine)
+        assert refused.value.code == "conflict"
+        after = client.snapshot()
+        assert (after.state, after.knobs) == (before.state, before.knobs)
+    else:
+        assert isinstance(client.ask(mine), Ack)
+
+
+# The audit trail
+
+
+@pytest.mark.parametrize(
+    "command", [each for each in get_args(commands.AnyCommand) if issubclass(each, Change)]
+)
+def test_every_change_has_words_done_or_refused(command: type[Command]) -> None:
+    name = command.__name__
+    done = Audited(number=1, command=name, who="anna", time_ns=2, effective_step=3)
+    refused = Audited(number=1, command=name, who="anna", time_ns=2, code="viewer", detail="no")
+    for text in (change_text(done), change_text(refused)):
+        assert name not in text
+        assert text[0].islower()
+    assert change_text(refused).endswith(" refused: no")
+
+
+def test_every_change_is_in_the_audit_from_what_to_what_and_in_the_recording(
+    live_engine: Any,
+    client: ControlClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    subscriber = Subscriber(live_engine.endpoint)
+    client.set_knobs({"max_num_seqs": 5}, who="before")  # before anybody watched
+    recorder = Recorder(subscriber, tmp_path / "audit.mcap")
+    subscriber.start()
+    wait_for(lambda: subscriber.status == "live", "telemetry")
+    client.ask(Pause(who="anna"))
+    client.send(Submit(prompt_token_ids=[1] * 40, sampling=SamplingParams(max_tokens=900)))
+    step = client.ask(StepOnce(n=2, who="anna"))
+    assert isinstance(step, Ack)
+    wait_for(lambda: client.snapshot().state == "paused", "two steps")
+    client.ask(Resume(who="bert"))
+    client.set_knobs({"order": "arrival"}, who="bert")
+    client.ask(SetWorkload(who="bert"))
+    client.ask(Abort(request_id=0, who="anna"))
+    with pytest.raises(CommandRefused, match="there is no request 7"):
+        client.ask(Abort(request_id=7, who="anna"))
+    client.ask(ResetPrefixCache(who="anna"))
+    client.ask(Drain(who="anna"))
+    entries = trail(client)
+    assert [entry.number for entry in entries] == list(range(1, len(entries) + 1))
+    assert [(e.command, e.who, e.old, e.new, e.code) for e in entries[1:]] == [
+        ("Pause", "anna", {"state": "idle"}, {"state": "paused"}, ""),
+        ("StepOnce", "anna", {"state": "paused"}, {"state": "step"}, ""),
+        ("Resume", "bert", {"state": "paused"}, {"state": "running"}, ""),
+        ("SetKnobs", "bert", {"order": "decode_first"}, {"order": "arrival"}, ""),
+        ("SetWorkload", "bert", {"workload": "none"}, {"workload": "none"}, ""),
+        ("Abort", "anna", {"r0": "running"}, {"r0": "aborted"}, ""),
+        ("Abort", "anna", None, None, "not_found"),
+        ("ResetPrefixCache", "anna", {"cached_blocks": ANY}, {"cached_blocks": 0}, ""),
+        ("Drain", "anna", {"state": "idle"}, {"state": "draining"}, ""),
+    ]
+    assert entries[2].effective_step == step.effective_step
+    # The observer has the same, and so has the file.
+    wait_for(lambda: subscriber.history.state.audit == entries, "telemetry of the last one")
+    lines = [event.text for event in subscriber.history.events(kinds=frozenset({"engine"}))]
+    assert "anna: paused the engine" in lines
+    subscriber.stop()
+    recorder.stop()
+    with Recording(tmp_path / "audit.mcap") as recording:
+        frames = [frame for frame, _ in recording.frames() if frame.topic == b"audit"]
+    assert [commands_of(frame.payload) for frame in frames] == [e.number for e in entries[1:]]
+    monkeypatch.setattr(sys, "argv", ["stepscope", "audit", str(tmp_path / "audit.mcap")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == len(entries)
+    assert "before" in shown[0]
+    assert "anna" in shown[1]
+    assert "paused the engine" in shown[1]
+    assert "refused" in shown[7]
+
+
+def commands_of(payload: bytes) -> int:
+    return int(msgspec.msgpack.decode(payload)["number"])
+
+
+def test_a_rehearsal_and_a_look_leave_no_trace(client: ControlClient) -> None:
+    client.set_knobs({"max_num_seqs": 5}, who="me", dry_run=True)
+    with pytest.raises(CommandRefused):
+        client.set_knobs({"max_num_seqs": 0}, who="me", dry_run=True)
+    client.snapshot()
+    assert trail(client) == []
+
+
+def test_who_asks_for_entries_that_are_gone_is_told_where_they_are(
+    client: ControlClient, live_engine: Any
+) -> None:
+    trail = live_engine.core.audit
+    trail._entries = deque(maxlen=3)
+    for number in range(1, 8):
+        client.set_knobs({"max_num_seqs": number}, who="me")
+    page = client.ask(GetAudit(after=1))
+    assert isinstance(page, AuditPage)
+    assert [entry.number for entry in page.entries] == [5, 6, 7]
+    assert "entries 2 to 4" in page.detail
+    assert "recording" in page.detail
+    page = client.ask(GetAudit(after=4))
+    assert isinstance(page, AuditPage)
+    assert page.detail == ""
+
+
+def test_aborted_requests_never_push_changes_out_of_sight(
+    live_engine: Any, client: ControlClient, stepscope: Callable[..., Any]
+) -> None:
+    """A load that ends aborts all that it has asked for, one command for each."""
+    subscriber = Subscriber(live_engine.endpoint)
+    subscriber.start()
+    wait_for(lambda: subscriber.status == "live", "telemetry")
+    client.set_knobs({"max_num_seqs": 5}, who="anna")
+    num_requests = 60
+    for _ in range(num_requests):
+        client.send(Submit(prompt_token_ids=[1] * 40, sampling=SamplingParams(max_tokens=900)))
+    client.ask(Pause(who="anna"))
+    for number in range(num_requests // 2):  # at once
+        client.send(Abort(request_id=number, who="load"))
+    client.info()
+    assert [entry.command for entry in trail(client)][:3] == ["SetKnobs", "Pause", "Abort"]
+    for number in range(num_requests // 2, num_requests):  # one by one
+        client.ask(Abort(request_id=number, who="load"))
+        trail(client)  # whoever asks is told of all there is
+    entries = trail(client)
+    assert [entry.number for entry in entries] == list(range(1, len(entries) + 1))
+    assert len(entries) > 30
+    aborts = [entry for entry in entries if entry.command == "Abort"]
+    assert sum(entry.count for entry in aborts) == num_requests
+    told = client.snapshot().audit
+    assert told is not None
+    assert [(entry.command, entry.count) for entry in told] == [
+        ("SetKnobs", 1),
+        ("Pause", 1),
+        ("Abort", num_requests),
+    ]
+    wait_for(lambda: subscriber.history.state.audit == told, "telemetry of the last one")
+    subscriber.stop()
+    shown = stepscope("audit", live_engine.endpoint.control).stdout.splitlines()
+    assert len(shown) == 3
+    assert "load                  aborted 60 requests (first r0, last r59)" in shown[2]
+
+
+def test_an_abort_that_came_too_late_is_answered_and_is_no_entry(client: ControlClient) -> None:
+    """As that of an HTTP client who hung up while the last token was on its way."""
+    submit = Submit(prompt_token_ids=[1], sampling=SamplingParams(max_tokens=1))
+    submitted = client.ask(submit)
+    assert isinstance(submitted, Submitted)
+    wait_for(lambda: client.snapshot().state == "idle", "it has ended")
+    with pytest.raises(CommandRefused, match="request 0 has ended already") as refused:
+        client.ask(Abort(request_id=submitted.request_id, who="http"))
+    assert refused.value.code == "not_found"
+    assert trail(client) == []
+
+
+def test_aborted_requests_are_told_soon_though_nothing_follows(
+    live_engine: Any, client: ControlClient
+) -> None:
+    subscriber = Subscriber(live_engine.endpoint)
+    subscriber.start()
+    wait_for(lambda: subscriber.status == "live", "telemetry")
+    client.send(Submit(prompt_token_ids=[1] * 40, sampling=SamplingParams(max_tokens=900)))
+    client.ask(Abort(request_id=0, who="anna"))
+    wait_for(lambda: len(subscriber.history.state.audit) == 1, "telemetry of it")
+    subscriber.stop()
+
+
+def test_the_audit_is_told_in_pages(client: ControlClient) -> None:
+    for number in range(1, 8):
+        client.set_knobs({"max_num_seqs": number}, who="me")
+    page = client.ask(GetAudit(after=3, limit=2))
+    assert isinstance(page, AuditPage)
+    assert ([e.number for e in page.entries], page.oldest, page.newest) == ([4, 5], 1, 7)
+    for after in (7, 2**63 - 1):
+        page = client.ask(GetAudit(after=after))
+        assert isinstance(page, AuditPage)
+        assert page.entries == []
+
+
+# Floods
+
+
+def test_a_flood_is_refused_counted_and_told_and_others_are_answered(
+    live_engine: Any,
+    client: ControlClient,
+    raw: Callable[[], Raw],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rate_limit, "CLIENT_BURST", 100.0)
+    monkeypatch.setattr(rate_limit, "FIRST_TELL_S", 0.1)
+    flooder = raw()
+    for number in range(600):
+        flooder.send(number, GetInfo())
+    assert client.info().name  # in its turn, not after all of those
+    replies = [flooder.reply()[1] for _ in range(600)]
+    refused = [reply for reply in replies if isinstance(reply, Error)]
+    assert {reply.code for reply in refused} == {"rate_limited"}
+    assert 300 < len(refused) < 600
+    snapshot = client.snapshot()
+    assert snapshot.control is not None
+    assert snapshot.control.limited == len(refused)
+    wait_for(lambda: live_engine.core.audit.newest > 0, "it is in the audit")
+    entry = trail(client)[0]
+    assert (entry.code, entry.who) == ("rate_limited", "a client")
+    assert f"from process {os.getpid()} of this machine" in entry.detail
+
+
+def test_who_floods_is_told_as_they_called_themselves_though_they_are_gone(
+    live_engine: Any,
+    client: ControlClient,
+    raw: Callable[[], Raw],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rate_limit, "CLIENT_BURST", 100.0)
+    monkeypatch.setattr(rate_limit, "FIRST_TELL_S", 0.2)
+    flooder = raw()
+    flooder.send(1, Submit(prompt_token_ids=[1], client_id="chat-7"))
+    flooder.send(2, ResetPrefixCache(who="anna"))
+    flooder.send(3, ResetPrefixCache())
+    for number in range(600):
+        flooder.send(number, GetInfo())
+    while not isinstance(flooder.reply()[1], Error):
+        pass
+    flooder.close()
+    wait_for(lambda: live_engine.core.audit.newest == 3, "it is in the audit")
+    entry = trail(client)[-1]
+    assert entry.who == "anna"
+    assert entry.detail.endswith("of this machine; its last request was called 'chat-7')")
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.floats(0, 0.2), st.integers(0, 200_000)), max_size=300)
+)
+def test_no_client_gets_more_than_its_share_whatever_it_sends(
+    sent: list[tuple[int, float, int]],
+) -> None:
+    now_s = 0.0
+    limiter = RateLimiter(lambda: now_s)
+    used = dict.fromkeys(range(3), 0.0)
+    refused = 0
+    for number, wait_s, size in sent:
+        now_s += wait_s
+        name = str(number).encode()
+        if limiter.admit(name, size):
+            limiter.charge(name, GetSnapshot())
+            used[number] += rate_limit.MESSAGE + 25 + size / rate_limit.BYTES_PER_UNIT
+        else:
+            refused += 1
+            assert limiter.wait_s(name) > 0
+        debt = 25  # of the last one that was admitted
+        assert used[number] <= CLIENT_BURST + CLIENT_RATE * now_s + debt
+    assert limiter.num_limited == refused
+    now_s += 1000
+    assert sum(count for _, count in limiter.floods()) == refused
+    assert limiter.pause_s() == 0
+
+
+def test_a_flood_makes_everybody_wait_a_moment_and_never_for_good() -> None:
+    now_s = 0.0
+    limiter = RateLimiter(lambda: now_s)
+    while limiter.pause_s() == 0:
+        limiter.admit(b"flooder", 40)
+    assert limiter.num_limited > 0
+    pause_s = limiter.pause_s()
+    assert pause_s < 0.01
+    now_s += pause_s + 1e-9
+    assert math.isclose(limiter.pause_s(), 0.0, abs_tol=1e-6)
+    assert limiter.admit(b"other", 40)
+
+
+# What is no command
+
+
+_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=20)
+    | st.binary(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+_KINDS = get_args(commands.AnyCommand)
+_NAMES = sorted({field for kind in _KINDS for field in kind.__struct_fields__})
+_DOCUMENTS = st.fixed_dictionaries(
+    {"type": st.sampled_from([kind.__struct_config__.tag for kind in _KINDS]) | _VALUES},
+    optional=dict.fromkeys((*_NAMES, "mood"), _VALUES),
+)
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much],
+)
+@given(
+    payload=_DOCUMENTS.map(msgspec.msgpack.encode)
+    | st.binary(max_size=200)
+    | _VALUES.map(msgspec.msgpack.encode),
+    cut=st.integers(0, 400),
+)
+def test_whatever_is_no_command_is_answered_once_and_changes_nothing(
+    live_engine: Any, payload: bytes, cut: int
+) -> None:
+    payload = payload[:cut] if cut < 200 else payload
+    try:
+        commands.decode_command(payload)
+        return  # it is one
+    except msgspec.DecodeError:
+        pass
+    before = live_engine.control.num_bad_messages
+    with closing(Raw(live_engine)) as sender:
+        sender.send(9, payload)
+        number, reply = sender.reply()
+    assert number == 9
+    assert isinstance(reply, Error)
+    assert reply.code in ("bad_message", "rate_limited")
+    assert live_engine.control.num_bad_messages == before + (reply.code == "bad_message")
+    assert (live_engine.core.knobs_version, live_engine.core.audit.newest) == (0, 0)
+    assert live_engine.core.state == "idle"
+
+
+def test_a_command_that_is_too_big_is_answered_and_a_huge_one_is_hung_up_on(
+    client: ControlClient, raw: Callable[[], Raw]
+) -> None:
+    sender = raw()
+    sender.send(1, bytes(commands.MAX_COMMAND_BYTES + 1))
+    _, reply = sender.reply()
+    assert isinstance(reply, Error)
+    assert "at most" in reply.message
+    sender.send(2, bytes(2 * commands.MAX_COMMAND_BYTES + 1))
+    assert sender.is_silent()
+    assert client.info().name
+    with pytest.raises(CommandRefused, match="it was not sent") as refused:
+        client.ask(Submit(prompt="x" * commands.MAX_COMMAND_BYTES))
+    assert refused.value.code == "too_big"
+    assert client.info().name
+
+
+def test_a_client_of_an_older_protocol_takes_nobodys_place(
+    live_engine: Any, client: ControlClient
+) -> None:
+    """ZMTP 2.0 frames carry nothing about their connection."""
+    with socket.socket(socket.AF_UNIX) as old:
+        old.connect(str(live_engine.endpoint.path))
+        dealer, identity = bytes([5]), bytes([0, 0])
+        old.sendall(b"\xff" + bytes(8) + b"\x7f" + bytes([1]) + dealer + identity)
+        payload = commands.encode(GetInfo())
+        old.sendall(bytes([1, 8]) + bytes(8) + struct.pack(">BB", 0, len(payload)) + payload)
+        old.settimeout(5)
+        received = b""
+        while b"simulated" not in received:
+            received += old.recv(65536)
+    assert client.info().name
+
+
+def test_a_command_that_breaks_the_engine_is_an_error_and_the_engine_goes_on(
+    client: ControlClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("of the engine's own making")
+
+    monkeypatch.setitem(dispatch._CHANGES, Drain, broken)
+    with pytest.raises(CommandRefused) as refused:
+        client.ask(Drain())
+    assert refused.value.code == "internal"
+    assert isinstance(client.ask(Submit(prompt_token_ids=[1] * 5)), Submitted)
+    assert isinstance(client.ask(GetSnapshot()), Snapshot)

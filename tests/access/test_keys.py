@@ -1,0 +1,530 @@
+"""Nobody comes in without a key that is authorised, nobody stays whose key is revoked."""
+
+import logging
+import os
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.loop.audit import Asker
+from stepscope.engine.protocol import commands
+from stepscope.engine.protocol.commands import (
+    Abort,
+    Change,
+    Drain,
+    GetAudit,
+    GetInfo,
+    Pause,
+    ResetPrefixCache,
+    Resume,
+    SetKnobs,
+    SetWorkload,
+    Shutdown,
+    StepOnce,
+    Submit,
+)
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.transport.authorised_keys import KeyFolder, Role
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.engine.transport.gate import Gate, gate_of
+from stepscope.engine.transport.keys import Credentials, KeyPair, read_credentials
+from stepscope.engine.transport.local_engines import local_credentials
+from stepscope.engine.transport.sockets import bind, client_socket, credentials_for, server_socket
+from stepscope.recordings.live.subscriber import Subscriber
+from tests.support.waiting import wait_for
+
+ENGINE = Path(__file__).parents[1] / "support" / "simulated_engine.py"
+OPERATORS = (
+    SetKnobs(changes={"max_num_seqs": 3}),
+    Pause(),
+    Resume(),
+    StepOnce(n=2),
+    Abort(request_id=1),
+    ResetPrefixCache(),
+    SetWorkload(),
+    Drain(),
+    Shutdown(),
+    Submit(prompt_token_ids=[1, 2, 3]),
+)
+
+
+class Keyed:
+    """A simulated engine behind keys, as a process, and keys to come to it with."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder = folder
+        self.keys = KeyFolder(folder / "authorised")
+        self.control = f"tcp://127.0.0.1:{port}"
+        self.made("first", "operator")
+        self.log = folder / "log"
+        self.process = subprocess.Popen(
+            [sys.executable, str(ENGINE), self.control, str(self.keys.path)],
+            stderr=self.log.open("wb"),
+        )
+        deadline_s = time.monotonic() + 20
+        while True:
+            try:
+                with ControlClient(self.at("first"), timeout_s=0.5) as client:
+                    client.info()
+                return
+            except EngineUnreachable:
+                assert time.monotonic() < deadline_s, self.log.read_text()
+                time.sleep(0.05)
+
+    def made(self, name: str, role: Role) -> Credentials:
+        return self.keys.add(name, role, self.folder / f"{name}.key", None)
+
+    def at(self, name: str) -> Endpoint:
+        return Endpoint(self.control, read_credentials(self.folder / f"{name}.key"))
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
+    folder = tmp_path_factory.mktemp("keyed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(folder))
+        patch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+        engine = Keyed(folder, free_port())
+        yield engine
+        engine.close()
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests run as on another machine: no lock file tells them a key."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+def free_port() -> int:
+    """A port with a free one after it."""
+    while True:
+        with closing(socket.socket()) as first, closing(socket.socket()) as second:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+
+
+def hears(endpoint: Endpoint) -> bool:
+    """Whether telemetry comes within a second and a half; a sign of life is due every second."""
+    with closing(client_socket(zmq.SUB, endpoint)) as subscriber:
+        subscriber.subscribe(b"")
+        subscriber.connect(endpoint.telemetry)
+        return bool(subscriber.poll(1_500))
+
+
+def test_an_operator_does_everything_and_the_audit_names_the_key(keyed: Keyed) -> None:
+    with ControlClient(keyed.at("first")) as client:
+        ack = client.set_knobs({"max_num_seqs": 9}, who="somebody else")
+        page = client.ask(GetAudit())
+        assert isinstance(page, commands.AuditPage)
+        entry = page.entries[-1]
+    assert (entry.key, entry.who, entry.code) == ("first", "somebody else", "")
+    assert (entry.old, entry.new) == ({"max_num_seqs": 64}, {"max_num_seqs": 9})
+    assert entry.effective_step == ack.effective_step
+    assert Asker(entry.who, entry.key).name == "key first"
+    assert hears(keyed.at("first"))
+
+
+def test_without_a_key_nothing_is_answered_and_nothing_is_heard(keyed: Keyed) -> None:
+    nobody = Endpoint(keyed.control)
+    with ControlClient(nobody) as client, pytest.raises(EngineUnreachable, match="asks for a key"):
+        client.info()
+    assert not hears(nobody)
+
+
+def test_a_key_that_is_not_authorised_is_no_key(keyed: Keyed) -> None:
+    known = keyed.at("first").credentials
+    assert known is not None
+    stranger = Endpoint(keyed.control, replace(known, pair=KeyPair.new()))
+    with ControlClient(stranger) as client, pytest.raises(EngineUnreachable, match="not know this"):
+        client.info()
+    assert not hears(stranger)
+
+
+def test_the_public_half_of_somebodys_key_is_not_enough(keyed: Keyed) -> None:
+    known = keyed.at("first").credentials
+    assert known is not None
+    forged = KeyPair(known.pair.public, KeyPair.new().secret)
+    thief = Endpoint(keyed.control, replace(known, pair=forged))
+    with ControlClient(thief) as client, pytest.raises(EngineUnreachable):
+        client.info()
+
+
+def test_an_engine_with_another_key_is_not_spoken_to(keyed: Keyed) -> None:
+    known = keyed.at("first").credentials
+    assert known is not None
+    wrong = Endpoint(keyed.control, replace(known, server=KeyPair.new().public))
+    with (
+        ControlClient(wrong) as client,
+        pytest.raises(EngineUnreachable, match="is not the engine"),
+    ):
+        client.info()
+
+
+def test_a_viewer_looks_and_is_refused_every_change_and_that_is_audited(keyed: Keyed) -> None:
+    keyed.made("looker", "viewer")
+    with ControlClient(keyed.at("looker")) as client:
+        before = client.snapshot()
+        assert hears(keyed.at("looker"))
+        for command in OPERATORS:
+            with pytest.raises(CommandRefused) as refused:
+                client.ask(command)
+            assert refused.value.code == "viewer", command
+            assert str(refused.value).endswith(
+                f"the key of looker is a viewer's; {command.doing} takes an operator's key"
+            )
+        after = client.snapshot()
+        page = client.ask(GetAudit(limit=1_000))
+        assert isinstance(page, commands.AuditPage)
+    assert (after.knobs, after.state, after.step) == (before.knobs, before.state, before.step)
+    assert after.requests == []
+    told = [(e.command, e.key, e.code) for e in page.entries][-len(OPERATORS) :]
+    assert told == [(type(c).__name__, "looker", "viewer") for c in OPERATORS]
+    assert after.control is not None
+    assert after.control.denied >= len(OPERATORS)
+
+
+def test_every_change_is_an_operators() -> None:
+    assert {type(command) for command in OPERATORS} == {*Change.__subclasses__(), Submit}
+
+
+def test_every_change_has_words_of_its_own_for_who_may_not_make_it() -> None:
+    words = [command.doing for command in OPERATORS]
+    assert len(set(words)) == len(OPERATORS)
+    assert "changing knobs" in words
+    for command, doing in zip(OPERATORS, words, strict=True):
+        assert type(command).__name__ not in doing
+
+
+def test_a_flood_is_told_of_the_key_it_came_with_and_of_this_users_own(
+    keyed: Keyed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(keyed.folder))
+    _, local = local_credentials(Endpoint(keyed.control))
+    keyed.made("flooder", "viewer")
+    for endpoint in (keyed.at("flooder"), Endpoint(keyed.control, local)):
+        with closing(client_socket(zmq.DEALER, endpoint)) as socket:
+            socket.linger = 0
+            socket.connect(endpoint.control)
+            payload = commands.encode(GetInfo())
+            for number in range(4_000):
+                socket.send_multipart([number.to_bytes(8, "big"), payload])
+            reply: object = None
+            while not isinstance(reply, commands.Error):
+                assert socket.poll(5_000), "silence"
+                reply = commands.decode_reply(socket.recv_multipart()[1])
+
+    def floods() -> list[tuple[str, str | None]]:
+        with ControlClient(keyed.at("first")) as client:
+            page = client.ask(GetAudit(limit=1_000))
+        assert isinstance(page, commands.AuditPage)
+        return [(e.who, e.key) for e in page.entries if e.code == "rate_limited"]
+
+    wait_for(lambda: len(floods()) == 2, "both are in the audit")
+    assert floods() == [("a client", "flooder"), ("a client", "local")]
+
+
+def test_a_new_key_is_let_in_and_a_revoked_one_cut_off_without_a_restart(keyed: Keyed) -> None:
+    keyed.made("leaver", "operator")
+    endpoint = keyed.at("leaver")
+    stays, goes = Subscriber(keyed.at("first")), Subscriber(endpoint, retry_s=0.1)
+    stays.start()
+    goes.start()
+    client = ControlClient(endpoint, timeout_s=3.0)
+    try:
+        wait_for(lambda: stays.status == goes.status == "live", "both are live")
+        client.info()
+        keyed.keys.revoke("leaver")
+        wait_for(lambda: goes.status == "down", "the revoked one is cut off")
+        last, others = goes.history.last_sequence or 0, stays.history.last_sequence or 0
+        with pytest.raises(EngineUnreachable, match="not know this key"):
+            client.info()
+        wait_for(lambda: (stays.history.last_sequence or 0) > others + 1, "signs of life")
+        assert (goes.history.last_sequence or 0) == last
+        assert stays.status == "live"
+        assert stays.history.num_lost == 0
+    finally:
+        client.close()
+        goes.stop()
+        stays.stop()
+
+
+def test_a_handshake_that_was_overheard_opens_nothing(keyed: Keyed) -> None:
+    """A client's bytes, taken down on their way and sent again."""
+    overheard = bytearray()
+    listener = socket.create_server(("127.0.0.1", 0))
+    host, _, port = keyed.control.removeprefix("tcp://").rpartition(":")
+
+    def forward() -> None:
+        client, _ = listener.accept()
+        server = socket.create_connection((host, int(port)))
+        threading.Thread(target=copy, args=(server, client, None), daemon=True).start()
+        copy(client, server, overheard)
+
+    def copy(source: socket.socket, target: socket.socket, kept: bytearray | None) -> None:
+        with source, target:
+            try:
+                while data := source.recv(65536):
+                    if kept is not None:
+                        kept += data
+                    target.sendall(data)
+            except OSError:
+                return
+
+    thread = threading.Thread(target=forward)
+    thread.start()
+    endpoint = replace(keyed.at("first"), control=f"tcp://127.0.0.1:{listener.getsockname()[1]}")
+    with ControlClient(endpoint) as client:
+        version = client.set_knobs({"max_num_seqs": 11}, who="overheard").version
+    thread.join(10)
+    listener.close()
+    assert len(overheard) > 500
+    with socket.create_connection((host, int(port))) as again:
+        again.settimeout(1.5)
+        again.sendall(bytes(overheard))
+        received = bytearray()
+        try:
+            while data := again.recv(65536):
+                received += data
+        except OSError:
+            pass
+    with ControlClient(keyed.at("first")) as client:
+        assert client.snapshot().knobs_version == version
+    assert b"READY" not in received, "the handshake went through"
+
+
+def test_when_nobody_answers_for_the_keys_nobody_comes_in(tmp_path: Path) -> None:
+    keys = KeyFolder(tmp_path / "authorised")
+    endpoint = Endpoint(f"tcp://127.0.0.1:{free_port()}")
+    credentials = keys.add("me", "operator", tmp_path / "me.key", None)
+    gate = Gate(keys)
+    router = server_socket(zmq.ROUTER, gate)
+    bind(router, endpoint.control)
+    gate._closing.set()
+    gate._thread.join()  # as if it had died
+    with ControlClient(replace(endpoint, credentials=credentials), timeout_s=0.5) as client:
+        client.send(GetInfo())
+        assert not router.poll(500)
+    router.close(0)
+    gate.close()
+
+
+def test_a_folder_that_others_may_write_to_lets_nobody_in_any_more(tmp_path: Path) -> None:
+    keys = KeyFolder(tmp_path / "authorised")
+    credentials = keys.add("me", "viewer", tmp_path / "me.key", None)
+    gate = Gate(keys)
+    try:
+        assert gate.holder(credentials.pair.public) is not None
+        keys.path.chmod(0o777)
+        wait_for(lambda: gate.holder(credentials.pair.public) is None, "the folder is not trusted")
+        keys.path.chmod(0o700)
+        wait_for(lambda: gate.holder(credentials.pair.public) is not None, "it is trusted again")
+        # A file that is none of ours is only no key.
+        (keys.path / "broken.pub").write_text("role = 'king'")
+        other = keys.add("other", "viewer", tmp_path / "other.key", None)
+        wait_for(lambda: gate.holder(other.pair.public) is not None, "the other key")
+        assert gate.holder(credentials.pair.public) is not None
+    finally:
+        gate.close()
+    keys.path.chmod(0o755)
+    with pytest.raises(ConfigError, match="chmod 700"):
+        Gate(keys)
+
+
+# Addresses and files
+
+
+@pytest.mark.parametrize("address", ["tcp://0.0.0.0:5555", "tcp://*:5555", "tcp://192.0.2.7:5555"])
+def test_a_public_address_without_keys_is_refused_with_the_command_that_helps(
+    address: str, tmp_path: Path
+) -> None:
+    endpoint = Endpoint.parse(address)
+    with pytest.raises(ConfigError, match="stepscope keys new NAME --role operator"):
+        gate_of("", endpoint).__enter__()
+    (tmp_path / "empty").mkdir(mode=0o700)
+    with pytest.raises(ConfigError, match=f"--keys {tmp_path}/empty"):
+        gate_of(f"{tmp_path}/empty", endpoint).__enter__()
+
+
+def test_addresses_of_this_machine_need_no_key() -> None:
+    for address in ("tcp://127.0.0.1:5555", "tcp://localhost:5555", "tcp://[::1]:5555", "/tmp/x"):
+        with gate_of("", Endpoint.parse(address)) as gate:
+            assert gate is None
+
+
+def test_sockets_are_for_their_user_only(runtime_folder: Path) -> None:
+    before = os.umask(0)
+    try:
+        router = server_socket(zmq.ROUTER, None)
+        bind(router, f"ipc://{runtime_folder}/engine")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((runtime_folder / "engine").stat().st_mode) == 0o600
+    router.close(0)
+
+
+def test_another_users_process_is_turned_away_whatever_the_mode_of_the_file(
+    runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    another = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: another)  # the engine's user
+    router = server_socket(zmq.ROUTER, None)
+    bind(router, f"ipc://{runtime_folder}/engine")
+    monkeypatch.undo()
+    (runtime_folder / "engine").chmod(0o666)
+    with ControlClient(f"{runtime_folder}/engine", timeout_s=2) as client:
+        with pytest.raises(EngineUnreachable, match="belongs to another user"):
+            client.info()
+        assert not router.poll(0)
+    router.close(0)
+
+
+def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    keys = KeyFolder(tmp_path / "authorised")
+    keys.add("me", "viewer", tmp_path / "me.key", None)
+    for path in (tmp_path / "me.key", keys.path / "server.key", keys.path / "me.pub"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(keys.path.stat().st_mode) == 0o700
+    for mode in (0o640, 0o604, 0o660):
+        (tmp_path / "me.key").chmod(mode)
+        with pytest.raises(ConfigError, match="chmod 600"):
+            read_credentials(tmp_path / "me.key")
+    (keys.path / "server.key").chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        Gate(keys)
+
+
+def test_a_broken_key_file_is_an_error_that_does_not_quote_it(tmp_path: Path) -> None:
+    path = tmp_path / "me.key"
+    KeyFolder(tmp_path / "authorised").add("me", "viewer", path, None)
+    secret = read_credentials(path).pair.secret
+    text = path.read_text()
+    for broken in (text.replace("secret =", "secret"), text.replace(secret, secret[:-1]), "=", ""):
+        path.write_text(broken)
+        with pytest.raises(ConfigError) as refused:
+            read_credentials(path)
+        assert secret[:20] not in str(refused.value)
+        assert "\n" not in str(refused.value)
+
+
+def test_a_client_finds_its_key_by_itself(tmp_path: Path) -> None:
+    mine = tmp_path / "config" / "stepscope" / "keys"
+    mine.mkdir(parents=True)
+    keys = KeyFolder(tmp_path / "authorised")
+    keys.add("a", "viewer", mine / "a.key", None)
+    far = Endpoint.parse("tcp://192.0.2.7:5555")
+    found = credentials_for(far)
+    assert found is not None
+    assert found.name == "a"
+    keys.add("b", "viewer", mine / "b.key", far.control)
+    found = credentials_for(far)
+    assert found is not None
+    assert found.name == "b"
+    assert credentials_for(Endpoint.parse("tcp://127.0.0.1:5555")) is None
+    keys.add("c", "viewer", mine / "c.key", None)
+    with pytest.raises(ConfigError, match="--key FILE"):
+        credentials_for(Endpoint.parse("tcp://192.0.2.8:5555"))
+
+
+def test_this_user_on_the_engines_machine_needs_no_key_file(
+    keyed: Keyed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(keyed.folder))
+    (lock,) = (keyed.folder / "stepscope").glob("*.lock")
+    assert stat.S_IMODE(lock.stat().st_mode) == 0o600
+    with ControlClient(keyed.control) as client:
+        assert client.set_knobs({"max_num_seqs": 12}, who="me").version
+    # ... unless a key is named.
+    keyed.made("visitor", "viewer")
+    monkeypatch.setenv("STEPSCOPE_CLIENT_KEY", str(keyed.folder / "visitor.key"))
+    with ControlClient(keyed.control) as client, pytest.raises(CommandRefused, match="viewer"):
+        client.set_knobs({"max_num_seqs": 13}, who="me")
+
+
+def test_secrets_are_in_their_files_only(
+    keyed: Keyed, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    endpoint = keyed.at("first")
+    credentials = endpoint.credentials
+    assert credentials is not None
+    with ControlClient(endpoint) as client:
+        told = [*map(commands.encode, (client.info(), client.snapshot(), client.ask(GetAudit())))]
+    server = keyed.keys.server_pair()
+    (lock,) = (keyed.folder / "stepscope").glob("*.lock")
+    said = [repr(endpoint), repr(credentials), repr(server), caplog.text, keyed.log.read_text()]
+    processes = b"".join(path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline"))
+    for secret in (credentials.pair.secret, server.secret):
+        assert all(secret not in text for text in said)
+        assert all(secret.encode() not in payload for payload in told)
+        assert secret.encode() not in processes
+        assert secret not in lock.read_text()
+
+
+def test_keys_are_made_listed_and_revoked_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stepscope: Callable[..., Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = stepscope("keys", "new", "alice", "--role", "viewer")
+    assert code == 0
+    assert "alice.key" in out
+    assert read_credentials(tmp_path / "alice.key").pair.secret not in out
+    assert stepscope("keys", "list")[1].split()[:2] == ["alice", "viewer"]
+    assert '"role": "viewer"' in stepscope("keys", "list", "--json")[1]
+    for arguments, error in (
+        (("new", "alice", "--role", "viewer"), "there is a key 'alice' already"),
+        (("new", "bob", "--role", "king"), "--role: expected one of viewer, operator"),
+        (("new", "../bob", "--role", "viewer"), "cannot name a key"),
+        (("new", "bob", "--role", "viewer", "-o", "no/b.key"), "no/b.key cannot be written"),
+        (("revoke", "carol"), "there are: alice"),
+    ):
+        code, _, said = stepscope("keys", *arguments)
+        assert code > 0
+        assert error in said
+    said = stepscope(
+        "keys", "new", "dora", "--role", "viewer", "--endpoint", "tcp://127.0.0.1:5555"
+    )[1]
+    assert "stepscope serve --endpoint tcp://127.0.0.1:5555 --keys" in said
+    said = stepscope("keys", "new", "erik", "--role", "viewer", "--endpoint", "tcp://gpu-7:5555")[1]
+    assert "serve" not in said
+    for name in ("alice", "dora", "erik"):
+        code, said, _ = stepscope("keys", "revoke", name)
+        assert code == 0
+        assert "only with 'stepscope serve --keys DIR'" in said
+    assert "no key is authorised" in stepscope("keys", "list")[1]
+
+
+def test_every_socket_that_leaves_the_process_is_made_in_one_place() -> None:
+    root = Path(__file__).parents[2]
+    makers = [
+        path.relative_to(root).as_posix()
+        for package in ("engine", "recordings", "tui")
+        for path in sorted((root / package).rglob("*.py"))
+        if ".socket(zmq." in path.read_text() or ".instance().socket(" in path.read_text()
+    ]
+    assert makers == [
+        "engine/transport/gate.py",
+        "engine/transport/sockets.py",
+    ]  # the gate's own is inproc

@@ -1,0 +1,215 @@
+"""Of every second the longest wait of each kind is an event, by the levels that hold now."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.recordings.attribution.late_seconds import SECOND_NS, LateSeconds
+from stepscope.recordings.attribution.longest import Longest
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history import windows
+from stepscope.recordings.history.history import History
+from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.state.series.events import SessionEvent, breach_event
+from stepscope.recordings.state.series.latency import SLO
+from tests.support.seek_sessions import busy, record
+
+SLO_KIND = frozenset({"slo"})
+
+
+Late: TypeAlias = tuple[int, int, int]  # step, time and wait
+
+
+def worst_of_seconds(late: Sequence[Late]) -> list[Late]:
+    seconds = groupby(late, key=lambda each: each[1] // SECOND_NS)
+    return [max(second, key=lambda each: each[2]) for _, second in seconds]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_the_worst_of_each_second_is_that_of_a_look_at_all_however_it_came(data: Any) -> None:
+    longest = Longest()
+    seconds, known = LateSeconds(longest), list[Late]()
+    step, time_ns = 0, 0
+    for _ in range(data.draw(st.integers(1, 6))):
+        first = data.draw(st.integers(0, step + 1))  # a step that may have been
+        longest.forget_before(first)
+        seconds.forget_before(first)
+        known = [each for each in known if each[0] >= first]
+        part = []
+        for ns in data.draw(st.lists(st.integers(1, 9), max_size=12)):
+            step += data.draw(st.integers(1, 3))
+            time_ns += data.draw(st.integers(0, SECOND_NS * 2 // 3))
+            part.append((step, time_ns, ns))
+        steps, times_ns, waits_ns = zip(*part, strict=True) if part else ((), (), ())
+        longest.extend(steps, waits_ns)
+        seconds.extend(steps, times_ns)
+        known += part
+        worst = [late for late, _, _ in worst_of_seconds(known)]
+        for at in range(-1, step + 2):
+            after = next((each for each in worst if each > at), None)
+            before = next((each for each in reversed(worst) if each < at), None)
+            assert (seconds.next(at, 1), seconds.next(at, -1)) == (after, before)
+        for last in (None, data.draw(st.integers(0, step + 1))):
+            limit = data.draw(st.integers(0, 9))
+            until = worst_of_seconds([each for each in known if last is None or each[0] <= last])
+            assert seconds.num_until(last) == len(until)
+            newest = until[max(0, len(until) - limit) :]
+            assert seconds.last(last, limit) == [each[0] for each in newest]
+            ranked = sorted(until, key=lambda each: (-each[2], each[0]))
+            assert seconds.until(last, limit) == [each[0] for each in ranked[:limit]]
+
+
+def expected(history: History, until: int | None = None) -> list[SessionEvent]:
+    """A look at every step in memory."""
+    first, last = history.first_step, history.last_step
+    if first is None or last is None:
+        return []
+    summaries = history.summaries(first, last if until is None else until)
+    found = []
+    for kind, bound_ms in (("ITL", history.slo.itl_ms), ("TTFT", history.slo.ttft_ms)):
+        name = kind.lower()
+        late = []
+        for each in summaries:
+            ns = None if each is None else getattr(each, f"max_{name}_ns")
+            if each is not None and ns is not None and ns > bound_ms * 1e6:
+                late.append((each.step, each.tokens_ns, ns))
+        for step, time_ns, ns in worst_of_seconds(late):
+            request_id = getattr(history.summary(step), f"max_{name}_request_id")
+            found.append(breach_event(history.slo, step, time_ns, kind, ns, request_id))
+    return sorted(found, key=lambda each: each.step)
+
+
+def assert_events(history: History) -> list[SessionEvent]:
+    """All ways to come by them give what a look at every step gives."""
+    events = expected(history)
+    assert history.events(None, 10**6, SLO_KIND) == events
+    first, last = history.first_step, history.last_step
+    if first is not None and last is not None:
+        for until in range(first, last + 1, max(1, (last - first) // 9)):
+            so_far = expected(history, until)
+            assert history.events(until, 5, SLO_KIND) == so_far[-5:]
+            after = next((each for each in events if each.step > until), None)
+            assert history.next_event(until, 1, SLO_KIND) == after
+            before = max((each.step for each in events if each.step < until), default=None)
+            found = history.next_event(until, -1, SLO_KIND)
+            assert (None if found is None else found.step) == before
+        itl = [each for each in events if each.text.startswith("ITL")]
+        stalls = history.stalls(None, 10**6)
+        if itl:
+            assert stalls.number == len(itl)
+            assert sorted(each.step for each in stalls.longest) == [each.step for each in itl]
+    return events
+
+
+@pytest.mark.parametrize("at_once", [19, 4096])
+def test_events_are_those_of_what_is_in_memory_and_of_the_levels_of_now(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windows, "_MAX_AT_ONCE", at_once)
+    history = History(SLO(ttft_ms=30.0, itl_ms=12.0), max_steps=300)
+    levels = [SLO(ttft_ms=400.0, itl_ms=90.0), SLO(0.001, 0.001), SLO(30.0, 12.0), SLO(1e9, 1e9)]
+    number = set[int]()
+    for sequence, message in simulate(seed=5, num_steps=900, workload=SimulatedWorkload(rate=9.0)):
+        history.append(sequence, message)
+        if sequence % 97 == 0:
+            history.set_slo(levels[sequence // 97 % len(levels)])
+            number.add(len(assert_events(history)))
+        elif sequence % 10 == 0:
+            history.next_event(0, 1, SLO_KIND)  # what is known grows bit by bit
+    assert len(number) > 4
+    assert history.first_step is not None
+    assert history.first_step > 0
+    history.set_slo(levels[2])
+    assert history.rewind(history.first_step + 150)
+    assert assert_events(history)
+
+
+def test_a_second_under_way_has_its_longest_wait_so_far() -> None:
+    history = History(SLO(ttft_ms=1e9, itl_ms=1.0))
+    told, changed = dict[int, int](), 0
+    for sequence, message in simulate(seed=5, num_steps=300, workload=SimulatedWorkload(rate=9.0)):
+        history.append(sequence, message)
+        for event in history.events(None, 1, SLO_KIND):
+            second = event.time_ns // SECOND_NS
+            changed += told.get(second, event.step) != event.step
+            told[second] = event.step
+    assert changed > 5
+    assert sorted(told.values()) == [each.step for each in assert_events(history)]
+
+
+def test_what_is_put_in_front_joins_the_second_that_was_cut() -> None:
+    messages = list(simulate(seed=5, num_steps=900, workload=SimulatedWorkload(rate=9.0)))
+    for cut in (200, 431, 700):
+        earlier, later = History(SLO(500.0, 50.0)), History(SLO(30.0, 12.0))
+        whole = History(SLO(ttft_ms=30.0, itl_ms=12.0))
+        for sequence, message in messages:
+            whole.append(sequence, message)
+            if sequence <= cut:
+                earlier.append(sequence, message)
+            if sequence == cut:
+                state = earlier.state
+                later.begin(state.copy(), sequence)
+            if sequence > cut:
+                later.append(sequence, message)
+        assert_events(later)
+        assert later.prepend(earlier)
+        assert assert_events(later) == assert_events(whole)
+
+
+def test_memory_that_has_lost_all_its_steps_has_no_late_token_and_begins_anew() -> None:
+    history = History(SLO(ttft_ms=30.0, itl_ms=1.0))
+    messages = list(simulate(seed=5, num_steps=300, workload=SimulatedWorkload(rate=9.0)))
+    for sequence, message in messages[:150]:
+        history.append(sequence, message)
+    assert assert_events(history)
+    timeline = history._timeline
+    timeline.columns.forget_before(10**6)
+    assert history.events(None, 10, SLO_KIND) == []
+    assert history.next_event(10**6, -1, SLO_KIND) is None
+    assert history.stalls() == ([], 0)
+    for sequence, message in messages[150:]:
+        history.append(sequence, message)
+    assert assert_events(history)
+
+
+def test_memory_a_replay_that_went_back_and_a_searched_file_tell_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepscope.recordings.file.writing.recording_file.CHUNK_BYTES", 30_000)
+    file = record(tmp_path / "session.mcap", enumerate(busy(7, 900)))
+    source = ReplaySource(Recording(file), playing=False)
+    source.start()
+    try:
+        assert source.wait()
+        assert source.file_waits.search.wait(30)
+        extent = source.extent
+        assert extent is not None
+        for slo in (SLO(30.0, 12.0), SLO(ttft_ms=900.0, itl_ms=60.0), SLO(500.0, 33.0)):
+            history = source.history
+            for step in (850, 120, 640, extent[1]):
+                source.seek(step)
+                assert source.wait()
+                history.set_slo(slo)
+                assert_events(history)
+            assert (history.first_step, history.last_step) == extent, "all of the file"
+            for direction in (1, -1):
+                at = extent[direction < 0] - direction
+                walked = []
+                while (found := history.next_event(at, direction, SLO_KIND)) is not None:
+                    assert source.file_waits.next(at, direction, SLO_KIND, slo) == found
+                    walked.append(found)
+                    at = found.step
+                assert len(walked) > 5
+            searched, number = source.file_waits.stalls(slo, 1000)
+            in_memory = history.stalls(None, 1000)
+            assert number == in_memory.number
+            assert [each.step for each in searched] == [each.step for each in in_memory.longest]
+    finally:
+        source.stop()

@@ -1,0 +1,315 @@
+"""Steps that took far longer than their work: told apart from it, and never where they were not."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import StepRecord, Telemetry
+from stepscope.engine.scheduling.step import ScheduledStep
+from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload
+from stepscope.recordings.attribution.causes import Late
+from stepscope.recordings.attribution.explain import Explainer
+from stepscope.recordings.attribution.explained import Explanation, explain_recording
+from stepscope.recordings.attribution.usual import MIN_STEPS, Usual, Work
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.latency import SLO
+from tests.support.held_up_sessions import (
+    HELD_MS,
+    MS,
+    NoisyCost,
+    held_pieces,
+    once_beside_a_prompt,
+    session,
+)
+
+
+def explained(messages: list[tuple[int, Telemetry]], *, learns: bool = False) -> list[Late]:
+    """All waits, each step judged by all steps, or by those before it."""
+    usual = Usual()
+    if not learns:
+        first = Explainer(-1, -1, learns=usual)
+        for _, message in messages:
+            first.take(message)
+    second = Explainer(-1, -1, usual=usual, learns=usual if learns else None)
+    for _, message in messages:
+        second.take(message)
+    for late in second.late:
+        assert sum(piece.ns for piece in late.pieces) == late.gap_ns
+    return second.late
+
+
+def of_file(
+    path: Path, itl_ms: float | None = None, ttft_ms: float | None = None, **options: Any
+) -> Explanation:
+    with Recording(path) as recording:
+        return explain_recording(recording, itl_ms, ttft_ms, **options)
+
+
+@pytest.fixture(scope="module")
+def held_up(
+    tmp_path_factory: pytest.TempPathFactory, recorded_to: Callable[..., Any]
+) -> tuple[Path, list[tuple[int, Telemetry]], int]:
+    """A session in which one step with a prompt was held up."""
+    cost = NoisyCost(holds=once_beside_a_prompt(600))
+    messages = session(cost, knobs=Knobs(max_num_batched_tokens=256, max_num_seqs=16))
+    path = tmp_path_factory.mktemp("usual") / "held.mcap"
+    with recorded_to(path) as source:
+        for sequence, message in messages:
+            source.take(sequence, message)
+    (step,) = cost.held
+    return path, messages, step
+
+
+def test_a_step_that_was_held_up_is_not_blamed_on_the_prompt_in_it(
+    held_up: tuple[Path, list[tuple[int, Telemetry]], int],
+) -> None:
+    path, _, step = held_up
+    found = of_file(path, 200, 60_000)
+    gaps = [late for late in found.late if late.step == step]
+    assert gaps
+    assert gaps == found.late  # nothing else took so long
+    for late in gaps:
+        assert late.cause == "held_up"
+        assert sum(piece.ns for piece in late.pieces) == late.gap_ns
+        (held,) = held_pieces([late])
+        (shared,) = [piece for piece in late.pieces if piece.cause == "prefill"]
+        assert held.ns / MS == pytest.approx(HELD_MS, rel=0.05)
+        assert shared.ns == held.usual_ns == held.took_ns - held.ns
+        assert f"1 step took {held.times:.0f}x as long as is usual for its work" in late.explanation
+        assert late.text.startswith(f"step {step} held up (")
+    assert found.shares[0].cause == "held_up"
+    assert found.shares[0].num_late == len(gaps)
+
+
+def test_the_document_and_the_table_name_what_held_it_up(
+    held_up: tuple[Path, list[tuple[int, Telemetry]], int], stepscope: Callable[..., Any]
+) -> None:
+    path, _, step = held_up
+    options = ("explain", str(path), "--slo-itl", "200ms", "--slo-ttft", "60s")
+    found = json.loads(stepscope(*options, "--json").stdout)
+    assert found["causes"][0]["cause"] == "held_up"
+    for late in found["late"]:
+        assert (late["step"], late["cause"]) == (step, "held_up")
+        (held,) = [piece for piece in late["pieces"] if piece["cause"] == "held_up"]
+        assert held["ms"] == pytest.approx(held["took_ms"] - held["usual_ms"])
+        others = [piece for piece in late["pieces"] if piece is not held]
+        assert all(piece["took_ms"] is piece["usual_ms"] is None for piece in others)
+    table = stepscope(*options).stdout
+    assert re.search(r"^machine or engine held up +\d+ +[\d,]+ ms +\d\d\.\d%$", table, re.MULTILINE)
+
+
+def test_a_run_that_is_read_once_is_judged_by_its_steps_so_far(
+    held_up: tuple[Path, list[tuple[int, Telemetry]], int],
+) -> None:
+    _, messages, step = held_up
+    assert {piece.step for piece in held_pieces(explained(messages, learns=True))} == {step}
+
+
+def test_whoever_waited_through_it_was_held_up_also_in_the_queue_and_with_an_own_prompt(
+    held_up: tuple[Path, list[tuple[int, Telemetry]], int],
+) -> None:
+    _, messages, step = held_up
+    record = next(m for _, m in messages if isinstance(m, StepRecord) and m.step == step)
+    waits = explained(messages)
+    through = [w for w in waits if w.start_ns <= record.schedule_start_ns and w.step >= step]
+    assert {w.kind for w in through} == {"ITL", "TTFT"}
+    for late in through:
+        (held,) = held_pieces([late])
+        assert held.ns / MS == pytest.approx(HELD_MS, rel=0.05)
+    others = [w for w in waits if w.end_ns <= record.schedule_start_ns or w.step > step + 200]
+    assert not held_pieces(others)
+
+
+def test_bounds_given_or_derived_and_one_request_or_all_give_the_same_pieces(
+    held_up: tuple[Path, list[tuple[int, Telemetry]], int],
+) -> None:
+    path, _, step = held_up
+    given = {(w.request_id, w.step): w.pieces for w in of_file(path, 20, 200).late}
+    derived = {(w.request_id, w.step): w.pieces for w in of_file(path).late}
+    both = given.keys() & derived.keys()
+    assert any(at == step for _, at in both)
+    assert all(given[key] == derived[key] for key in both)
+    request_id = next(request_id for request_id, at in both if at == step)
+    alone = of_file(path, 20, 200, request_id=request_id)
+    assert {(w.request_id, w.step): w.pieces for w in alone.late} == {
+        key: pieces for key, pieces in given.items() if key[0] == request_id
+    }
+
+
+def test_memory_tells_what_the_file_tells(
+    held_up: tuple[Path, list[tuple[int, Telemetry]], int],
+) -> None:
+    path, messages, step = held_up
+    history = History(SLO(ttft_ms=60_000, itl_ms=200))
+    asked_early = None
+    for sequence, message in messages:
+        history.append(sequence, message)
+        if isinstance(message, StepRecord) and message.step == step:
+            asked_early = history.stall(step)
+    assert asked_early is not None
+    assert asked_early.cause == "held_up"
+    late = history.stall(step)
+    assert late is not None
+    of = {w.request_id: w for w in of_file(path, 200, 60_000).late if w.step == step}
+    told = of[late.request_id]
+    assert [piece.cause for piece in late.pieces] == [piece.cause for piece in told.pieces]
+    for mine, other in zip(late.pieces, told.pieces, strict=True):
+        assert mine.ns == pytest.approx(other.ns, rel=0.1)
+    view = history.state.requests[late.request_id]
+    life = history.life(view)
+    assert life is not None
+    assert [wait.pieces for wait in life.waits if wait.step == step] == [late.pieces]
+
+
+LONG = SimulatedWorkload(rate=0.6, document_share=0.5, document_tokens=20_000, output_tokens=60)
+MIXED = SimulatedWorkload(rate=4.0, document_share=0.3, document_tokens=3000, output_tokens=60)
+
+
+@pytest.mark.parametrize("learns", [False, True], ids=["all steps known", "steps so far"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"knobs": Knobs(max_num_batched_tokens=256), "workload": MIXED},
+        {
+            "knobs": Knobs(max_num_batched_tokens=512),
+            "workload": LONG,
+            "num_blocks": 8192,
+            "max_model_len": 40_000,
+            "context_ns": 60.0,
+        },
+        {
+            "knobs": Knobs(max_num_batched_tokens=8192, enable_chunked_prefill=False),
+            "workload": MIXED,
+            "context_ns": 60.0,
+        },
+        {"knobs": Knobs(batching="static", max_num_seqs=8), "workload": MIXED},
+        {"knobs": Knobs(batching="separate"), "workload": MIXED},
+        {"knobs": Knobs(max_num_batched_tokens=1024), "num_blocks": 520, "workload": MIXED},
+        {"knobs": Knobs(max_num_batched_tokens=256), "workload": MIXED, "overlap": True},
+    ],
+    ids=["chunks", "long contexts", "whole prompts", "padded", "separate", "preempted", "overlap"],
+)
+def test_no_step_is_called_held_up_for_its_work(options: dict[str, Any], learns: bool) -> None:
+    for seed in (1, 2):
+        given = dict(options)
+        base = CostModel(floor_ms=4.0, context_ns=given.pop("context_ns", 20.0))
+        messages = session(NoisyCost(base), **given, seed=seed)
+        assert not held_pieces(explained(messages, learns=learns))
+
+
+def test_late_in_a_long_prompt_a_chunk_is_slow_by_nature_and_still_can_be_held_up() -> None:
+    base = CostModel(floor_ms=4.0, context_ns=30.0)
+
+    def holds(step: ScheduledStep) -> bool:
+        if cost.held or step.step < 300:
+            return False
+        return any(row.start > 15_000 and row.num_tokens > 256 for row in step.rows)
+
+    cost = NoisyCost(base, holds)
+    messages = session(
+        cost,
+        knobs=Knobs(max_num_batched_tokens=512),
+        workload=LONG,
+        num_blocks=8192,
+        max_model_len=40_000,
+        num_steps=900,
+    )
+    chunks = [
+        (row.start, record.tokens_ns - record.schedule_start_ns, record.step)
+        for _, record in messages
+        if isinstance(record, StepRecord)
+        for row in record.batch or ()
+        if row.num_tokens > 400
+    ]
+    early = min(ns for start, ns, _ in chunks if start < 1000)
+    late = min(ns for start, ns, _ in chunks if start > 15_000)
+    assert late > 5 * early  # what a median of equal chunks would call held up
+    assert {piece.step for piece in held_pieces(explained(messages))} == set(cost.held)
+
+
+def test_where_too_few_steps_computed_as_much_nothing_is_said() -> None:
+    cost = NoisyCost(holds=once_beside_a_prompt(5))
+    messages = session(cost, num_steps=MIN_STEPS, workload=SimulatedWorkload(rate=60.0))
+    assert cost.held
+    assert not held_pieces(explained(messages))
+
+
+def test_what_is_usual_for_rare_work_is_told_by_steps_of_more_work_never_of_less() -> None:
+    usual, work = Usual(), Work(100, 100_000, 500)
+    for _ in range(MIN_STEPS):
+        usual.add(work, 50 * MS)
+    assert usual.ns(work) == pytest.approx(50 * MS, rel=0.01)
+    for figure in Work._fields:
+        number = getattr(work, figure)
+        assert usual.ns(work._replace(**{figure: number // 3})) == usual.ns(work)
+        assert usual.ns(work._replace(**{figure: number * 2})) is None
+        assert usual.ns(work._replace(**{figure: number // 30})) is None  # far less of it
+    assert usual.held(work, 140 * MS) is None
+    held = usual.held(work, 500 * MS)
+    assert held is not None
+    assert held.excess_ns == pytest.approx(450 * MS, rel=0.01)
+    still = usual.held(work, 140 * MS, after_held=True)
+    assert still is not None
+    assert still.excess_ns == pytest.approx(90 * MS, rel=0.01)
+    assert usual.held(work, 95 * MS, after_held=True) is None
+    assert not usual.has_held
+    usual.add(work, 500 * MS)
+    assert usual.has_held
+
+
+def num_read(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]) -> int:
+    """How many messages are decoded for it."""
+    number, decode = 0, wire.decode
+
+    def counted(payload: bytes) -> Telemetry:
+        nonlocal number
+        number += 1
+        return decode(payload)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(wire, "decode", counted)
+        call()
+    return number
+
+
+def test_a_life_is_not_read_again_because_more_is_known_of_what_is_usual(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    history = History(SLO(ttft_ms=60_000, itl_ms=200))
+    workload = SimulatedWorkload(rate=2.0, output_tokens=3000)
+    request_id, before, num_anew = None, 0, 0
+    for sequence, message in session(NoisyCost(), workload=workload, num_steps=1600):
+        history.append(sequence, message)
+        if sequence % 50 or not history.state.requests:
+            continue
+        request_id = min(history.state.requests) if request_id is None else request_id
+        view, usual = history.state.requests[request_id], history._lives._usual.usual
+        read = num_read(monkeypatch, lambda view=view: history.life(view))
+        assert read <= sequence + 1 - before
+        before = sequence + 1
+        num_anew += history._lives._usual.usual is not usual
+    assert num_anew > 5
+
+
+def test_a_life_is_told_anew_once_it_is_known_that_a_step_in_it_was_held_up() -> None:
+    cost = NoisyCost(holds=once_beside_a_prompt(5))
+    history, view, told = History(SLO(ttft_ms=60_000, itl_ms=200)), None, []
+    for sequence, message in session(cost, knobs=Knobs(max_num_batched_tokens=256)):
+        history.append(sequence, message)
+        if isinstance(message, StepRecord) and cost.held == [message.step]:
+            assert message.batch is not None
+            view = history.state.requests[message.batch[0].request_id]
+        if view is not None and sequence % 10 == 0:
+            life = history.life(view)
+            assert life is not None
+            told.append([piece.step for piece in held_pieces(life.waits)])
+            assert sum(piece.ns for piece in life.pieces) == sum(w.gap_ns for w in life.waits)
+    assert told[0] == []  # too few steps are known
+    assert told[-1] == cost.held

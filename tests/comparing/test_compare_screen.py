@@ -1,0 +1,356 @@
+"""The compare screen: what it says of two runs, one cursor through both, and the way into each."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from stepscope.recordings import samples
+from stepscope.recordings.compare.figures import Figure
+from stepscope.recordings.compare.load import Load
+from stepscope.recordings.compare.side.feed import Stretch
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import add_mark
+from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.app import Dashboard
+from stepscope.tui.compare.choices import file_origin, session_origin
+from stepscope.tui.compare.picture import ComparePage
+from stepscope.tui.compare.sides import sizes
+from stepscope.tui.compare.text import change, outcome, unclear, verdict
+from stepscope.tui.frame import Frame
+from stepscope.tui.frame_builder import FrameBuilder
+from stepscope.tui.theme import Skin
+from stepscope.tui.view import View
+from stepscope.tui.widgets import compare_page
+from stepscope.tui.widgets.lines import Line
+from tests.support.screen_text import screen_text
+
+SAMPLES = Path(samples.__file__).parent
+SIZES = [(80, 20), (80, 24), (120, 40), (200, 60), (60, 15), (30, 5), (1, 1), (300, 90)]
+
+
+def text(lines: list[Line]) -> list[str]:
+    return ["".join(run for run, _ in line) for line in lines]
+
+
+def page_of(app: Dashboard) -> ComparePage:
+    assert app.main.frame is not None
+    page = app.main.frame.compare
+    assert page is not None
+    return page
+
+
+def shown_page(app: Dashboard) -> list[str]:
+    return app.main.text_of("page")
+
+
+async def read_all(app: Dashboard, pilot: Pilot[None]) -> None:
+    """Until everything that is compared is read, and shown."""
+    comparer = app.main.session.compare.comparer
+    assert comparer is not None
+    for _ in range(600):
+        await asyncio.sleep(0.02)
+        if comparer.comparison is not None and not comparer.is_reading:
+            break
+    app.main.draw()
+    await pilot.pause()
+
+
+@asynccontextmanager
+async def samples_compared(
+    size: tuple[int, int] = (120, 40), **options: Any
+) -> AsyncIterator[tuple[Dashboard, Pilot[None]]]:
+    """`stepscope compare freeze chunked`, when all is read."""
+    history = History(SLO(ttft_ms=500.0, itl_ms=50.0))
+    source = ReplaySource(Recording(SAMPLES / "freeze.mcap"), history, playing=False)
+    source.start()
+    app = Dashboard(source, history, any_terminal=True, fps=1.0, clock=lambda: 0.0, **options)
+    session = session_origin(source)
+    app.compare(session, file_origin(SAMPLES / "chunked.mcap", session), "time")
+    try:
+        async with app.run_test(size=size) as pilot:
+            await read_all(app, pilot)
+            yield app, pilot
+    finally:
+        app.close()
+        source.stop()
+
+
+async def test_the_samples_tell_their_story_at_a_glance() -> None:
+    async with samples_compared() as (app, pilot):
+        shown = screen_text(app)
+        assert "▐COMPARE▌  A freeze  B chunked  by time" in shown
+        assert "B better ITL p99 766→90.1 ms (8.5x, at least 4x)" in shown
+        assert "A better ITL p95 8.0→62.8 ms (7.8x, at least 2.8x)" in shown
+        assert "max_num_batched_tokens 8192 | 256; enable_chunked_prefill off | on" in shown
+        assert (
+            "80 late, 63.3 s: shared a step with a prefill 99.9% │ TTFT: 7 late, 5.5 s: " in shown
+        )
+        assert "685 late, 44.6 s: shared a step with a prefill 98.9% │ TTFT: 7 late" in shown
+        assert "not sure TTFT p50, p95, p99 (of 19)" in shown
+        assert "A 19 requests in 00:07.9, B 19 requests in 00:07.8" in shown
+        # Seven freezes of A stand out of the waits, none of B does.
+        lines = shown.splitlines()
+        top = next(line for line in lines if "837 ms │" in line)
+        assert len(top.split("│")[2].split()) == 7
+        bottom = [line for line in lines if "837 ms │" in line][1]
+        assert not bottom.split("│")[2].strip()
+        for size in [*SIZES, (120, 40)]:
+            await pilot.resize_terminal(*size)
+            await pilot.pause()
+            assert "drawing failed" not in screen_text(app), size
+            frame = app.main.frame
+            assert frame is not None
+            if size[0] >= 80 and size[1] >= 20:
+                body = text(compare_page.draw(frame, size[0], size[1] - 3))
+                assert {len(line) for line in body} == {size[0]}
+                assert len(body) == size[1] - 3
+                assert "B better" in "\n".join(body)
+
+
+async def test_one_cursor_goes_through_both_runs() -> None:
+    async with samples_compared() as (app, pilot):
+        await pilot.press("right", "right", "right")
+        by_time = page_of(app)
+        assert by_time.cursor == 3 * by_time.width
+        for point in by_time.points:
+            assert point is not None
+            assert point.start_ns < by_time.cursor + by_time.width
+            assert point.end_ns > by_time.cursor
+        await pilot.press("right_square_bracket")
+        late = page_of(app)
+        assert late.points[0] is not None
+        assert late.points[0].longest_us == pytest.approx(814_000, rel=0.01)
+        assert "wait 814 ms!" in screen_text(app)
+        await pilot.press("o")
+        assert page_of(app).align == "step"
+        await pilot.press("shift+right", "z", "z", "z", "z")
+        by_step = page_of(app)
+        assert by_step.width == 1
+        assert [p.first for p in by_step.points if p is not None] == [by_step.cursor] * 2
+        await pilot.press("end")
+        a, b = page_of(app).points
+        assert a is None  # B has more steps
+        assert b is not None
+        assert b.last == 472
+        assert "no step here" in screen_text(app)
+        # The mouse does the same.
+        place = app.main.canvas.places["page"]
+        at = next(y for y, line in enumerate(shown_page(app)) if "A decode" in line)
+        await pilot.click("#page", offset=(12 + 40, at))
+        assert page_of(app).cursor_column == 40
+        assert place.height > at
+        await pilot.press("home", "x", "x", "x", "x", "x", "left")
+        assert page_of(app).cursor == 0
+        await pilot.press("left_curly_bracket")
+        assert "no preemption before the cursor" in screen_text(app)
+
+
+async def test_a_request_is_shown_in_both_runs_and_opened_on_either_side() -> None:
+    async with samples_compared((200, 60)) as (app, pilot):
+        home = app.main
+        await pilot.press("o", "o", "down", "down")
+        page = page_of(app)
+        assert page.pair is not None
+        assert page.pair.name == "chat-2"
+        assert "aligned by request chat-2" in screen_text(app)
+        assert "A chat-2" in screen_text(app)
+        await pilot.press("o")
+        row = next(y for y, line in enumerate(shown_page(app)) if "document-0" in line)
+        await pilot.click("#page", offset=(20, row))  # and is aligned by it at once
+        assert "aligned by request document-0" in screen_text(app)
+        await pilot.click("#page", offset=(20, row - 10))
+        assert "aligned by request chat-2" in screen_text(app)
+        await pilot.press("s", "enter")
+        assert app.main is not home
+        await pilot.pause()
+        shown = screen_text(app)
+        assert "chunked.mcap" in shown.splitlines()[0]
+        assert "request r2  chat-2" in shown
+        assert "step 104" in shown.splitlines()[0]  # where its longest wait ended
+        await pilot.press("left")  # time travel in that recording
+        await asyncio.sleep(0.1)
+        await pilot.press("escape")
+        assert app.main is home
+        assert "by request" in screen_text(app).splitlines()[0]
+        await pilot.press("s", "enter")
+        await pilot.pause()
+        assert "freeze.mcap" in screen_text(app).splitlines()[0]
+        assert "request r2  chat-2" in screen_text(app)
+        await pilot.press("7", "o", "enter")  # by time: the step at the cursor
+        assert home.view.page == "step"
+        await pilot.press("escape")
+        assert home.view.page == "compare"
+        await pilot.press("escape")
+        assert home.view.page == "live"
+
+
+async def test_a_large_difference_that_is_not_sure_is_told_and_what_it_rests_on() -> None:
+    async with samples_compared((80, 24)) as (app, _):
+        assert "requests 19 00:07.9 | 19 00:07.8" in screen_text(app)
+        found = page_of(app).comparison
+        assert found is not None
+    large = Figure(
+        "ttft_p50_ms", "TTFT p50", "ms", 22.6, 484.0, "lower", "unclear", 39, 78, "ttft", 50
+    )
+    small = large._replace(key="ttft_p95_ms", label="TTFT p95", b=25.0, rank=95)
+    found = found._replace(figures=[large, small], paired=[])
+    assert outcome(found, "a") == (
+        "A better",
+        ["in nothing for sure; perhaps TTFT p50 22.6→484 ms (21x): too few to be sure"],
+    )
+    assert outcome(found, "b") == ("B better", ["in nothing for sure"])
+    assert unclear(found) == ["TTFT p50 22.6→484 ms (21x), p95 (of 39 and 78, too few to be sure)"]
+    assert [verdict(each) for each in found.figures] == ["too few to be sure", "may be chance"]
+    # Under another load more requests would not tell, either.
+    load = Load(False, "twice the work", is_chance=False, more_a=1.0, more_b=2.0,
+                has_like_prompts=True)  # fmt: skip
+    assert unclear(found._replace(load=load)) == ["TTFT p50, p95"]
+    assert outcome(found._replace(load=load), "a") == ("A lower", ["in no latency"])
+    assert sizes(found, 30) == "A 19, B 19 requests"
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+async def test_characters_alone_tell_the_sides_and_who_is_better(theme: Any) -> None:
+    async with samples_compared((200, 60), theme=theme, ascii_only=True) as (app, _):
+        shown = screen_text(app)
+        assert shown.isascii()
+        assert "B better" in shown
+        assert "766>90.1 B  8.5x" in shown
+        plain = Skin("none")
+        page = app.main.canvas.places["page"]
+        assert app.main.frame is not None
+        for line in compare_page.draw(app.main.frame, page.width, page.height):
+            for run, style in line:
+                if not run:
+                    continue  # where a click leads
+                assert plain.style(style).color is None, run
+
+
+# What to compare with
+
+
+async def test_one_chooses_among_ones_own_past_and_recordings(
+    still_source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "mine.mcap").write_bytes((SAMPLES / "freeze.mcap").read_bytes())
+    (tmp_path / "broken.mcap").write_bytes(b"not a recording")
+    source = still_source(400)
+    add_mark(source, "before lunch", "me", 100)
+    app = Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("7")
+        choices = page_of(app).choices
+        assert choices is not None
+        kinds = [choice.kind for choice in choices]
+        assert kinds == ["knobs", "mark", "recording", "recording", "sample", "sample", "file"]
+        names = [choice.name for choice in choices]
+        assert names[:2] == ["max_num_batched_tokens=512", "before lunch"]
+        assert "mine.mcap" in screen_text(app)
+        for _ in range(names.index("broken.mcap")):
+            await pilot.press("down")
+        await pilot.press("enter")
+        assert "is not a stepscope recording" in screen_text(app)
+        for _ in range(names.index("broken.mcap") - 1):
+            await pilot.press("up")
+        await pilot.press("enter")
+        await read_all(app, pilot)
+        shown = screen_text(app)
+        assert "A before  B after  before lunch" in shown
+        origins = app.main.session.compare.origins
+        assert origins is not None
+        assert [origin.stretch for origin in origins] == [Stretch(None, 99), Stretch(100, 339)]
+        assert "B until the change at step 340" in shown
+        first = page_of(app).comparison
+        assert first is not None
+        assert first.works[0].num_steps == 100
+        # What is not comparable is said first, whole, in the narrowest of terminals too; then
+        # nobody is called better.
+        assert first.different_work is not None
+        for width, height in ((120, 37), (80, 21)):
+            frame = app.main.frame
+            assert frame is not None
+            body = text(compare_page.draw(frame, width, height))
+            last = next(n for n, line in enumerate(body) if "B lower" in line)
+            told = " ".join(line.strip("│ ") for line in body[1:last])
+            judged = "! work   asked for other work; like waits judge: "
+            assert told == judged + first.different_work
+            assert "better" not in "\n".join(body[1:])
+        # The end of a session goes on while one looks at it.
+        await pilot.press("c")
+        assert page_of(app).choices is not None
+        await pilot.press("escape")
+        assert page_of(app).comparison is first
+        await pilot.press("enter")
+        assert app.main.view.page == "step"
+        assert app.main.view.cursor == 0
+    app.close()
+
+
+async def test_escape_stops_reading_and_keeps_what_was_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from stepscope.recordings.compare import comparer
+
+    monkeypatch.setattr(comparer, "_SLICE_S", 0.001)
+    monkeypatch.setattr(comparer, "_REST_S", 0.02)
+    monkeypatch.setattr(comparer, "_RENEW_S", 0.0)
+    history = History()
+    source = ReplaySource(Recording(SAMPLES / "freeze.mcap"), history, playing=False)
+    source.start()
+    app = Dashboard(source, history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
+    session = session_origin(source)
+    monkeypatch.setattr("stepscope.recordings.compare.side.recording_feed.BATCH", 1)
+    app.compare(session, file_origin(SAMPLES / "chunked.mcap", session), "step")
+    async with app.run_test(size=(120, 40)) as pilot:
+        reading = app.main.session.compare.comparer
+        assert reading is not None
+        await pilot.press("escape")
+        app.main.draw()
+        assert app.main.view.page == "compare"
+        for _ in range(100):
+            if not reading.is_reading:
+                break
+            await asyncio.sleep(0.02)
+        await pilot.press("right")
+        assert reading.was_cancelled
+        assert "reading was stopped" in screen_text(app)
+        await pilot.press("escape")
+        assert app.main.view.page == "live"
+    app.close()
+    source.stop()
+
+
+def test_nothing_chosen_and_nothing_read_is_drawn_too(still_source: Callable[..., Any]) -> None:
+    source = still_source(50)
+    frame: Frame = FrameBuilder(source.history, clock=lambda: 0.0).build(
+        View(page="compare"), 80, 0, 8
+    )
+    assert compare_page.targets(frame) == []
+    assert len(compare_page.draw(frame, 80, 21)) == 21
+    assert "nothing is compared yet" in text(compare_page.small(frame, 40, 3))[0]
+    desk = Dashboard(source, source.history, any_terminal=True).main.session.compare
+    desk.watch(True, source)
+    frame.compare = desk.page(60)
+    assert "what is B?" in "\n".join(text(compare_page.draw(frame, 80, 21)))
+    assert len(compare_page.targets(frame)) == len(desk.chooser.choices or [])
+
+
+def test_milliseconds_and_seconds_beside_each_other_are_told_apart() -> None:
+    def shown(a: float | None, b: float | None) -> str:
+        return change(Figure("itl_p50_ms", "ITL p50", "ms", a, b, "lower", "b"))
+
+    assert shown(765.7, 90.1) == "766→90.1"
+    assert shown(3237, 18_000) == "3.2s→18.0s"
+    assert shown(17_100, 19.5) == "17.1s→19.5ms"
+    assert shown(17_100, 120_000) == "17.1s→120s"
+    assert shown(None, 4.0) == "—→4.0"
+    assert shown(None, 40_000) == "—→40.0s"

@@ -1,0 +1,199 @@
+"""`stepscope top A B` in a terminal, over real processes: one dies, and another takes its place."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
+from stepscope.recordings.fleets.fleet import Fleet
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.tui.commands import top as top_command
+from stepscope.tui.commands.errors import CommandFailed, WrongUsage
+from stepscope.tui.widgets.fleet_columns import state_text
+
+ENGINE = str(Path(__file__).parents[1] / "support" / "simulated_engine.py")
+
+
+class Engines:
+    """Simulated engines in processes of their own."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self._clients: list[ControlClient] = []
+
+    def start(self, address: str) -> None:
+        """Another one each time, also at the address of one before."""
+        self.running[address] = subprocess.Popen([sys.executable, ENGINE, address])
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        for address in list(self.running):
+            self.kill(address)
+
+    def kill(self, address: str) -> None:
+        process = self.running.pop(address)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def wait(self, address: str) -> None:
+        """Until it answers."""
+        deadline_s = time.monotonic() + 30
+        while not Path(address).exists():
+            assert time.monotonic() < deadline_s, "the engine never started"
+            time.sleep(0.02)
+
+    def submit(self, address: str, number: int) -> None:
+        """So many requests, more than there are seats or blocks for."""
+        client = ControlClient(Endpoint.parse(address))
+        self._clients.append(client)  # requests end with their client
+        for each in range(number):
+            sampling = SamplingParams(max_tokens=900, ignore_eos=True)
+            client.send(
+                Submit(client_id=f"r{each}", prompt_token_ids=[each] * 90, sampling=sampling)
+            )
+
+
+@pytest.fixture
+def engines() -> Iterator[Engines]:
+    made = Engines()
+    yield made
+    made.close()
+
+
+def test_an_engine_that_dies_and_another_in_its_place_are_shown_as_what_they_are(
+    terminal: Callable[..., Any], engines: Engines, runtime_folder: Path
+) -> None:
+    a, b = f"{runtime_folder}/engine-a", f"{runtime_folder}/engine-b"
+    engines.start(a)
+    engines.start(b)
+    engines.wait(a)
+    engines.wait(b)
+    screen = terminal(
+        *(sys.executable, "-m", "stepscope.tui.cli", "top", b, a, f"{runtime_folder}/engine-c"),
+        STEPSCOPE_CONFIG="none",
+    )
+    screen.wait_for("2/3 up  1 DOWN")
+    # The address is as long as the folder's name is, and may break the line anywhere.
+    screen.wait_for(r"(?s)engine-c DOWN .*\sthere\s+is\s+no\s+such\s+socket")
+    engines.submit(b, 60)
+    screen.wait_for(r"▲ engine-b since [\d:]+ \(\d\d:\d\d\)  100% of all waiting requests")
+    screen.wait_for("▼ engine-a since .* has room: 0 of 64 seats")
+    screen.send("\r")
+    screen.wait_for("ipc://engine-b .*step [1-9]")
+    screen.wait_for("requests × steps")
+    screen.send("8")
+    screen.wait_for("▶engine-b")
+    engines.kill(b)
+    screen.wait_for(r"1/3 up  2 DOWN", timeout_s=8)
+    screen.wait_for(r"engine-b is gone: killed or crashed")
+    engines.start(b)
+    screen.wait_for(r"engine-b started anew: another engine than before", timeout_s=20)
+    screen.wait_for(r"▶engine-b +LIVE new")
+    screen.wait_for("2/3 up  1 DOWN")
+    screen.send("q")
+    assert screen.wait_for_exit() == 0
+
+
+def test_an_engine_that_is_killed_is_down_without_waiting_for_silence(
+    engines: Engines, runtime_folder: Path
+) -> None:
+    address = f"{runtime_folder}/engine"
+    engines.start(address)
+    engines.wait(address)
+    source = Subscriber(address, stale_s=3600.0)
+    source.start()
+    try:
+        for wanted in ("live", "down"):
+            deadline_s = time.monotonic() + 20
+            while source.status != wanted:
+                assert time.monotonic() < deadline_s, f"it is {source.status}"
+                time.sleep(0.02)
+            if wanted == "live":
+                engines.kill(address)
+    finally:
+        source.stop()
+
+
+@pytest.fixture
+def nothing_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("STEPSCOPE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+
+@pytest.mark.usefixtures("nothing_configured")
+def test_engines_named_win_over_the_environment_and_that_over_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime_folder: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
+
+    def shown(*named: str) -> list[str]:
+        return [endpoint.name for endpoint in top_command.engines_to_show(named)]
+
+    with pytest.raises(CommandFailed, match="no engine runs on this machine"):
+        shown()
+    config = tmp_path / "stepscope" / "config.toml"
+    config.parent.mkdir()
+    config.write_text('[fleet]\nengines = ["x", "tcp://10.0.0.7:5555"]\n')
+    assert shown() == ["x", "10.0.0.7:5555"]
+    monkeypatch.setenv("STEPSCOPE_FLEET_ENGINES", "y, z")
+    assert shown() == ["y", "z"]
+    assert shown("a", "b", "a") == ["a", "b"]
+    with pytest.raises(ConfigError, match="tcp://HOST:PORT"):
+        shown("a", "http://b")
+    config.write_text("[fleet]\nengines = 3\n")
+    with pytest.raises(WrongUsage, match=r"\[fleet\] engines = 3: expected a list"):
+        shown()
+
+
+def test_of_several_engines_one_that_answers_is_enough(runtime_folder: Path) -> None:
+    nobody = [Endpoint.parse(f"{runtime_folder}/{name}") for name in ("p", "q")]
+    with pytest.raises(CommandFailed, match=r"none of 2 engines answers; p: no engine at .*; q: "):
+        top_command.check_any(nobody)
+
+
+def test_leaving_waits_for_dead_engines_together_not_one_after_the_other(
+    engines: Engines, runtime_folder: Path
+) -> None:
+    sources = [Subscriber(f"{runtime_folder}/none-{number}") for number in range(12)]
+    fleet = Fleet(sources)
+    fleet.start()
+    fleet.stop()
+    names = {thread.name for thread in threading.enumerate()}
+    assert "subscriber" not in names
+    assert "end of a source" not in names
+
+
+def test_an_engine_that_loads_its_model_is_starting_and_down_once_its_process_is_gone(
+    runtime_folder: Path,
+) -> None:
+    endpoint = Endpoint.parse(f"{runtime_folder}/loading")
+    source = Subscriber(endpoint, retry_s=0.05)
+    fleet = Fleet([source])
+
+    def wait(word: str) -> str:
+        deadline_s = time.monotonic() + 20
+        while not state_text(line := fleet.look().lines[0])[0].startswith(word):
+            assert time.monotonic() < deadline_s, f"it is {state_text(line)}"
+            time.sleep(0.02)
+        assert not line.figures.is_up
+        return line.figures.error or ""
+
+    with EndpointLock(endpoint, name="e1"):
+        fleet.start()
+        assert wait("STARTING") == f"e1 (pid {os.getpid()}) is still starting"
+    assert "there is no such socket" in wait("DOWN")
+    fleet.stop()

@@ -1,0 +1,290 @@
+"""The fleet screen: a line per engine, the words about them, and the way into one and back."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+
+from stepscope.recordings.fleets.fleet import LOOK_S, Fleet
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.actions import ACTIONS
+from stepscope.tui.app import Dashboard
+from stepscope.tui.fleet_desk import SORTS, natural
+from stepscope.tui.widgets import fleet_columns, fleet_page
+from tests.support.screen_text import screen_text
+
+SIZES = [(80, 20), (80, 24), (120, 40), (200, 60)]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def sources(still_source: Callable[..., Any]) -> list[Any]:
+    """Two alike, one with hardly anything to do, one that does not answer."""
+    made = [still_source(), still_source(), still_source(12), still_source(2)]
+    for number, source in enumerate(made):
+        source.name = f"engine-{number}"
+    made[3].history = History(SLO())
+    made[3].status, made[3].error = "down", "no engine answers at engine-3"
+    return made
+
+
+def dashboard(sources: list[Any], looks: int = 20, **options: Any) -> Dashboard:
+    clock = Clock()
+    fleet = Fleet(sources, clock, lambda: 1_700_000_000 + clock.now_s)
+    for _ in range(looks):
+        clock.now_s += LOOK_S
+        fleet.look()
+    return Dashboard(
+        sources[0],
+        sources[0].history,
+        any_terminal=True,
+        fps=1.0,
+        clock=clock,
+        fleet=fleet,
+        **options,
+    )
+
+
+def row_of(app: Dashboard, name: str) -> str:
+    lines = screen_text(app).splitlines()
+    return next(line for line in lines[2:12] if name in line[:24])
+
+
+def order(app: Dashboard) -> list[str]:
+    return [line.figures.name for line in app.main.frame.fleet.lines]
+
+
+async def test_several_engines_begin_side_by_side_and_say_what_each_is(sources: list[Any]) -> None:
+    app = dashboard(sources)
+    async with app.run_test(size=(120, 40)):
+        text = screen_text(app)
+        assert "▐FLEET▌ 3/4 up  1 DOWN" in text.splitlines()[0]
+        assert "engine-3 DOWN" in text
+        assert "no engine answers at engine-3" in text
+        row = row_of(app, "engine-3")
+        assert row.split()[2:5] == ["DOWN", "10s", "-"]
+        assert not any(digit in row.split("10s")[1] for digit in "0123456789")
+        busy = app.main.frame.fleet.engines[0]
+        assert f"{busy.num_running}/32" in row_of(app, "engine-0")
+        assert "LIVE" in row_of(app, "engine-0")
+
+
+async def test_who_stands_out_is_said_in_words_with_since_when(sources: list[Any]) -> None:
+    app = dashboard(sources)
+    async with app.run_test(size=(120, 40)):
+        text = screen_text(app)
+        assert "what stands out" in text
+        waiting = sources[0].history.state.num_waiting
+        assert waiting > 4, "the recipe of the session has changed"
+        assert "engine-2 since" in text
+        assert f"has room: {sources[2].history.state.num_running} of 32 seats" in text
+        assert f"{2 * waiting} wait elsewhere" in text
+
+
+async def test_enter_opens_an_engine_and_escape_comes_back_to_its_line(sources: list[Any]) -> None:
+    app = dashboard(sources)
+    async with app.run_test(size=(120, 40)) as pilot:
+        first = app.main
+        await pilot.press("down", "enter")
+        assert app.main.session.source is sources[1]
+        assert "engine-1" in screen_text(app).splitlines()[0]
+        assert "requests × steps" in screen_text(app)
+        assert "one of 4 engines; Esc goes back" in screen_text(app)
+        await pilot.press("left", "left")
+        cursor = app.main.view.cursor
+        await pilot.press("8")
+        assert "▶engine-1" in screen_text(app)
+        await pilot.press("up", "5")  # a screen of the chosen engine at once
+        assert app.main is first
+        assert "breaches (" in screen_text(app)
+        await pilot.press("escape", "down", "enter")
+        assert app.main.session.source is sources[1]
+        assert app.main.view.cursor == cursor  # as it was left
+        await pilot.press("up", "escape", "escape")  # first lets go of the lane
+        assert "▐FLEET▌" in screen_text(app)
+        await pilot.press("down", "enter", "2", "escape", "escape", "down", "enter")
+        assert app.main.session.source is sources[3]
+        assert "▐DOWN▌" in screen_text(app)
+        assert "drawing failed" not in screen_text(app)
+        await pilot.press("v", "escape", "home", "enter")
+        assert app.main.skin.ascii_only  # looks are those of the whole dashboard
+
+
+async def test_lines_are_ordered_by_any_column_and_the_choice_stays_with_its_engine(
+    sources: list[Any],
+) -> None:
+    app = dashboard(sources)
+    async with app.run_test(size=(200, 60)) as pilot:
+        await pilot.press("down", "down")
+        assert app.session.desk.selected == "engine-2"
+        seen = []
+        for _ in SORTS:
+            seen.append(app.session.desk.sort)
+            assert sorted(order(app)) == [f"engine-{n}" for n in range(4)]
+            assert "▶engine-2" in screen_text(app)
+            await pilot.press("right")
+        assert seen == list(SORTS)
+        assert app.session.desk.sort == "engine"
+        await pilot.press("i")
+        assert order(app)[0] == "engine-3"
+        await pilot.press("o", "left", "left", "left")
+        app.session.desk.sort_by("wait")
+        app.main.draw()
+        assert order(app)[2:] == ["engine-2", "engine-3"]  # what is unknown comes last
+        await pilot.press("i")
+        assert order(app)[0] == "engine-2"
+        assert order(app)[3] == "engine-3"
+
+
+async def test_the_mouse_orders_chooses_and_opens(sources: list[Any]) -> None:
+    app = dashboard(sources)
+    async with app.run_test(size=(120, 40)) as pilot:
+        heading = screen_text(app).splitlines()[2]
+        await pilot.click("#page", offset=(heading.index("waiting") + 2, 1))
+        assert app.session.desk.sort == "wait"
+        await pilot.click("#page", offset=(heading.index("waiting") + 2, 1))
+        assert app.session.desk.is_reversed
+        await pilot.click("#page", offset=(5, 3))
+        assert app.session.desk.selected == order(app)[1]
+        await pilot.click("#page", offset=(5, 2), times=2)
+        assert app.main.view.page == "live"
+        assert app.main.session.source.name == "engine-2"
+
+
+async def test_nothing_is_done_to_an_engine_where_several_are_shown(sources: list[Any]) -> None:
+    app = dashboard(sources, control_endpoint="ipc:///nobody/here")
+    async with app.run_test(size=(120, 40)) as pilot:
+        for action in ACTIONS:
+            if action.changes_engine or action.id in ("mark", "pause", "goto"):
+                assert "fleet" not in action.pages, action.id
+                await pilot.press(action.keys[0])
+                assert app.main.operator.pending == ""
+                assert app.main.view.cursor is None
+                assert "does nothing here" in screen_text(app), action.id
+
+
+@pytest.mark.parametrize("ascii_only", [False, True])
+async def test_it_fills_every_size(sources: list[Any], ascii_only: bool) -> None:
+    app = dashboard(sources, ascii_only=ascii_only)
+    async with app.run_test(size=SIZES[0]) as pilot:
+        for size in SIZES:
+            await pilot.resize_terminal(*size)
+            await pilot.pause()
+            lines = screen_text(app).splitlines()
+            assert [cell_len(line) for line in lines] == [size[0]] * size[1]
+            if ascii_only:
+                assert "\n".join(lines).isascii()
+            assert "3/4 up" in lines[0]
+            assert any("what stands out" in line for line in lines)
+        for smaller in [(60, 15), (1, 1), (20, 3), (300, 90)]:
+            await pilot.resize_terminal(*smaller)
+            await pilot.pause()
+            assert "drawing failed" not in screen_text(app)
+            if smaller == (60, 15):
+                assert screen_text(app).lstrip().startswith("3/4 up")
+                assert "stepscope wants 80x20" in screen_text(app)
+
+
+async def test_more_engines_than_rows_scroll_with_the_choice(
+    still_source: Callable[..., Any],
+) -> None:
+    made = [still_source(12) for _ in range(40)]
+    for number, source in enumerate(made):
+        source.name = f"e{number:02}"
+    app = dashboard(made)
+    async with app.run_test(size=(80, 24)) as pilot:
+        assert "of 40" in screen_text(app)
+        await pilot.press(*["down"] * 39)
+        assert "▶e39" in screen_text(app)
+        assert "40/40 up" in screen_text(app)
+        page = app.main.canvas.places["page"]
+        y = next(n for n, line in enumerate(screen_text(app).splitlines()) if "▶e39" in line)
+        hit = fleet_page.hit(app.main.frame, page.width, page.height, 4, y - 1)
+        assert hit == "e39"
+
+
+async def test_one_engine_is_one_line_and_how_to_add_more(
+    still_source: Callable[..., Any],
+) -> None:
+    source = still_source()
+    app = Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        assert "▐FLEET▌" not in screen_text(app)
+        await pilot.press("8")
+        text = screen_text(app)
+        assert "1/1 up" in text
+        assert "▶still" in text
+        assert "stepscope top engine-0 engine-1" in text
+        assert '[fleet] engines = ["engine-0"' in text
+        await pilot.press("escape")
+        assert app.main.view.page == "live"
+        await pilot.press("escape", "escape")
+        assert app.main.view.page == "live"
+
+
+def test_states_and_figures_are_told_apart_without_colour(sources: list[Any]) -> None:
+    app = dashboard(sources, looks=3)
+    (live, *_rest, down) = app.session.desk.page(None, SLO()).lines
+    assert fleet_columns.state_text(live)[0] == "LIVE"
+    assert fleet_columns.state_text(down)[0].startswith("DOWN ")
+    figures = live.figures
+    stale = live._replace(figures=figures._replace(status="stale"), silent_s=3.2)
+    assert fleet_columns.state_text(stale)[0] == "STALE 3.2s"
+    paused = live._replace(figures=figures._replace(state="paused"))
+    assert fleet_columns.state_text(paused)[0] == "PAUSED"
+    fresh = live._replace(new_s=12.0)
+    assert fleet_columns.state_text(fresh)[0] == "LIVE new 12s"
+    idle = live._replace(figures=figures._replace(state="idle"))
+    assert fleet_columns.state_text(idle)[0] == "LIVE idle"
+
+
+def test_the_spark_is_on_one_scale_and_knows_no_load_from_an_unknown_one() -> None:
+    load = (None, 0, 1, 8, 16, 16)
+    assert fleet_columns.spark(load, 6, 240, 16)[-6:] == " ·▁▄▇▇"
+    assert fleet_columns.spark(load, 6, 240, 160)[-6:] == " ·▁▁▁▁"
+    # A cell that stands for several shows the most, and keeps its samples while time goes on.
+    cells = fleet_columns.spark((1, 9, 1, 1, 1, 1, 1), 7, 120, 9)[-4:]
+    later = fleet_columns.spark((1, 9, 1, 1, 1, 1, 1, 1), 8, 120, 9)[-4:]
+    assert cells == later == "▇▁▁▁"
+
+
+def test_names_that_are_too_long_keep_that_in_which_they_differ() -> None:
+    racks = [f"gpu-{number:02}.rack7:5555" for number in range(12)]
+    assert fleet_columns.labels(racks, 20)["gpu-11.rack7:5555"] == "gpu-11.rack7:5555"
+    assert fleet_columns.labels(racks, 10)["gpu-11.rack7:5555"] == "gpu-11…"
+    assert fleet_columns.labels(racks, 5)["gpu-11.rack7:5555"] == "…11…"
+    ports = ["10.0.0.7:5555", "10.0.0.7:5556"]
+    assert fleet_columns.labels(ports, 10)["10.0.0.7:5556"] == "…6"
+    assert fleet_columns.labels([*ports, "b"], 10)["10.0.0.7:5556"] == "….0.7:5556"
+    for width in (1, 4, 7, 30):
+        found = fleet_columns.labels([*racks, *ports], width)
+        assert all(len(label) <= width for label in found.values())
+
+
+def test_engines_are_in_the_order_of_their_numbers() -> None:
+    names = ["engine-10", "engine-2", "10.0.0.12:5555", "10.0.0.9:5555"]
+    ordered = ["10.0.0.9:5555", "10.0.0.12:5555", "engine-2", "engine-10"]
+    assert sorted(names, key=natural) == ordered
+
+
+async def test_many_engines_that_stand_out_alike_are_told_together(
+    still_source: Callable[..., Any],
+) -> None:
+    made = [still_source(), *[still_source(12) for _ in range(9)]]
+    for number, source in enumerate(made):
+        source.name = f"e{number}"
+    app = dashboard(made)
+    async with app.run_test(size=(120, 40)):
+        text = screen_text(app)
+        assert "▲ e0 since" in text
+        assert "likewise e2, e3, e4, e5, e6, e7 and 2 more" in text
+        assert text.count("has room") == 1

@@ -1,0 +1,290 @@
+"""The C++ library: which one is taken, what is said when there is none, and its fused operations.
+
+Each operation is held to its plain torch form at every level of instructions that runs here.
+"""
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.kernels.cpu import library as cpu_library
+from stepscope.kernels.dispatch import fused
+from stepscope.kernels.dispatch.backends import choose
+
+LEVELS = cpu_library.usable_levels()
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    use(request.param, monkeypatch)
+    return str(request.param)
+
+
+def use(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = cpu_library.load(level)
+    monkeypatch.setattr(fused, "default_library", lambda: library)
+
+
+def without_library(run: Callable[[], object]) -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "default_library", lambda: None)
+        return run()
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=generator) * scale).to(dtype)
+
+
+# ---- which library ----
+
+
+def test_the_best_level_is_taken_and_any_lower_one_can_be_asked_for() -> None:
+    assert cpu_library.load().level == LEVELS[-1]
+    assert [cpu_library.load(level).level for level in LEVELS] == LEVELS
+    with pytest.raises(cpu_library.LibraryMissingError, match=r"no warp kernels.*baseline"):
+        cpu_library.load("warp")
+
+
+def test_it_shares_the_openmp_runtime_of_torch() -> None:
+    # Two runtimes in a process would mean two pools of threads that fight for the cores.
+    code = (
+        "from stepscope.kernels.cpu import library as cpu_library\n"
+        "from stepscope.kernels.dispatch import fused\n"
+        "import torch\n"
+        "for level in cpu_library.usable_levels(): cpu_library.load(level)\n"
+        "torch.set_num_threads(2)\n"
+        "fused.silu_mul(torch.ones(512, 4096)), torch.ones(512, 512) @ torch.ones(512, 512)\n"
+        "print({line.split()[-1] for line in open('/proc/self/maps') if 'omp' in line})\n"
+        "print(any('/kernels/cpu/_' in line for line in open('/proc/self/maps')))\n"
+    )
+    runtimes, loaded = run_python(code).splitlines()
+    assert runtimes.count("omp") == 1, runtimes
+    assert loaded == "True"
+
+
+def test_it_can_be_turned_off_and_the_choice_says_so() -> None:
+    code = (
+        "from stepscope.kernels.cpu import library as cpu_library\n"
+        "from stepscope.kernels.dispatch import backends, fused\n"
+        "import torch\n"
+        "choice = backends.choose()\n"
+        "print(choice.backend.name, '|', choice.reason)\n"
+        "print(cpu_library.default_library(), fused.silu_mul(torch.ones(1, 2)).shape)\n"
+    )
+    chosen, used = run_python(code, STEPSCOPE_NO_NATIVE="1").splitlines()
+    assert chosen.startswith("torch |")
+    assert "cpu: turned off by STEPSCOPE_NO_NATIVE" in chosen
+    assert used == "None torch.Size([1, 1])"
+
+
+def test_without_a_built_library_the_choice_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cpu_library, "_file", lambda level: None)
+    choice = choose("auto", "cpu")
+    assert choice.backend.name == "torch"
+    assert "install g++" in choice.reason
+    with pytest.raises(ValueError, match=r"'cpu' cannot run here .*were not built"):
+        choose("cpu", "cpu")
+
+
+def test_a_library_that_was_built_from_other_sources_is_not_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # In a checkout the code may be newer than what was built of it.
+    monkeypatch.setattr(cpu_library, "INTERFACE", 0xBAD)
+    with pytest.raises(cpu_library.LibraryMissingError, match="from older sources: install"):
+        cpu_library.load()
+
+
+def run_python(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# ---- the fused operations ----
+
+ROWS, SIZES = st.integers(0, 9), st.integers(1, 300)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.sampled_from(LEVELS), st.sampled_from(DTYPES), ROWS, SIZES, st.booleans())
+def test_add_rms_norm_is_that_of_torch(
+    level: str, dtype: torch.dtype, num_rows: int, size: int, is_first: bool
+) -> None:
+    x, weight = random(num_rows, size, dtype=dtype), random(size, dtype=dtype, seed=1)
+    residuals = [None if is_first else random(num_rows, size, dtype=dtype, seed=2)] * 2
+    if residuals[0] is not None:
+        residuals[1] = residuals[0].clone()
+    with pytest.MonkeyPatch.context() as patch:
+        use(level, patch)
+        normed, residual = fused.add_rms_norm(x, residuals[0], weight, 1e-6)
+    expected, expected_residual = fused.torch_add_rms_norm(x, residuals[1], weight, 1e-6)
+    assert torch.equal(residual, expected_residual)
+    assert residual is (x if is_first else residuals[0])
+    torch.testing.assert_close(normed, expected)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.sampled_from(LEVELS),
+    st.sampled_from(DTYPES),
+    ROWS,
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.sampled_from([2, 10, 32, 64, 80, 96, 128]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_norm_rope_store_is_that_of_torch(
+    level: str,
+    dtype: torch.dtype,
+    num_rows: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    with_q_norm: bool,
+    with_k_norm: bool,
+) -> None:
+    qkv = random(num_rows, (num_heads + 2 * num_kv_heads) * head_dim, dtype=dtype)
+    angles = random(30, head_dim // 2, dtype=torch.float32, seed=1) * 7
+    rope = torch.cat([angles.cos(), angles.sin()], dim=-1)
+    generator = torch.Generator().manual_seed(2)
+    positions = torch.randint(0, 30, (num_rows,), generator=generator)
+    slots = torch.randperm(20, generator=generator)[:num_rows]
+    norms = [
+        random(head_dim, dtype=dtype, seed=3 + i) if wanted else None
+        for i, wanted in enumerate((with_q_norm, with_k_norm))
+    ]
+    results = []
+    for function in (fused.norm_rope_store, fused.torch_norm_rope_store):
+        caches = [torch.full((5, 4, num_kv_heads, head_dim), 9.0, dtype=dtype) for _ in range(2)]
+        with pytest.MonkeyPatch.context() as patch:
+            use(level, patch)
+            query = function(
+                qkv, rope, positions, slots, *caches, num_heads, num_kv_heads, *norms, 1e-6
+            )
+        results.append((query, *caches))
+    for actual, expected in zip(*results, strict=True):
+        assert actual.shape == expected.shape
+        torch.testing.assert_close(actual, expected)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.sampled_from(LEVELS), st.sampled_from(DTYPES), ROWS, SIZES)
+def test_silu_mul_is_that_of_torch(
+    level: str, dtype: torch.dtype, num_rows: int, size: int
+) -> None:
+    gate_up = random(num_rows, 2 * size, dtype=dtype, scale=6)
+    with pytest.MonkeyPatch.context() as patch:
+        use(level, patch)
+        actual = fused.silu_mul(gate_up)
+    torch.testing.assert_close(actual, fused.torch_silu_mul(gate_up))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.sampled_from(LEVELS),
+    st.sampled_from(DTYPES),
+    st.lists(
+        st.sampled_from([0.0, -0.0, 1.0, -2.5, 7.0, math.inf, -math.inf, math.nan]), min_size=1
+    ),
+    st.integers(0, 1200),
+)
+def test_argmax_is_that_of_torch_with_ties_infinities_and_nan(
+    level: str, dtype: torch.dtype, special: list[float], num_before: int
+) -> None:
+    row = torch.cat([torch.full((num_before,), -3.0), torch.tensor(special)])
+    logits = torch.stack([row, row.flip(0)]).to(dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        use(level, patch)
+        actual = fused.argmax(logits)
+    assert torch.equal(actual, fused.torch_argmax(logits))
+
+
+def test_the_exponential_is_accurate_over_all_of_its_range(level: str) -> None:
+    # SiLU with a factor of one shows it: x / silu(x) - 1 = exp(-x).
+    x = torch.linspace(-20, 87, 100_001)
+    gate_up = torch.stack([-x, torch.ones_like(x)], dim=1)
+    exact = -x.double() / (1 + x.double().exp())
+    error = (fused.silu_mul(gate_up).squeeze(1).double() - exact).abs() / exact.abs()
+    assert float(error[exact != 0].max()) < 1e-6
+
+
+def test_extremes_stay_what_they_are(level: str) -> None:
+    x = torch.tensor([[-1e30, -100.0, 100.0, 1e30, math.inf, math.nan]])
+    silu = fused.silu_mul(torch.cat([x, torch.ones_like(x)], dim=1))[0]
+    assert silu[:2].abs().max() < 1e-8
+    assert silu[2:5].tolist() == [100.0, float(torch.tensor(1e30)), math.inf]
+    assert math.isnan(silu[5])
+    normed, _ = fused.add_rms_norm(x.nan_to_num(0), None, torch.ones(6), 1e-6)
+    assert normed.isfinite().all()
+    halves = torch.tensor([[1.0, math.nan, math.inf, 3.0000002]] * 2).bfloat16()
+    total, residual = fused.add_rms_norm(halves, torch.zeros_like(halves), halves[0], 1e-6)
+    assert residual.isnan().sum() == 2
+    assert residual.isinf().sum() == 2
+    assert total.isnan().any()
+
+
+def test_large_inputs_give_the_same_bits_with_one_thread_and_with_two(level: str) -> None:
+    x, weight = random(600, 700, dtype=torch.bfloat16), random(700, dtype=torch.bfloat16)
+    before = torch.get_num_threads()
+    results = []
+    for num_threads in (1, 2):
+        torch.set_num_threads(num_threads)
+        normed, _ = fused.add_rms_norm(x, None, weight, 1e-6)
+        results.append((normed, fused.silu_mul(x), fused.argmax(x)))
+    torch.set_num_threads(before)
+    for one, two in zip(*results, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_what_the_library_does_not_take_is_computed_by_torch(level: str) -> None:
+    x = random(4, 64, dtype=torch.float64)
+    torch.testing.assert_close(fused.silu_mul(x).double(), fused.torch_silu_mul(x).double())
+    strided = random(64, 4, dtype=torch.float32).t()
+    torch.testing.assert_close(fused.silu_mul(strided), fused.torch_silu_mul(strided.contiguous()))
+    assert torch.equal(fused.argmax(strided), strided.argmax(-1))
+    weight = torch.ones(64)
+    torch.testing.assert_close(
+        fused.add_rms_norm(strided, None, weight, 1e-6)[0],
+        fused.torch_add_rms_norm(strided, None, weight, 1e-6)[0],
+    )
+
+
+@pytest.mark.parametrize(("position", "slot"), [(10, 0), (-1, 0), (0, 8), (0, -1)])
+def test_a_position_or_slot_that_is_not_there_is_an_error_and_writes_nothing(
+    level: str, position: int, slot: int
+) -> None:
+    caches = [torch.zeros(2, 4, 1, 8) for _ in range(2)]
+    with pytest.raises(IndexError, match="position is not below 10, or a slot"):
+        fused.norm_rope_store(
+            torch.ones(1, 24),
+            torch.ones(10, 8),
+            torch.tensor([position]),
+            torch.tensor([slot]),
+            *caches,
+            1,
+            1,
+            None,
+            None,
+            1e-6,
+        )
+    assert all(int(cache.count_nonzero()) == 0 for cache in caches)

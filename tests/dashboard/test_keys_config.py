@@ -1,0 +1,464 @@
+"""Keys from the config file, what the dashboard writes into it, and `stepscope config`."""
+
+import os
+import stat
+import string
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from textual.keys import _character_to_key
+
+from stepscope.tui import preferences as preferences_module
+from stepscope.tui.actions import ACTIONS, BY_ID, Abilities, footer_entries, key_table
+from stepscope.tui.app import Dashboard
+from stepscope.tui.cli import main
+from stepscope.tui.commands.dashboard import dashboard_options
+from stepscope.tui.commands.errors import WrongUsage
+from stepscope.tui.config_file import ConfigFileError, changed
+from stepscope.tui.key_names import KeyNameError, parse, shown, written
+from stepscope.tui.keymap import KeyMapError, remapped
+from stepscope.tui.preferences import Preferences
+from stepscope.tui.screens.help import help_lines
+from stepscope.tui.settings import DashboardSettings, config_path, load_actions, load_settings
+from tests.support.screen_text import screen_text
+
+
+@pytest.fixture(autouse=True)
+def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("STEPSCOPE_CONFIG", raising=False)
+    return tmp_path / "stepscope" / "config.toml"
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+
+
+# Names of keys
+
+
+def test_every_printable_character_is_called_what_textual_calls_it() -> None:
+    for character in string.printable[:95]:
+        key = parse(character)
+        assert key == _character_to_key(character)
+        assert parse(key) == key
+        assert parse(written(key)) == key
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_key_or_explained(text: str) -> None:
+    try:
+        key = parse(text)
+    except KeyNameError:
+        return
+    assert parse(written(key)) == key
+    assert shown(key)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "for_people"),
+    [
+        ("ctrl+l", "ctrl+l", "^l"),
+        ("^l", "ctrl+l", "^l"),
+        ("Shift+Left", "shift+left", "⇧←"),
+        ("shift+a", "A", "A"),
+        ("PgUp", "pageup", "PgUp"),
+        ("esc", "escape", "Esc"),
+        ("question_mark", "question_mark", "?"),
+        ("alt+x", "alt+x", "alt+x"),
+        ("ctrl++", "ctrl+plus", "^+"),
+        ("F5", "f5", "F5"),
+    ],
+)
+def test_keys_are_written_in_several_ways(text: str, key: str, for_people: str) -> None:
+    assert parse(text) == key
+    assert shown(key) == for_people
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ctrl+c", "always leaves"),
+        ("ctrl+i", "as tab"),
+        ("hyper+x", "'hyper' is no modifier; there are: alt, ctrl, shift"),
+        ("spcae", "'spcae' is no key"),
+        ("shift+1", "write the character"),
+        ("", "is no key"),
+    ],
+)
+def test_what_no_terminal_sends_is_refused(text: str, said: str) -> None:
+    with pytest.raises(KeyNameError, match=said):
+        parse(text)
+
+
+# The section [keys]
+
+
+def test_the_file_gives_actions_other_keys(config_file: Path) -> None:
+    write(config_file, '[keys]\npause = "f7"\nzoom_in = ["ctrl+up", "+"]\nmore_frames = []\n')
+    actions = {action.id: action for action in load_actions()}
+    assert actions["pause"].keys == ("f7",)
+    assert actions["zoom_in"].keys == ("ctrl+up", "plus")
+    assert actions["more_frames"].keys == ()
+    assert actions["more_frames"].shown == "no key"
+    unchanged = set(actions) - {"pause", "zoom_in", "more_frames"}
+    assert all(actions[name].keys == BY_ID[name].keys for name in unchanged)
+
+
+def test_two_actions_may_swap_their_keys() -> None:
+    actions = {action.id: action for action in remapped({"pause": "z", "zoom_in": "space"})}
+    assert (actions["pause"].keys, actions["zoom_in"].keys) == (("z",), ("space",))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('puase = "p"', r"unknown key 'puase' in \[keys\] \(did you mean 'pause'\?\).*config keys"),
+        ('pause = "spcae"', r"\[keys\] pause = 'spcae': 'spcae' is no key; a key is a character"),
+        ("pause = 3", r"\[keys\] pause = 3: write \"p\", or \[\"p\", \"f5\"\]"),
+        ('pause = "z"', r"\[keys\] pause = 'z': z is the key of zoom_in .* free: a "),
+        ('goto = "f8"\nfilter = "f8"', r"\[keys\] (goto|filter) = 'f8': F8 is the key of"),
+        ('pause = "ctrl+c"', r"\[keys\] pause = 'ctrl\+c': ctrl\+c always leaves"),
+    ],
+)
+def test_a_wrong_line_is_named_with_what_is_allowed(
+    config_file: Path, line: str, said: str
+) -> None:
+    write(config_file, f"[keys]\n{line}\n")
+    with pytest.raises(WrongUsage, match=rf"config.toml: {said}") as raised:
+        load_settings()
+    assert "\n" not in str(raised.value)
+
+
+def test_the_keys_that_are_said_to_be_free_are() -> None:
+    with pytest.raises(KeyMapError) as raised:
+        remapped({"pause": "z"})
+    free = str(raised.value).split("free: ")[1].split(" f2")[0].split()
+    assert free
+    for key in free:
+        assert remapped({"pause": key})
+
+
+async def test_bindings_footer_help_palette_and_hints_follow(
+    still_source: Callable[..., Any],
+) -> None:
+    source = still_source()
+    actions = remapped(
+        {"pause": "f7", "screen_live": "f2", "palette": "f9", "mark": "A", "zoom_in": "Z"}
+    )
+    app = Dashboard(source, source.history, any_terminal=True, fps=1.0, actions=actions)
+    async with app.run_test(size=(200, 60)) as pilot:
+        footer = screen_text(app).splitlines()[-1]
+        assert " F7 Pause" in footer
+        assert "Z/x Zoom" in footer
+        await pilot.press("space")
+        assert app.main.view.live
+        await pilot.press("f7")
+        assert not app.main.view.live
+        await pilot.press("4", "x")
+        assert "x does nothing here; F2 is the main screen" in screen_text(app)
+        await pilot.press("f2", "apostrophe")
+        assert "no mark yet; A sets one" in screen_text(app)
+        await pilot.press("ctrl+p")
+        assert app.screen is app.main
+        await pilot.press("f9", *"pause")
+        line = next(line for line in screen_text(app).splitlines() if "stop here" in line)
+        assert " F7 " in line
+        await pilot.press("enter")
+        assert app.main.view.live
+    text = "\n".join(
+        "".join(run for run, _ in line) for line in help_lines(app.main.session.abilities)
+    )
+    assert "(again, or L: back)" in text
+    moved = Abilities(has=frozenset({"live"}), actions=remapped({"live": "G"}))
+    text = "\n".join("".join(run for run, _ in line) for line in help_lines(moved))
+    assert "(again, or G: back)" in text
+
+
+def test_an_action_without_a_key_is_not_in_the_footer() -> None:
+    abilities = Abilities(actions=remapped({"pause": []}))
+    assert "pause" not in {entry[0] for entry in footer_entries(abilities)}
+
+
+def test_in_ascii_arrow_keys_are_words_for_there_is_a_key_of_that_sign() -> None:
+    entries = footer_entries(Abilities(has=frozenset({"replay"})).written(ascii_only=True))
+    keys = {action_id: key for action_id, key, _ in entries}
+    assert keys["step_back"] == "Left/Right"
+    assert keys["slower"] == "< >"
+    assert all(key.isascii() for key in keys.values())
+
+
+async def test_in_ascii_every_hint_names_arrow_keys_by_words(
+    still_source: Callable[..., Any],
+) -> None:
+    source = still_source()
+    app = Dashboard(
+        source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0, ascii_only=True,
+        control_endpoint="ipc:///nobody/here",
+    )  # fmt: skip
+    async with app.run_test(size=(160, 40)) as pilot:
+        for key, said in (
+            ("question_mark", "Up/Down PgUp/PgDn scroll"),
+            ("ctrl+p", "Up/Down choose"),
+            ("K", "Up/Down choose  Enter edit"),
+            ("B", "Left/Right 5 %  Shift+Left/Right 25 %"),
+        ):
+            await pilot.press(key)
+            assert said in screen_text(app), key
+            await pilot.press("escape")
+    helped = {action.id: action.help for action in app.main.session.abilities.actions}
+    assert "Left/Right 5 %, Shift+Left/Right 25 %" in helped["budget"]
+
+
+def test_the_table_for_the_documentation_names_every_action_of_the_file() -> None:
+    table = key_table()
+    assert all(f"| `{action.id}` |" in table for action in ACTIONS)
+
+
+# What the app writes
+
+
+def test_a_change_keeps_everything_else_of_the_file(config_file: Path) -> None:
+    before = (
+        "# mine\n[knobs]\nmax_num_seqs = 8   # few\n\n[dashboard]\n# eyes\n"
+        "theme = 'dark'  # night\n\n[keys]\npause = 'f7'\n"
+    )
+    write(config_file, before)
+    config_file.chmod(0o640)
+    changed(config_file, "dashboard", {"theme": "light", "fps": 5.0})
+    after = config_file.read_text()
+    assert after == before.replace("theme = 'dark'", 'theme = "light"').replace(
+        "# night\n", "# night\nfps = 5.0\n"
+    )
+    assert stat.S_IMODE(config_file.stat().st_mode) == 0o640
+    assert load_settings()["dashboard"] == {"theme": "light", "fps": 5.0}
+    assert [each.name for each in config_file.parent.iterdir()] == ["config.toml"]
+
+
+def test_a_file_that_is_not_there_is_made_and_a_link_stays_one(
+    config_file: Path, tmp_path: Path
+) -> None:
+    real = tmp_path / "dotfiles" / "stepscope.toml"
+    config_file.parent.mkdir()
+    config_file.symlink_to(real)
+    changed(config_file, "dashboard", {"ascii": True})
+    assert config_file.is_symlink()
+    assert tomllib.loads(real.read_text()) == {"dashboard": {"ascii": True}}
+
+
+@pytest.mark.parametrize("text", ["[dashboard\n", "dashboard = 3\n"])
+def test_a_file_that_cannot_be_understood_is_left_as_it_is(config_file: Path, text: str) -> None:
+    write(config_file, text)
+    with pytest.raises(ConfigFileError, match=r"config\.toml"):
+        changed(config_file, "dashboard", {"theme": "light"})
+    assert config_file.read_text() == text
+
+
+def test_a_place_that_cannot_be_written_to_is_named(config_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "stepscope").write_text("a file where the folder would be")
+    with pytest.raises(ConfigFileError, match=r"stepscope.*: (Not a directory|File exists)"):
+        changed(config_file, "dashboard", {"theme": "light"})
+    with pytest.raises(ConfigFileError, match="/proc/stepscope: "):
+        changed(Path("/proc/stepscope/config.toml"), "dashboard", {"theme": "light"})
+
+
+def test_only_what_was_changed_is_written_and_once(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preferences_module, "_QUIET_S", 60.0)
+    began: dict[str, Any] = {"theme": "dark", "ascii": None, "fps": None, "sort": "arrival"}
+    preferences = Preferences(config_file, began)
+    preferences.set("theme", "light")
+    preferences.set("theme", "dark")
+    preferences.flush()
+    assert not config_file.exists()  # it is as it was
+    preferences.set("theme", "light")
+    preferences.set("ascii", True)
+    preferences.flush()
+    assert tomllib.loads(config_file.read_text())["dashboard"] == {"theme": "light", "ascii": True}
+    news = preferences.news()
+    assert news is not None
+    assert news[0] == f"kept for the next time: theme light, ascii on ({config_file})"
+    assert preferences.news() is None
+
+
+async def test_what_is_changed_in_the_dashboard_is_in_the_file_when_it_ends(
+    still_source: Callable[..., Any], config_file: Path
+) -> None:
+    write(config_file, "[dashboard]\nslo_itl_ms = 30.0\n")
+    source = still_source()
+    began: dict[str, Any] = {
+        "theme": "dark",
+        "ascii": None,
+        "fps": None,
+        "sort": "arrival",
+        "axis": "step",
+    }
+    app = Dashboard(
+        source,
+        source.history,
+        any_terminal=True,
+        fps=1.0,
+        preferences=Preferences(config_file, began),
+    )
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("T", "v", "plus", "o", "t")
+    app.close()
+    assert tomllib.loads(config_file.read_text())["dashboard"] == {
+        "slo_itl_ms": 30.0,
+        "theme": "light",
+        "ascii": True,
+        "fps": 2.0,
+        "sort": "state",
+        "axis": "time",
+    }
+
+
+async def test_readonly_keeps_nothing_in_the_config_file_and_still_saves_pictures(
+    still_source: Callable[..., Any],
+    config_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preferences_module, "_QUIET_S", 0.0)
+    monkeypatch.chdir(tmp_path)
+    source = still_source()
+    options = dashboard_options(DashboardSettings(readonly=True))
+    app = Dashboard(
+        source,
+        source.history,
+        any_terminal=True,
+        fps=20.0,
+        readonly=options["readonly"],
+        preferences=options["preferences"],
+    )
+    async with app.run_test(size=(160, 40)) as pilot:
+        await pilot.press("T", "S")
+        for _ in range(100):
+            await pilot.pause(0.02)
+            if list(tmp_path.glob("*.svg")):
+                break
+    app.close()
+    assert list(tmp_path.glob("*.svg"))
+    assert not config_file.exists()
+
+
+async def test_without_a_file_to_write_to_it_says_so_and_goes_on(
+    still_source: Callable[..., Any], config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preferences_module, "_QUIET_S", 0.0)
+    source = still_source()
+    write(config_file, "[dashboard\n")
+    for preferences, said in (
+        (Preferences(None, {"theme": "dark"}, "--readonly"), "for this session only, --readonly"),
+        (Preferences(config_file, {"theme": "dark"}), "not kept: "),
+    ):
+        app = Dashboard(
+            source, source.history, any_terminal=True, fps=20.0, preferences=preferences
+        )
+        async with app.run_test(size=(160, 40)) as pilot:
+            await pilot.press("T")
+            for _ in range(100):
+                await pilot.pause(0.02)
+                if said in screen_text(app):
+                    break
+            assert said in screen_text(app)
+            assert app.main.skin.mode == "light"
+        app.close()
+    assert config_file.read_text() == "[dashboard\n"
+
+
+def test_all_that_is_not_kept_is_said_in_words_with_its_values() -> None:
+    preferences = Preferences(None, {"slo_ttft_ms": 500.0, "slo_itl_ms": 50.0}, "--no-keep")
+    preferences.set("slo_ttft_ms", 400.0)
+    preferences.set("slo_itl_ms", 40.0)
+    said = "TTFT within 400 ms, ITL within 40 ms: for this session only, --no-keep"
+    assert preferences.news() == (said, "text")
+    preferences.set("slo_itl_ms", 60.0)
+    assert preferences.news() == ("ITL within 60 ms: for this session only, --no-keep", "text")
+
+
+# stepscope config
+
+
+@pytest.fixture
+def config(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["stepscope", "config", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return run
+
+
+def test_config_says_where_each_value_comes_from(
+    config: Callable[..., tuple[int, str, str]],
+    config_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dashboard = '[dashboard]\nfps = 4\ntheme = "light"\nsort = "state"\n'
+    write(config_file, f'{dashboard}[keys]\npause="f7"\n')
+    monkeypatch.setenv("STEPSCOPE_DASHBOARD_THEME", "dark")
+    monkeypatch.setenv("STEPSCOPE_HTTP_API_KEY", "very secret")
+    code, out, _ = config("--sort", "blocks")
+    assert code == 0
+    origins = dict(line.split("#", 1) for line in out.splitlines() if " # " in line)
+    origins = {name.strip(): origin.strip() for name, origin in origins.items()}
+    assert origins["fps = 4.0"] == "config.toml"
+    assert origins['theme = "dark"'] == "STEPSCOPE_DASHBOARD_THEME"
+    assert origins['sort = "blocks"'] == "--sort"
+    assert origins["slo_itl_ms = 50.0"] == "default"
+    assert origins['pause = "f7"'] == "config.toml"
+    assert origins['zoom_in = "z"'] == "default"
+    assert out.startswith(f"# {config_file}\n")
+    assert "very secret" not in out
+    assert "# api_key" in out
+
+
+def test_what_config_prints_is_a_config_file_that_says_the_same(
+    config: Callable[..., tuple[int, str, str]], config_file: Path
+) -> None:
+    _, out, _ = config()
+    assert "(there is none yet)" in out
+    write(config_file, out)
+    _, again, _ = config()
+    stripped = [line.split(" # ")[0].rstrip() for line in out.splitlines()[1:]]
+    assert [line.split(" # ")[0].rstrip() for line in again.splitlines()[1:]] == stripped
+    assert [action.keys for action in load_actions()] == [action.keys for action in ACTIONS]
+
+
+def test_config_shows_one_section_and_the_path(
+    config: Callable[..., tuple[int, str, str]], config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert config("--path") == (0, f"{config_file}\n", "")
+    _, out, _ = config("keys")
+    assert set(tomllib.loads(out)) == {"keys"}
+    code, _, error = config("kyes")
+    assert code == 2
+    assert "there is no section 'kyes'; there are: serve, " in error
+    monkeypatch.setenv("STEPSCOPE_CONFIG", "/elsewhere/my.toml")
+    assert config("--path")[1] == "/elsewhere/my.toml\n"
+
+
+def test_another_file_or_none_is_named_in_the_environment(
+    config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(config_file, "[dashboard]\nfps = 4\n")
+    write(tmp_path / "stepscope" / "other.toml", "[dashboard]\nfps = 7\n")
+    assert load_settings()["dashboard"] == {"fps": 4}
+    monkeypatch.setenv("STEPSCOPE_CONFIG", str(tmp_path / "stepscope" / "other.toml"))
+    assert load_settings()["dashboard"] == {"fps": 7}
+    monkeypatch.setenv("STEPSCOPE_CONFIG", "none")
+    assert load_settings()["dashboard"] == {}
+    assert config_path() == Path(os.devnull)

@@ -1,0 +1,447 @@
+"""Keys and mouse: time travel, lanes, marks, pictures. Receiving goes on meanwhile."""
+
+import logging
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.engine.protocol.wire import EngineStatus, StepRecord
+from stepscope.tui.app import Dashboard
+from stepscope.tui.guards import shown_thread_errors
+from stepscope.tui.log_file import logged_to_file, see_log
+from stepscope.tui.picture import screenshot
+from stepscope.tui.screens import opening
+from stepscope.tui.workload_text import EXAMPLE
+from tests.support.screen_text import screen_text
+
+NUM_STEPS = 400
+
+
+@pytest.fixture
+def source(still_source: Callable[..., Any]) -> Any:
+    return still_source(NUM_STEPS)
+
+
+def dashboard(source: Any, **options: Any) -> Dashboard:
+    return Dashboard(
+        source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0, **options
+    )
+
+
+def append_step(source: Any) -> int:
+    """One more step, as the source's thread would."""
+    history = source.history
+    last = history.record(history.last_step)
+    later = last.tokens_ns + 12_000_000
+    step = StepRecord(
+        step=last.step + 1,
+        schedule_start_ns=last.tokens_ns,
+        tokens_ns=later,
+        token_budget=512,
+        max_num_seqs=32,
+        num_prefill_tokens=0,
+        num_decode_tokens=0,
+        batch=[],
+        num_running=0,
+        num_waiting=0,
+    )
+    history.append(history.last_sequence + 1, step)
+    return step.step
+
+
+async def test_pause_keeps_the_picture_while_steps_come_in(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("space")
+        before = screen_text(app).splitlines()[2:30]
+        for _ in range(30):
+            append_step(source)
+        app.main.draw()
+        await pilot.pause()
+        after = screen_text(app).splitlines()
+        assert after[2:30] == before
+        assert "PAUSED" in after[0]
+        assert "back (30 steps)" in after[0]
+        assert source.history.last_step == NUM_STEPS + 29
+        await pilot.press("space")
+        assert "▐LIVE▌" in screen_text(app)
+        assert f"step {NUM_STEPS + 29}" in screen_text(app)
+
+
+@pytest.mark.parametrize(
+    ("keys", "step"),
+    [
+        (["left"], 398),
+        (["h", "h", "l"], 398),
+        (["shift+left"], 389),
+        (["shift+left", "shift+right", "left"], 398),
+        (["home"], 0),
+        (["home", "right", "right"], 2),
+        (["home", "left"], 0),
+        (["x", "left"], 397),  # a column of two steps
+        (["x", "x", "shift+left"], 349),
+    ],
+)
+async def test_moving_through_time(source: Any, keys: list[str], step: int) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press(*keys)
+        assert app.main.view.cursor == step
+        frame = app.main.frame
+        assert frame.cursor == step
+        assert frame.state.step == step
+        assert frame.cursor_column is not None
+
+
+@pytest.mark.parametrize("key", ["L", "end", "1"])
+async def test_back_to_live(source: Any, key: str) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("home", key)
+        assert app.main.view.live
+        assert "▐LIVE▌" in screen_text(app)
+
+
+async def test_a_screen_at_a_time_reaches_every_step(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        seen = set()
+        for _ in range(8):
+            await pilot.press("pageup")
+            seen |= {c.first for c in app.main.frame.columns if c is not None}
+        assert app.main.view.cursor == 0
+        assert seen >= set(range(NUM_STEPS - 104))
+        await pilot.press("pagedown")
+        assert app.main.view.cursor > 90
+
+
+async def test_the_cursor_stays_while_it_is_on_the_screen(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("space")
+        columns = app.main.frame.columns
+        await pilot.press("left", "left", "left")
+        assert app.main.frame.columns == columns
+        assert app.main.frame.cursor_column == len(columns) - 4
+
+
+async def test_events_and_preemptions_are_found(source: Any) -> None:
+    history = source.history
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("left_curly_bracket")
+        step = app.main.view.cursor
+        assert history.summary(step).num_preempted
+        assert "preempt r" in screen_text(app)
+        await pilot.press("left_curly_bracket")
+        assert app.main.view.cursor < step
+        await pilot.press("right_curly_bracket")
+        assert app.main.view.cursor == step
+        await pilot.press("L", *["left_square_bracket"] * 3)
+        assert app.main.view.cursor <= NUM_STEPS - 60 + 60
+        await pilot.press("home", "left_curly_bracket")
+        assert "no preemption before step 0" in screen_text(app)
+
+
+@pytest.mark.parametrize(
+    ("text", "step"),
+    [("123", 123), ("1,23", 123), ("99999", 399), ("-1s", None), ("22:13:22", None)],
+)
+async def test_go_to(source: Any, text: str, step: int | None) -> None:
+    history = source.history
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("g", *text, "enter")
+        cursor = app.main.view.cursor
+        if step is None:
+            last, found = history.summary(399), history.summary(cursor)
+            seconds = (last.tokens_ns - found.tokens_ns) / 1e9
+            if text == "-1s":
+                assert 1.0 <= seconds < 1.2
+            else:
+                wall_s = history.wall_ns(found.tokens_ns) / 1e9
+                assert wall_s % 60 == pytest.approx(22, abs=0.2)
+        else:
+            assert cursor == step
+
+
+async def test_go_to_explains_what_it_does_not_understand(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("g", *"soon", "enter")
+        assert "not a step, a time or a stretch of time" in screen_text(app)
+        assert app.screen is not app.main
+        await pilot.press("escape")
+        assert app.screen is app.main
+        assert app.main.view.live
+
+
+async def test_lanes_are_selected_and_their_request_followed_through_time(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("down", "down")
+        frame = app.main.frame
+        request_id = frame.lanes[1].request_id
+        assert app.main.view.selected == request_id
+        assert f"▶r{request_id} " in screen_text(app)
+        await pilot.press("comma")
+        step = app.main.view.cursor
+        rows = source.history.record(step).batch
+        assert request_id in {row.request_id for row in rows}
+        assert re.search(rf"r{request_id}: decode of 1 token\b", screen_text(app))
+        await pilot.press("escape")
+        assert app.main.view.selected is None
+
+
+async def test_scrolling_shows_lanes_that_did_not_fit(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        seen = {row.request_id for row in app.main.frame.lanes}
+        for key in ("up", "down"):
+            await pilot.press(key, key)  # the first selects
+            for _ in range(app.main.frame.num_lanes):
+                app.main.action_do(f"lane_{key}")
+                seen |= {row.request_id for row in app.main.frame.lanes}
+        assert len(seen) == app.main.frame.num_lanes
+
+
+async def test_filter_and_sort(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("slash", *"state:wait", "enter")
+        assert {row.status for row in app.main.frame.lanes} == {"WAIT"}
+        assert "filter: state:wait" in screen_text(app)
+        await pilot.press("slash", *["backspace"] * 10, *"!(", "enter")
+        assert "no regular expression" in screen_text(app)
+        await pilot.press("ctrl+u", "enter", "o")
+        assert app.main.view.filter == ""
+        assert "sort: state" in screen_text(app)
+
+
+async def test_what_is_wrong_with_a_typed_line_fits_a_small_terminal(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("slash", *"!(", "enter")
+        assert "missing ), unterminated subpattern" in screen_text(app)
+        await pilot.press("x")
+        assert "lanes (state:dec" in screen_text(app)
+        await pilot.press("escape")
+        opening.workload(app.main)
+        await pilot.press(*"banana=9")
+        assert "off or rate=2 document_share=0.1" in screen_text(app)
+        assert "banana=9_" in screen_text(app)
+        await pilot.press("enter")
+        assert f"'banana=9': off or {EXAMPLE}" in screen_text(app)
+
+
+async def test_a_mark_is_set_where_the_cursor_is_and_found_again(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("shift+left", "M", *"odd", "enter")
+        mark = source.history.marks[-1]
+        assert (mark.step, mark.text) == (389, "odd")
+        await pilot.press("L", "apostrophe")
+        assert app.main.view.cursor == 389
+        assert "mark: odd" in screen_text(app)
+
+
+async def test_inspect_shows_the_step_and_moves_on(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("enter")
+        assert re.search(r"step 399  .*:\d\d\.\d \(follows cursor\)", screen_text(app))
+        await pilot.press("left")
+        assert re.search(r"step 398  .*:\d\d\.\d \(follows cursor\)", screen_text(app))
+        await pilot.press("escape")
+        assert app.screen is app.main
+
+
+async def test_help_opens_scrolls_and_closes(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("question_mark")
+        assert "one column back in time" in screen_text(app)
+        await pilot.press("pagedown", "pagedown")
+        assert "Glyphs" in screen_text(app)
+        await pilot.press("q")
+        assert app.screen is app.main
+
+
+async def test_frames_a_second_can_be_changed(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("plus", "plus", "minus")
+        assert app.main.fps == 2.0
+        await pilot.press(*["minus"] * 5)
+        assert app.main.fps == 1.0
+        assert " 1fps" in screen_text(app)
+
+
+async def test_over_ssh_it_draws_less(source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", "1.2.3.4 5 6.7.8.9 22")
+    options = {"any_terminal": True, "clock": lambda: 0.0}
+    assert Dashboard(source, source.history, **options).main.fps == 5.0
+    monkeypatch.delenv("SSH_CONNECTION")
+    assert Dashboard(source, source.history, **options).main.fps == 10.0
+
+
+async def test_a_click_sets_the_cursor_and_the_scrub_bar_is_dragged(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.click("#chart", offset=(50, 3))
+        column = app.main.frame.columns[50 - 1 - app.main.canvas.label_width]
+        assert app.main.view.cursor == column.last
+        await pilot.click("#lanes", offset=(60, 2))
+        assert app.main.view.selected == app.main.frame.lanes[1].request_id
+        await pilot.click("#scrub", offset=(20, 0))
+        assert 0 < app.main.view.cursor < 100
+        await pilot.click("#footer", offset=(2, 0))
+        assert app.main.view.live
+
+
+async def test_a_picture_is_written(
+    source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("S")
+        assert "screenshot: " in screen_text(app)
+    pictures = list(tmp_path.glob(f"stepscope-{source.name}-2*.svg"))
+    assert len(pictures) == 1
+    assert "BUDGET" in pictures[0].read_text("utf-8")
+
+
+def test_a_picture_without_a_terminal(source: Any, tmp_path: Path) -> None:
+    live, early = tmp_path / "live.svg", tmp_path / "early.svg"
+    screenshot(source, source.history, live, size=(120, 40), title="a run")
+    screenshot(source, source.history, early, size=(200, 60), theme="light", step=200)
+    assert "a&#160;run" in live.read_text("utf-8") or "a run" in live.read_text("utf-8")
+    assert "LIVE" in live.read_text("utf-8")
+    assert "PAUSED" in early.read_text("utf-8")
+
+
+async def test_quit(source: Any) -> None:
+    for key in ("q", "ctrl+c"):
+        app = dashboard(source)
+        async with app.run_test(size=(120, 40)) as pilot:
+            await pilot.press(key)
+            await pilot.pause()
+            assert not app.is_running or app._exit
+
+
+async def test_a_failure_to_draw_is_shown_and_not_the_end(
+    source: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        with monkeypatch.context() as broken:
+            broken.setattr(source.history, "state_at", lambda step: 1 / 0)
+            await pilot.press("left")
+            assert "drawing failed" in screen_text(app)
+            assert "ZeroDivisionError" in screen_text(app)
+            assert any("drawing failed" in record.message for record in caplog.records)
+        await pilot.press("left")
+        assert "drawing failed" not in screen_text(app)
+        assert "PAUSED" in screen_text(app)
+
+
+async def test_the_last_change_is_soon_on_every_view_also_when_nothing_follows(source: Any) -> None:
+    now = [0.0]
+    app = Dashboard(source, source.history, any_terminal=True, fps=0.5, clock=lambda: now[0])
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("2")
+        now[0] = 10.0
+        app.main.draw_if_changed()
+        step = append_step(source)
+        now[0] = 10.1  # too soon for the slow views
+        app.main.draw_if_changed()
+        now[0] = 10.8
+        app.main.draw_if_changed()
+        assert f"step {step}" in app.main.text_of("page")[0]
+
+
+async def test_what_is_wrong_with_the_source_stays_on_the_screen(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        source.status, source.error = "down", "no engine answers at ipc:///gone"
+        app.main.draw_if_changed()
+        assert "▐DOWN▌" in screen_text(app)
+        assert "no engine answers at ipc:///gone" in screen_text(app)
+
+
+async def test_a_paused_engine_is_told_from_a_paused_picture(source: Any) -> None:
+    history = source.history
+    status = EngineStatus(
+        time_ns=history.state.time_ns, state="paused", step=399, num_running=3, num_waiting=0
+    )
+    history.append(history.last_sequence + 1, status)
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        assert "▐LIVE engine paused▌" in screen_text(app)
+
+
+async def test_an_engine_that_was_paused_meanwhile_is_told_of_while_looking_back(
+    source: Any,
+) -> None:
+    app = dashboard(source)
+    history = source.history
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("left", "left")
+        assert "engine paused" not in screen_text(app)
+        status = EngineStatus(
+            time_ns=history.state.time_ns, state="paused", step=399, num_running=3, num_waiting=0
+        )
+        history.append(history.last_sequence + 1, status)
+        app.main.draw_if_changed()
+        assert "▐PAUSED▌" in screen_text(app)
+        assert "engine paused by now" in screen_text(app)
+
+
+@pytest.mark.parametrize("status", ["down", "stale"])
+async def test_an_engine_that_has_gone_meanwhile_is_told_of_while_looking_back(
+    source: Any, status: str
+) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("left", "left")
+        source.status = status
+        app.main.draw_if_changed()
+        assert f"engine {status} by now" in screen_text(app)
+        assert "step 397" in screen_text(app)
+        await pilot.press("L")
+        assert f"▐{status.upper()}▌" in screen_text(app)
+        assert "by now" not in screen_text(app)
+
+
+def test_what_goes_wrong_is_written_to_a_file_and_not_to_the_terminal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log" / "dashboard.log"
+    logger = logging.getLogger("stepscope.tui")
+    with logged_to_file(path):
+        assert not path.exists()
+        logger.error("a thread died")
+        assert see_log(ValueError(7)) == f"see {path}: ValueError(7)"
+        monkeypatch.setenv("HOME", str(tmp_path))
+        shown = path.relative_to(tmp_path)
+        assert see_log(ValueError(7)) == f"see ~/{shown}: ValueError(7)"
+    assert see_log(ValueError(7)) == "see the log: ValueError(7)"
+    assert "ERROR stepscope.tui: a thread died" in path.read_text("utf-8")
+    with logged_to_file(tmp_path / "log" / "dashboard.log" / "no folder"):
+        logger.error("nobody hears it")
+    assert capfd.readouterr().err == ""
+
+
+async def test_a_thread_that_dies_is_a_line_on_the_screen(source: Any) -> None:
+    app = dashboard(source)
+    with shown_thread_errors(app):
+        thread = threading.Thread(target=lambda: 1 / 0, name="subscriber")
+        thread.start()
+        thread.join()
+    async with app.run_test(size=(120, 40)):
+        assert "subscriber died, see the log: ZeroDivisionError" in screen_text(app)

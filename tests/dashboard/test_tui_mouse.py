@@ -1,0 +1,201 @@
+"""Everything that looks like a row, a column or a key can be clicked, and the wheel scrolls."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from textual import events
+
+from stepscope.tui.app import Dashboard
+from stepscope.tui.pages import PAGE_VIEWS, targets
+from stepscope.tui.view import PAGES, Page
+from tests.support.screen_text import screen_text
+
+ROWS: list[Page] = ["step", "request", "kv", "latency", "knobs"]
+
+
+@pytest.fixture
+def source(still_source: Callable[..., Any]) -> Any:
+    return still_source(400)
+
+
+def dashboard(source: Any, **options: Any) -> Dashboard:
+    options.setdefault("control_endpoint", "ipc:///nobody/here")
+    return Dashboard(
+        source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0, **options
+    )
+
+
+def place_of(app: Dashboard, widget: str, kind: str, value: object) -> tuple[int, int]:
+    """Where in a widget a mark is."""
+    shown = app.main.canvas.widgets[widget]
+    width, height = shown.outer_size
+    for y in range(height):
+        for x in range(width):
+            if shown.spot_at(x, y) == (kind, str(value)):
+                return x + 3, y
+    raise AssertionError(f"{kind} {value} is not on {widget}")
+
+
+@pytest.mark.parametrize("page", ROWS)
+async def test_wheel_and_click_choose_a_row_and_a_second_click_follows_it(
+    source: Any, page: Page
+) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(160, 50)) as pilot:
+        await pilot.press(str(PAGES.index(page) + 1))
+        # The wheel goes through the rows, with shift through time.
+        await pilot._post_mouse_events([events.MouseScrollDown], "#page", offset=(5, 5))
+        await pilot.pause()
+        assert app.main.view.row == 1
+        await pilot._post_mouse_events([events.MouseScrollUp], "#page", offset=(5, 5), shift=True)
+        await pilot.pause()
+        assert app.main.view.cursor == 396
+        await pilot.press("L")
+
+        rows = targets(app.main.frame)
+        assert len(rows) > 2
+        number = 2
+        at = place_of(app, "page", "row", number)
+        await pilot.click("#page", offset=at)
+        assert (app.main.view.page, app.main.view.row) == (page, number)
+        line = screen_text(app).splitlines()[app.main.canvas.places["page"].y + at[1]]
+        assert "▶" in line
+        await pilot.click("#page", offset=at, times=2)
+        if page == "knobs":
+            assert "knobs of the engine" in screen_text(app)
+            await pilot.press("escape")
+        else:
+            expected = {"step": "request", "kv": "request"}.get(page, "step")
+            assert app.main.view.page == expected
+            if expected == "request":
+                assert app.main.view.selected == rows[number].request_id
+            else:
+                assert app.main.view.cursor == rows[number].step
+
+
+async def test_changes_of_knobs_lead_to_their_step(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(160, 50)) as pilot:
+        await pilot.press("6")
+        frame = app.main.frame
+        last = len(targets(frame)) - 1
+        await pilot.click("#page", offset=place_of(app, "page", "row", last), times=2)
+        assert app.main.view.page == "live"
+        assert app.main.view.cursor == source.history.knob_changes[0].effective_step
+
+
+async def test_the_kinds_of_latency_are_chosen_where_they_stand(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.click("#latency", offset=place_of(app, "latency", "latency", "ttft"))
+        assert (app.main.view.page, app.main.view.latency) == ("latency", "ttft")
+        await pilot.click("#page", offset=place_of(app, "page", "latency", "tpot"))
+        assert app.main.view.latency == "tpot"
+        assert "TPOT × time" in screen_text(app)
+
+
+async def test_events_and_the_last_stall_lead_to_their_step(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(200, 60)) as pilot:
+        event = app.main.frame.events[-1]
+        await pilot.click("#events", offset=place_of(app, "events", "step", event.step))
+        assert app.main.view.cursor == event.step
+        await pilot.press("L")
+        stall = app.main.frame.stall
+        await pilot.click("#latency", offset=place_of(app, "latency", "step", stall.step))
+        assert app.main.view.cursor == stall.step
+
+
+async def test_panels_open_their_screen_and_knobs_their_editor(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(200, 60)) as pilot:
+        for panel, page in (("kv", "kv"), ("inspector", "step")):
+            await pilot.click(f"#{panel}", offset=(10, 4), times=2)
+            assert app.main.view.page == page, panel
+            await pilot.press("1")
+        await pilot.click("#knobs", offset=place_of(app, "knobs", "knob", "policy"), times=2)
+        assert "▶ policy" in screen_text(app)
+        # The editor: another row, then that row again to change it.
+        await pilot.click("#overlay", offset=(5, 2))
+        assert "▶ max_num_seqs" in screen_text(app)
+        await pilot.click("#overlay", offset=(5, 2))
+        assert "Enter applies" in screen_text(app)
+        await pilot.click(offset=(1, 1))  # beside it
+        assert app.screen is app.main
+
+
+async def test_a_click_in_one_burst_with_what_closed_an_overlay_leaves_the_dashboard_there(
+    source: Any,
+) -> None:
+    """As from a slow connection: the second one is on its way when the first one closes it."""
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        for kind in (events.Click, events.MouseScrollDown):
+            await pilot.press("question_mark")
+            overlay = app.screen
+            assert overlay is not app.main
+            box = overlay.query_one("#overlay")
+            at = dict.fromkeys(("x", "y", "delta_x", "delta_y", "button"), 1)
+            for each in (events.Click, kind):
+                overlay.post_message(each(box, **at, shift=False, meta=False, ctrl=False))
+            await pilot.pause()
+            assert app.screen is app.main
+            assert app.return_code is None
+        assert "requests × steps" in screen_text(app)
+
+
+async def test_the_badge_pauses_and_goes_on(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.click("#header", offset=(screen_text(app).index("LIVE"), 0))
+        assert not app.main.view.live
+        await pilot.click("#header", offset=(screen_text(app).index("PAUSED"), 0))
+        assert app.main.view.live
+
+
+@pytest.mark.parametrize("page", ["live", "latency"])
+async def test_every_entry_of_the_footer_does_what_its_key_does(source: Any, page: Page) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(200, 60)) as pilot:
+        await pilot.press(str(PAGES.index(page) + 1))
+        done: list[str] = []
+        app.main.action_do = done.append  # type: ignore[assignment,method-assign]
+        line = screen_text(app).splitlines()[-1]
+        for word in ("Pause", "Step", "Find event", "Inspect", "Help", "Palette", "Record"):
+            await pilot.click("#footer", offset=(line.index(f" {word} ") + 1, 0))
+        assert done == [
+            "pause",
+            "step_back",
+            "previous_event",
+            "inspect",
+            "help",
+            "palette",
+            "record",
+        ]
+
+
+async def test_readonly_opens_no_editor_by_mouse(source: Any) -> None:
+    app = dashboard(source, readonly=True)
+    async with app.run_test(size=(200, 60)) as pilot:
+        await pilot.click("#knobs", offset=place_of(app, "knobs", "knob", "policy"), times=2)
+        assert app.screen is app.main
+        assert "--readonly" in screen_text(app)
+        await pilot.press("6")
+        await pilot.click("#page", offset=place_of(app, "page", "row", 1), times=2)
+        assert app.screen is app.main
+        line = screen_text(app).splitlines()[1]
+        await pilot.click("#figures", offset=(line.index("BUDGET") + 2, 0))
+        assert app.screen is app.main
+
+
+def test_a_mark_takes_no_room_and_ends_at_an_edge() -> None:
+    from stepscope.tui.widgets.lines import fitted, framed, length_of, spot
+
+    line = (spot("row", 3), ("abc", "text"))
+    assert length_of(line) == 3
+    for width in range(6):
+        assert length_of(fitted(line, width)) == width
+    box = framed([line], 10, 3, (("t", "title"),))
+    assert all(length_of(each) == 10 for each in box)
+    assert set(PAGE_VIEWS) >= set(ROWS)

@@ -1,0 +1,295 @@
+"""Whatever happens to the engine, to a thread or to a view: a line that says so, and it goes on."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from textual import events
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.tui.app import Dashboard
+from stepscope.tui.guards import shown_thread_errors
+from stepscope.tui.screens.overlay import Overlay
+from stepscope.tui.view import PAGES
+from stepscope.tui.widgets import kv_page, lanes
+from tests.support import waiting
+from tests.support.screen_text import screen_text
+
+
+class EngineProcess:
+    """A simulated engine that can be stopped, killed and started again, always at work."""
+
+    def __init__(self, address: str) -> None:
+        self.endpoint = Endpoint.parse(address)
+        self._program = [
+            sys.executable,
+            str(Path(__file__).parents[1] / "support" / "simulated_engine.py"),
+            address,
+        ]
+        self.process = subprocess.Popen(self._program)
+        self._client: ControlClient | None = None
+
+    def work(self) -> None:
+        deadline = time.monotonic() + 20
+        while not Path(self.endpoint.control.removeprefix("ipc://")).exists():
+            assert time.monotonic() < deadline, "the engine never listened"
+            time.sleep(0.02)
+        self._client = ControlClient(self.endpoint)
+        for number in range(40):
+            self._client.ask(
+                Submit(
+                    prompt_token_ids=[number] * 200,
+                    sampling=SamplingParams(max_tokens=800, ignore_eos=True),
+                    stream=False,
+                )
+            )
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.process.pid, number)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def restart(self) -> None:
+        self.process = subprocess.Popen(self._program)
+
+
+@pytest.fixture
+def engine(runtime_folder: Path) -> Iterator[EngineProcess]:
+    process = EngineProcess(f"{runtime_folder}/engine")
+    process.work()
+    yield process
+    process.kill()
+
+
+async def until(app: Dashboard, words: str) -> None:
+    await waiting.until(
+        lambda: words in screen_text(app), lambda: f"{words!r}:\n{screen_text(app)[:500]}"
+    )
+
+
+async def press(app: Dashboard, *keys: str) -> None:
+    for key in keys:
+        app.post_message(events.Key(key, key if len(key) == 1 else None))
+        await asyncio.sleep(0.03)
+
+
+async def test_an_engine_that_stalls_dies_and_comes_back_is_followed_on_every_screen(
+    engine: EngineProcess,
+) -> None:
+    source = Subscriber(engine.endpoint, stale_s=0.3, retry_s=0.1)
+    source.start()
+    app = Dashboard(
+        source,
+        source.history,
+        control_endpoint=engine.endpoint.control,
+        any_terminal=True,
+        fps=20.0,
+    )
+    try:
+        async with app.run_test(size=(120, 40)):
+            await until(app, "▐LIVE▌")
+            await until(app, "RUN ")
+
+            # It stalls, and goes on.
+            engine.send(signal.SIGSTOP)
+            await until(app, "▐DOWN▌")
+            assert "steps/s" in screen_text(app)
+            assert "— steps/s" in screen_text(app)
+            step = source.history.last_step
+            await press(app, "left", "left")  # time travel does not need an engine
+            assert "▐PAUSED" in screen_text(app)
+            await press(app, "L")
+            engine.send(signal.SIGCONT)
+            await until(app, "▐LIVE▌")
+            while source.history.last_step == step:
+                await asyncio.sleep(0.02)
+            assert source.history.num_lost == 0  # what was missed has been asked for
+
+            # It dies; every screen still stands.
+            engine.kill()
+            await until(app, "▐DOWN▌")
+            await until(app, "is gone: killed or crashed")
+            for number, page in enumerate(PAGES[:6], 1):
+                await press(app, str(number))
+                assert app.main.view.page == page
+                assert "failed" not in screen_text(app)
+            await press(app, "1", "P")  # it is told that nobody answers
+            await until(app, "pause the engine: ")
+
+            # Another one takes its place, and counts its steps from 0.
+            before = source.history.last_step
+            engine.restart()
+            await until(app, "▐LIVE idle▌")
+            engine.work()
+            while (source.history.last_step or 0) < 3:
+                await asyncio.sleep(0.02)
+            assert source.history.previous is not None
+            assert source.history.previous.last_step == before
+            events = source.history.events(None, 10_000, frozenset({"engine"}))
+            assert any("started anew" in event.text for event in events)
+            await press(app, "p")
+            await until(app, "▐BEFORE THE RESTART▌")
+            await press(app, "L")
+            await until(app, "▐LIVE▌")
+    finally:
+        app.close()
+        source.stop()
+
+
+async def test_garbage_on_the_wire_is_counted_on_the_screen(runtime_folder: Path) -> None:
+    """Whoever binds the telemetry address may send anything."""
+    endpoint = Endpoint.parse(f"{runtime_folder}/engine")
+    source = Subscriber(endpoint)
+    app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
+    async with app.run_test(size=(160, 40)):
+        info = wire.EngineInfo(
+            engine_id="a", name="a", software_version="0", model="m", monotonic_ns=1, wall_ns=1
+        )
+        source.history.append(0, info)
+        for frames in (
+            [b"step"],
+            [b"step", b"short", b"x"],
+            [b"step", wire.sequence_frame(1), os.urandom(64)],
+            [b"step", wire.sequence_frame(2), b"\x81" * 5000],
+            [b"info", wire.sequence_frame(3), wire.encode(info)[:-3]],
+        ):
+            assert source._read(frames) is None
+        await until(app, "5 messages could not be read, the last one: ")
+        await press(app, "2", "4", "1")
+        assert "failed" not in screen_text(app)
+
+
+async def test_lost_messages_are_a_gap_that_can_be_seen(still_source: Callable[..., Any]) -> None:
+    source = still_source(60)
+    history = source.history
+    record = history.record(59)
+    later = msgspec.structs.replace(
+        record,
+        step=70,
+        schedule_start_ns=record.tokens_ns + 10**8,
+        tokens_ns=record.tokens_ns + 2 * 10**8,
+        events=[],
+    )
+    history.append(history.last_sequence + 11, later)
+    app = Dashboard(source, history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
+    async with app.run_test(size=(160, 45)) as pilot:
+        shown = screen_text(app)
+        assert "gap 10" in shown
+        assert "10 messages lost after step 59" in shown
+        assert "??????????" in shown  # ten columns of lanes that nobody knows
+        await pilot.press("2")
+        assert "records before this step are missing" in screen_text(app)
+        await pilot.press("left")
+        for _ in range(3):
+            await pilot.press("left")
+            assert "failed" not in screen_text(app)
+
+
+@pytest.mark.parametrize(
+    ("module", "keys", "words"),
+    [(lanes, [], "drawing failed"), (kv_page, ["4"], "drawing failed")],
+    ids=["panel", "page"],
+)
+async def test_a_view_that_breaks_is_a_line_and_the_others_go_on(
+    still_source: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    module: Any,
+    keys: list[str],
+    words: str,
+) -> None:
+    source = still_source(60)
+    with monkeypatch.context() as broken:
+        broken.setattr(module, "framed", lambda *_: 1 / 0)
+        app = Dashboard(source, source.history, any_terminal=True, fps=1.0)
+        async with app.run_test(size=(160, 45)) as pilot:
+            await pilot.press(*keys)
+            await pilot.pause()
+            assert f"{words}, see the log: ZeroDivisionError" in screen_text(app)
+            assert sum(words in record.message for record in caplog.records) == 1
+            broken.undo()
+            await pilot.press("5")
+            assert words not in screen_text(app)
+
+
+async def test_what_a_key_or_the_mouse_breaks_is_a_line(
+    still_source: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    source = still_source(60)
+    app = Dashboard(source, source.history, any_terminal=True, fps=1.0)
+    async with app.run_test(size=(160, 45)) as pilot:
+        handlers = dict(app.main._handlers)
+        app.main._handlers = handlers | {"axis": lambda: 1 / 0}  # type: ignore[dict-item,return-value]
+        await pilot.press("t")
+        assert "Axis failed, see the log: ZeroDivisionError" in screen_text(app)
+        app.main.navigator.of_column = lambda x: 1 / 0  # type: ignore[assignment,method-assign,return-value]
+        await pilot.click("#chart", offset=(60, 3))
+        assert "the click failed, see the log" in screen_text(app)
+        assert len(caplog.records) == 2
+        await pilot.press("z", "2")
+        assert app.main.view.page == "step"
+
+
+async def test_an_overlay_that_breaks_closes_and_leaves_the_dashboard(
+    still_source: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = still_source(60)
+    app = Dashboard(source, source.history, any_terminal=True, fps=1.0)
+    async with app.run_test(size=(160, 45)) as pilot:
+        await pilot.press("question_mark")
+        assert isinstance(app.screen, Overlay)
+        monkeypatch.setattr(type(app.screen), "pressed", lambda *_: 1 / 0)
+        await pilot.press("down")
+        assert app.screen is app.main
+
+
+async def test_a_thread_and_a_task_that_die_are_lines_until_they_are_seen(
+    still_source: Callable[..., Any],
+) -> None:
+    source = still_source(60)
+    app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
+    with shown_thread_errors(app):
+        async with app.run_test(size=(160, 45)):
+            thread = threading.Thread(target=lambda: 1 / 0, name="recorder")
+            thread.start()
+            thread.join()
+            await until(app, "recorder died, see the log: ZeroDivisionError")
+            await press(app, "escape")
+            assert "recorder died" not in screen_text(app)
+            loop = asyncio.get_running_loop()
+            loop.call_exception_handler({"message": "a task failed", "exception": ValueError(7)})
+            await until(app, "a task failed, see the log: ValueError(7)")
+
+
+async def test_keys_and_clicks_while_it_ends_are_nothing(still_source: Callable[..., Any]) -> None:
+    source = still_source(60)
+    app = Dashboard(source, source.history, any_terminal=True, fps=1.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("q")
+        stack = app._screen_stacks[app._current_mode]
+        screens = list(stack)
+        stack.clear()
+        try:
+            await app.on_event(events.Key("left", None))
+            await app.on_event(events.MouseMove(None, 1, 1, 0, 0, 0, False, False, False))
+        finally:
+            stack.extend(screens)

@@ -1,0 +1,707 @@
+"""The screens beyond the main one say what the records say; and how one gets there."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from textual import events
+
+from stepscope.engine.protocol.wire import CACHED, EMPTY, EngineInfo, Phase, Preempted, StepRecord
+from stepscope.recordings.attribution.causes import CAUSES
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.series.latency_samples import Samples
+from stepscope.tui import latency_windows, navigator
+from stepscope.tui.actions import BY_ID
+from stepscope.tui.app import Dashboard
+from stepscope.tui.format import clock
+from stepscope.tui.frame import Frame
+from stepscope.tui.frame_builder import FrameBuilder
+from stepscope.tui.pages import PAGE_VIEWS, targets
+from stepscope.tui.screens.help import help_lines
+from stepscope.tui.theme import CAUSE_GLYPHS, Skin
+from stepscope.tui.view import PAGES, Page, View
+from stepscope.tui.widgets import kv_page, latency_charts, latency_page, request_page
+from stepscope.tui.widgets.lines import Line
+from tests.support.screen_text import screen_text
+
+NUM_STEPS = 400
+SIZES = [(80, 20), (80, 24), (120, 40), (200, 60)]
+BEYOND: list[Page] = [page for page in PAGES if page != "live"]
+
+
+@pytest.fixture
+def source(still_source: Callable[..., Any]) -> Any:
+    return still_source(NUM_STEPS)
+
+
+def key_of(page: Page) -> str:
+    return BY_ID[f"screen_{page}"].keys[0]
+
+
+def dashboard(source: Any, **options: Any) -> Dashboard:
+    return Dashboard(
+        source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0, **options
+    )
+
+
+def text(lines: list[Line]) -> list[str]:
+    return ["".join(run for run, _ in line) for line in lines]
+
+
+def frame_of(history: History, view: View) -> Frame:
+    return FrameBuilder(history, clock=lambda: 0.0).build(view, 80, 0, 8)
+
+
+def drawn(history: History, page: Page, size: tuple[int, int] = (120, 35), **view: Any) -> str:
+    frame = frame_of(history, View(page=page, **view))
+    return "\n".join(text(PAGE_VIEWS[page].draw(frame, *size)))
+
+
+# Getting there
+
+
+async def test_a_digit_opens_each_screen_and_escape_leads_back(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        titles = {
+            "2": "step 399",
+            "3": "gaps between tokens",
+            "4": "KV map by state",
+            "5": "breaches (",
+            "6": "audit (",
+        }
+        for key, title in titles.items():
+            await pilot.press(key)
+            assert title in screen_text(app), key
+        for page in ("latency", "kv", "request", "step", "live"):
+            await pilot.press("escape")
+            assert app.main.view.page == page
+        assert "requests × steps" in screen_text(app)
+
+
+async def test_time_travel_works_on_every_screen(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        for page in PAGES:
+            if page in ("fleet", "compare"):  # of now, whatever is looked at elsewhere
+                continue
+            await pilot.press("L", key_of(page), "left", "left")
+            assert app.main.view.page == page
+            assert app.main.view.cursor == NUM_STEPS - 3
+            assert "PAUSED" in screen_text(app)
+
+
+@pytest.mark.parametrize("page", BEYOND)
+@pytest.mark.parametrize("size", SIZES)
+async def test_every_screen_fills_every_size(
+    source: Any, page: Page, size: tuple[int, int]
+) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=size) as pilot:
+        await pilot.press(key_of(page), "down", "down")
+        lines = screen_text(app).splitlines()
+        assert [len(line) for line in lines] == [size[0]] * size[1]
+        badge, first = {
+            "fleet": ("▐FLEET▌", "engines"),
+            "compare": ("▐COMPARE▌", "compare"),
+        }.get(page, ("▐LIVE▌", "BUDGET"))
+        assert badge in lines[0]
+        assert first in lines[1]
+        assert "drawing failed" not in "\n".join(lines)
+        place = app.main.canvas.places["page"]
+        view = PAGE_VIEWS[page]
+        body = view.draw(app.main.frame, place.width, place.height)
+        assert len(body) == place.height
+        assert all(len(line) == place.width for line in text(body))
+        for smaller in [(60, 15), (1, 1), (300, 90), size]:
+            await pilot.resize_terminal(*smaller)
+            await pilot.pause()
+            assert "drawing failed" not in screen_text(app)
+
+
+async def test_the_selected_row_stays_with_its_request_from_step_to_step(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("2", "down", "down")
+        selected = app.main.view.selected
+        assert selected is not None
+        for _ in range(6):
+            await pilot.press("left")
+            rows = targets(app.main.frame)
+            if selected in {row.request_id for row in rows}:
+                assert rows[app.main.view.row].request_id == selected
+        await pilot.press("enter")
+        assert app.main.view.page == "request"
+
+
+async def test_keys_of_the_main_screen_say_so_elsewhere(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("4", "x")
+        assert app.main.view.zoom == 1
+        assert "x does nothing here; 1 is the main screen" in screen_text(app)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_help_says_what_the_screen_is_and_only_keys_that_work_on_it(page: Page) -> None:
+    from stepscope.tui.actions import ACTIONS, Abilities
+
+    everything = Abilities(has=frozenset({"engine", "recorder", "live"}))
+    lines = "\n".join(text(help_lines(everything, page)))
+    for action in ACTIONS:
+        shown = everything.allows(action) and page in action.pages
+        assert (action.told(page, is_replay=False) in lines) == shown, action.id
+    assert "Glyphs" in lines
+    assert "This is the " in lines
+
+
+async def test_help_wraps_into_the_terminal(source: Any) -> None:
+    for size in [(80, 24), (120, 40), (200, 60)]:
+        app = dashboard(source)
+        async with app.run_test(size=size) as pilot:
+            await pilot.press("question_mark", *["pagedown"] * 6)
+            assert "Errors are written to" in screen_text(app)
+
+
+# What they say
+
+
+def test_the_step_inspector_has_a_line_for_every_row_with_its_figures(source: Any) -> None:
+    history = source.history
+    step = next(
+        s
+        for s in range(100, NUM_STEPS)
+        if history.summary(s).num_prefill_tokens and history.summary(s).num_decode_tokens > 5
+    )
+    record = history.record(step)
+    page = drawn(history, "step", (160, 60), cursor=step, right=step)
+    for row in record.batch:
+        line = next(x for x in page.splitlines() if re.match(rf"│[▶ ]r{row.request_id} ", x))
+        phase = Phase(row.phase).name.lower()
+        assert phase in line
+        assert f"{row.start:,}→{row.start + row.num_tokens:,}" in line
+        assert f" {row.num_blocks:,}" in line
+    spent = record.num_prefill_tokens + record.num_decode_tokens
+    assert f"{spent:,} of {record.token_budget:,}" in page
+    rows = targets(frame_of(history, View(page="step", cursor=step, right=step)))
+    assert {target.request_id for target in rows} == {row.request_id for row in record.batch}
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+def test_every_sign_in_the_time_of_a_step_is_named_below_it(source: Any, width: int) -> None:
+    left = width if width < 100 else width // 2
+    bar, names = (
+        line[1 : left - 1]
+        for line in drawn(source.history, "step", size=(width, 35), cursor=250).splitlines()[1:3]
+    )
+    signs = set(bar.split(" ms ")[1].strip())
+    named = dict(re.findall(r"([sl━]) (sch\w*|lau\w*|mod\w*) ", names))
+    assert "━" in signs
+    assert signs <= set(named)
+    assert [named[sign][:3] for sign in "sl━"] == ["sch", "lau", "mod"]
+    assert re.search(r"device (—|[\d.]+)", names)  # the last figure is not cut
+
+
+def test_the_step_inspector_tells_padding_from_tokens_of_requests(source: Any) -> None:
+    history = source.history
+    record = history.record(300)
+    padded = msgspec.structs.replace(record, step=NUM_STEPS, num_padded_tokens=77)
+    history.append(history.last_sequence + 1, padded)
+    page = drawn(history, "step")
+    spent = record.num_prefill_tokens + record.num_decode_tokens
+    assert "padding 77" in page
+    assert f"{spent + 77:,} of {record.token_budget:,}" in page
+
+
+def test_the_request_inspector_names_the_cause_of_each_late_token(source: Any) -> None:
+    history = source.history
+    step, victim = next(
+        (s, event.request_id)
+        for s in range(NUM_STEPS)
+        for event in history.record(s).events
+        if isinstance(event, Preempted)
+    )
+    frame = frame_of(history, View(page="request", selected=victim))
+    life = history.life(history.state_at(step).requests[victim])
+    wait = next(w for w in life.waits if any(p.cause == "preempted" for p in w.pieces))
+    view = View(page="request", selected=victim, cursor=wait.step, right=wait.step)
+    frame = frame_of(history, view)
+    page = "\n".join(text(request_page.draw(frame, 160, 50)))
+    assert f"request r{victim}" in page
+    assert "preempted 1x" in page
+    row = next(line for line in page.splitlines() if f" {wait.step:,} " in line)
+    assert f"{wait.gap_ns / 1e6:,.1f}" in row
+    assert "recomputed" in page
+    assert "✗" in next(line for line in page.splitlines() if "life" in line)
+    assert targets(frame)[0].step == wait.step
+    # All pieces of the wait that is chosen, and they add up.
+    below = page.split("in order of time")[1]
+    shown = [float(ms.replace(",", "")) for ms in re.findall(r"([\d,.]+) ms +\d+%", below)]
+    assert sum(shown) == pytest.approx(wait.gap_ns / 1e6, abs=0.1 * len(shown))
+
+
+def test_a_request_is_shown_as_it_was_at_the_cursor(source: Any) -> None:
+    history = source.history
+    request_id = 3
+    view = history.state_at(60).requests[request_id]
+    page = drawn(history, "request", selected=request_id, cursor=60, right=60)
+    assert f"output {view.num_output_tokens:,}/{view.max_tokens}" in page
+    later = drawn(history, "request", selected=request_id, cursor=61, right=61)
+    assert later != page
+
+
+def test_the_kv_map_names_the_owner_of_every_block(source: Any) -> None:
+    history = source.history
+    frame = frame_of(history, View(page="kv", kv_by_owner=True))
+    state = history.state
+    letters = {
+        view.request_id: kv_page._letter(number)
+        for number, view in enumerate(kv_page._holders(frame))
+    }
+    for width, height, cells_each in ((200, 56, 4), (160, 40, 4), (160, 24, 2), (100, 20, 1)):
+        body = text(kv_page.draw(frame, width, height))
+        assert len(body) == height
+        room = width - kv_page._SIDE_WIDTH - 4
+        room -= room % cells_each
+        key = next(y for y, line in enumerate(body) if "holders, most" in line)
+        cells = "".join(line[2 : 2 + room] for line in body[1:key]).rstrip()
+        if height >= 24:  # the chart below has use for every row without blocks
+            assert key - 1 <= -(-len(cells) // room)
+        named = [{EMPTY: "·", CACHED: "░"}.get(o, letters.get(o, "+")) for o in state.block_owner]
+        assert cells == "".join(name * cells_each for name in named), (width, height)
+
+
+def test_the_kv_map_counts_references_and_fragmentation(source: Any) -> None:
+    history = source.history
+    refs = list(history.state.block_refs)
+    shared = sum(count > 1 for count in refs)
+    saved = sum(count - 1 for count in refs if count > 1)
+    page = drawn(history, "kv")
+    assert re.search(rf"shared +{shared} +blocks, saves {saved}\b", page)
+    held = [v for v in history.state.requests.values() if v.num_blocks]
+    filled = sum(v.num_computed_tokens for v in held) / sum(v.num_blocks * 16 for v in held)
+    assert re.search(rf"fragmentation +{(1 - filled) * 100:.0f}%", page)
+
+
+def test_latencies_of_three_windows_and_every_breach_with_its_cause(source: Any) -> None:
+    history = source.history
+    page = drawn(history, "latency", (200, 55))
+    for window in (10.0, 60.0, None):
+        itl = history.latency(window_s=window).itl
+        assert re.search(rf"{itl.p50_ms:.1f} +{itl.p95_ms:.1f}", page)
+    late = [
+        s
+        for s in range(NUM_STEPS)
+        if (history.summary(s).max_itl_ns or 0) > 30e6
+        or (history.summary(s).max_ttft_ns or 0) > 500e6
+    ]
+    breaches = history.windows.breaches(None, 1000)
+    assert sorted({breach.step for breach in breaches}) == late
+    assert f"breaches ({sum(b.num_tokens for b in breaches)} tokens late in {len(late)} " in page
+    newest = breaches[-1]
+    row = next(line for line in page.splitlines() if f" {newest.step} " in line)
+    wait = history.wait(newest.step, newest.request_id)
+    assert wait.explanation[:60] in row
+
+
+def test_late_tokens_that_come_faster_than_they_can_be_explained_wait_for_the_operator(
+    source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = History(SLO(500, 30))
+    for step in range(NUM_STEPS):
+        history.append(step, source.history.record(step))
+    monkeypatch.setattr(latency_page, "_READ_ROWS", 1)
+    monkeypatch.setattr(latency_page, "_ALONE_ROWS", 0)
+    shown = drawn(history, "latency", (160, 45))
+    assert "… (Enter explains it)" in shown
+    last = history.last_step
+    assert last is not None
+    breaches = history.windows.breaches(None, 50)
+    # One is: the last stall, which the key figures tell.
+    assert sum(history.is_explained(each.step, each.request_id) for each in breaches) <= 1
+    # Where the picture stands still, there is time: it goes on from picture to picture.
+    monkeypatch.setattr(latency_page, "_READ_ROWS", 5_000)
+    for _ in range(20):
+        shown = drawn(history, "latency", (160, 45), cursor=last)
+    assert "… (Enter explains it)" not in shown
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 10**10), st.integers(0, 10**11), st.integers(1, 9)), min_size=1
+    ),
+    st.one_of(st.none(), st.floats(0.01, 5000)),
+    st.integers(1, 14),
+)
+def test_the_bands_of_the_heat_map_hold_every_sample_and_part_at_the_service_level(
+    samples: list[tuple[int, int, int]], bound_ms: float | None, most_bands: int
+) -> None:
+    in_order = Samples()
+    for sample in sorted(samples):
+        in_order.add(*sample)
+    counted = latency_charts.count(in_order, 10**10, 10.0, 30, most_bands, bound_ms)
+    by_slice = [0] * 30
+    for time_ns, _, weight in samples:
+        by_slice[min(29, time_ns * 30 // 10**10)] += weight
+    assert [sum(column) for column in zip(*counted.cells, strict=True)] == by_slice
+    assert sum(sum(row) for row in counted.cells) == sum(weight for _, _, weight in samples)
+    assert len(counted.edges) <= max(2, most_bands)
+    late = sum(sum(row) for n, row in enumerate(counted.cells) if counted.is_late(n))
+    if bound_ms is None:
+        assert late == 0
+    else:
+        limit_ns = bound_ms * 1e6
+        surely = sum(w for _, value, w in samples if value > limit_ns * (1 + 1e-9) + 1)
+        at_most = sum(w for _, value, w in samples if value > limit_ns * (1 - 1e-9) - 1)
+        assert surely <= late <= at_most
+
+
+def test_the_report_over_a_long_session_is_taken_beside_the_frames(
+    source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latency_windows, "_LONG_STEPS", 100)
+    history = source.history
+    windows = latency_windows.LatencyWindows(history, lambda: 0.0)
+    end_ns = history.summary(200).tokens_ns
+    assert set(windows.reports(end_ns)) == {"10 s", "60 s"}
+    assert windows.is_busy
+    windows.reports(end_ns)  # the cursor rests: now it is worked out
+    assert windows._thread is not None
+    windows._thread.join()
+    assert windows.reports(end_ns)["all"] == history.latency(end_ns, None)
+    assert not windows.is_busy
+    assert "all" not in windows.reports(history.summary(100).tokens_ns)
+
+
+async def test_enter_on_a_breach_goes_to_its_step_and_escape_comes_back(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("5", "down", "down")
+        breach = source.history.windows.breaches(None, 1000)[-3]
+        await pilot.press("enter")
+        assert (app.main.view.page, app.main.view.cursor) == ("step", breach.step)
+        assert app.main.view.selected == breach.request_id
+        await pilot.press("enter")
+        assert app.main.view.page == "request"
+        assert f"request r{breach.request_id}" in screen_text(app)
+        await pilot.press("escape", "escape")
+        assert app.main.view.page == "latency"
+
+
+async def test_a_list_is_moved_through_by_ten_rows_and_time_stands_still(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("5", "space", "down", "pagedown")
+        cursor, last = app.main.view.cursor, len(targets(app.main.frame)) - 1
+        assert app.main.view.row == min(11, last)
+        await pilot.press("pagedown", "pageup")
+        assert app.main.view.row == max(0, min(21, last) - 10)
+        assert app.main.view.cursor == cursor
+        await pilot.press("pageup", "pageup", "pageup")
+        assert app.main.view.row == 0
+        await pilot.press("1", "pageup")
+        assert app.main.view.cursor < cursor
+    app.close()
+
+
+def test_knobs_show_who_changed_them_and_what_came_of_it(source: Any) -> None:
+    history = source.history
+    page = drawn(history, "knobs", (160, 40))
+    change = history.knob_changes[-1]
+    row = next(line for line in page.splitlines() if "1024→512" in line)
+    assert f"{change.effective_step}" in row
+    assert "simulated" in row
+    before = history.latency(change.time_ns, 10.0, 1).itl
+    assert f"{before.p50_ms:.1f}→" in row
+    for spec in history.info.knobs:
+        assert spec.name in page
+    earlier = drawn(history, "knobs", cursor=100, right=100)
+    assert "nobody has changed anything" in earlier
+
+
+async def test_enter_on_a_knob_edits_it_where_there_is_an_engine(source: Any) -> None:
+    app = dashboard(source, control_endpoint="ipc:///nobody/here")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("6", "down", "enter")
+        assert "knobs of the engine" in screen_text(app)
+        assert app.screen._at == 1
+    app = dashboard(source, readonly=True, control_endpoint="ipc:///nobody/here")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("6", "enter")
+        assert app.screen is app.main
+        assert "--readonly" in screen_text(app)
+
+
+# What is not known
+
+
+def bare(history: History) -> History:
+    """The same session of an engine that tells only what every engine knows."""
+    other = History(SLO(500, 30))
+    for step in range(60):
+        record = history.record(step)
+        assert record is not None
+        other.append(
+            step,
+            StepRecord(
+                step=record.step,
+                schedule_start_ns=record.schedule_start_ns,
+                tokens_ns=record.tokens_ns,
+                num_prefill_tokens=record.num_prefill_tokens,
+                num_decode_tokens=record.num_decode_tokens,
+                num_running=record.num_running,
+                num_waiting=record.num_waiting,
+            ),
+        )
+    return other
+
+
+@pytest.mark.parametrize("page", BEYOND)
+@pytest.mark.parametrize("size", SIZES)
+def test_what_an_engine_does_not_tell_is_unknown_and_never_zero(
+    source: Any, page: Page, size: tuple[int, int]
+) -> None:
+    history = bare(source.history)
+    shown = drawn(history, page, size)
+    assert not re.search(r"(KV|blocks|hit rate|fragmentation|evictions)\s+0\b", shown)
+    if page == "step":
+        assert "does not tell who was in the step" in shown
+        assert "does not tell its blocks" in shown
+        assert "of —" in shown
+    if page == "kv":
+        assert "does not tell where its blocks are" in shown
+        assert "—" in shown
+    if page == "knobs":
+        assert "does not tell its knobs" in shown
+    assert drawn(History(), page, size)
+
+
+# Causes and glyphs
+
+
+def test_every_cause_has_a_glyph_of_its_own_also_in_ascii() -> None:
+    assert set(CAUSE_GLYPHS) == set(CAUSES)
+    glyphs = [glyph for glyph, _ in CAUSE_GLYPHS.values()]
+    assert len(set(glyphs)) == len(glyphs)
+    ascii_only = [Skin("none", ascii_only=True).text(glyph) for glyph in glyphs]
+    assert len(set(ascii_only)) == len(glyphs)
+    assert all(glyph.isascii() for glyph in ascii_only)
+    for mode in ("dark", "light", "ansi", "none"):
+        assert all(Skin(mode).style(style) is not None for _, style in CAUSE_GLYPHS.values())
+
+
+@pytest.mark.parametrize("page", BEYOND)
+async def test_every_screen_in_ascii_only(source: Any, page: Page) -> None:
+    app = dashboard(source, ascii_only=True)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press(key_of(page))
+        assert screen_text(app).isascii()
+
+
+# Known from elsewhere
+
+
+async def test_a_followed_request_stays_in_sight(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("f")
+        assert "select a request first" in screen_text(app)
+        await pilot.press("down", "f")
+        followed = app.main.view.followed
+        assert followed is not None
+        await pilot.press("o", "o", "escape")
+        assert followed in {row.request_id for row in app.main.frame.lanes}
+        await pilot.press("3")
+        assert f"request r{followed}" in screen_text(app)
+        await pilot.press("escape", "f")
+        app.main.view.selected = None
+        await pilot.press("f")
+        assert app.main.view.followed is None
+
+
+async def test_of_a_followed_request_that_has_ended_it_is_told_how_and_a_key_goes_to_its_last_step(
+    source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = source.history
+    known = {view.request_id for view in history.snapshot().requests}
+    ends = history.events(None, 1000, frozenset({"finish"}))
+    end = [each for each in ends if each.request_id not in known][-1]
+    monkeypatch.setattr(navigator, "_MAX_SEARCH", 3)  # steps; it ended longer ago
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        app.main.view.selected = app.main.view.followed = end.request_id
+        await pilot.press("3")
+        assert app.main.frame is not None
+        when = clock(history.wall_ns(end.time_ns))
+        told = f"it ended at {when}, step {end.step:,}; its last step: ,"
+        assert end.text in screen_text(app)
+        assert told in screen_text(app)
+        app.main.view.selected = None  # it is followed all the same
+        await pilot.press("comma")
+        assert app.main.view.cursor == end.step
+        assert f"request r{end.request_id}" in screen_text(app)
+        await pilot.press("L")
+        assert told in screen_text(app)
+    app.close()
+    # Before it came, and of one that nobody knows, there is no end to tell.
+    for request_id, cursor in ((end.request_id, 0), (10**6, None)):
+        page = drawn(history, "request", selected=request_id, cursor=cursor)
+        assert f"r{request_id} is not there at this step: ←/→ go to another step" in page
+
+
+async def test_what_the_screen_says_can_be_copied(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("y")
+        assert "BUDGET" in app.clipboard
+        assert "last stall: step" in app.clipboard
+        assert "worst in memory" not in app.clipboard  # it is the last one
+        await pilot.press("5", "y")
+        assert "breaches (" in app.clipboard
+
+
+async def test_what_is_copied_names_the_worst_stall_and_its_cause_where_it_is_not_the_last(
+    source: Any,
+) -> None:
+    history = source.history
+    history.set_slo(SLO(500.0, 15.0))
+    worst = history.stalls().longest[0]
+    assert history.last_stall().step != worst.step
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("y")
+        assert f"last stall: {history.last_stall().text}\n" in app.clipboard
+        told = history.wait(worst.step, worst.request_id).text
+        assert app.clipboard.endswith(f"\nworst in memory: {told}")
+
+
+async def test_key_figures_are_clickable(source: Any) -> None:
+    app = dashboard(source, control_endpoint="ipc:///nobody/here")
+    async with app.run_test(size=(120, 40)) as pilot:
+        line = screen_text(app).splitlines()[1]
+        for name, page in (("ITL p95", "latency"), ("KV ", "kv"), ("TTFT", "latency")):
+            await pilot.click("#figures", offset=(line.index(name) + 1, 0))
+            assert app.main.view.page == page, name
+        await pilot.click("#figures", offset=(line.index("BUDGET") + 2, 0))
+        assert "max_num_batched_tokens" in screen_text(app).splitlines()[-2]
+        await pilot.press("escape")
+        await pilot.click("#figures", offset=(line.index("PREEMPT") + 2, 0))
+        assert source.history.summary(app.main.view.cursor).num_preempted
+
+
+async def test_the_session_before_a_restart_can_be_looked_at(source: Any) -> None:
+    history = source.history
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("p")
+        assert "has not started anew" in screen_text(app)
+        info = msgspec.structs.replace(history.info, engine_id="another")
+        assert isinstance(info, EngineInfo)
+        history.append(0, info)
+        app.main.draw()
+        await pilot.pause()
+        assert "no step yet" in screen_text(app)
+        await pilot.press("p")
+        assert "▐BEFORE THE RESTART▌" in screen_text(app)
+        assert f"step {NUM_STEPS - 1}" in screen_text(app)
+        for back in ("p", "L"):
+            assert "the session before the restart" in screen_text(app)
+            await pilot.press(back)
+            assert "the session before the restart" not in screen_text(app)
+            await pilot.press("p")
+        await pilot.press("left", "2")
+        assert re.search(rf"step {NUM_STEPS - 2}  .* \(follows cursor\)", screen_text(app))
+        await pilot.press("L", "1")
+        assert "▐LIVE idle▌" in screen_text(app)
+        assert "no step yet" in screen_text(app)
+
+
+def bursts() -> Iterator[list[str]]:
+    for number in ("1024", "66", "4321"):
+        yield ["B", *number, "enter"]
+
+
+@pytest.mark.parametrize("keys", list(bursts()))
+async def test_digits_typed_in_a_burst_go_to_the_number_and_not_to_screens(
+    source: Any, keys: list[str]
+) -> None:
+    app = dashboard(source, control_endpoint="ipc:///nobody/here")
+    asked: list[int] = []
+    async with app.run_test(size=(120, 40)) as pilot:
+        app.main.operator.set_knob = lambda change, said: asked.append(change.value)
+        for key in keys:
+            app.post_message(events.Key(key, key if len(key) == 1 else None))
+        for _ in range(50):
+            await pilot.pause(0.02)
+            if asked:
+                break
+        assert asked == [int("".join(keys[1:-1]))]
+        assert app.main.view.page == "live"
+
+
+async def test_a_key_never_overtakes_one_that_is_still_on_its_way(source: Any) -> None:
+    app = dashboard(source, control_endpoint="ipc:///nobody/here")
+    asked: list[int] = []
+    async with app.run_test(size=(120, 40)) as pilot:
+        app.main.operator.set_knob = lambda change, said: asked.append(change.value)
+        await pilot.press("B")
+        late = events.Key("7", "7")
+        app.key_order.num_under_way = 1  # it was sent to the main screen before the overlay opened
+        app.post_message(events.Key("enter", None))
+        await pilot.pause()
+        assert asked == []
+        late._set_forwarded()
+        app.post_message(late)
+        for _ in range(50):
+            await pilot.pause(0.02)
+            if asked:
+                break
+        assert asked == [7]
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_the_bound_of_late_tokens_is_never_cut_in_a_word(source: Any, width: int) -> None:
+    """A bound that nothing broke is told with the median, which takes room."""
+    history = source.history
+    history.set_slo(SLO(ttft_ms=10_000.0, itl_ms=9_000.0))
+    headings = []
+    for request_id in history.state.requests:
+        shown = drawn(history, "request", (width, 40), selected=request_id)
+        headings += [line for line in shown.splitlines() if "twice its median" in line]
+    assert headings
+    for line in headings:
+        assert re.search(r"(ms|none broke 9000 ms|newest first) ─", line), line
+
+
+def test_a_lane_says_that_its_request_has_ended_also_when_the_state_has_forgotten_it(
+    source: Any,
+) -> None:
+    history = source.history
+    view = View(cursor=399, right=399)
+    rows = FrameBuilder(history, clock=lambda: 0.0).build(view, 380, 400, 8).lanes
+    state = history.state_at(399)
+    forgotten = [row for row in rows if row.request_id not in state.requests]
+    assert forgotten
+    assert {row.status for row in forgotten} <= {"END", "ABRT"}
+    early = View(cursor=150, right=399)
+    rows = FrameBuilder(history, clock=lambda: 0.0).build(early, 380, 400, 8).lanes
+    to_come = [row for row in rows if not row.cells[:130].strip(b"\0")]
+    assert to_come
+    assert {row.status for row in to_come} == {""}
+
+
+def test_a_list_of_knobs_that_is_cut_says_so(source: Any) -> None:
+    names = {spec.name for spec in source.history.info.knobs} | set(source.history.state.knobs)
+    for height, is_cut in ((14, True), (35, False)):
+        page = drawn(source.history, "knobs", (80, height))
+        shown = sum(f" {name} " in page for name in names)
+        said = re.search(r"knobs \((\d+) of (\d+)\)", page)
+        assert is_cut == (said is not None) == (shown < len(names)), page
+        if said is not None:
+            assert (int(said[1]), int(said[2])) == (shown, len(names)), page

@@ -1,0 +1,253 @@
+"""What an attached engine does not tell is drawn as unknown, never as zero."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from stepscope.engine.protocol.wire import (
+    BatchRow,
+    EngineInfo,
+    KVCounts,
+    Phase,
+    RequestView,
+    Snapshot,
+    StepRecord,
+)
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import FrameTap
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.app import Dashboard
+from stepscope.tui.frame import Frame
+from stepscope.tui.frame_builder import FrameBuilder
+from stepscope.tui.pages import PAGE_VIEWS
+from stepscope.tui.view import Page, View
+from stepscope.tui.widgets import (
+    budget_chart,
+    event_list,
+    inspector,
+    key_figures,
+    knob_panel,
+    kv_map,
+    lanes,
+    latency_panel,
+    scrub_bar,
+)
+from stepscope.tui.widgets.lines import Line
+from tests.support.screen_text import main_text
+
+FIRST, NUM_STEPS = 100, 60
+BEYOND: list[Page] = [page for page in PAGE_VIEWS if page not in ("fleet", "compare")]
+PANELS: Mapping[str, Callable[[Frame, int, int, int], list[Line]]] = {
+    "figures": key_figures.draw,
+    "chart": budget_chart.draw,
+    "lanes": lanes.draw,
+    "kv": kv_map.draw,
+    "latency": latency_panel.draw,
+    "latency_line": latency_panel.one_line,
+    "inspector": inspector.draw,
+    "events": event_list.draw,
+    "scrub": scrub_bar.draw,
+    "knobs": lambda frame, width, height, gutter: knob_panel.draw(frame, width, height, "", True),
+}
+# A figure that is nothing but 0; differences have a sign, and the foot of a scale is no figure.
+ZERO = re.compile(r"(?<![\d.,:+\-┴r])0(?:\.0+)?(?![\d.,:])")
+SCALE = re.compile(r"^│? *0 [│┤]")
+
+# What a source may tell besides the bare minimum: value a step, and how a page says it is unknown.
+OPTIONAL: dict[str, Any] = {
+    "schedule_end_ns": lambda start: start + 1_000_000,
+    "launch_ns": lambda start: start + 2_000_000,
+    "device_ns": lambda start: 15_000_000,
+    "knobs_version": lambda start: 1,
+    "token_budget": lambda start: 512,
+    "max_num_seqs": lambda start: 32,
+    "num_padded_tokens": lambda start: 3,
+    "batch": lambda start: [
+        BatchRow(1, Phase.DECODE, 300 + start // 21_000_000, 1, 0, 20, 1),
+        BatchRow(2, Phase.PREFILL, 16 * (start // 21_000_000), 16, 4, 30, 0),
+    ],
+    "kv": lambda start: KVCounts(50, 20, 30, 2, 40, 10),
+    "waiting_reasons": lambda start: {"kv": 3},
+    "hidden_ns": lambda start: 400_000,
+    "num_wasted_tokens": lambda start: 2,
+    "token_limit": lambda start: 256,
+}
+
+
+def session(told: set[str], with_snapshot: bool = False) -> History:
+    """Steps that leave out every optional field but those in `told`."""
+    history = History(SLO(500, 30))
+    info = EngineInfo(
+        engine_id="attached",
+        name="vllm",
+        software_version="0.32",
+        model="some model",
+        monotonic_ns=10**9,
+        wall_ns=17 * 10**17,
+    )
+    history.append(0, info)
+    if with_snapshot:
+        view = RequestView(
+            request_id=7,
+            client_id="",
+            status="running",
+            arrival_ns=0,
+            num_prompt_tokens=33,
+            max_tokens=0,
+            is_partial=True,
+            num_computed_tokens=40,
+            num_blocks=3,
+        )
+        history.append(
+            1,
+            Snapshot(
+                sequence=1,
+                step=FIRST - 1,
+                time_ns=10**9,
+                info=info,
+                knobs={},
+                knobs_version=0,
+                state="running",
+                requests=[view],
+                blocks=None,
+                kv=None,
+            ),
+        )
+    for number in range(NUM_STEPS):
+        start = 10**9 + 21_000_000 * number
+        record = StepRecord(
+            step=FIRST + number,
+            schedule_start_ns=start,
+            tokens_ns=start + 20_000_000,
+            num_prefill_tokens=16,
+            num_decode_tokens=12,
+            num_running=12,
+            num_waiting=3,
+            **{name: OPTIONAL[name](start) for name in told},
+        )
+        history.append(2 + number, record)
+    return history
+
+
+def frame_of(history: History, page: Page = "live", **view: Any) -> Frame:
+    return FrameBuilder(history, clock=lambda: 0.0).build(View(page=page, **view), 80, 10, 8)
+
+
+def text(lines: list[Line]) -> str:
+    return "\n".join("".join(run for run, _ in line) for line in lines)
+
+
+def zeros(drawn: str) -> list[str]:
+    return [line for line in drawn.splitlines() if ZERO.search(SCALE.sub("", line))]
+
+
+def test_what_would_be_a_zero_is_found() -> None:
+    for line in (
+        "PREEMPT 0/m",
+        "cached  =      0   │",
+        "│ breaches (0 late)",
+        "KV 0%",
+        "took 0.0 ms",
+    ):
+        assert zeros(line) == [line]
+    assert zeros("took +0 10 0.5 r0 12:00:01 20.0 ms") == []
+    assert zeros("│     0 │ ████") == []
+
+
+@pytest.mark.parametrize("size", [(80, 17), (120, 35), (200, 55)])
+@pytest.mark.parametrize("page", BEYOND)
+def test_a_page_of_an_engine_that_tells_nothing_more_than_it_must_has_no_zero(
+    page: Page, size: tuple[int, int]
+) -> None:
+    drawn = text(PAGE_VIEWS[page].draw(frame_of(session(set()), page), *size))
+    assert zeros(drawn) == []
+    assert "does not tell" in drawn or "—" in drawn
+    assert "no token came later" not in drawn
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_nor_has_a_panel_of_the_main_screen(panel: str) -> None:
+    drawn = text(PANELS[panel](frame_of(session(set())), 120, 12, 14))
+    assert zeros(drawn) == []
+    assert "none above" not in drawn
+
+
+UNKNOWN = {
+    "schedule_end_ns": ("step", r"schedule —  launch —"),
+    "launch_ns": ("step", r"launch —  model —"),
+    "device_ns": ("step", r"device —"),
+    "token_budget": ("step", r"of —"),
+    "max_num_seqs": ("step", r"seats +12 of —"),
+    "batch": ("step", r"does not tell who was in the step"),
+    "kv": ("kv", r"prefix hit rate +—"),
+    "hidden_ns": ("step", r"prepared —"),
+}
+
+
+@pytest.mark.parametrize("missing", OPTIONAL)
+@pytest.mark.parametrize("page", BEYOND)
+def test_each_field_may_be_missing_by_itself(page: Page, missing: str) -> None:
+    history = session(set(OPTIONAL) - {missing})
+    for size in ((80, 17), (120, 35), (200, 55)):
+        drawn = text(PAGE_VIEWS[page].draw(frame_of(history, page), *size))
+        assert len(drawn.splitlines()) == size[1]
+        if missing in UNKNOWN and UNKNOWN[missing][0] == page and size[0] == 120:
+            assert re.search(UNKNOWN[missing][1], drawn), drawn
+    for name, draw in PANELS.items():
+        assert draw(frame_of(history), 120, 12, 14), name
+
+
+@pytest.mark.parametrize(
+    ("told", "overlap", "expected"),
+    [
+        ({"hidden_ns"}, True, "prepared while step {before} ran, 0.40 ms hidden"),
+        ({"hidden_ns", "num_wasted_tokens"}, True, "0.40 ms hidden, 2 wasted"),
+        (set(), True, "prepared after step {before} had ended"),
+        (set(), False, "prepared after step {before} had ended"),
+        ({"token_limit"}, None, "held to 256 tokens: device memory"),
+    ],
+)
+def test_a_step_says_whether_it_was_prepared_while_the_one_before_ran(
+    told: set[str], overlap: bool | None, expected: str
+) -> None:
+    history = session(told)
+    info = history.info
+    assert info is not None
+    history.append(2 + NUM_STEPS, msgspec.structs.replace(info, overlap=overlap))
+    drawn = text(PAGE_VIEWS["step"].draw(frame_of(history, "step"), 120, 35))
+    assert expected.format(before=f"{FIRST + NUM_STEPS - 2:,}") in drawn
+
+
+def test_a_request_that_was_first_seen_in_mid_life_has_no_arrival_and_no_limit() -> None:
+    history = session({"kv"}, with_snapshot=True)
+    drawn = text(PAGE_VIEWS["request"].draw(frame_of(history, "request", selected=7), 120, 35))
+    for unknown in ("arrived —", "of it cached —", "priority —", "TTFT —", "TPOT —"):
+        assert unknown in drawn
+    assert "/—" in drawn
+
+
+async def test_the_whole_dashboard_shows_such_an_engine() -> None:
+    class Attached:
+        is_live = True
+        num_bad = 0
+        name = "vllm"
+        status = "live"
+        error = None
+        history = session(set())
+        tap = FrameTap()
+
+    source: Any = Attached()
+    app = Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
+    async with app.run_test(size=(200, 60)) as pilot:
+        for key in "123456":
+            await pilot.press(key, "left", "enter")
+            shown = main_text(app)
+            assert "failed" not in shown
+        await pilot.press("1", "L")
+        shown = main_text(app)
+        assert "PREEMPT —" in shown
+        assert "out — tok/s" in shown
+        assert "BUDGET —" in shown

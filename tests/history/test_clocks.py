@@ -1,0 +1,170 @@
+"""A clock that jumps makes no nonsense: not of latencies, not of windows, not of times of day."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from stepscope.engine.process.serve import anchored
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import Arrived, EngineInfo, EngineStatus, StepRecord, Telemetry
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.app import Dashboard
+from tests.support.screen_text import main_text
+
+HOUR_NS = 3600 * 10**9
+NUM_STEPS, JUMP_AT = 300, 200
+
+
+def session(base_ns: int, jump_ns: int) -> list[tuple[int, Telemetry]]:
+    """A simulated session whose clock jumps before the step `JUMP_AT`."""
+    found = []
+    jumped = False
+    for sequence, message in simulate(
+        seed=3,
+        num_steps=NUM_STEPS,
+        knobs=Knobs(max_num_batched_tokens=1024, max_num_seqs=32),
+        workload=SimulatedWorkload(rate=9.0, document_share=0.1, document_tokens=1500),
+        num_blocks=512,
+    ):
+        jumped = jumped or (isinstance(message, StepRecord) and message.step >= JUMP_AT)
+        found.append((sequence, _moved(message, base_ns + (jump_ns if jumped else 0))))
+    return found
+
+
+def _moved(message: Any, by_ns: int) -> Any:
+    times = {
+        name: getattr(message, name) + by_ns
+        for name in (
+            "schedule_start_ns",
+            "schedule_end_ns",
+            "launch_ns",
+            "tokens_ns",
+            "time_ns",
+            "monotonic_ns",
+        )
+        if getattr(message, name, None) is not None
+    }
+    if isinstance(message, StepRecord | EngineStatus):
+        times["events"] = [
+            msgspec.structs.replace(event, time_ns=event.time_ns + by_ns)
+            if isinstance(event, Arrived)
+            else event
+            for event in message.events
+        ]
+    return msgspec.structs.replace(message, **times)
+
+
+def history_of(messages: list[tuple[int, Telemetry]]) -> History:
+    history = History(SLO(ttft_ms=500.0, itl_ms=30.0))
+    for sequence, message in messages:
+        history.append(sequence, message)
+    return history
+
+
+@pytest.mark.parametrize("back_ns", [5 * 10**9, HOUR_NS])
+def test_a_clock_that_is_set_back_begins_a_new_history_with_the_waits_as_long_as_they_were(
+    back_ns: int,
+) -> None:
+    steady, jumped = (history_of(session(2 * HOUR_NS, jump)) for jump in (0, -back_ns))
+    assert jumped.last_step == NUM_STEPS - 1
+    assert jumped.first_step == JUMP_AT
+    assert jumped.previous is not None
+    assert (jumped.previous.first_step, jumped.previous.last_step) == (0, JUMP_AT - 1)
+    assert any("clock went back" in event.text for event in jumped.events())
+    # The same requests in the same state, and the same latencies but for the one that was cut.
+    assert jumped.state.requests.keys() == steady.state.requests.keys()
+    end_ns = steady.state.time_ns
+    window_s = (end_ns - steady.summary(JUMP_AT).tokens_ns) / 1e9  # type: ignore[union-attr]
+    before, after = (each.latency(None, window_s - 0.001) for each in (steady, jumped))
+    for kind in ("ttft", "itl", "step"):
+        mine, others = getattr(after, kind), getattr(before, kind)
+        assert mine.num_samples == pytest.approx(others.num_samples, abs=12)
+        assert mine.p50_ms == pytest.approx(others.p50_ms, rel=0.05)
+        assert 0 <= mine.max_ms < 60_000
+    assert jumped.rates().steps_per_s == pytest.approx(steady.rates().steps_per_s, rel=0.05)
+
+
+def test_times_of_day_go_on_when_the_engine_clock_is_set_back() -> None:
+    messages = session(2 * HOUR_NS, -HOUR_NS)
+    history = history_of(messages)
+    assert history.previous is not None
+    last, first = JUMP_AT - 1, JUMP_AT
+    before_ns = history.previous.wall_ns(history.previous.summary(last).tokens_ns)  # type: ignore[union-attr]
+    after_ns = history.wall_ns(history.summary(first).tokens_ns)  # type: ignore[union-attr]
+    assert before_ns is not None
+    assert after_ns is not None
+    assert 0 <= after_ns - before_ns < 10**9
+
+
+def test_a_clock_that_jumps_on_is_a_wait_and_nothing_else() -> None:
+    history = history_of(session(0, HOUR_NS))
+    assert history.previous is None
+    assert history.num_steps == NUM_STEPS
+    steady = history_of(session(0, 0))
+    assert history.latency().itl.p50_ms == pytest.approx(steady.latency(None, 1).itl.p50_ms, rel=1)
+    assert history.summary(JUMP_AT).max_itl_ns > HOUR_NS * 0.9  # type: ignore[operator,union-attr]
+
+
+def test_small_steps_back_are_jitter_and_give_no_negative_wait() -> None:
+    history = history_of(session(0, -200_000_000))
+    assert history.previous is None
+    report = history.latency(None, None)
+    for kind in (report.ttft, report.itl, report.tpot):
+        assert (kind.p50_ms or 0) >= 0
+
+
+def test_a_machine_that_slept_shows_the_time_of_day_after_it() -> None:
+    messages = session(0, 0)
+    info = next(message for _, message in messages if isinstance(message, EngineInfo))
+    history = history_of(messages)
+    last = history.summary(NUM_STEPS - 1)
+    assert last is not None
+    before_ns = history.wall_ns(last.tokens_ns)
+    slept = msgspec.structs.replace(
+        info,
+        monotonic_ns=last.tokens_ns + 10**9,
+        wall_ns=info.wall_ns + last.tokens_ns + 10**9 - info.monotonic_ns + HOUR_NS,
+    )
+    assert history.last_sequence is not None
+    history.append(history.last_sequence + 1, slept)
+    assert history.wall_ns(last.tokens_ns) == before_ns  # what was shown stays
+    later_ns = history.wall_ns(last.tokens_ns + 2 * 10**9)
+    assert before_ns is not None
+    assert later_ns == before_ns + 2 * 10**9 + HOUR_NS
+
+
+def test_an_engine_tells_the_time_of_day_again_when_it_has_moved() -> None:
+    info = next(message for _, message in session(0, 0) if isinstance(message, EngineInfo))
+    now = msgspec.structs.replace(info, monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns())
+    assert anchored(now) is now
+    old = msgspec.structs.replace(now, wall_ns=now.wall_ns - HOUR_NS)
+    told = anchored(old)
+    assert abs((told.wall_ns - told.monotonic_ns) - (now.wall_ns - now.monotonic_ns)) < 50_000_000
+
+
+async def test_the_dashboard_says_what_happened_and_goes_on(
+    still_source: Callable[..., Any],
+) -> None:
+    source = still_source(10)
+    messages = session(2 * HOUR_NS, -HOUR_NS)
+    source.history = history_of(messages[: len(messages) * 2 // 3 - 40])
+    app = Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
+    async with app.run_test(size=(200, 60)) as pilot:
+        await pilot.press("left", "left")
+        for sequence, message in messages[len(messages) * 2 // 3 - 40 :]:
+            source.history.append(sequence, message)
+        for page in "123456":
+            await pilot.press(page, "L", "left")
+            shown = main_text(app)
+            assert "failed" not in shown
+        await pilot.press("1", "t", "L")
+        shown = main_text(app)
+        assert "clock went back" in shown
+        assert f"step {NUM_STEPS - 1}" in shown
+        await pilot.press("p")
+        assert "▐BEFORE THE RESTART▌" in main_text(app)

@@ -1,0 +1,153 @@
+"""Keys of a replay reach the whole file, not only what has been played."""
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import Mark, StepRecord
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.tui import format as fmt
+from stepscope.tui.app import Dashboard
+from stepscope.tui.frame_builder import FrameBuilder
+from stepscope.tui.view import View
+from stepscope.tui.widgets import key_figures, scrub_bar
+from tests.support.screen_text import main_text
+from tests.support.seek_sessions import record
+from tests.support.waiting import until
+
+MARKED, CHANGED = 700, (300, 900)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    messages = []
+    simulated = simulate(
+        seed=5,
+        num_steps=1200,
+        knobs=Knobs(max_num_batched_tokens=512),
+        changes={
+            CHANGED[0]: {"max_num_batched_tokens": 128},
+            CHANGED[1]: {"max_num_batched_tokens": 256},
+        },
+    )
+    for sequence, message in simulated:
+        messages.append((sequence, message))
+        if isinstance(message, StepRecord) and message.step == MARKED:
+            mark = Mark(step=MARKED, time_ns=message.tokens_ns, text="here it froze", who="me")
+            messages.append((sequence, mark))
+    return record(tmp_path_factory.mktemp("reach") / "session.mcap", messages)
+
+
+@pytest.fixture
+def source(file: Path) -> Iterator[ReplaySource]:
+    replay = ReplaySource(Recording(file), playing=False)
+    replay.start()
+    assert replay.wait()
+    assert replay.file_events.search.wait()
+    yield replay
+    replay.stop()
+
+
+async def test_marks_and_changes_ahead_are_on_the_bar_and_keys_go_to_them(
+    source: ReplaySource,
+) -> None:
+    app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
+    last = source.recording.last_step
+    async with app.run_test(size=(120, 40)) as pilot:
+
+        async def at(key: str, step: int) -> None:
+            await pilot.press(key)
+            await until(lambda: app.main.new_frame().cursor == step, f"{key}: not at {step}")
+
+        frame = app.main.new_frame()
+        assert (frame.cursor, frame.history.num_steps) == (0, 1)
+        bar = "".join(text for text, _ in scrub_bar.draw(frame, 120, 1, 0)[0])
+        assert bar.count("◆") == 2
+        assert bar.count("▼") == 1
+        while (found := source.history.next_event(app.main.new_frame().cursor, 1)) is not None:
+            assert found.step < CHANGED[0]  # what is in memory comes first
+            app.main.navigator.go(found.step)
+        await at("right_square_bracket", CHANGED[0])
+        app.main.navigator.go(last)
+        await until(lambda: app.main.new_frame().cursor == last, "not at the end")
+        await at("apostrophe", MARKED)
+        assert "here it froze" in main_text(app)
+        await at("apostrophe", MARKED)  # there is none before it: the last one, which it is
+        await at("L", last)
+        app.main.navigator.move(-100)  # in memory: only the picture moves
+        assert app.main.view.cursor == last - 100
+        app.main.draw()
+        assert "▐REPLAY PAUSED▌" in main_text(app)
+        assert re.search(r"▐REPLAY PAUSED▌ 00:1\d of 00:12 ", main_text(app))
+        assert "in memory" in main_text(app)
+        assert "behind" not in main_text(app)
+        await at("home", 0)
+        await pilot.press("6")
+        assert "; 2 ahead (])" in main_text(app)
+        await pilot.press("1")
+        await pilot.press("left_curly_bracket")
+        await until(lambda: "no preemption before step 0, the first" in main_text(app), "silence")
+
+
+async def test_a_time_is_looked_for_in_the_whole_file(source: ReplaySource) -> None:
+    app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
+    async with app.run_test(size=(120, 40)):
+        navigator = app.main.navigator
+
+        app.main.new_frame()
+        begin_ns = source.history.wall_ns(source.history.summary(0).tokens_ns)
+        step = source.step_in(0, 3_000_000_000)
+        assert step is not None
+        navigator.goto("+3s")
+        await until(lambda: app.main.new_frame().cursor == step, "not three seconds on")
+        summary = source.history.summary(step)
+        after = source.history.wall_ns(summary.tokens_ns) - begin_ns
+        assert after <= 3_000_000_000
+        navigator.goto("-3s")
+        await until(lambda: app.main.new_frame().cursor == 0, "not back")
+        wall_ns = (begin_ns // 10**9 + 5) * 10**9
+        navigator.goto(fmt.clock(wall_ns))
+        wanted = source.step_in(0, wall_ns - begin_ns)
+        await until(lambda: app.main.new_frame().cursor == wanted, "not at that time")
+        start, end = fmt.moment(source.extent_ns[0]), fmt.clock(source.extent_ns[1])
+        outside = fmt.clock(source.extent_ns[1] + 60 * 10**9)
+        said = navigator.check_target(outside)
+        assert said == f"not in the file, which is of {start} to {end}"
+        navigator.goto("999999")
+        last = source.recording.last_step
+        await until(lambda: app.main.new_frame().cursor == last, "not at the end")
+        app.main.draw()
+        assert f"the last step of the file is {last:,}" in main_text(app)
+
+
+def test_a_minute_in_which_the_engine_was_idle_is_not_told_as_cut() -> None:
+    """Nothing is missing from memory that begins before a lull; of one that begins after it, is."""
+    rare = SimulatedWorkload(rate=0.01, document_share=0.0, output_tokens=90)
+    messages = simulate(seed=5, num_steps=900, workload=rare)
+    steps = [message for _, message in messages if isinstance(message, StepRecord)]
+    pairs = [(a, b) for a, b in pairwise(steps) if b.schedule_start_ns - a.tokens_ns > 61 * 10**9]
+    before, after = pairs[1]
+    whole = History()
+    for sequence, message in messages:
+        whole.append(sequence, message)
+
+    def key_figures_from(step: int) -> str:
+        history = History()
+        history.begin(whole.state_at(step), 0)
+        for sequence, message in messages:
+            if isinstance(message, StepRecord) and step < message.step <= after.step + 40:
+                history.append(sequence, message)
+        frame = FrameBuilder(history, (0, 899)).build(View(), 80, 20, 20)
+        return "".join(text for line in key_figures.draw(frame, 200, 1, 0) for text, _ in line)
+
+    said = key_figures_from(before.step)
+    assert "TTFT p95 " in said
+    assert "PREEMPT 0/m" in said
+    assert re.search(r"TTFT p95/[\d.]+s .+PREEMPT 0/[\d.]+s", key_figures_from(after.step + 9))

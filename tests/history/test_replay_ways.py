@@ -1,0 +1,323 @@
+"""Whichever way one goes to a step of a recording, its figures are the same."""
+
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.recordings.file.reader import Position, Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.replay.file_waits import FileWaits
+from stepscope.recordings.replay.reach import Reach
+from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.frame import NOTABLE, Frame
+from stepscope.tui.frame_builder import FrameBuilder
+from stepscope.tui.navigator import Navigator, recorded_extent
+from stepscope.tui.notices import Notices
+from stepscope.tui.view import View
+from stepscope.tui.widgets import key_figures, latency_panel
+from tests.support.seek_sessions import one_by_one, record
+
+NUM_STEPS = 5_000  # three minutes
+
+
+class Way:
+    """A screen, as far as it moves through time."""
+
+    def __init__(self, source: ReplaySource) -> None:
+        self.view = View()
+        self.notices = Notices(lambda: 0.0)
+        self.source = source
+        self.navigator = Navigator(self.view, source.history, source, self.notices, str)
+        self.now_s = 0.0
+        extent = recorded_extent(source)
+        self.builder = FrameBuilder(source.history, extent, lambda: self.now_s)
+
+    def said(self) -> str:
+        return "".join(text for text, _ in self.notices.line([], 200)).strip()
+
+    def picture(self) -> Frame:
+        """Once all is there that is to be."""
+        for _ in range(2):  # the first one tells the replay what is looked at
+            assert self.source.wait(30)
+            self.source.look_at(self.view.cursor)
+        assert self.source.wait(30)
+        self.now_s += 10  # figures of the newest step are taken anew once a second
+        return self.builder.build(self.view, 100, 20, 10)
+
+
+def line_of(frame: Frame) -> str:
+    """The key figures."""
+    return "".join(text for line in key_figures.draw(frame, 300, 1, 0) for text, _ in line)
+
+
+def figures(frame: Frame) -> object:
+    assert not frame.history.is_short
+    return frame.cursor, frame.latency, frame.rates, frame.stall
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    messages = simulate(
+        seed=9,
+        num_steps=NUM_STEPS,
+        num_blocks=150,
+        max_model_len=2048,
+        knobs=Knobs(max_num_batched_tokens=256, reserve="none"),
+        workload=SimulatedWorkload(rate=1.5, document_share=0.1, document_tokens=1500),
+        cost=CostModel(floor_ms=30.0),
+    )
+    return record(tmp_path_factory.mktemp("ways") / "session.mcap", messages)
+
+
+@pytest.fixture(scope="module")
+def source(file: Path) -> Iterator[ReplaySource]:
+    with Recording(file) as recording:
+        replay = ReplaySource(recording, playing=False)
+        replay.start()
+        assert replay.file_events.search.wait(30)
+        yield replay
+        replay.stop()
+
+
+@pytest.fixture(scope="module")
+def straight(file: Path) -> Iterator[ReplaySource]:
+    with Recording(file) as recording:
+        replay = ReplaySource(recording, playing=False)
+        replay.start()
+        yield replay
+        replay.stop()
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    moves=st.lists(
+        st.one_of(
+            st.integers(0, NUM_STEPS - 1),
+            st.sampled_from(["back to a preemption", "on to a preemption", "back", "on"]),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_figures_at_a_step_are_those_of_a_straight_jump_there(
+    source: ReplaySource, straight: ReplaySource, moves: list[int | str]
+) -> None:
+    way = Way(source)
+    for move in moves:
+        if isinstance(move, int):
+            way.navigator.go(move)
+        elif move.endswith("preemption"):
+            way.navigator.event(1 if move.startswith("on") else -1, {"preempt"})
+        else:
+            way.navigator.move(40 if move == "on" else -40)
+        frame = way.picture()
+        assert frame.cursor is not None
+        straight.seek(frame.cursor)
+        assert figures(frame) == figures(Way(straight).picture())
+
+
+def test_steps_after_the_one_that_is_looked_at_stay_in_memory(source: ReplaySource) -> None:
+    way = Way(source)
+    way.navigator.go(NUM_STEPS - 1)
+    first = way.picture().first_step
+    assert first is not None
+    assert first > 1_000
+    way.navigator.go(first + 10)
+    frame = way.picture()
+    assert (frame.cursor, frame.last_step) == (first + 10, NUM_STEPS - 1)
+    assert frame.first_step is not None
+    assert frame.first_step < first
+
+
+def test_where_memory_is_full_nothing_is_lost_and_the_picture_says_that_its_window_is_cut(
+    file: Path,
+) -> None:
+    with Recording(file) as recording:
+        replay = ReplaySource(recording, History(max_steps=1_500), playing=False)
+        replay.start()
+        try:
+            way = Way(replay)
+            way.navigator.go(NUM_STEPS - 1)
+            first = way.picture().first_step
+            assert first is not None
+            way.navigator.go(first + 400)
+            frame = way.picture()
+            assert frame.cursor == first + 400
+            assert frame.first_step is not None
+            assert frame.first_step <= first
+            assert not frame.history.is_short
+            assert frame.window_s is not None
+            assert 0 < frame.window_s < 60
+            told = line_of(frame)
+            seconds = f"/{frame.window_s:.0f}s"
+            for name in ("TTFT p95", "ITL p95", "SLO ttft", "SLO itl"):
+                assert f"{name}{seconds} " in told
+            assert re.search(rf"PREEMPT \d+{seconds}", told)
+            assert re.search(r"hit [\d—].* out \d", told)  # these are of ten seconds
+            for width in (60, 120):
+                (line,) = latency_panel.one_line(frame, width, 1, 0)
+                assert f" {frame.window_s:.0f} s: TTFT" in "".join(text for text, _ in line)
+            way.navigator.go(frame.first_step + 100)
+            frame = way.picture()
+            assert frame.window_s is not None
+            assert frame.window_s < 10
+            told = line_of(frame)
+            for name in ("hit", "out", "TTFT p95"):
+                assert f"{name}/{frame.window_s:.1f}s " in told
+        finally:
+            replay.stop()
+
+
+def test_right_after_a_jump_no_figure_is_of_less_than_its_window_without_saying_so(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+    extend = Reach.extend
+
+    def slowly(reach: Reach, *where: Any) -> None:
+        reached.set()
+        assert go_on.wait(30)
+        extend(reach, *where)
+
+    with Recording(file) as recording:
+        replay = ReplaySource(recording, playing=False)
+        replay.start()
+        try:
+            way = Way(replay)
+            way.picture()
+            monkeypatch.setattr(Reach, "extend", slowly)
+            replay.seek(NUM_STEPS - 1)
+            assert reached.wait(30)
+            frame = way.builder.build(way.view, 100, 20, 10)
+            assert frame.history.is_short
+            told = line_of(frame)
+            assert re.search(r" hit — .* TTFT p95 — .* ITL p95 — .* out — tok/s  in — tok/s", told)
+            assert re.search(r"PREEMPT \d+/\ds ", told)
+            go_on.set()
+            told = line_of(way.picture())
+            assert re.search(r" hit .* TTFT p95 \d.* PREEMPT \d+/m .* out \d.* in \d", told)
+        finally:
+            go_on.set()
+            replay.stop()
+
+
+@pytest.fixture
+def unsearched(file: Path) -> Iterator[ReplaySource]:
+    """Of which nobody has looked for late tokens yet."""
+    with Recording(file) as recording:
+        replay = ReplaySource(recording, playing=False)
+        replay.start()
+        replay.file_waits.search.stop()
+        replay.file_waits = FileWaits(file)
+        assert replay.file_events.search.wait(30)
+        yield replay
+        replay.stop()
+
+
+def test_a_jump_says_over_how_many_steps_it_passes_that_were_not_searched_for_late_tokens(
+    unsearched: ReplaySource,
+) -> None:
+    source, way = unsearched, Way(unsearched)
+    way.picture()
+    ahead = source.file_events.next(0, 1, NOTABLE)
+    assert ahead is not None
+    assert source.history.last_step == 0
+    way.navigator.event(1)
+    number = ahead.step - 1
+    over = f"; {number:,} steps between not yet searched for late tokens"
+    assert way.said() == ahead.text + over
+    way.picture()
+    way.navigator.go(0)
+    way.picture()
+    way.navigator.event(1, {"preempt"})  # all of those are known
+    assert "searched" not in way.said()
+
+
+def test_late_tokens_are_gone_to_in_all_of_the_file(source: ReplaySource) -> None:
+    assert source.file_waits.search.wait(30)
+    way = Way(source)
+    for slo in (SLO(ttft_ms=100.0, itl_ms=70.0), SLO(ttft_ms=5_000.0, itl_ms=100.0)):
+        source.history.set_slo(slo)  # which needs no other reading
+        way.navigator.go(0)
+        way.picture()
+        for _ in range(4):
+            at = source.history.last_step
+            assert at is not None
+            late = source.file_waits.next(at, 1, {"slo"}, slo)
+            if late is None:
+                break
+            way.navigator.event(1, {"slo"})
+            assert way.said() == late.text
+            assert way.picture().cursor == late.step
+            summary = source.history.summary(late.step)
+            assert summary is not None
+            assert (summary.max_itl_ns or 0) > slo.itl_ms * 1e6 or (
+                summary.max_ttft_ns or 0
+            ) > slo.ttft_ms * 1e6
+        assert source.history.last_step != 0
+    source.history.set_slo(SLO())
+
+
+def test_nothing_found_never_reads_like_nothing_there(
+    source: ReplaySource, unsearched: ReplaySource
+) -> None:
+    assert source.file_events.search.wait(30)
+    last = source.file_events.next(NUM_STEPS - 1, -1, NOTABLE)
+    assert last is not None
+    assert source.file_waits.search.wait(30)
+    for replay in (source, unsearched):
+        replay.history.set_slo(SLO(ttft_ms=1e9, itl_ms=1e9))
+        way = Way(replay)
+        way.navigator.go(NUM_STEPS - 1)
+        way.picture()
+        way.navigator.event(1)
+        assert way.said() == f"no event after step {NUM_STEPS - 1:,}, the last of the file"
+        way.navigator.go(0)
+        way.picture()
+        replay.seek(last.step)
+        way.picture()
+        way.navigator.event(1)
+        rest = f"{NUM_STEPS - 1 - last.step:,} steps"
+        where = f"after step {last.step:,}"
+        if replay is source:
+            assert way.said() == f"no event {where} in all of the file"
+        else:
+            expected = f"no event {where} so far; {rest} not yet searched for late tokens"
+            assert way.said() == expected
+            ended = FileWaits(Path("nowhere.mcap"))  # as where nothing more is searched
+            ended.search.start()
+            assert ended.search.wait(30)
+            replay.file_waits = ended
+            way.navigator.event(1)
+            rest = f"{rest} could not be searched for them"
+            assert way.said() == f"{where} at most late tokens or lost messages: {rest}"
+        way.navigator.event(1, {"preempt"})
+        assert way.said() == f"no preemption {where} in all of the file"
+        replay.history.set_slo(SLO())
+
+
+def test_what_was_before_the_first_step_in_memory_is_not_called_missing(file: Path) -> None:
+    with Recording(file) as recording:
+        last = recording.last_step
+        whole = one_by_one(recording, Position(0, 0), recording.find_step(last))
+        breach = max(whole.windows.breaches(None, NUM_STEPS), key=lambda each: each.ns)
+        late = whole.wait(breach.step, breach.request_id)
+        assert late is not None
+        assert not any(piece.cause == "unknown" for piece in late.pieces)
+        begin = recording.find_step(breach.step - 3)
+        cut = one_by_one(recording, begin, recording.find_step(last))
+        late = cut.wait(breach.step, breach.request_id)
+        assert late is not None
+        assert late.gap_ns == sum(piece.ns for piece in late.pieces)
+        assert "before the first step in memory" in late.explanation
+        assert "not in memory" in late.text
+        assert "missing" not in late.explanation

@@ -1,0 +1,384 @@
+"""Short cuts of a seek: many steps at once come out as one after another."""
+
+import copy
+import random
+from array import array
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import (
+    Aborted,
+    BlockMove,
+    BlockRun,
+    EngineStatus,
+    KVCounts,
+    StepRecord,
+    Telemetry,
+)
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.ring.fast_forward import FastForward, tells_no_request
+from stepscope.recordings.replay import filling
+from stepscope.recordings.replay.excerpt import excerpt
+from stepscope.recordings.replay.filling import TURN_MESSAGES
+from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.state.blocks import BlockMap, SoundMove
+from stepscope.recordings.state.outcome import Outcome
+from stepscope.recordings.state.series.columns import StepColumns
+from stepscope.recordings.state.series.latency import SLO, Latencies
+from stepscope.recordings.state.series.latency_samples import BLOCK_SAMPLES, Samples
+from stepscope.recordings.state.series.taken_step import TakenStep
+from stepscope.tui.theme import KV_GLYPHS, KV_STYLES
+from stepscope.tui.widgets.kv_map import merged, state_runs
+from tests.support.seek_sessions import assert_the_same, busy, one_by_one, record
+
+NUM_STEPS = 900
+MESSAGES = busy(5, NUM_STEPS)
+FORWARD_SETTLE = FastForward.settle
+
+counts = st.integers(0, 2**40)
+told = st.none() | counts
+numbers = st.integers(-(2**70), 2**70)  # valid, and nonsense for the most part
+ids = st.integers(0, 5)
+samples = st.lists(st.tuples(ids, numbers), max_size=3)
+
+
+@st.composite
+def outcomes(draw: st.DrawFn) -> Outcome:
+    gaps_ns = draw(st.dictionaries(numbers, st.integers(1, 64), max_size=3))
+    return Outcome(
+        gaps_ns=gaps_ns,
+        gap_request_ids={gap_ns: draw(ids) for gap_ns in gaps_ns},
+        ttft_ns=draw(samples),
+        tpot_ns=draw(samples),
+        num_output_tokens=draw(counts),
+        num_decode_rows=draw(counts),
+        num_cached_tokens=draw(counts),
+        num_recomputed_tokens=draw(counts),
+        num_arrived=draw(counts),
+        num_finished=draw(counts),
+        num_preempted=draw(counts),
+    )
+
+
+@st.composite
+def taken_steps(draw: st.DrawFn) -> list[TakenStep]:
+    steps, step = [], 0
+    for _ in range(draw(st.integers(0, 8))):
+        step += draw(st.integers(1, 3))
+        told_kv = st.builds(KVCounts, *[counts] * 4, queried_tokens=counts, hit_tokens=counts)
+        record = StepRecord(
+            step=step,
+            schedule_start_ns=draw(counts),
+            schedule_end_ns=draw(told),
+            launch_ns=draw(told),
+            tokens_ns=draw(counts),
+            device_ns=draw(st.none() | numbers),
+            knobs_version=draw(told),
+            token_budget=draw(told),
+            max_num_seqs=draw(told),
+            num_prefill_tokens=draw(counts),
+            num_decode_tokens=draw(numbers),
+            num_padded_tokens=draw(told),
+            kv=draw(st.none() | told_kv),
+            num_running=draw(counts),
+            num_waiting=draw(counts),
+        )
+        steps.append(TakenStep(draw(counts), record, draw(outcomes()), draw(st.integers(0, 64))))
+    return steps
+
+
+@settings(max_examples=25, deadline=None)
+@given(taken_steps(), taken_steps())
+def test_steps_added_at_once_are_summed_up_as_if_they_came_one_by_one(
+    first: list[TakenStep], later: list[TakenStep]
+) -> None:
+    at_once, one_by_one_ = StepColumns(), StepColumns()
+    figures, expected = Latencies(SLO()), Latencies(SLO())
+    last = first[-1].record.step if first else 0
+    later = [
+        each._replace(record=msgspec.structs.replace(each.record, step=each.record.step + last))
+        for each in later
+    ]
+    for steps in (first, later):
+        at_once.extend(steps)
+        figures.extend(steps)
+        for sequence, record_, outcome, num_rows in steps:
+            one_by_one_.append(sequence, record_, outcome, num_rows)
+            took_ns = record_.tokens_ns - record_.schedule_start_ns
+            expected.add(record_.tokens_ns, took_ns, outcome)
+    assert len(at_once) == len(one_by_one_) == len(first) + len(later)
+    for place in range(len(at_once)):
+        assert at_once.summary(place) == one_by_one_.summary(place)
+    for kind in ("ttft", "itl", "tpot", "step"):
+        assert list(figures.of(kind)) == list(expected.of(kind))  # type: ignore[arg-type]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 3 * BLOCK_SAMPLES // 2), min_size=1, max_size=4), st.integers(0, 99))
+def test_samples_added_at_once_rank_as_if_they_came_one_by_one(sizes: list[int], seed: int) -> None:
+    rng = random.Random(seed)
+    at_once, each_one = Samples(), Samples()
+    now_ns = 0
+    for size in sizes:
+        times = [now_ns := now_ns + rng.randrange(-3, 9) for _ in range(size)]
+        values = [rng.choice((rng.randrange(1000), 2**80)) for _ in range(size)]
+        weights = [rng.randrange(1, 9) for _ in range(size)]
+        at_once.extend(times, values, weights)
+        for sample in zip(times, values, weights, strict=True):
+            each_one.add(*sample)
+        for each in (at_once, each_one):
+            each.forget_before(now_ns // 3)
+        assert list(at_once) == list(each_one)
+        assert at_once._blocks.keys() == each_one._blocks.keys()
+        ranked, expected = at_once.ranked(), each_one.ranked()
+        assert (ranked is None) == (expected is None)
+        if ranked is not None and expected is not None:
+            assert ranked.percentiles((1, 50, 99)) == expected.percentiles((1, 50, 99))
+
+
+moves = st.lists(
+    st.tuples(st.integers(-3, 20), st.integers(-(2**63), 2**64 - 1) | ids, ids), max_size=9
+)
+
+
+@given(moves)
+def test_moves_looked_at_while_they_were_decoded_have_the_effect_of_all_others(
+    told_moves: list[tuple[int, int, int]],
+) -> None:
+    payload = msgspec.msgpack.encode(told_moves)
+    expected = BlockMap(array("q", [-2] * 16), array("q", [0] * 16))
+    found = expected.copy()
+    expected.apply(msgspec.msgpack.decode(payload, type=list[BlockMove]))
+    try:
+        sound: Sequence[BlockMove] = msgspec.msgpack.decode(payload, type=list[SoundMove])
+    except msgspec.ValidationError:
+        limit = 1 << 62
+        assert any(b < 0 or abs(o) >= limit or abs(n) >= limit for b, o, n in told_moves)
+    else:
+        found.apply(sound)
+        assert found == expected
+
+
+@given(st.lists(st.tuples(st.integers(-2, 5), ids, ids), max_size=9))
+def test_runs_of_blocks_become_as_many_blocks(runs: list[tuple[int, int, int]]) -> None:
+    found = BlockMap.from_runs([BlockRun(*run) for run in runs])
+    assert found is not None
+    assert list(found.owner) == [owner for count, owner, _ in runs for _ in range(count)]
+    assert list(found.refs) == [refs for count, _, refs in runs for _ in range(count)]
+
+
+@given(st.binary(max_size=120).map(lambda raw: bytes(b % 4 for b in raw)), st.integers(0, 90))
+def test_a_group_of_blocks_shows_what_most_of_them_are(states: bytes, num_cells: int) -> None:
+    cells = merged(states, num_cells)
+    assert len(cells) == num_cells
+    for cell, state in enumerate(cells):
+        group = states[len(states) * cell // num_cells : len(states) * (cell + 1) // num_cells]
+        most = max(group.count(each) for each in range(4))
+        assert state == max(each for each in range(4) if group.count(each) == most)
+    runs = state_runs(states)
+    assert "".join(text for text, _ in runs) == "".join(KV_GLYPHS[state] for state in states)
+    assert [style for text, style in runs for _ in text] == [KV_STYLES[state] for state in states]
+    assert all(before[1] != after[1] for before, after in pairwise(runs))
+
+
+# Whole stretches, where something is not as it mostly is
+
+
+def with_a_gap(messages: list[Telemetry]) -> list[tuple[int, Telemetry]]:
+    return [each for each in enumerate(messages) if each[0] not in range(700, 709)]
+
+
+def with_a_clock_set_back(messages: list[Telemetry]) -> list[tuple[int, Telemetry]]:
+    back_ns = 5_000_000_000
+    return [
+        (number, _earlier(message, back_ns) if number > 700 else message)
+        for number, message in enumerate(messages)
+    ]
+
+
+def _earlier(message: Telemetry, by_ns: int) -> Telemetry:
+    names = ("schedule_start_ns", "schedule_end_ns", "launch_ns", "tokens_ns", "time_ns")
+    known = {name: getattr(message, name, None) for name in names}
+    times = {name: max(0, ns - by_ns) for name, ns in known.items() if ns is not None}
+    return msgspec.structs.replace(message, **times) if times else message
+
+
+def with_steps_told_twice(messages: list[Telemetry]) -> list[tuple[int, Telemetry]]:
+    return list(enumerate([*messages[:710], *messages[690:]]))
+
+
+def with_moves_that_cannot_be(messages: list[Telemetry]) -> list[tuple[int, Telemetry]]:
+    told = copy.copy(messages)
+    for number, move in ((650, BlockMove(10**6, 3, 1)), (720, BlockMove(3, 2**62, 1))):
+        at = next(n for n in range(number, len(told)) if isinstance(told[n], StepRecord))
+        record_ = told[at]
+        assert isinstance(record_, StepRecord)
+        told[at] = msgspec.structs.replace(record_, moves=[*record_.moves, move])
+    return list(enumerate(told))
+
+
+def with_signs_of_life(messages: list[Telemetry]) -> list[tuple[int, Telemetry]]:
+    """Some tell that a request was aborted, which goes on all the same."""
+    told: list[Telemetry] = []
+    for number, message in enumerate(messages):
+        told.append(message)
+        if isinstance(message, StepRecord) and number % 20 == 0:
+            ended = [Aborted(message.batch[0].request_id, "client")] if message.batch else []
+            status = EngineStatus(
+                time_ns=message.tokens_ns + 1,
+                state="running",
+                step=message.step,
+                num_running=message.num_running,
+                num_waiting=message.num_waiting,
+                kv=message.kv,
+                events=[*ended] if number % 100 == 0 else [],
+            )
+            told.append(status)
+    return list(enumerate(told))
+
+
+Change = Callable[[list[Telemetry]], list[tuple[int, Telemetry]]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        with_a_gap,
+        with_a_clock_set_back,
+        with_steps_told_twice,
+        with_moves_that_cannot_be,
+        with_signs_of_life,
+    ],
+)
+def test_a_stretch_with_something_odd_is_the_same_as_message_by_message(
+    tmp_path: Path, change: Change
+) -> None:
+    with Recording(record(tmp_path / "odd.mcap", change(MESSAGES))) as recording:
+        last = recording.last_step
+        assert last is not None
+        for first, end_step in ((last - 420, last - 5), (last - 300, last - 210)):
+            begin, end = recording.find_step(first), recording.find_step(end_step)
+            assert begin is not None
+            assert end is not None
+            found = excerpt(recording, History(), begin, end, lambda: True)
+            assert found is not None
+            assert_the_same(found, one_by_one(recording, begin, end))
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("laws") / "busy.mcap", enumerate(MESSAGES))
+
+
+@pytest.mark.parametrize("limits", [{"max_steps": 260}, {"max_bytes": 120_000}])
+def test_what_is_forgotten_is_the_same_as_step_by_step(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]
+) -> None:
+    """With a limit that a stretch is beyond."""
+    with Recording(recorded) as recording:
+        begin, end = recording.find_step(100), recording.find_step(NUM_STEPS - 10)
+        assert begin is not None
+        assert end is not None
+        found = excerpt(recording, History(**limits), begin, end, lambda: True)
+        monkeypatch.setattr(filling, "TURN_MESSAGES", 1)
+        expected = excerpt(recording, History(**limits), begin, end, lambda: True)
+        assert found is not None
+        assert expected is not None
+        assert expected.num_steps < NUM_STEPS - 200
+        assert_the_same(found, expected)
+
+
+def test_signs_of_life_that_tell_of_no_request_leave_its_rows_for_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = with_signs_of_life(MESSAGES)
+    told = [message for _, message in messages if isinstance(message, EngineStatus)]
+    quiet = [message for message in told if tells_no_request(message)]
+    assert 10 < len(quiet) < len(told)
+    num_settled: list[int] = []
+    with Recording(record(tmp_path / "living.mcap", messages)) as recording:
+        begin, end = recording.find_step(100), recording.find_step(NUM_STEPS - 10)
+        assert begin is not None
+        assert end is not None
+        for tells_none in (tells_no_request, lambda _: False):
+            settled: list[FastForward] = []
+
+            def settle(forward: FastForward, settled: list[FastForward] = settled) -> None:
+                settled.append(forward)
+                FORWARD_SETTLE(forward)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(FastForward, "settle", settle)
+                patch.setattr(filling, "tells_no_request", tells_none)
+                found = excerpt(recording, History(), begin, end, lambda: True)
+            assert found is not None
+            assert_the_same(found, one_by_one(recording, begin, end))
+            num_settled.append(len(settled))
+    assert num_settled[0] < num_settled[1]
+
+
+def test_bodies_of_a_chunk_are_those_of_its_frames(recorded: Path) -> None:
+    with Recording(recorded) as recording:
+        chunk = recording.chunk(0)
+        expected = [(frame.sequence, frame.payload) for frame in chunk.frames]
+        assert chunk.frames.bodies(0, len(chunk)) == expected
+        assert chunk.frames.bodies(7, 30) == expected[7:30]
+        place = 0
+        while place < len(chunk):
+            end = chunk.end_of_run(place, len(chunk))
+            assert all(chunk.is_packed(each) for each in range(place, end))
+            assert end == len(chunk) or not chunk.is_packed(end)
+            assert chunk.end_of_run(place, min(place + 3, end)) == min(place + 3, end)
+            place = end + 1
+
+
+def test_a_stretch_gives_way_every_few_messages_and_ends_when_it_is_told_to(
+    recorded: Path,
+) -> None:
+    with Recording(recorded) as recording:
+        begin, end = recording.find_step(100), recording.find_step(800)
+        assert begin is not None
+        assert end is not None
+        turns: list[None] = []
+        assert excerpt(recording, History(), begin, end, lambda: not turns.append(None))
+        assert len(turns) >= 700 // (2 * TURN_MESSAGES)
+        assert excerpt(recording, History(), begin, end, lambda: False) is None
+
+
+def test_who_waits_for_a_seek_is_told_when_its_step_is_shown(recorded: Path) -> None:
+    source = ReplaySource(Recording(recorded), playing=False)
+    shown: list[int | None] = []
+    source.on_found = lambda: shown.append(None if source.is_seeking else source.history.last_step)
+    source.start()
+    try:
+        assert source.wait()
+        shown.clear()
+        for step in (700, 250):
+            source.seek(step)
+            assert source.wait()
+        source.skip(3)
+        assert source.wait()
+        assert shown == [700, 250, 253]
+    finally:
+        source.stop()
+
+
+def test_a_step_of_a_file_is_decoded_as_one_from_an_engine(recorded: Path) -> None:
+    """Its moves too, which were looked at while they were decoded."""
+    with Recording(recorded) as recording:
+        begin, end = recording.find_step(300), recording.find_step(400)
+        assert begin is not None
+        assert end is not None
+        found = excerpt(recording, History(), begin, end, lambda: True)
+        assert found is not None
+        at_hand = found.record(400)
+        expected = next(m for m in MESSAGES if isinstance(m, StepRecord) and m.step == 400)
+        assert at_hand == wire.decode(wire.encode(expected))

@@ -1,0 +1,161 @@
+"""What is installed: the whole of the tree, under one import name, and no torch for a dashboard."""
+
+import ast
+import os
+import platform
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from stepscope.kernels.cpu.library import LEVELS
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("engine", "kernels", "recordings", "tui")
+# The folders that run models. What is torch-free in them may be imported without torch, too.
+TORCH_SIDE = (
+    "stepscope.engine.bench.gpu.measure",
+    "stepscope.engine.execution",
+    "stepscope.engine.models",
+    "stepscope.kernels",
+)
+SHIPPED_SUFFIXES = {".py", ".typed", ".tcss", ".mcap", ".md", ".json", ".c", ".cpp", ".h", ".pyi"}
+
+
+def tree() -> set[str]:
+    """Files that belong into a wheel, as `stepscope/...`."""
+    return {
+        f"stepscope/{path.relative_to(ROOT)}"
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and path.suffix in SHIPPED_SUFFIXES and "__pycache__" not in path.parts
+    }
+
+
+def modules() -> list[str]:
+    """Every module of the tree by its import name."""
+    names = []
+    for file in sorted(name for name in tree() if name.endswith(".py")):
+        names.append(file.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+    return names
+
+
+def run_python(code: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def build_wheel(folder: Path, **environment: str) -> set[str]:
+    """The files of a wheel that is built in a copy of the tree: setuptools writes beside it."""
+    source = folder / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        (source / name).write_bytes((ROOT / name).read_bytes())
+    for file in sorted(tree()):
+        relative = file.removeprefix("stepscope/")
+        (source / relative).parent.mkdir(parents=True, exist_ok=True)
+        (source / relative).write_bytes((ROOT / relative).read_bytes())
+    built = subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", folder, source],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+def test_the_wheel_holds_the_tree_and_what_is_compiled_for_this_python(tmp_path: Path) -> None:
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    kernels = {f"stepscope/kernels/cpu/_{level}{suffix}" for level in LEVELS}
+    if platform.machine() != "x86_64":
+        kernels = {f"stepscope/kernels/cpu/_baseline{suffix}"}
+    has_headers = (Path(sysconfig.get_path("include")) / "Python.h").exists()
+    names = ("protocol/_wire_rows", "telemetry/_sender") if has_headers else ()
+    telemetry = {f"stepscope/engine/{name}{suffix}" for name in names}
+    assert build_wheel(tmp_path) == tree() | kernels | telemetry
+
+
+def test_without_a_compiler_the_wheel_is_built_all_the_same(tmp_path: Path) -> None:
+    assert build_wheel(tmp_path, CC="no-such-compiler", CXX="no-such-compiler") == tree()
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_no_folder_is_importable_under_its_bare_name(name: str, tmp_path: Path) -> None:
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({name!r}) is not None)"
+    assert run_python(code, cwd=tmp_path).returncode == 0
+
+
+def test_transformers_loads_a_model_class_from_the_root_without_loading_a_file_of_ours() -> None:
+    # transformers probes for a package called `kernels`; from the root it sees our folder, which
+    # has no __init__.py and so is an empty name to it.
+    done = run_python(
+        "import sys\n"
+        "from transformers import Qwen3ForCausalLM\n"
+        "assert Qwen3ForCausalLM.__module__.startswith('transformers.')\n"
+        f"folders = {tuple(f'{ROOT / package}/' for package in PACKAGES)}\n"
+        "print([name for name, module in sys.modules.items()\n"
+        "       if (getattr(module, '__file__', None) or '').startswith(folders)])\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_everything_but_the_model_side_imports_without_torch_and_transformers() -> None:
+    laptop = [name for name in modules() if not name.startswith(TORCH_SIDE)]
+    assert "stepscope.tui.app" in laptop
+    assert "stepscope.engine.client.client" in laptop
+    done = run_python(
+        "import importlib, sys\n"
+        "for name in ('torch', 'transformers', 'tokenizers', 'safetensors', 'numpy'):\n"
+        "    sys.modules[name] = None\n"
+        f"for name in {laptop!r}:\n"
+        "    importlib.import_module(name)\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_engine_imports_neither_the_dashboard_nor_the_recordings() -> None:
+    for package, forbidden in (
+        ("engine", ("stepscope.tui", "stepscope.recordings")),
+        ("kernels", ("stepscope.tui", "stepscope.recordings", "stepscope.engine")),
+        ("recordings", ("stepscope.tui",)),
+    ):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for name in imported(path):
+                assert not name.startswith(forbidden), f"{path.relative_to(ROOT)} imports {name}"
+
+
+def imported(path: Path) -> list[str]:
+    names = []
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return names
+
+
+def test_the_quick_commands_import_neither_torch_nor_textual() -> None:
+    done = run_python(
+        "import sys\n"
+        "from stepscope.tui import cli\n"
+        "from stepscope.tui.commands import set, snapshot\n"
+        "print([name for name in ('torch', 'transformers', 'textual', 'rich', 'mcap') "
+        "if name in sys.modules])\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"

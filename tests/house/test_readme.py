@@ -1,0 +1,80 @@
+"""The README tells the truth about keys, knobs and commands."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from stepscope.engine.protocol.config import Knobs
+from stepscope.recordings import samples
+from stepscope.tui.actions import key_table
+from stepscope.tui.command_line import app
+from stepscope.tui.commands import schedule
+
+README = Path(__file__).parents[2] / "README.md"
+DOCUMENTS = (README, Path(samples.__file__).with_name("README.md"))
+
+
+def test_the_key_table_is_the_action_table() -> None:
+    text = README.read_text()
+    table = text.split("<!-- keys -->\n")[1].split("\n<!-- /keys -->")[0]
+    assert table == key_table(), f"put this between the key markers:\n{key_table()}"
+
+
+@pytest.mark.parametrize(("name", "value"), Knobs().as_dict().items())
+def test_every_knob_is_described_with_its_default(name: str, value: object) -> None:
+    shown = str(value).lower() if isinstance(value, bool) else str(value)
+    assert f"| `{name}` | {shown} |" in README.read_text()
+
+
+def commands() -> list[str]:
+    """Every line of a code block and every code in a sentence that begins with `stepscope `."""
+    found = []
+    for document in DOCUMENTS:
+        text = document.read_text("utf-8")
+        blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.M | re.S)
+        lines = [line for block in blocks for line in block.splitlines()]
+        lines += re.findall(
+            r"`([^`\n]+(?:\n[^`\n]+)?)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+        )
+        found += [line for line in lines if line.startswith("stepscope ")]
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize("line", commands())
+def test_every_command_of_the_documents_is_one(line: str) -> None:
+    """It is there, has these options and lacks no argument; what is in brackets may be left out.
+
+    Two words are the name of a command in a sentence.
+    """
+    plain = re.sub(r"\[[^]]*\]|\.\.\.", "", line)
+    name, *arguments = shlex.split(plain, comments=True)
+    command = typer.main.get_command(app)
+    context = command.make_context(name, arguments)
+    while isinstance(command, typer.core.TyperGroup):
+        _, command, arguments = command.resolve_command(
+            context, [*context._protected_args, *context.args]
+        )
+        assert command is not None
+        context = command.make_context(
+            name, arguments, parent=context, resilient_parsing=len(line.split()) == 2
+        )
+
+
+def test_the_workload_of_the_readme_shows_what_is_said_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = README.read_text("utf-8")
+    block = text.split("```json\n")[1].split("```")[0]
+    assert json.loads(block)["num_blocks"] > 0
+    said = re.search(r"`static` makes the second\s+request wait (\d+) steps.*`chunked` (\d+)", text)
+    assert said is not None
+    file = tmp_path / "workload.json"
+    file.write_text(block)
+    for batching, steps in zip(("static", "chunked"), said.groups(), strict=True):
+        capsys.readouterr()
+        schedule.schedule(str(file), True, {}, {"batching": batching})
+        assert f"max {steps} steps" in capsys.readouterr().out.split("TTFT")[1].splitlines()[0]

@@ -1,0 +1,241 @@
+"""With overlap a real model gives every client what it gives without: tokens, text and logprobs.
+
+In fp32, greedy tokens are also those of the transformers library's `generate`. On a CPU a step is
+over when it has been launched; which tokens are known when is the same as on a GPU.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from stepscope.engine.control.intake import Intake
+from stepscope.engine.execution.runner import ModelRunner
+from stepscope.engine.execution.sampling.sampler import Sampler
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.protocol.commands import Output, PositionLogprobs, Submit, TokenLogprob
+from stepscope.engine.protocol.config import EngineConfig, Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import Preempted, StepRecord
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.simulation.simulated import simulated_info
+from tests.support.core_ends import Client, Sink
+
+LIMITS = Limits(max_num_batched_tokens=1024, max_num_seqs=16, max_model_len=256)
+NUM_OUTPUT = 24
+LENGTHS = (5, 64, 45, 101)
+
+
+@dataclass
+class Served:
+    runner: ModelRunner
+    prompts: list[list[int]]
+    expected: list[list[int]]  # by `generate`
+
+
+@pytest.fixture(scope="module", params=["qwen3-lean", "phi3-transformers"])
+def served(
+    request: pytest.FixtureRequest,
+    tiny_checkpoint: Callable[..., Path],
+    greedy_oracle: Callable[[Path], Callable[[Sequence[int], int], list[int]]],
+) -> Served:
+    family, model_impl = request.param.split("-")
+    folder = tiny_checkpoint(family)
+    config = EngineConfig(
+        model=str(folder),
+        model_impl=model_impl,
+        dtype="float32",
+        device="cpu",
+        threads=1,
+        kv_memory="4MB",
+        max_model_len=LIMITS.max_model_len,
+        seq_capacity=LIMITS.max_num_seqs,
+    )
+    runner = ModelRunner.load(config, lambda what, share: None)
+    rng = random.Random(5)
+    prompts = [[rng.randrange(256) for _ in range(length)] for length in LENGTHS]
+    generate = greedy_oracle(folder)
+    return Served(runner, prompts, [generate(prompt, NUM_OUTPUT) for prompt in prompts])
+
+
+class Engine:
+    def __init__(
+        self, runner: ModelRunner, overlap: bool, num_blocks: int = 128, **knobs: object
+    ) -> None:
+        settings = Knobs(**{"max_num_seqs": 16, **knobs})  # type: ignore[arg-type]
+        self.sink = Sink()
+        self.scheduler = Scheduler(KVCacheManager(num_blocks, 16), settings, LIMITS)
+        self.intake = Intake(runner.tokenizer, runner.vocab_size, LIMITS.max_model_len)
+        self.core = EngineCore(
+            simulated_info(LIMITS, num_blocks, 16, seed=0),
+            runner,
+            self.scheduler,
+            LIMITS,
+            self.sink,
+            dispatch.apply,
+            overlap=overlap,
+        )
+
+    def submit(self, prompt: list[int], **sampling: object) -> Client:
+        client = Client()
+        params = SamplingParams(**{"max_tokens": NUM_OUTPUT, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
+        submit = Submit(prompt_token_ids=prompt, sampling=params)
+        stop_text = self.intake.stop_text(params)
+        self.core.inbox.put(Call(submit, client, prompt, stop_text))
+        return client
+
+    def run(self, most: int = 3000) -> None:
+        for _ in range(most):
+            if not self.core.step():
+                return
+            self.scheduler.kv.check_integrity()
+        raise AssertionError("the requests never end")
+
+    @property
+    def records(self) -> list[StepRecord]:
+        return self.sink.records
+
+    @property
+    def num_ahead(self) -> int:
+        return sum(record.hidden_ns is not None for record in self.records)
+
+
+@pytest.mark.parametrize("budget", [7, 64, 1024])
+def test_mixed_loads_in_chunks_of_any_size_give_the_tokens_of_generate(
+    served: Served, budget: int
+) -> None:
+    engine = Engine(served.runner, True, max_num_batched_tokens=budget)
+    clients = [engine.submit(prompt) for prompt in served.prompts[:2]]
+    for _ in range(4):
+        engine.core.step()
+    clients += [engine.submit(prompt) for prompt in served.prompts[2:]]
+    engine.run()
+    assert [client.tokens for client in clients] == served.expected
+    assert engine.num_ahead > 0.7 * len(engine.records)
+
+
+def test_prefix_hits_and_preemptions_change_no_token(served: Served) -> None:
+    engine = Engine(served.runner, True)
+    first = engine.submit(served.prompts[3])
+    engine.run()
+    # One goes on where the first ended; its blocks were filled by steps that were ahead.
+    longer = served.prompts[3] + first.tokens
+    both = [engine.submit(served.prompts[3]), engine.submit(longer, max_tokens=8)]
+    engine.run()
+    assert both[0].tokens == served.expected[3]
+    assert both[1].outputs[0].num_cached_tokens == (len(longer) - 1) // 16 * 16
+    plain = Engine(served.runner, False, enable_prefix_caching=False)
+    alone = plain.submit(longer, max_tokens=8)
+    plain.run()
+    assert both[1].tokens == alone.tokens
+
+    tight = Engine(served.runner, True, num_blocks=17, reserve="none", enable_prefix_caching=False)
+    clients = [tight.submit(prompt) for prompt in served.prompts * 2]
+    tight.run()
+    events = [event for record in tight.records for event in record.events]
+    assert any(isinstance(event, Preempted) for event in events)
+    assert [client.tokens for client in clients] == served.expected * 2
+
+
+def comparable(outputs: list[Output]) -> list[Output]:
+    """With logprobs to four digits: who else is in a step moves the last ones."""
+
+    def rounded(token: TokenLogprob) -> TokenLogprob:
+        return TokenLogprob(token.token_id, round(token.logprob, 4), token.text)
+
+    return [
+        output
+        if output.logprobs is None
+        else msgspec.structs.replace(
+            output,
+            logprobs=[
+                PositionLogprobs(rounded(each.chosen), each.rank, [*map(rounded, each.top)])
+                for each in output.logprobs
+            ],
+        )
+        for output in outputs
+    ]
+
+
+KINDS: list[dict[str, object]] = [
+    {},
+    {"temperature": 1.0, "seed": 1},
+    {"temperature": 1.2, "top_p": 0.8},
+    {"temperature": 0.9, "seed": 4, "min_p": 0.05, "logprobs": 2},
+    {"min_tokens": 6, "logprobs": 0, "temperature": 0.7},
+    {"repetition_penalty": 1.3, "max_tokens": 9},
+]
+
+
+@pytest.mark.parametrize("on_host", [True, False], ids=["host", "device"])
+def test_every_way_of_sampling_and_of_ending_gives_the_same_outputs(
+    served: Served, monkeypatch: pytest.MonkeyPatch, on_host: bool
+) -> None:
+    monkeypatch.setattr(served.runner, "_sampler", Sampler(0, on_host=on_host))
+
+    def outputs(overlap: bool, ends: list[dict[str, object]]) -> list[list[Output]]:
+        engine = Engine(served.runner, overlap)
+        rng = random.Random(3)
+        clients = []
+        for kind, end in zip(KINDS * 2, ends, strict=True):
+            prompt = [rng.randrange(256) for _ in range(rng.randrange(4, 60))]
+            clients.append(engine.submit(prompt, **{**kind, **end}))
+        engine.run()
+        if overlap:
+            assert engine.num_ahead > 5
+            wasted = sum(record.num_wasted_tokens or 0 for record in engine.records)
+            assert bool(wasted) == any(ends)
+        return [comparable(client.outputs) for client in clients]
+
+    whole: list[dict[str, object]] = [{} for _ in KINDS * 2]
+    expected = outputs(False, whole)
+    assert outputs(True, whole) == expected
+    # Now with ends in mid-way: a token of each, or what it spells.
+    tokenizer = served.runner.tokenizer
+    ends: list[dict[str, object]] = []
+    for number, each in enumerate(expected):
+        tokens = [token for output in each for token in output.token_ids]
+        middle = len(tokens) // 2
+        if number % 2:
+            ends.append({"stop_token_ids": (tokens[middle],)})
+        else:
+            text = tokenizer.decode(tokens[middle : middle + 3])
+            ends.append({"stop": (text,)} if text else {})
+    stopped = outputs(False, ends)
+    assert sum(each[-1].finish_reason == "stop" for each in stopped) > 5
+    assert outputs(True, ends) == stopped
+
+
+def test_tokens_are_chosen_on_a_device_without_a_look_at_what_is_there() -> None:
+    """Tensors without content stand for a device that has not come so far: a look at one raises."""
+    requests = [
+        Request(number, [1, 2, 3], SamplingParams(stop_token_ids=(5,), **kind), arrival_ns=0)  # type: ignore[arg-type]
+        for number, kind in enumerate([*KINDS, {"top_k": 3, "temperature": 1.0}])
+    ]
+    for request in requests:
+        request.token_ids += [7, 8]
+    logits = torch.empty(len(requests), 64, dtype=torch.bfloat16, device="meta")
+    samples = Sampler(0, on_host=False).launch(logits, requests)
+    assert samples.tokens.shape == (len(requests),)
+    assert samples.tokens.device.type == "meta"
+    with pytest.raises(NotImplementedError):
+        samples.collect()
+
+
+def test_an_end_of_text_in_mid_pipeline_gives_its_seat_to_the_next(served: Served) -> None:
+    end = served.expected[1][4]
+    results = []
+    for overlap in (True, False):
+        engine = Engine(served.runner, overlap, max_num_seqs=2)
+        clients = [engine.submit(p, stop_token_ids=(end,)) for p in served.prompts * 2]
+        engine.run()
+        results.append([client.outputs for client in clients])
+    assert results[0] == results[1]

@@ -1,0 +1,522 @@
+"""Exports are read back with the libraries of their formats, and say what the recording says."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.parquet
+import pytest
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import (
+    Admitted,
+    Arrived,
+    EngineStatus,
+    Finished,
+    KnobsChanged,
+    Preempted,
+    RowFlag,
+    StepRecord,
+    Telemetry,
+)
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.engine.telemetry.step_draft import StepDraft
+from stepscope.engine.workload.traces import read_trace
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.export.export import FORMATS, Format, export
+from stepscope.recordings.export.moments import StepRange
+from stepscope.recordings.export.tables import Table
+from stepscope.recordings.file.reader import Recording
+from stepscope.tui.cli import main
+from tests.support.seek_sessions import record
+
+NUM_STEPS = 900
+MESSAGES = simulate(
+    seed=3,
+    num_steps=NUM_STEPS,
+    num_blocks=700,
+    max_model_len=4096,
+    knobs=Knobs(max_num_batched_tokens=1024, max_num_seqs=32, reserve="none"),
+    workload=SimulatedWorkload(
+        rate=6.0, document_share=0.2, chat_tokens=1500, output_tokens=90, shared_tokens=1100
+    ),
+    changes={400: {"max_num_batched_tokens": 512}},
+)
+STEPS = [message for _, message in MESSAGES if isinstance(message, StepRecord)]
+EVENTS = [
+    event
+    for _, message in MESSAGES
+    if isinstance(message, StepRecord | EngineStatus)
+    for event in message.events
+]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("recorded") / "session.mcap", MESSAGES)
+
+
+@pytest.fixture
+def exported(recorded: Path, tmp_path: Path) -> Callable[..., Path]:
+    def make(
+        target: Format, first: int | None = None, last: int | None = None, table: Table = "steps"
+    ) -> Path:
+        output = tmp_path / f"{target}-{table}-{first}-{last}"
+        shares: list[float] = []
+        with Recording(recorded) as recording:
+            export(recording, output, target, StepRange(first, last), table, shares.append)
+        assert shares[-1] == 1.0
+        assert shares == sorted(shares)
+        return output
+
+    return make
+
+
+# Tables
+
+
+def test_parquet_has_a_row_for_each_step_with_what_was_recorded(
+    exported: Callable[..., Path],
+) -> None:
+    table = pyarrow.parquet.read_table(exported("parquet"))
+    rows = table.to_pylist()
+    assert [row["step"] for row in rows] == [step.step for step in STEPS]
+    for row, step in zip(rows, STEPS, strict=True):
+        assert step.kv is not None
+        assert step.batch is not None
+        assert row["num_prefill_tokens"] == step.num_prefill_tokens
+        assert row["kv_used"] == step.kv.used
+        assert row["tokens_ns"] == step.tokens_ns
+        assert row["num_rows"] == len(step.batch)
+        assert row["device_ns"] is None
+    assert sum(row["num_preempted"] for row in rows) == sum(
+        isinstance(event, Preempted) for event in EVENTS
+    )
+
+
+def test_what_overlap_hid_and_what_memory_held_is_told_where_the_engine_tells_it(
+    tmp_path: Path,
+) -> None:
+    told = [
+        (
+            sequence,
+            msgspec.structs.replace(message, hidden_ns=20, num_wasted_tokens=1, token_limit=512),
+        )
+        if isinstance(message, StepRecord) and message.step % 2
+        else (sequence, message)
+        for sequence, message in MESSAGES[:200]
+    ]
+    with Recording(record(tmp_path / "overlapped.mcap", told)) as recording:
+        export(recording, tmp_path / "steps", "parquet", StepRange(None, None), "steps", print)
+    for row in pyarrow.parquet.read_table(tmp_path / "steps").to_pylist():
+        found = row["hidden_ns"], row["num_wasted_tokens"], row["token_limit"]
+        assert found == ((20, 1, 512) if row["step"] % 2 else (None, None, None))
+
+
+def test_the_rows_of_all_batches_are_a_table_too(exported: Callable[..., Path]) -> None:
+    found = pyarrow.parquet.read_table(exported("parquet", table="rows")).to_pylist()
+    expected = [(step.step, row) for step in STEPS for row in step.batch or ()]
+    assert len(found) == len(expected)
+    for given, (step, row) in zip(found, expected, strict=True):
+        assert (given["step"], given["request_id"], given["start"]) == (
+            step,
+            row.request_id,
+            row.start,
+        )
+        assert given["first_token"] == bool(row.flags & RowFlag.FIRST_TOKEN)
+
+
+def test_csv_and_parquet_tell_the_same_of_requests(exported: Callable[..., Path]) -> None:
+    columns = pyarrow.parquet.read_table(exported("parquet", table="requests")).to_pylist()
+    with open(exported("csv", table="requests"), newline="") as stream:
+        lines = list(csv.DictReader(stream))
+    assert [{k: "" if v is None else str(v) for k, v in row.items()} for row in columns] == lines
+    finished = {event.request_id: event for event in EVENTS if isinstance(event, Finished)}
+    arrived = {event.request_id: event for event in EVENTS if isinstance(event, Arrived)}
+    assert {row["request_id"] for row in columns} == set(arrived)
+    for row in columns:
+        assert row["num_prompt_tokens"] == arrived[row["request_id"]].num_prompt_tokens
+        if row["request_id"] in finished:
+            assert row["num_output_tokens"] == finished[row["request_id"]].num_output_tokens
+            assert row["ttft_ms"] > 0
+
+
+def test_json_lines_hold_every_message(exported: Callable[..., Path]) -> None:
+    lines = [json.loads(line) for line in exported("jsonl").read_text().splitlines()]
+    assert [line["sequence"] for line in lines] == [sequence for sequence, _ in MESSAGES]
+    assert [line["topic"].encode() for line in lines] == [
+        wire.TOPICS[type(message)] for _, message in MESSAGES
+    ]
+    steps = [line["message"] for line in lines if line["topic"] == "step"]
+    assert steps[100]["batch"][0][0] == STEPS[100].batch[0].request_id  # type: ignore[index]
+
+
+# Traces
+
+
+class Tracks:
+    """What a viewer makes of slices, counters and flows, whichever format they came in."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}
+        self.slices: dict[str, list[tuple[str, int, int]]] = defaultdict(list)
+        self.counters: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        self.flow_starts: dict[int, tuple[str, int]] = {}
+        self.flow_ends: dict[int, tuple[str, int]] = {}
+        self.instants: list[str] = []
+        self._open: dict[int, list[tuple[str, int]]] = defaultdict(list)
+
+    def begin(self, track: int, name: str, time_ns: int) -> None:
+        stack = self._open[track]
+        assert not stack or time_ns >= stack[-1][1]
+        stack.append((name, time_ns))
+
+    def end(self, track: int, time_ns: int) -> None:
+        name, begin_ns = self._open[track].pop()
+        assert time_ns >= begin_ns
+        self.slices[self.names[track]].append((name, begin_ns, time_ns))
+
+    def close(self) -> None:
+        assert not any(self._open.values()), "slices that never end"
+
+
+def perfetto_tracks(path: Path) -> Tracks:
+    trace = Trace()
+    trace.ParseFromString(path.read_bytes())
+    tracks = Tracks()
+    assert trace.packet[0].first_packet_on_sequence
+    for packet in trace.packet:
+        if packet.HasField("track_descriptor"):
+            descriptor = packet.track_descriptor
+            tracks.names[descriptor.uuid] = descriptor.name
+            assert descriptor.parent_uuid in (0, *tracks.names)
+        elif packet.HasField("track_event"):
+            event = packet.track_event
+            track = event.track_uuid
+            assert track in tracks.names
+            if event.type == TrackEvent.TYPE_SLICE_BEGIN:
+                tracks.begin(track, event.name, packet.timestamp)
+            elif event.type == TrackEvent.TYPE_SLICE_END:
+                tracks.end(track, packet.timestamp)
+            elif event.type == TrackEvent.TYPE_COUNTER:
+                tracks.counters[tracks.names[track]].append((packet.timestamp, event.counter_value))
+            else:
+                tracks.instants.append(event.name)
+            for flow in event.flow_ids:
+                tracks.flow_starts[flow] = (event.name, packet.timestamp)
+            for flow in event.terminating_flow_ids:
+                tracks.flow_ends[flow] = (tracks.names[track], packet.timestamp)
+    tracks.close()
+    return tracks
+
+
+def chrome_tracks(path: Path) -> Tracks:
+    tracks = Tracks()
+    names: dict[int, str] = {}
+    for event in json.loads(path.read_text())["traceEvents"]:
+        track, phase = event["tid"], event["ph"]
+        time_ns = round(event.get("ts", 0) * 1000)
+        if phase == "M" and event["name"] in ("thread_name", "process_name"):
+            tracks.names[track] = event["args"]["name"]
+        elif phase == "B":
+            names[track] = event["name"]
+            tracks.begin(track, event["name"], time_ns)
+        elif phase == "E":
+            tracks.end(track, time_ns)
+        elif phase == "C":
+            tracks.counters[event["name"]].append((time_ns, event["args"]["value"]))
+        elif phase == "i":
+            tracks.instants.append(event["name"])
+        elif phase == "s":
+            tracks.flow_starts[event["id"]] = (names[track], time_ns)
+        elif phase == "f":
+            tracks.flow_ends[event["id"]] = (tracks.names[track], time_ns)
+    tracks.close()
+    return tracks
+
+
+@pytest.mark.parametrize(
+    ("target", "read"), [("perfetto", perfetto_tracks), ("chrome", chrome_tracks)]
+)
+def test_a_trace_has_steps_counters_slots_and_arrows(
+    exported: Callable[..., Path], target: Format, read: Callable[[Path], Tracks]
+) -> None:
+    tracks = read(exported(target))
+    steps = [each for each in tracks.slices["steps"] if each[0].startswith("step ")]
+    assert steps == [(f"step {s.step}", s.schedule_start_ns, s.tokens_ns) for s in STEPS]
+    used = dict(tracks.counters["KV blocks used"])
+    budget = dict(tracks.counters["token budget"])
+    value = None
+    for step in STEPS:
+        value = used.get(step.schedule_start_ns, value)
+        assert step.kv is not None
+        assert value == step.kv.used
+    assert list(budget.values()) == [1024, 512]
+    assert {"tokens scheduled", "requests waiting"} <= set(tracks.counters)
+    # A lane for each seat; nobody sits on another's lap.
+    lanes = [name for name in tracks.slices if name.startswith("slot")]
+    assert len(lanes) == max(len(step.batch or ()) for step in STEPS)
+    stays: Counter[str] = Counter()
+    for lane in lanes:
+        own = [each for each in tracks.slices[lane] if each[0].startswith("r")]
+        own = [each for each in own if not each[0].startswith("recompute")]
+        own.sort(key=lambda each: each[1])
+        stays.update(name.split()[0] for name, _, _ in own)
+        for (_, _, end_ns), (_, begin_ns, _) in pairwise(own):
+            assert begin_ns >= end_ns
+    admissions = Counter(f"r{e.request_id}" for e in EVENTS if isinstance(e, Admitted))
+    assert stays == admissions
+    assert any("max_num_batched_tokens 1024 -> 512" in text for text in tracks.instants)
+    # An arrow from each arrival to its first token.
+    arrivals = {e.request_id + 1: e.time_ns for e in EVENTS if isinstance(e, Arrived)}
+    firsts = {
+        row.request_id + 1: step.tokens_ns
+        for step in STEPS
+        for row in step.batch or ()
+        if row.flags & RowFlag.FIRST_TOKEN
+    }
+    assert {flow: time_ns for flow, (_, time_ns) in tracks.flow_starts.items()} == arrivals
+    assert {flow: time_ns + 1000 for flow, (_, time_ns) in tracks.flow_ends.items()} == firsts
+    assert all(lane.startswith("slot") for lane, _ in tracks.flow_ends.values())
+
+
+# Mooncake
+
+
+def test_a_mooncake_trace_is_read_by_our_own_loader_and_replays_with_the_same_hits(
+    exported: Callable[..., Path],
+) -> None:
+    rows = read_trace(exported("mooncake"))
+    arrived = {e.request_id: e for e in EVENTS if isinstance(e, Arrived)}
+    tokens = Counter(row.request_id for step in STEPS for row in step.batch or () if row.flags & 1)
+    expected = [
+        (arrived[request_id].num_prompt_tokens, tokens[request_id])
+        for request_id in arrived
+        if tokens[request_id]
+    ]
+    assert [(row.num_prompt_tokens, row.num_output_tokens) for row in rows] == expected
+    first_ns = min(event.time_ns for event in arrived.values())
+    for row, event in zip(rows, (e for i, e in arrived.items() if tokens[i]), strict=True):
+        assert abs(row.offset_s - (event.time_ns - first_ns) / 1e9) < 0.001
+        assert row.hash_ids is not None
+        assert len(row.hash_ids) == -(-row.num_prompt_tokens // 512)
+    # What the engine found in its cache has the ids of another request; documents share nothing.
+    admitted: dict[int, int] = {}
+    for event in EVENTS:
+        if isinstance(event, Admitted):
+            admitted.setdefault(event.request_id, event.num_cached_tokens)
+    uses = Counter(block for row in rows for block in row.hash_ids or ())
+    num_hits = 0
+    for event, row in zip((e for i, e in arrived.items() if tokens[i]), rows, strict=True):
+        assert row.hash_ids is not None
+        num_found = admitted[event.request_id] // 512
+        num_hits += num_found > 0
+        assert all(uses[block] > 1 for block in row.hash_ids[:num_found])
+        first_own = 0 if event.client_id.startswith("doc") else 1100 // 512
+        assert all(uses[block] == 1 for block in row.hash_ids[first_own:])
+    assert num_hits > len(rows) / 3
+    # Whole blocks of 512 of the 1100 tokens that chats share.
+    assert replayed_hits(rows) == pytest.approx(num_hits * 1024, rel=0.1)
+
+
+def replayed_hits(rows: list[Any]) -> int:
+    """Tokens found in the prefix cache when the trace runs through the simulated engine."""
+    from stepscope.engine.loop import dispatch
+    from stepscope.engine.loop.core import EngineCore
+    from stepscope.engine.loop.inbox import Call
+    from stepscope.engine.process.serve import Silent
+    from stepscope.engine.protocol.commands import Submit
+    from stepscope.engine.protocol.config import Limits
+    from stepscope.engine.protocol.sampling_params import SamplingParams
+    from stepscope.engine.scheduling.scheduler import Scheduler
+    from stepscope.engine.simulation.simulated import (
+        START_NS,
+        CostModel,
+        SimulatedRunner,
+        simulated_info,
+    )
+
+    class Sink:
+        next_sequence = num_dropped = num_hit_tokens = num_finished = 0
+
+        def publish(self, message: Telemetry) -> None:
+            if isinstance(message, StepDraft) and message.kv is not None:
+                self.num_hit_tokens += message.kv.hit_tokens
+                self.num_finished += sum(isinstance(e, Finished) for e in message.events)
+
+    limits = Limits(max_num_batched_tokens=8192, max_num_seqs=256, max_model_len=4096)
+    runner, sink = SimulatedRunner(CostModel()), Sink()
+    knobs = Knobs(max_num_batched_tokens=1024, max_num_seqs=32, reserve="none")
+    scheduler = Scheduler(KVCacheManager(4096, 16), knobs, limits)
+    info = simulated_info(limits, 4096, 16, seed=0)
+    core = EngineCore(info, runner, scheduler, limits, sink, dispatch.apply)
+    waiting = list(rows)
+    while sink.num_finished < len(rows):
+        while waiting and START_NS + waiting[0].offset_s * 1e9 <= runner.clock():
+            row = waiting.pop(0)
+            # Equal ids stand for equal tokens.
+            ids = [each * 1000 + place % 1000 for each in row.hash_ids for place in range(512)]
+            prompt = ids[: row.num_prompt_tokens]
+            sampling = SamplingParams(max_tokens=row.num_output_tokens, ignore_eos=True)
+            core.inbox.put(
+                Call(Submit(prompt_token_ids=prompt, sampling=sampling), Silent(), prompt)
+            )
+        if not core.step() and waiting:
+            runner.advance_to(START_NS + round(waiting[0].offset_s * 1e9))
+    return sink.num_hit_tokens
+
+
+# Ranges, memory, errors
+
+
+@pytest.mark.parametrize("target", FORMATS)
+def test_a_range_holds_its_steps_and_no_others(
+    exported: Callable[..., Path], target: Format
+) -> None:
+    path = exported(target, 500, 599)
+    if target == "parquet":
+        steps = pyarrow.parquet.read_table(path).column("step").to_pylist()
+    elif target == "csv":
+        with open(path, newline="") as stream:
+            steps = [int(row["step"]) for row in csv.DictReader(stream)]
+    elif target == "jsonl":
+        lines = map(json.loads, path.read_text().splitlines())
+        steps = [line["message"]["step"] for line in lines if line["topic"] == "step"]
+    elif target == "mooncake":
+        in_range = [s for s in STEPS if 500 <= s.step <= 599]
+        assert (
+            0
+            < len(read_trace(path))
+            <= sum(isinstance(e, Arrived) for s in in_range for e in s.events)
+        )
+        return
+    else:
+        tracks = perfetto_tracks(path) if target == "perfetto" else chrome_tracks(path)
+        steps = [int(n.split()[1]) for n, _, _ in tracks.slices["steps"] if n.startswith("step ")]
+    assert steps == list(range(500, 600))
+
+
+@pytest.mark.parametrize("target", [each for each in FORMATS if each != "parquet"])
+def test_memory_does_not_grow_with_the_recording(tmp_path: Path, target: Format) -> None:
+    """Held against a session three times as long, from beyond the size of all caches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stepscope.recordings.file.writing.recording_file.CHUNK_BYTES", 20_000)
+        path = record(tmp_path / "long.mcap", simulate(seed=4, num_steps=2400))
+    peaks = []
+    for last in (700, 700, 2100):  # the first run fills what is filled once
+        with Recording(path) as recording:
+            tracemalloc.start()
+            output = tmp_path / str(len(peaks))
+            export(recording, output, target, StepRange(0, last), "steps", lambda share: None)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+    assert peaks[2] < 1.25 * peaks[1] + 100_000
+
+
+PARQUET_MEMORY = """
+import sys
+from pathlib import Path
+from stepscope.recordings.export import parquet
+from stepscope.recordings.export.tables import STEP_COLUMNS
+import pyarrow
+parquet.ROW_GROUP = 2000
+count = int(sys.argv[2])
+kinds = [column.kind for column in STEP_COLUMNS]
+rows = (tuple(kind == "bool" or n for kind in kinds) for n in range(count))
+parquet.table_rows = lambda table, moments: rows
+with open(sys.argv[1], "wb") as stream:
+    parquet.write_parquet([], stream, "steps")
+print(pyarrow.default_memory_pool().max_memory())
+"""
+
+
+def test_parquet_keeps_one_group_of_rows_in_memory(tmp_path: Path) -> None:
+    peaks = []
+    for count in (8_000, 32_000):
+        command = [sys.executable, "-c", PARQUET_MEMORY, str(tmp_path / "x.parquet"), str(count)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        peaks.append(int(done.stdout))
+        table = pyarrow.parquet.ParquetFile(tmp_path / "x.parquet")
+        assert table.metadata.num_rows == count
+        assert table.num_row_groups == count // 2000
+    assert peaks[1] < 1.5 * peaks[0]
+
+
+def test_the_command_exports_and_says_what_it_wrote(
+    recorded: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["stepscope", "export", str(recorded), *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    out = str(tmp_path / "out")
+    code, said, _ = run("--to", "mooncake", "-o", out)
+    assert code == 0
+    assert f"{out}: " in said
+    assert "no tokens are looked at" in said
+    code, _, error = run("--to", "csv", "-o", out)
+    assert code == 1
+    assert "is there already" in error
+    for wrong in (
+        ["--to", "excel", "-o", out + "2"],
+        ["--to", "csv", "--table", "users", "-o", out + "2"],
+        ["--to", "perfetto", "--table", "rows", "-o", out + "2"],
+        ["--to", "csv", "--from", "9", "--until", "3", "-o", out + "2"],
+    ):
+        code, _, error = run(*wrong)
+        assert code == 2
+        assert error.count("\n") == 1
+    code, _, error = run("--to", "csv", "--from", "5000", "-o", out + "2")
+    assert code == 2
+    assert "holds steps 0 to 899" in error
+    for package, target in (("perfetto", "perfetto"), ("pyarrow", "parquet")):
+        with monkeypatch.context() as patch:
+            for name in [n for n in sys.modules if n.split(".")[0] == package]:
+                patch.delitem(sys.modules, name)
+            patch.setitem(sys.modules, package, None)
+            code, _, error = run("--to", target, "-o", out + "2")
+        assert code == 1
+        assert f"{target} needs the package {package}: pip install 'stepscope[export]'" in error
+    assert sorted(os.listdir(tmp_path)) == ["out"]
+
+
+def test_an_export_that_is_interrupted_leaves_nothing(recorded: Path, tmp_path: Path) -> None:
+    def interrupt(share: float) -> None:
+        if share > 0.5:
+            raise KeyboardInterrupt
+
+    for target in FORMATS:
+        with Recording(recorded) as recording, pytest.raises(KeyboardInterrupt):
+            export(recording, tmp_path / "x", target, StepRange(), "steps", interrupt)
+    assert os.listdir(tmp_path) == []
+
+
+def test_knob_changes_are_part_of_the_session(exported: Callable[..., Path]) -> None:
+    lines = [json.loads(line) for line in exported("jsonl").read_text().splitlines()]
+    knobs = [line["message"] for line in lines if line["topic"] == "knobs"]
+    expected = [m for _, m in MESSAGES if isinstance(m, KnobsChanged)]
+    assert [each["effective_step"] for each in knobs] == [m.effective_step for m in expected]
+
+
+def test_a_recording_without_steps_is_refused(tmp_path: Path) -> None:
+    path = record(tmp_path / "none.mcap", MESSAGES[:2])
+    with Recording(path) as recording, pytest.raises(RecordingError, match="holds no step"):
+        export(recording, tmp_path / "x", "csv", StepRange(), "steps", lambda share: None)

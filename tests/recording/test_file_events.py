@@ -1,0 +1,196 @@
+"""What happened in a whole file is found without playing it, and keys of a replay go there."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stepscope.engine.protocol.wire import (
+    Aborted,
+    Audited,
+    KnobsChanged,
+    Preempted,
+    StepRecord,
+    Telemetry,
+)
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.replay.event_steps import EventSteps
+from stepscope.recordings.replay.file_events import FileEvents
+from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.tui.app import Dashboard
+from stepscope.tui.frame import NOTABLE
+from tests.support.screen_text import main_text
+from tests.support.seek_sessions import busy, record
+from tests.support.waiting import until
+
+RECKONED = {"slo", "gap"}  # what only playing a file tells
+ABORTED, PAUSED, REFUSED = 400, 500, 600
+
+
+def session() -> list[Telemetry]:
+    """Preemptions, a changed knob, and what somebody did or was refused."""
+    messages: list[Telemetry] = []
+    for message in busy(seed=4, num_steps=800):
+        if isinstance(message, StepRecord) and message.step == ABORTED:
+            assert message.batch is not None
+            gone = Aborted(message.batch[0].request_id, "asked for")
+            message = msgspec.structs.replace(message, events=[*message.events, gone])
+        messages.append(message)
+        if isinstance(message, KnobsChanged) and message.new:
+            told = {"who": message.who, "old": message.old, "new": message.new}
+            step, version = message.effective_step, message.version
+            messages.append(_audited(message.time_ns, "SetKnobs", step, version=version, **told))
+        if isinstance(message, StepRecord) and message.step == PAUSED:
+            messages.append(_audited(message.tokens_ns, "Pause", PAUSED + 1))
+        if isinstance(message, StepRecord) and message.step == REFUSED:
+            refused = {"code": "bounds", "detail": "too much"}
+            messages.append(_audited(message.tokens_ns, "SetKnobs", None, **refused))
+    return messages
+
+
+def _audited(time_ns: int, command: str, step: int | None, **more: object) -> Audited:
+    given = {"number": 1, "who": "ops", **more}
+    return Audited(command=command, time_ns=time_ns, effective_step=step, **given)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def messages() -> list[Telemetry]:
+    return session()
+
+
+@pytest.fixture(scope="module")
+def file(messages: list[Telemetry], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("events") / "session.mcap"
+    return record(path, enumerate(messages))
+
+
+@pytest.fixture
+def found(file: Path) -> Iterator[FileEvents]:
+    events = FileEvents(file)
+    events.search.start()
+    assert events.search.wait(30)
+    yield events
+    events.search.stop()
+
+
+@pytest.fixture
+def source(file: Path) -> Iterator[ReplaySource]:
+    replay = ReplaySource(Recording(file), playing=False)
+    replay.start()
+    assert replay.wait()
+    assert replay.file_events.search.wait(30)
+    yield replay
+    replay.stop()
+
+
+@pytest.mark.parametrize("kind", sorted(NOTABLE - RECKONED))
+@pytest.mark.parametrize("direction", [1, -1])
+def test_every_event_that_playing_the_file_tells_of_is_found_in_it(
+    found: FileEvents, messages: list[Telemetry], kind: str, direction: int
+) -> None:
+    history = History()
+    for sequence, message in enumerate(messages):
+        history.append(sequence, message)
+    expected = sorted({each.step for each in history.events(limit=10**6, kinds=frozenset({kind}))})
+    steps, at = [], -1 if direction > 0 else 10**6
+    while (event := found.next(at, direction, {kind})) is not None:
+        assert event.kind == kind
+        steps.append(event.step)
+        at = event.step
+    assert steps[::direction] == expected
+    if kind in ("preempt", "abort", "reject"):  # in the same words as once it is in memory
+        texts = {each.text for each in history.events(limit=10**6, kinds=frozenset({kind}))}
+        assert {found.next(step - 1, 1, {kind}).text for step in expected} <= texts
+    least = {"preempt": 20, "knobs": 1, "abort": 1, "engine": 2}.get(kind, 0)
+    assert len(steps) >= least
+
+
+def test_preemptions_are_spread_over_a_bar_of_any_width(found: FileEvents) -> None:
+    steps = EventSteps()
+    for step in range(0, 100_000, 7):
+        steps.add(step, step * 10, Preempted(step % 5, num_blocks=step, reason="kv_full"))
+        steps.add(step, step * 10, Preempted(9, num_blocks=1, reason=""))  # one more of that step
+    few = steps.spread(100)
+    assert len(few) == 100
+    apart = {after.step - before.step for before, after in pairwise(few)}
+    assert min(apart) >= 990
+    assert max(apart) <= 1010
+    assert all(each.step % 7 == 0 and each.request_id == each.step % 5 for each in few)
+    assert len(steps.spread(10**6)) == len(steps) == 14_286
+    assert EventSteps().spread(10) == []
+    kinds = {each.kind for each in found.landmarks()}
+    assert kinds == {"knobs", "preempt"}
+
+
+def test_the_nearest_of_all_kinds_is_next(found: FileEvents) -> None:
+    kinds = NOTABLE - RECKONED
+    at, seen = -1, []
+    while (event := found.next(at, 1, kinds)) is not None:
+        nearest = [found.next(at, 1, {kind}) for kind in kinds]
+        assert event.step == min(each.step for each in nearest if each is not None)
+        seen.append(event.kind)
+        at = event.step
+    assert {"preempt", "knobs", "engine"} <= set(seen)
+
+
+async def test_the_next_preemption_is_gone_to_far_beyond_what_is_in_memory(
+    source: ReplaySource,
+) -> None:
+    app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        assert source.history.num_steps == 1
+        assert "✗" in main_text(app).splitlines()[-3], "not on the scrub bar"
+        at = 0
+        for _ in range(3):
+            expected = source.file_events.next(at, 1, {"preempt"})
+            assert expected is not None
+            await pilot.press("right_curly_bracket")
+            step = expected.step
+            await until(lambda: app.main.new_frame().cursor == step, f"not at {step}")  # noqa: B023
+            record = app.main.new_frame().record
+            assert record is not None
+            assert any(type(each).__name__ == "Preempted" for each in record.events)
+            at = step
+        app.main.draw()
+        assert expected.text in main_text(app)
+        app.main.navigator.go(source.recording.last_step)
+        last = source.recording.last_step
+        await until(lambda: app.main.new_frame().cursor == last, "not at the end")
+        await pilot.press("right_curly_bracket")
+        said = f"no preemption after step {last:,}, the last of the file"
+        await until(lambda: said in main_text(app), "it is not said that there is none")
+
+
+async def test_changes_that_lie_ahead_are_listed_and_enter_goes_there(
+    source: ReplaySource,
+) -> None:
+    (change,) = source.file_events.changes
+    app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("6")
+        assert "; 3 ahead (])" in main_text(app)
+        refused, paused, line = (line for line in main_text(app).splitlines() if "ahead: " in line)
+        assert f" {REFUSED:,} " in refused
+        assert f" {PAUSED + 1:,} " in paused
+        assert f" {change.effective_step:,} " in line
+        assert "max_num_batched_tokens 512→128" in line
+        while app.main.view.row < len(source.history.info.knobs) + 2:
+            await pilot.press("down")
+        await pilot.press("enter")
+        step = change.effective_step
+        await until(lambda: app.main.new_frame().cursor == step, "not at the change")
+        assert app.main.view.page == "live"
+        await pilot.press("6")
+        assert "; 2 ahead (])" in main_text(app)
+        assert "max_num_batched_tokens 512→128" in main_text(app)
+        app.main.navigator.go(step - 1)
+        await until(lambda: app.main.new_frame().cursor == step - 1, "not before the change")
+        app.main.draw()
+        assert "; 3 ahead (])" in main_text(app)
+        app.main.navigator.go(REFUSED + 10)
+        await until(lambda: app.main.new_frame().cursor == REFUSED + 10, "not behind all of them")
+        app.main.draw()
+        assert "ahead" not in main_text(app)

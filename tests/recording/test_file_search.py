@@ -1,0 +1,58 @@
+"""What looks through a file leaves nothing behind, whenever its replay is closed."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.replay.file_search import FileSearch
+from stepscope.recordings.replay.replay import ReplaySource
+from tests.support.seek_sessions import busy, record
+from tests.support.waiting import wait_for
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("search") / "session.mcap", enumerate(busy(3, 400)))
+
+
+def opened(file: Path) -> int:
+    """How many handles of this process are of the file."""
+    links = [f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd")]
+    return sum(os.path.realpath(each) == str(file.resolve()) for each in links)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts handles in /proc")
+@pytest.mark.parametrize("is_at_work", [False, True])
+def test_a_replay_that_is_closed_leaves_no_thread_and_no_handle(
+    file: Path, is_at_work: bool
+) -> None:
+    before = set(threading.enumerate())
+    replay = ReplaySource(Recording(file), playing=False)
+    replay.start()
+    if is_at_work:
+        wait_for(lambda: opened(file) > 1, "a search at work")
+    replay.stop()
+    assert set(threading.enumerate()) <= before
+    assert opened(file) == 0
+    assert replay.file_events.is_done
+    assert replay.file_waits.is_done
+
+
+def test_it_ends_at_once_where_it_is_not_to_look_any_more(file: Path) -> None:
+    def look(recording: Recording) -> None:
+        while not search.is_stopping:
+            search.rest(60.0)
+
+    search = FileSearch(file, "a search", look, first_pause_s=60.0)
+    search.start()
+    assert not search.wait(0.05)  # begins, and does not rest
+    search.stop()
+    assert search.is_done
+    search.stop()  # once more does nothing
+
+
+def test_one_that_was_never_started_can_be_stopped(file: Path) -> None:
+    FileSearch(file, "a search", lambda recording: None, 0.0).stop()

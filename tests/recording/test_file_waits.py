@@ -1,0 +1,328 @@
+"""Late tokens and lost messages are found in a whole file as they are once they are in memory."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.engine.protocol.wire import EngineState, EngineStatus, StepRecord, Telemetry
+from stepscope.recordings.file.mcap.format import PART_SUFFIX
+from stepscope.recordings.file.reader import Position, Recording
+from stepscope.recordings.file.writing import recording_file
+from stepscope.recordings.history.history import History
+from stepscope.recordings.packing.steps import StepPacker
+from stepscope.recordings.replay import chunk_waits, file_waits
+from stepscope.recordings.replay.chunk_waits import StepWait, waits_in
+from stepscope.recordings.replay.file_waits import FileWaits
+from stepscope.recordings.replay.worst_waits import WorstWaits
+from stepscope.recordings.state.series.latency import SLO
+from tests.support.seek_sessions import busy, one_by_one, record
+from tests.support.waiting import wait_for
+
+Numbered = list[tuple[int, Telemetry]]
+ALL = SLO(ttft_ms=0.0, itl_ms=0.0)
+LATE = SLO(ttft_ms=300.0, itl_ms=40.0)
+TIMES = ("schedule_start_ns", "schedule_end_ns", "launch_ns", "tokens_ns", "time_ns")
+
+
+@pytest.fixture(autouse=True)
+def many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording_file, "CHUNK_BYTES", 30_000)
+
+
+def plain(seed: int) -> Numbered:
+    return list(enumerate(busy(seed, 900)))
+
+
+def with_pauses(seed: int) -> Numbered:
+    """The operator pauses the engine now and then; arrivals go on meanwhile."""
+    rng, told, later_ns = random.Random(seed), list[Telemetry](), 0
+    for _, message in plain(seed):
+        told.append(message := _later(message, later_ns))
+        if isinstance(message, StepRecord) and rng.random() < 0.03:
+            pause_ns = rng.randrange(1, 3_000_000_000)
+            told.append(_status(message, "paused", message.tokens_ns + rng.randrange(1_000_000)))
+            told.append(_status(message, "running", message.tokens_ns + pause_ns))
+            later_ns += pause_ns
+    return list(enumerate(told))
+
+
+def _status(record_: StepRecord, state: EngineState, time_ns: int) -> EngineStatus:
+    return EngineStatus(
+        time_ns=time_ns,
+        state=state,
+        step=record_.step,
+        num_running=record_.num_running,
+        num_waiting=record_.num_waiting,
+        kv=record_.kv,
+    )
+
+
+def _later(message: Telemetry, by_ns: int) -> Telemetry:
+    known = {name: getattr(message, name, None) for name in TIMES}
+    times = {name: max(0, ns + by_ns) for name, ns in known.items() if ns is not None}
+    return msgspec.structs.replace(message, **times) if times else message
+
+
+def with_losses(seed: int) -> Numbered:
+    rng, told = random.Random(seed), plain(seed)
+    for _ in range(4):
+        at = rng.randrange(50, len(told) - 50)
+        del told[at : at + rng.randrange(1, 12)]
+    return told
+
+
+def with_a_clock_set_back(seed: int) -> Numbered:
+    return [(n, _later(each, -4_000_000_000) if n > 600 else each) for n, each in plain(seed)]
+
+
+def with_steps_told_twice(seed: int) -> Numbered:
+    messages = [each for _, each in plain(seed)]
+    return list(enumerate([*messages[:510], *messages[500:]]))
+
+
+USUAL = [plain, with_pauses]
+SESSIONS = [*USUAL, with_losses, with_steps_told_twice]
+
+
+def expected(recording: Recording) -> tuple[dict[tuple[str, int], StepWait], History]:
+    """Of every step, as playing the whole file has it."""
+    end = recording.find_step(recording.last_step or 0) or Position(0, 0)
+    whole = one_by_one(recording, Position(0, 0), end, History(ALL))
+    found = {}
+    for history in (whole.previous, whole):
+        if history is None:
+            continue
+        numbers = {kind: Counter[tuple[int, int]]() for kind in ("ITL", "TTFT")}
+        for kind, counted in numbers.items():
+            name = "itl" if kind == "ITL" else "ttft"
+            for time_ns, ns, weight in history.windows.samples(name, None, None):  # type: ignore[arg-type]
+                counted[time_ns, ns] += weight
+        for each in history.windows.breaches(None, 10**9):
+            number = numbers[each.kind][each.time_ns, each.ns]
+            wait = StepWait(each.step, each.time_ns, each.ns, each.request_id, number)
+            found[each.kind, each.step] = wait
+    return found, whole
+
+
+def by_chunk(recording: Recording) -> dict[tuple[str, int], StepWait]:
+    found = {}
+    for number in random.Random(1).sample(range(recording.num_chunks), recording.num_chunks):
+        waits = waits_in(recording, number, lambda: True)
+        assert waits is not None
+        found |= {("ITL", each.step): each for each in waits.itl}
+        found |= {("TTFT", each.step): each for each in waits.ttft}
+    return found
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("session", SESSIONS)
+def test_the_longest_waits_of_every_step_are_those_of_a_file_that_was_played(
+    tmp_path: Path, session: Callable[[int], Numbered], seed: int
+) -> None:
+    with Recording(record(tmp_path / "a.mcap", session(seed))) as recording:
+        assert recording.num_chunks > 5
+        told, _ = expected(recording)
+        assert len(told) > 700
+        assert by_chunk(recording) == told
+
+
+def test_after_a_clock_was_set_back_first_tokens_that_were_waited_for_then_may_be_missing(
+    tmp_path: Path,
+) -> None:
+    with Recording(record(tmp_path / "a.mcap", with_a_clock_set_back(1))) as recording:
+        told, _ = expected(recording)
+        found = by_chunk(recording)
+        assert found.items() <= told.items()
+        missing = [kind for kind, step in told.keys() - found.keys()]
+        assert set(missing) <= {"TTFT"}
+        assert len(missing) < 5
+
+
+@pytest.mark.parametrize("session", USUAL)
+def test_a_usual_file_is_read_without_a_history_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: Callable[[int], Numbered]
+) -> None:
+    def dear(*arguments: Any) -> None:
+        raise AssertionError("a history was made")
+
+    with Recording(record(tmp_path / "a.mcap", session(3))) as recording:
+        monkeypatch.setattr(chunk_waits, "excerpt", dear)
+        assert len(by_chunk(recording)) > 700
+
+
+def test_steps_may_lie_in_the_file_as_they_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StepPacker, "pack", lambda packer, payload: None)
+    with Recording(record(tmp_path / "a.mcap", with_pauses(4))) as recording:
+        told, _ = expected(recording)
+        assert by_chunk(recording) == told
+
+
+@pytest.mark.parametrize("share", [0.4, 0.75, 0.95])
+def test_of_a_file_that_was_never_finished_all_is_searched_that_can_be_read(
+    tmp_path: Path, share: float
+) -> None:
+    whole = record(tmp_path / "whole.mcap", plain(5)).read_bytes()
+    path = tmp_path / "cut.mcap"
+    path.with_name(path.name + PART_SUFFIX).write_bytes(whole[: int(len(whole) * share)])
+    with Recording(path) as recording:
+        assert recording.truncated
+        told, _ = expected(recording)
+        assert by_chunk(recording) == told
+        found = FileWaits(path)
+        found.search.start()
+        assert found.search.wait(30)
+        assert found.spans() == [(recording.first_step, recording.last_step)]
+        found.search.stop()
+
+
+waits = st.builds(
+    StepWait,
+    st.just(0),
+    st.integers(0, 20 * 10**9),
+    st.integers(1, 100),
+    st.integers(0, 9),
+    st.integers(1, 9),
+)
+
+
+@given(st.lists(st.lists(waits, max_size=12), max_size=5), st.randoms(), st.integers(0, 100))
+def test_of_every_second_the_longest_wait_is_kept_whatever_is_searched_first(
+    parts: list[list[StepWait]], rng: random.Random, bound: int
+) -> None:
+    times = iter(sorted(each.time_ns for part in parts for each in part))
+    step, ordered = 0, []
+    for part in parts:
+        steps = [each._replace(step=(step := step + 1), time_ns=next(times)) for each in part]
+        ordered.append(steps)
+    seconds = groupby((each for part in ordered for each in part), lambda w: w.time_ns // 10**9)
+    kept = [max(second, key=lambda each: each.ns) for _, second in seconds]
+    found = WorstWaits()
+    for steps in rng.sample(ordered, len(ordered)):
+        found.put(steps)
+    late = [each for each in kept if each.ns > bound]
+    for at in range(-1, step + 2):
+        after = next((each for each in late if each.step > at), None)
+        before = next((each for each in reversed(late) if each.step < at), None)
+        assert (found.next(at, 1, bound), found.next(at, -1, bound)) == (after, before)
+    ranked = sorted(late, key=lambda each: (-each.ns, each.step))
+    assert found.longest(4, bound) == ranked[:4]
+    assert found.num_above(bound) == len(late)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recording_file, "CHUNK_BYTES", 30_000)
+        return record(tmp_path_factory.mktemp("waits") / "session.mcap", with_losses(6))
+
+
+@pytest.fixture
+def found(file: Path) -> Iterator[FileWaits]:
+    whole = FileWaits(file)
+    whole.search.start()
+    assert whole.search.wait(30)
+    yield whole
+    whole.search.stop()
+
+
+@pytest.mark.parametrize("slo", [LATE, SLO(ttft_ms=900.0, itl_ms=60.0)])
+@pytest.mark.parametrize("direction", [1, -1])
+def test_one_late_token_of_every_second_that_has_any_is_led_to(
+    file: Path, found: FileWaits, slo: SLO, direction: int
+) -> None:
+    with Recording(file) as recording:
+        told, _ = expected(recording)
+    bounds_ns = {"ITL": slo.itl_ms * 1e6, "TTFT": slo.ttft_ms * 1e6}
+    late = {key: each for key, each in told.items() if each.ns > bounds_ns[key[0]]}
+    assert len(late) > 20
+    seen, at = [], -1 if direction > 0 else 10**6
+    while (event := found.next(at, direction, {"slo"}, slo)) is not None:
+        assert event.kind == "slo"
+        wait = late[event.text.split()[0], event.step]
+        assert (event.time_ns, event.request_id) == (wait.time_ns, wait.request_id)
+        value = event.text.split()[1]
+        assert value in (f"{wait.ns / 1e6:.0f}", f"{wait.ns / 1e6:.1f}")
+        seen.append(event)
+        at = event.step
+    seconds = {each.time_ns // 10**9 for each in seen}
+    assert seconds == {each.time_ns // 10**9 for each in late.values()}
+    worst, number = found.stalls(slo, 3)
+    itl = [each for (kind, _), each in late.items() if kind == "ITL"]
+    assert number == len([each for each in seen if each.text.startswith("ITL")])
+    assert worst[0].ns == max(each.ns for each in itl)
+    assert [each.ns for each in worst] == sorted((each.ns for each in worst), reverse=True)
+    # And the very ones that memory has, in its words; of a step both kinds are one to go to.
+    with Recording(file) as recording:
+        end = recording.find_step(recording.last_step or 0) or Position(0, 0)
+        whole = one_by_one(recording, Position(0, 0), end, History(slo))
+    events = whole.events(limit=10**6, kinds=frozenset({"slo"}))
+    in_order = sorted(events, key=lambda each: each.step, reverse=direction < 0)
+    assert seen == [next(same) for _, same in groupby(in_order, key=lambda each: each.step)]
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+def test_lost_messages_are_found_where_playing_the_file_tells_of_them(
+    file: Path, found: FileWaits, direction: int
+) -> None:
+    with Recording(file) as recording:
+        _, whole = expected(recording)
+    seen, at = [], -1 if direction > 0 else 10**6
+    while (event := found.next(at, direction, {"gap"}, LATE)) is not None:
+        seen.append(event)
+        at = event.step
+    told = whole.events(limit=10**6, kinds=frozenset({"gap"}))
+    assert len(told) == 4
+    assert seen[::direction] == told
+
+
+def test_it_is_searched_first_where_the_replay_stands_and_later_all_of_it(file: Path) -> None:
+    waits, step = None, 600
+
+    def is_busy() -> bool:  # once it has found something
+        return waits is not None and bool(waits.spans())
+
+    waits = FileWaits(file, lambda: step, is_busy)
+    waits.search.start()
+    wait_for(is_busy, "nothing was searched")
+    ((first, last),) = waits.spans()
+    assert first <= step <= last
+    assert 0 < waits.share < 0.5
+    assert not waits.is_done
+    assert waits.search.wait(30)  # does not ask who is busy
+    with Recording(file) as recording:
+        assert waits.spans() == [(recording.first_step, recording.last_step)]
+    waits.search.stop()
+    assert waits.share == 1
+
+
+def test_of_a_file_with_too_much_in_it_only_a_part_is_searched_and_that_is_known(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_waits, "MAX_KEPT", 5)
+    waits = FileWaits(file)
+    waits.search.start()
+    assert waits.search.wait(30)
+    ((first, last),) = waits.spans()
+    assert first == 0
+    assert 0 < last < 800
+    assert waits.next(last, 1, {"slo", "gap"}, ALL) is None
+    waits.search.stop()
+
+
+def test_what_cannot_be_read_is_not_called_searched(file: Path, tmp_path: Path) -> None:
+    waits = FileWaits(tmp_path / "nothing.mcap")
+    waits.search.start()
+    assert waits.search.wait(30)
+    assert waits.spans() == []
+    assert waits.next(0, 1, {"slo", "gap"}, ALL) is None
+    waits.search.stop()

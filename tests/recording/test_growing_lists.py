@@ -1,0 +1,59 @@
+"""What was chosen on a list that grows at its top stays chosen."""
+
+from collections.abc import Callable
+from typing import Any
+
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.app import Dashboard
+from stepscope.tui.pages import targets
+from stepscope.tui.screens import page_handlers
+from tests.support.screen_text import main_text
+
+
+async def test_a_breach_stays_chosen_while_others_come_until_it_leaves_the_list(
+    still_source: Callable[..., Any],
+) -> None:
+    history = History(SLO(ttft_ms=30.0, itl_ms=8.0), max_steps=200)
+    messages = simulate(seed=3, num_steps=600, workload=SimulatedWorkload(rate=9.0))
+    for sequence, message in messages[:300]:
+        history.append(sequence, message)
+    source = type(still_source(2))(history)
+    app = Dashboard(source, history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("5", "j", "j")
+        chosen = page_handlers.chosen(app.main)
+        assert chosen is not None
+        assert (app.main.view.row, chosen) == (2, targets(app.main.frame)[2])
+        for sequence, message in messages[300:340]:
+            history.append(sequence, message)
+        app.main.draw()
+        assert targets(app.main.frame)[2] != chosen
+        assert page_handlers.chosen(app.main) == chosen
+        lines = [strip.text for strip in app.main._compositor.render_strips()]
+        assert any(f"▶ {chosen.step:>8,}" in line for line in lines), "\n".join(lines)
+        for sequence, message in messages[340:]:
+            history.append(sequence, message)
+        app.main.draw()  # forgotten meanwhile
+        assert chosen not in targets(app.main.frame)
+        assert (app.main.view.row, app.main.view.entry) == (0, None)
+
+
+async def test_the_first_steps_are_on_the_scrub_bar_as_soon_as_in_the_chart(
+    still_source: Callable[..., Any],
+) -> None:
+    now_s = 0.0
+    history = History()
+    messages = simulate(seed=3, num_steps=60)
+    source = type(still_source(2))(history)
+    app = Dashboard(source, history, any_terminal=True, fps=1.0, clock=lambda: now_s)
+    async with app.run_test(size=(120, 40)):
+        app.main.draw_if_changed()
+        for sequence, message in messages:
+            history.append(sequence, message)
+        now_s = 0.1
+        app.main.draw_if_changed()
+        shown = main_text(app)
+    assert "no step in memory" not in shown
+    assert "60 steps in memory" in shown

@@ -1,0 +1,286 @@
+"""`verify` finds what is wrong with a session, and where; and nothing in a sound one."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import Admitted, BlockMove, StepRecord, Telemetry
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.recordings.check.verify import VerifyReport, verify
+from tests.support.seek_sessions import record
+
+Messages = list[tuple[int, Telemetry]]
+MESSAGES: Messages = simulate(
+    seed=12,
+    num_steps=700,
+    num_blocks=160,
+    max_model_len=2048,
+    workload=SimulatedWorkload(rate=20.0, document_share=0.1, chat_tokens=150),
+    knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
+    changes={300: {"enable_prefix_caching": False}, 500: {"enable_prefix_caching": True}},
+)
+
+
+def verified(path: Path, messages: Messages) -> VerifyReport:
+    return verify(record(path, messages), lambda share: None)
+
+
+def changed(step: int, change: Callable[[StepRecord], Telemetry]) -> Messages:
+    return [
+        (number, change(m) if isinstance(m, StepRecord) and m.step == step else m)
+        for number, m in MESSAGES
+    ]
+
+
+def wrong(report: VerifyReport) -> dict[str, list[str]]:
+    return {check.name: check.problems for check in report.checks if not check.is_good}
+
+
+def test_a_sound_session_has_nothing_wrong_and_all_of_it_was_looked_at(tmp_path: Path) -> None:
+    assert any(
+        isinstance(m, StepRecord) and any(type(e).__name__ == "Preempted" for e in m.events)
+        for _, m in MESSAGES
+    )
+    report = verified(tmp_path / "good.mcap", MESSAGES)
+    assert wrong(report) == {}
+    assert (report.num_steps, report.first_step, report.last_step) == (700, 0, 699)
+    assert report.blocks.num_checked == 700
+    assert report.keyframes.num_checked > 2
+    assert report.num_lost_messages == 0
+
+
+def test_a_gap_is_counted_and_what_comes_after_it_is_no_mistake(tmp_path: Path) -> None:
+    whole: Messages = [(n, m) for n, m in MESSAGES if not 100 <= n < 130]
+    report = verified(tmp_path / "gap.mcap", whole)
+    assert list(wrong(report)) == ["sequence"]
+    assert report.num_lost_messages == 30
+    assert "30 messages after step" in report.sequence.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "said"),
+    [
+        (lambda kv: msgspec.structs.replace(kv, used=kv.used + 1), "block accounting", "by the"),
+        (
+            lambda kv: msgspec.structs.replace(kv, cached=kv.cached + 1, empty=kv.empty - 1),
+            "block accounting",
+            "used, cached and empty blocks are",
+        ),
+    ],
+    ids=["one too many", "cached taken for empty"],
+)
+def test_counts_that_the_moves_contradict_are_found(
+    tmp_path: Path, change: Callable[[object], object], check: str, said: str
+) -> None:
+    messages = changed(400, lambda m: msgspec.structs.replace(m, kv=change(m.kv)))
+    problems = wrong(verified(tmp_path / "counts.mcap", messages))
+    assert list(problems) == [check]
+    assert problems[check][0].startswith("step 400: ")
+    assert said in problems[check][0]
+    assert len(problems[check]) == 1
+
+
+def test_a_move_that_was_not_told_is_found(tmp_path: Path) -> None:
+    step = next(m.step for _, m in MESSAGES if isinstance(m, StepRecord) and len(m.moves) > 3)
+    messages = changed(step, lambda m: msgspec.structs.replace(m, moves=m.moves[1:]))
+    problems = wrong(verified(tmp_path / "moves.mcap", messages))
+    assert problems["block accounting"][0].startswith(f"step {step}: ")
+
+
+def test_references_that_nobody_holds_are_found(tmp_path: Path) -> None:
+    def shared_more(record: StepRecord) -> StepRecord:
+        move = next(move for move in record.moves if move.ref_count > 0)
+        place = record.moves.index(move)
+        moves = [*record.moves]
+        moves[place] = BlockMove(move.block_id, move.owner, move.ref_count + 1)
+        return msgspec.structs.replace(record, moves=moves)
+
+    step = next(
+        m.step
+        for _, m in MESSAGES
+        if isinstance(m, StepRecord) and any(move.ref_count for move in m.moves)
+    )
+    problems = wrong(verified(tmp_path / "refs.mcap", changed(step, shared_more)))
+    assert "references to blocks, requests hold" in problems["block accounting"][0]
+
+
+def test_a_block_that_the_pool_does_not_have_is_found(tmp_path: Path) -> None:
+    messages = changed(
+        50, lambda m: msgspec.structs.replace(m, moves=[*m.moves, BlockMove(9999, 3, 1)])
+    )
+    problems = wrong(verified(tmp_path / "pool.mcap", messages))
+    assert problems["block accounting"] == ["step 50: block 9999 moved, the pool has 160"]
+
+
+def test_steps_out_of_order_and_times_that_run_backwards_are_found(tmp_path: Path) -> None:
+    messages = changed(200, lambda m: msgspec.structs.replace(m, step=150))
+    assert "step order" in wrong(verified(tmp_path / "order.mcap", messages))
+    messages = changed(
+        200, lambda m: msgspec.structs.replace(m, tokens_ns=m.schedule_start_ns - 1, launch_ns=None)
+    )
+    problems = wrong(verified(tmp_path / "times.mcap", messages))
+    assert problems["times"] == ["step 200: its times do not follow one another"]
+
+
+def test_the_command_says_it_in_a_table_or_as_json_and_ends_with_1(
+    tmp_path: Path, stepscope: Callable[..., Any]
+) -> None:
+    good = record(tmp_path / "good.mcap", MESSAGES)
+    cut = tmp_path / "cut.mcap"
+    cut.write_bytes(good.read_bytes()[:-2000])
+
+    def run(*arguments: str) -> tuple[int, str]:
+        done = stepscope(*arguments)
+        return done.exit_code, done.stdout
+
+    code, said = run("verify", str(good))
+    assert code == 0
+    assert "700 steps (0 to 699)" in said
+    assert said.endswith("all is well\n")
+    no_steps = [each for each in MESSAGES if not isinstance(each[1], StepRecord)]
+    empty = record(tmp_path / "empty.mcap", no_steps[:2])
+    code, said = run("verify", str(empty))
+    assert code == 0
+    assert said.endswith("nothing is wrong, but it holds no steps\n")
+    code, said = run("verify", str(cut))
+    assert code == 1
+    assert "it was not closed" in said
+    assert said.endswith("something is wrong\n")
+    code, said = run("verify", str(cut), "--json")
+    assert code == 1
+    document = json.loads(said)
+    assert document["ok"] is False
+    assert [check["name"] for check in document["checks"] if not check["ok"]] == [
+        "file",
+        "checksums",
+    ]
+    code, said = run("repair", str(cut))
+    assert code == 0
+    assert "kept: " in said
+    assert "lost: whatever came after step" in said
+    code, _ = run("verify", str(tmp_path / "cut-repaired.mcap"))
+    assert code == 0
+    code, said = run("repair", str(good))
+    assert (code, said) == (0, f"{good} is whole: nothing to repair\n")
+
+
+MODES = ["naive", "static", "continuous", "separate", "chunked"]
+
+
+def in_mode(seed: int, batching: str, changes: dict[int, str], num_steps: int = 400) -> Messages:
+    return simulate(
+        seed=seed,
+        num_steps=num_steps,
+        num_blocks=160,
+        max_model_len=2048,
+        workload=SimulatedWorkload(rate=20.0, document_share=0.1, chat_tokens=150),
+        knobs=Knobs(batching=batching, max_num_batched_tokens=128, max_num_seqs=16, reserve="none"),
+        changes={step: {"batching": mode} for step, mode in changes.items()},
+    )
+
+
+def admitted_without_a_row(messages: Messages) -> list[StepRecord]:
+    return [
+        m
+        for _, m in messages
+        if isinstance(m, StepRecord)
+        and {e.request_id for e in m.events if isinstance(e, Admitted)}
+        - {row.request_id for row in m.batch or ()}
+    ]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_sound_session_is_sound_in_each_batching_mode(tmp_path: Path, mode: str) -> None:
+    messages = in_mode(3, mode, {})
+    assert bool(admitted_without_a_row(messages)) == (mode == "static")
+    report = verified(tmp_path / "mode.mcap", messages)
+    assert wrong(report) == {}
+    assert report.blocks.num_checked == 400
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sound_session_is_sound_through_every_switch_of_modes(tmp_path: Path, seed: int) -> None:
+    pairs = [mode for a in MODES for b in MODES if a != b for mode in (a, b)]
+    switches = {60 * (number + 1): mode for number, mode in enumerate(pairs)}
+    messages = in_mode(seed, "chunked", switches, num_steps=60 * (len(pairs) + 2))
+    assert admitted_without_a_row(messages)
+    assert wrong(verified(tmp_path / "switches.mcap", messages)) == {}
+
+
+def test_a_gap_among_static_batches_is_the_only_thing_wrong(tmp_path: Path) -> None:
+    messages = in_mode(3, "static", {})
+    step = admitted_without_a_row(messages)[1].step
+    first = next(n for n, m in messages if isinstance(m, StepRecord) and m.step == step)
+    for lost in (range(first, first + 1), range(first + 1, first + 2)):
+        whole: Messages = [(n, m) for n, m in messages if n not in lost]
+        assert list(wrong(verified(tmp_path / f"{lost.start}.mcap", whole))) == ["sequence"]
+
+
+def test_a_reference_too_many_in_a_static_batch_is_found(tmp_path: Path) -> None:
+    messages = in_mode(3, "static", {})
+    record = admitted_without_a_row(messages)[1]
+    place = next(i for i, move in enumerate(record.moves) if move.ref_count > 0)
+    for change in (1, -1):
+        moves = list(record.moves)
+        move = moves[place]
+        moves[place] = BlockMove(move.block_id, move.owner, move.ref_count + change)
+        if not moves[place].ref_count:
+            moves[place] = BlockMove(move.block_id, -1, 0)
+        tampered: Messages = [
+            (n, msgspec.structs.replace(m, moves=moves) if m == record else m) for n, m in messages
+        ]
+        problems = wrong(verified(tmp_path / f"tampered{change}.mcap", tampered))
+        assert "block accounting" in problems
+
+
+def test_commands_on_recordings_take_the_names_of_shipped_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stepscope: Callable[..., Any]
+) -> None:
+    def run(*arguments: str) -> tuple[int, str]:
+        done = stepscope(*arguments)
+        return done.exit_code, done.stdout + done.stderr
+
+    monkeypatch.chdir(tmp_path)
+    code, said = run("verify", "freeze")
+    assert code == 0
+    assert "all is well\n" in said
+    code, said = run("repair", "freeze")
+    assert code == 0
+    assert "is whole: nothing to repair\n" in said
+    code, _ = run("export", "freeze", "--to", "csv", "-o", "f.csv")
+    assert code == 0
+    assert (tmp_path / "f.csv").stat().st_size > 0
+    code, said = run("verify", "nothing-of-that-name")
+    assert code == 1
+    assert "shipped samples: freeze, chunked" in said
+    Path("f.csv").rename("broken.mcap.part")
+    code, said = run("verify", "broken.mcap")  # stands for its unfinished self, as ever
+    assert code == 1
+    assert "there is no recording" not in said
+
+
+@pytest.mark.parametrize(
+    ("steps", "wanted"),
+    [
+        (["--from", "999999"], "none of them from 999,999 on"),
+        (["--from", "999998", "--until", "999999"], "none of 999,998 to 999,999"),
+        (["--until", "20"], "none of them up to 20"),
+    ],
+)
+def test_an_export_of_steps_that_are_not_there_says_which_in_words(
+    tmp_path: Path,
+    stepscope: Callable[..., Any],
+    steps: list[str],
+    wanted: str,
+) -> None:
+    # From a gap on: the first of its steps is not step 0.
+    late = record(tmp_path / "late.mcap", [(n, m) for n, m in MESSAGES if n < 1 or n > 60])
+    output = str(tmp_path / "z.csv")
+    done = stepscope("export", str(late), "--to", "csv", *steps, "-o", output)
+    assert done.exit_code == 2
+    assert wanted in done.stderr

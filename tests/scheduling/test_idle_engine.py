@@ -1,0 +1,102 @@
+"""An idle engine that has worked before: what it tells of itself is shown all the same."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from stepscope.engine.protocol.wire import EngineStatus, KnobsChanged
+from stepscope.recordings.history.history import History
+from stepscope.tui.app import Dashboard
+from stepscope.tui.widgets import header, key_figures
+from tests.support.screen_text import main_text
+
+
+async def test_an_idle_engine_has_its_step_its_seats_and_its_budget(
+    still_source: Callable[..., Any],
+) -> None:
+    busy = still_source()
+    snapshot = busy.history.snapshot()
+    history = History()
+    knobs = {"max_num_batched_tokens": 512, "max_num_seqs": 32}
+    idle = {"knobs": knobs, "state": "idle", "num_running": 0, "num_waiting": 0, "requests": []}
+    history.reset(msgspec.structs.replace(snapshot, **idle))
+    source = type(busy)(history)
+    app = Dashboard(source, history, control_endpoint="ipc:///nobody", any_terminal=True, fps=10.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        text = main_text(app)
+    app.close()
+    for part in ("step 399", "RUN 0/32", "BUDGET —/512", "idle since step 399; 'stepscope load'"):
+        assert part in text, part
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "said", "not_said"),
+    [
+        ("running", "live", ["▐LIVE▌", "{spent}/512", "·········· │"], ["idle", "last step"]),
+        ("idle", "live", ["▐LIVE idle▌", "BUDGET     0/512  0% idle"], ["{spent}/512", "last"]),
+        ("paused", "live", ["▐LIVE engine paused▌", "{spent}/512", "last step", "RUN 2/"], []),
+        ("running", "stale", ["▐STALE▌", "{spent}/512", "last step", "RUN —/", "WAIT —"], []),
+        ("running", "down", ["▐DOWN▌", "last step", "RUN —/", "WAIT —", "● REC waits"], ["00:08"]),
+    ],
+)
+async def test_an_engine_that_does_no_step_does_not_look_busy(
+    still_source: Callable[..., Any], state: str, status: str, said: list[str], not_said: list[str]
+) -> None:
+    source = still_source()
+    history = source.history
+    last = history.record(399)
+    assert last is not None
+    message = EngineStatus(
+        state=state,
+        step=399,
+        time_ns=last.tokens_ns + 10**9,
+        num_running=2,
+        num_waiting=0,
+        events=[],
+    )
+    history.append(history.last_sequence + 1, message)
+    source.status = status
+    app = Dashboard(source, history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
+    async with app.run_test(size=(140, 40)):
+        frame = app.main.new_frame()
+        connection = header.Connection("engine", "ipc", status, 10.0, recording=(8.0, 100))
+        lines = [*header.draw(frame, connection, 140), *key_figures.draw(frame, 140, 1, 14)]
+    app.close()
+    shown = "\n".join("".join(text for text, _ in line) for line in lines)
+    spent = last.num_prefill_tokens + last.num_decode_tokens
+    for part in said:
+        assert part.format(spent=spent) in shown, shown
+    for part in not_said:
+        assert part.format(spent=spent) not in shown, shown
+
+
+async def test_a_budget_and_seats_set_while_it_is_idle_are_shown_at_once(
+    still_source: Callable[..., Any],
+) -> None:
+    source = still_source()
+    history = source.history
+    last = history.record(399)
+    time_ns = last.tokens_ns + 10**9
+    messages = [
+        EngineStatus(state="idle", step=399, time_ns=time_ns, num_running=0, num_waiting=0),
+        KnobsChanged(
+            version=9,
+            effective_step=400,
+            who="anna",
+            old={},
+            new={"max_num_batched_tokens": 300, "max_num_seqs": 7},
+            time_ns=time_ns + 1,
+        ),
+    ]
+    for message in messages:
+        history.append(history.last_sequence + 1, message)
+    app = Dashboard(source, history, control_endpoint="ipc:///nobody", any_terminal=True, fps=10.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        text = main_text(app)
+    app.close()
+    assert "BUDGET     0/300" in text
+    assert "RUN 0/7" in text

@@ -1,0 +1,561 @@
+"""Steps that are prepared while those before them run: what a client and an operator see of it."""
+
+import itertools
+import threading
+from pathlib import Path
+
+import pytest
+
+from stepscope.engine.bench.measured_run import measure
+from stepscope.engine.control.intake import Intake
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import (
+    Abort,
+    Ack,
+    AnyReply,
+    Command,
+    Drain,
+    GetSnapshot,
+    Output,
+    Pause,
+    Resume,
+    SetKnobs,
+    Shutdown,
+    StepOnce,
+    Submit,
+    Submitted,
+)
+from stepscope.engine.protocol.config import EngineConfig, Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import (
+    Aborted,
+    Arrived,
+    EngineStatus,
+    Finished,
+    Snapshot,
+    StepRecord,
+    Telemetry,
+)
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import InFlight, ScheduledStep, StepResult
+from stepscope.engine.simulation.simulated import (
+    SCHEDULE_NS,
+    CostModel,
+    SimulatedRunner,
+    SimulatedWorkload,
+    encoded,
+    simulate,
+    simulated_info,
+)
+from stepscope.engine.telemetry.step_draft import StepDraft
+from stepscope.engine.telemetry.token_teller import TokenTeller
+from stepscope.recordings.attribution.explain import Explainer
+from stepscope.recordings.check.verify import verify
+from stepscope.recordings.file.writing.writer import RecordingWriter
+from stepscope.recordings.history.history import History
+from tests.support.core_ends import Client, Sink
+
+LIMITS = Limits(max_num_batched_tokens=512, max_num_seqs=8, max_model_len=256)
+BUSY = SimulatedWorkload(rate=20.0, output_tokens=80)
+
+
+class Engine:
+    def __init__(self, runner: SimulatedRunner | None = None, *, num_blocks: int = 64) -> None:
+        self.sink = Sink()
+        self.scheduler = Scheduler(KVCacheManager(num_blocks, 16), Knobs(max_num_seqs=8), LIMITS)
+        self.core = EngineCore(
+            simulated_info(LIMITS, num_blocks, 16, seed=0),
+            runner or SimulatedRunner(CostModel()),
+            self.scheduler,
+            LIMITS,
+            self.sink,
+            dispatch.apply,
+            overlap=True,
+        )
+
+    def submit(
+        self, max_tokens: int, num_prompt: int = 40, first: int = 0, **sampling: object
+    ) -> Client:
+        client = Client()
+        prompt = list(range(first, first + num_prompt))
+        params = SamplingParams(max_tokens=max_tokens, **sampling)  # type: ignore[arg-type]
+        self.core.inbox.put(Call(Submit(sampling=params), client, prompt))
+        return client
+
+    def ask(self, command: Command) -> Client:
+        client = Client()
+        self.core.inbox.put(Call(command, client))
+        return client
+
+    def run(self) -> None:
+        while self.core.step():
+            self.scheduler.kv.check_integrity()
+
+
+def test_the_host_works_while_the_device_does() -> None:
+    """By the order of events: a device on a thread ends a step only when somebody waits for it."""
+    log: list[str] = []
+
+    class Threaded(SimulatedRunner):
+        def __init__(self) -> None:
+            super().__init__(CostModel())
+            self.idle = threading.Event()  # the last step that was launched has ended
+            self.idle.set()
+
+        def launch(self, step: ScheduledStep) -> InFlight:  # type: ignore[override]
+            log.append(f"launch {step.step}")
+            return Running(self, step)
+
+    class Running:
+        is_whole = True
+
+        def __init__(self, device: Threaded, step: ScheduledStep) -> None:
+            self._result = SimulatedRunner.launch(device, step).collect()
+            self._awaited, self._ended = threading.Event(), threading.Event()
+            self._before, device.idle = device.idle, self._ended
+            self._step = step.step
+            threading.Thread(target=self._work, daemon=True).start()
+
+        def _work(self) -> None:
+            assert self._before.wait(10)
+            assert self._awaited.wait(10)
+            log.append(f"end {self._step}")
+            self._ended.set()
+
+        def collect(self) -> StepResult:
+            self._awaited.set()
+            assert self._ended.wait(10)
+            return self._result
+
+    engine = Engine(Threaded())
+    client = engine.submit(6)
+    publish = engine.sink.publish
+
+    def noted(message: Telemetry) -> None:
+        if isinstance(message, StepDraft):
+            log.append(f"tell {message.step}")
+        publish(message)
+
+    engine.sink.publish = noted  # type: ignore[method-assign]
+    engine.run()
+    assert len(client.tokens) == 6
+    for step in range(5):
+        assert log.index(f"launch {step + 1}") < log.index(f"end {step}")
+        assert log.index(f"end {step}") < log.index(f"tell {step}") < log.index(f"end {step + 1}")
+    assert [record.hidden_ns is not None for record in engine.sink.records] == [False] + [True] * 5
+
+
+def test_time_that_the_host_needs_is_hidden_and_counted_once() -> None:
+    def spent(overlap: bool) -> tuple[int, list[StepRecord]]:
+        messages = simulate(seed=1, num_steps=300, workload=BUSY, overlap=overlap)
+        steps = [m for _, m in messages if isinstance(m, StepRecord)]
+        return sum(s.tokens_ns - s.schedule_start_ns for s in steps), steps
+
+    _, serial = spent(overlap=False)
+    busy_ns, steps = spent(overlap=True)
+    assert all(step.hidden_ns is None and step.num_wasted_tokens is None for step in serial)
+    hidden = [step for step in steps if step.hidden_ns is not None]
+    assert len(hidden) > 0.9 * len(steps)
+    assert {step.hidden_ns for step in hidden} == {SCHEDULE_NS}
+    # The device pauses only where nothing was prepared: each step's own time is the cost model's.
+    cost = CostModel()
+    for step in hidden:
+        tokens = step.num_prefill_tokens + step.num_decode_tokens
+        assert step.tokens_ns - step.schedule_start_ns >= cost.floor_ms * 1e6 + tokens * 40_000
+    for before, after in itertools.pairwise(steps):
+        assert before.tokens_ns <= after.schedule_start_ns
+    assert busy_ns <= steps[-1].tokens_ns - steps[0].schedule_start_ns
+
+
+def test_observers_find_the_books_sound_and_no_share_out_of_bounds(tmp_path: Path) -> None:
+    messages = simulate(seed=2, num_steps=400, workload=BUSY, num_blocks=600, overlap=True)
+    writer = RecordingWriter(tmp_path / "overlap.mcap")
+    writer.start()
+    history = History()
+    explainer = Explainer(0, 0)
+    for sequence, message in messages:
+        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+        history.append(sequence, message)
+        explainer.take(message)
+    writer.close()
+    report = verify(tmp_path / "overlap.mcap", lambda share: None)
+    assert [check.problems for check in report.checks if not check.is_good] == []
+    assert report.num_steps == 400
+    rates = history.rates(history.state.time_ns)
+    for share in (rates.model_share, rates.schedule_share, rates.idle_share):
+        assert share is not None
+        assert 0 <= share <= 1
+    assert rates.model_share + rates.schedule_share + rates.idle_share <= 1 + 1e-9  # type: ignore[operator]
+    for late in explainer.late:
+        assert sum(piece.ns for piece in late.pieces) == late.end_ns - late.start_ns
+        assert all(piece.ns >= 0 for piece in late.pieces)
+        assert all(piece.cause != "unknown" for piece in late.pieces)
+
+
+@pytest.mark.parametrize("early_ms", [0, 2, 7])
+def test_the_wait_of_a_request_that_came_while_a_step_ran_is_explained_whole(early_ms: int) -> None:
+    """The device goes on by itself in virtual time; nobody has waited for its step by then."""
+    runner = SimulatedRunner(CostModel())
+    engine = Engine(runner)
+    engine.submit(60)
+    for _ in range(5):
+        engine.core.step()
+    arrivals_ns = []
+    for first in (100, 200):  # told with the step after, then with the very step
+        assert engine.core.has_step_in_flight
+        runner.advance_to(runner.clock() + early_ms * 1_000_000)
+        arrivals_ns.append(runner.clock())
+        engine.submit(10, first=first)
+        if first == 200:
+            engine.ask(SetKnobs(changes={"max_num_batched_tokens": 77}))
+        for _ in range(4):
+            engine.core.step()
+    engine.run()
+    records = engine.sink.records
+    told_in = [record for r in (1, 2) for record in records if r in _arrived(record)]
+    assert [
+        arrival < record.schedule_start_ns
+        for arrival, record in zip(arrivals_ns, told_in, strict=True)
+    ] == [True, False]
+    explainers = [Explainer(0, 0), *(Explainer(0, 0, only=request_id) for request_id in (1, 2))]
+    for message in engine.sink.messages:
+        for explainer in explainers:
+            explainer.take(message)
+    firsts = {late.request_id: late for late in explainers[0].late if not late.token_idx}
+    for request_id, arrival_ns in zip((1, 2), arrivals_ns, strict=True):
+        late = firsts[request_id]
+        assert late.start_ns == arrival_ns
+        assert [piece.cause for piece in late.pieces] == ["queued", "prompt"]
+        assert "for the step under way to end" in late.pieces[0].text
+        alone = explainers[request_id]
+        assert alone.life[0].start_ns == arrival_ns
+        assert alone.late[0] == late
+    for explainer in explainers:
+        assert all(piece.cause != "unknown" for late in explainer.late for piece in late.pieces)
+        for late in explainer.late:
+            assert sum(piece.ns for piece in late.pieces) == late.gap_ns
+
+
+def _arrived(record: StepRecord) -> list[int]:
+    return [event.request_id for event in record.events if isinstance(event, Arrived)]
+
+
+def test_the_same_seed_gives_the_same_messages_byte_for_byte() -> None:
+    first = encoded(simulate(seed=3, num_steps=200, workload=BUSY, overlap=True))
+    assert first == encoded(simulate(seed=3, num_steps=200, workload=BUSY, overlap=True))
+
+
+def test_a_request_that_ended_meanwhile_is_in_no_batch_and_its_token_is_counted_as_wasted() -> None:
+    # The simulated tokens are a request's own: find the one at which the second request stops.
+    other = Engine()
+    other.submit(8)
+    second = other.submit(8)
+    other.run()
+    engine = Engine()
+    beside = engine.submit(12)
+    stopped = engine.submit(8, stop_token_ids=(second.tokens[3],))
+    engine.run()
+    assert stopped.tokens == second.tokens[:4]
+    assert stopped.outputs[-1].finish_reason == "stop"
+    assert len(beside.tokens) == 12
+    records = engine.sink.records
+    at = next(i for i, r in enumerate(records) if any(isinstance(e, Finished) for e in r.events))
+    assert len(records[at].batch or ()) == 2
+    assert records[at + 1].num_wasted_tokens == 1
+    assert [row.request_id for row in records[at + 1].batch or ()] == [0]
+    assert records[at + 1].num_decode_tokens == 1
+    assert sum(record.num_wasted_tokens or 0 for record in records) == 1
+
+
+def test_changes_hold_from_the_step_that_the_answer_names() -> None:
+    engine = Engine()
+    engine.submit(200)
+    for _ in range(5):
+        engine.core.step()
+    assert engine.core.has_step_in_flight
+    answer = engine.ask(SetKnobs(changes={"max_num_batched_tokens": 77})).replies
+    for _ in range(3):
+        engine.core.step()
+    ack = answer[0]
+    assert isinstance(ack, Ack)
+    budgets = {record.step: record.token_budget for record in engine.sink.records}
+    assert budgets[ack.effective_step - 1] == Knobs().max_num_batched_tokens
+    assert budgets[ack.effective_step] == 77
+    records = engine.sink.records
+    # Nothing was prepared before the change that holds after it; the next ones are again.
+    assert [r.hidden_ns is None for r in records if r.step >= ack.effective_step][:2] == [
+        True,
+        False,
+    ]
+
+
+def test_a_debugger_runs_exactly_the_steps_it_asks_for() -> None:
+    engine = Engine()
+    client = engine.submit(100)
+    for _ in range(4):
+        engine.core.step()
+    paused = engine.ask(Pause())
+    engine.run()
+    first = paused.replies[0]
+    assert isinstance(first, Ack)
+    assert [record.step for record in engine.sink.records][-1] == first.effective_step - 1
+    assert not engine.core.has_step_in_flight
+    for count in (1, 2, 5):
+        done = len(engine.sink.records)
+        engine.ask(StepOnce(n=count))
+        engine.run()
+        assert len(engine.sink.records) == done + count
+        assert not engine.core.has_step_in_flight
+    engine.ask(Resume())
+    engine.run()
+    assert len(client.tokens) == 100
+
+
+def test_an_abort_in_mid_flight_ends_the_request_with_what_it_has() -> None:
+    engine = Engine()
+    kept, gone = engine.submit(30), engine.submit(30)
+    for _ in range(6):
+        engine.core.step()
+    submitted = gone.replies[0]
+    assert isinstance(submitted, Submitted)
+    engine.ask(Abort(request_id=submitted.request_id))
+    engine.run()
+    assert gone.outputs[-1].finish_reason == "abort"
+    assert len(kept.tokens) == 30
+    assert len(gone.tokens) == gone.outputs[-1].num_output_tokens < 30
+    assert engine.scheduler.kv.counts().used == 0
+
+
+def test_a_snapshot_asked_for_in_mid_flight_is_true_after_the_message_it_names() -> None:
+    engine = Engine()
+    engine.submit(30)
+    for _ in range(4):
+        engine.core.step()
+    asked = engine.ask(GetSnapshot())
+    engine.core.step()
+    (snapshot,) = asked.replies
+    assert isinstance(snapshot, Snapshot)
+    before = engine.sink.messages[: snapshot.sequence + 1]
+    told = sum(len(m.batch or ()) for m in before if isinstance(m, StepRecord))
+    assert [view.num_output_tokens for view in snapshot.requests] == [told]
+    assert isinstance(before[-1], EngineStatus)
+    assert before[-1].kv == snapshot.kv
+
+
+def test_an_engine_that_is_told_to_stop_takes_in_the_step_in_flight() -> None:
+    engine = Engine()
+    client = engine.submit(50)
+    stopper = threading.Thread(target=engine.core.run)
+
+    class StopAt(Client):
+        def reply(self, message: AnyReply) -> None:
+            client.reply(message)
+            if isinstance(message, Output) and message.num_output_tokens == 20:
+                engine.core.stopping = True  # as a measured run does, while the next step runs
+
+    engine.core.inbox.get_nowait()
+    engine.core.inbox.put(
+        Call(Submit(sampling=SamplingParams(max_tokens=50)), StopAt(), list(range(40)))
+    )
+    stopper.start()
+    stopper.join(10)
+    assert not stopper.is_alive()
+    assert not engine.core.has_step_in_flight
+    assert client.outputs[-1].finish_reason == "abort"
+    assert len(client.tokens) == 21  # that of the step in flight, too
+    last = engine.sink.messages[-1]
+    assert isinstance(last, EngineStatus)
+    assert last.state == "stopped"
+    assert last.step == engine.sink.records[-1].step
+
+
+def test_drain_and_shutdown_leave_nothing_in_flight() -> None:
+    engine = Engine()
+    client = engine.submit(20)
+    for _ in range(3):
+        engine.core.step()
+    engine.ask(Drain())
+    late = engine.submit(5)
+    engine.run()
+    assert len(client.tokens) == 20
+    assert not late.outputs
+    engine.ask(Shutdown())
+    engine.core.run()
+    assert engine.scheduler.kv.counts().used == 0
+
+
+def test_tokens_and_texts_in_telemetry_stand_beside_the_rows_that_are_told() -> None:
+    probe = Engine()
+    probe.submit(8)
+    wanted = probe.submit(8)
+    probe.run()
+    engine = Engine()
+    engine.core.token_teller = TokenTeller(None)
+    clients = [engine.submit(12), engine.submit(8, stop_token_ids=(wanted.tokens[2],))]
+    engine.run()
+    told: dict[int, list[int]] = {0: [], 1: []}
+    for record in engine.sink.records:
+        assert record.token_ids is not None
+        for row, token in zip(record.batch or (), record.token_ids, strict=True):
+            if token is not None:
+                told[row.request_id].append(token)
+    assert [told[0], told[1]] == [client.tokens for client in clients]
+
+
+def test_a_block_is_hit_only_once_its_tokens_are_known() -> None:
+    """The second request repeats the first and its output, block by block."""
+    engine = Engine()
+    first = engine.submit(40, num_prompt=20)
+    engine.run()
+    repeated = Client()
+    prompt = [*range(20), *first.tokens]
+    engine.core.inbox.put(Call(Submit(sampling=SamplingParams(max_tokens=2)), repeated, prompt))
+    engine.run()
+    # The last token was never computed, and a hit is whole blocks.
+    assert repeated.outputs[0].num_cached_tokens == 59 // 16 * 16
+
+
+class NoMemory(SimulatedRunner):
+    """Runs at most `room` tokens at once."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__(CostModel())
+        self.room = room
+        self.num_cut = 0
+
+    def launch(self, step: ScheduledStep) -> InFlight:  # type: ignore[override]
+        handle = super().launch(step)
+        size = sum(row.num_tokens for row in step.rows)
+        if size <= self.room:
+            return handle
+        self.num_cut += 1
+        result = handle.collect()
+
+        class Cut:
+            is_whole = False
+
+            def collect(self) -> StepResult:
+                return StepResult(
+                    result.token_ids, result.launch_ns, result.tokens_ns, num_tokens_fit=20
+                )
+
+        return Cut()
+
+
+def test_steps_stay_small_for_a_while_after_the_device_ran_out_of_memory(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger="stepscope.engine")
+    runner = NoMemory(32)
+    engine = Engine(runner)
+    clients = [engine.submit(150, first=50 * i) for i in range(3)]
+    engine.run()
+    assert all(len(client.tokens) == 150 for client in clients)
+    records = engine.sink.records
+    assert runner.num_cut == 1, "each step ran out of memory again"
+    limited = [record for record in records if record.token_limit is not None]
+    assert all((r.token_limit, r.token_budget) == (20, 20) for r in limited)
+    assert limited[0].step == 1
+    assert "the next 256 steps have at most 20 tokens" in caplog.text
+    # It is lifted, tried again with a step that is as large, and lasts twice as long when that
+    # fails; once there is memory again, it is gone.
+    engine.submit(200, first=200)
+    engine.run()
+    assert "steps of more than 20 tokens are tried again" in caplog.text
+    assert engine.sink.records[-1].token_limit is None
+    engine.submit(2, num_prompt=50, first=600)
+    engine.run()
+    assert runner.num_cut == 2
+    assert "the next 512 steps have at most 20 tokens" in caplog.text
+    runner.room = 1000
+    for first in (300, 400, 500):
+        engine.submit(200, num_prompt=50, first=first)
+        engine.run()
+    assert runner.num_cut == 2
+    assert engine.sink.records[-1].token_limit is None
+
+
+def test_a_prompt_that_must_not_be_cut_is_run_whatever_the_memory() -> None:
+    runner = NoMemory(32)
+    engine = Engine(runner)
+    engine.ask(SetKnobs(changes={"enable_chunked_prefill": False, "max_num_batched_tokens": 512}))
+    clients = [engine.submit(20, num_prompt=60, first=60 * i) for i in range(2)]
+    engine.run()
+    assert all(len(client.tokens) == 20 for client in clients)
+
+
+def test_who_ends_for_want_of_memory_is_told_why() -> None:
+    class Hopeless(SimulatedRunner):
+        def launch(self, step: ScheduledStep) -> InFlight:  # type: ignore[override]
+            handle = super().launch(step)
+            bad = [i for i, row in enumerate(step.rows) if row.request.request_id == 1]
+            if not bad:
+                return handle
+            result = handle.collect()
+            token_ids = [None if i in bad else t for i, t in enumerate(result.token_ids)]
+
+            class Cut:
+                is_whole = False
+
+                def collect(self) -> StepResult:
+                    return StepResult(
+                        token_ids,
+                        result.launch_ns,
+                        result.tokens_ns,
+                        num_tokens_fit=40,
+                        unfit_rows=tuple(bad),
+                    )
+
+            return Cut()
+
+    engine = Engine(Hopeless(CostModel()))
+    # The third is admitted in the step of the second, upon the blocks that it was to fill.
+    clients = [engine.submit(10), engine.submit(10, 100, 100), engine.submit(10, 100, 100)]
+    engine.run()
+    assert [client.outputs[-1].finish_reason for client in clients] == ["length", "abort", "length"]
+    assert len(clients[2].tokens) == 10
+    events = [event for m in engine.sink.messages for event in getattr(m, "events", [])]
+    (aborted,) = (event for event in events if isinstance(event, Aborted))
+    assert "no memory" in aborted.reason
+    third = engine.scheduler.kv.counts()
+    assert third.used == 0
+
+
+def test_a_measured_run_counts_every_step_once_and_no_time_twice() -> None:
+    engine = Engine()
+    prompt = list(range(40))
+    submits = [
+        Submit(prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=20, ignore_eos=True))
+        for _ in range(6)
+    ]
+    result, requests = measure(
+        engine.core, Intake(None, 4096, LIMITS.max_model_len), submits, warmup=submits[:2]
+    )
+    assert (result.num_finished, result.num_failed) == (6, 0)
+    assert [request.num_output_tokens for request in requests] == [20] * 6
+    assert result.steps is not None
+    warmup = sum(
+        1 for r in engine.sink.records if {row.request_id for row in r.batch or ()} & {0, 1}
+    )
+    assert result.steps.num_steps == len(engine.sink.records) - warmup
+    shares = result.steps.shares
+    parts = (shares.schedule, shares.prepare, shares.model, shares.finish)
+    assert min(parts) >= 0
+    assert sum(parts) == pytest.approx(1)
+    total_ms = result.steps.step_ms.mean * result.steps.num_steps
+    assert total_ms <= result.seconds * 1e3 + 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "launch_blocks", "expected"),
+    [("auto", False, True), ("auto", True, False), ("on", False, True), ("off", False, False)],
+)
+def test_overlap_is_for_devices_that_run_by_themselves(
+    setting: str, launch_blocks: bool, expected: bool
+) -> None:
+    config = EngineConfig(overlap=setting)  # type: ignore[arg-type]
+    assert config.overlaps(launch_blocks=launch_blocks) is expected

@@ -1,0 +1,544 @@
+"""With overlap an engine says and does what it does without: laws for any load and any change.
+
+A device takes the place of a model. It runs steps in the order in which they are launched, keeps
+what would be in each slot of each block, and finds whatever reads what is not its own. Its tokens
+are a function of the tokens before them, so what a request must get is known beforehand.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import Phase as Stage
+from hypothesis import strategies as st
+
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import (
+    Abort,
+    AnyReply,
+    Command,
+    GetSnapshot,
+    ResetPrefixCache,
+    SetKnobs,
+    Submit,
+    Submitted,
+)
+from stepscope.engine.protocol.config import Batching, Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import (
+    EngineStatus,
+    FirstToken,
+    KnobsChanged,
+    Preempted,
+    Snapshot,
+    StepRecord,
+)
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import InFlight, ScheduledStep, StepResult
+from stepscope.engine.simulation.simulated import simulated_info
+from stepscope.recordings.check.block_ledger import BlockLedger
+from stepscope.recordings.state.session import SessionState
+from tests.support.core_ends import Client, Sink
+
+MAX_MODEL_LEN = 48
+STOP_TOKEN = 3
+LIMITS = Limits(max_num_batched_tokens=96, max_num_seqs=8, max_model_len=MAX_MODEL_LEN)
+
+laws = settings(
+    derandomize=True,
+    deadline=None,
+    max_examples=150,
+    phases=[Stage.explicit, Stage.reuse, Stage.generate, Stage.shrink],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+def token_after(token_ids: list[int]) -> int:
+    return (sum(token_ids) + len(token_ids)) % 5
+
+
+def output_of(prompt: list[int], sampling: SamplingParams) -> list[int]:
+    """What a request gets, whatever else runs."""
+    tokens = list(prompt)
+    while len(tokens) - len(prompt) < sampling.max_tokens:
+        tokens.append(token_after(tokens))
+        if tokens[-1] in sampling.stop_token_ids:
+            break
+    return tokens[len(prompt) :]
+
+
+@dataclass
+class Handle:
+    result: StepResult
+    tokens: dict[int, int]  # request -> what it samples
+    has_failed: bool = False
+    fails: bool = False
+    is_whole: bool = True
+
+    def collect(self) -> StepResult:
+        if self.fails:
+            raise RuntimeError("the device failed")
+        return self.result
+
+
+@dataclass
+class Device:
+    """Runs steps at their launch and tells of them when it is asked.
+
+    Attributes:
+        failures: number of a launch -> whether it fails there, or when it is collected.
+        unfit: number of a launch -> index of a row that has no room.
+    """
+
+    block_size: int
+    failures: dict[int, bool] = field(default_factory=dict)
+    unfit: dict[int, int] = field(default_factory=dict)
+    slots: dict[tuple[int, int], int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    num_launched: int = 0
+    num_ahead: int = 0
+    now_ns: int = 0
+
+    def clock(self) -> int:
+        self.now_ns += 1
+        return self.now_ns
+
+    def execute(self, step: ScheduledStep) -> StepResult:
+        return self.launch(step).collect()
+
+    def launch(self, step: ScheduledStep) -> InFlight:
+        number = self.num_launched
+        self.num_launched += 1
+        before = step.after
+        assert before is None or isinstance(before, Handle)
+        self.num_ahead += before is not None
+        fails_now = self.failures.get(number)
+        if fails_now:
+            raise RuntimeError("the device took no more")
+        is_void = fails_now is not None or (before is not None and before.has_failed)
+        left_out = self.unfit.get(number)
+        if left_out is not None:
+            left_out %= len(step.rows)
+        known = {}
+        for row in step.rows:
+            tokens = list(row.request.token_ids)
+            if row.start == len(tokens):
+                assert before is not None, "a token that nobody gives"
+                tokens.append(before.tokens[row.request.request_id])
+            known[row.request.request_id] = tokens[: row.start + row.num_tokens]
+        for index, row in enumerate(step.rows):
+            contents = contents_of(known[row.request.request_id])
+            for position in range(row.start, row.start + row.num_tokens):
+                void = is_void or index == left_out
+                slot = self.slot(row.request.block_table, position)
+                self.slots[slot] = -1 if void else contents[position]
+        token_ids: list[int | None] = []
+        for index, row in enumerate(step.rows):
+            name = row.request.request_id
+            contents = contents_of(known[name])
+            found = [
+                self.slots.get(self.slot(row.request.block_table, p)) for p in range(len(contents))
+            ]
+            if not is_void and left_out is None and found != contents:
+                self.problems.append(f"step {step.step}: request {name} reads {found}")
+            token_ids.append(
+                token_after(known[name]) if row.samples and index != left_out else None
+            )
+        tokens = {
+            row.request.request_id: token
+            for row, token in zip(step.rows, token_ids, strict=True)
+            if token is not None
+        }
+        launch_ns = self.clock()
+        cut = left_out is not None
+        result = StepResult(
+            token_ids,
+            launch_ns,
+            self.clock(),
+            num_tokens_fit=2 if cut else None,
+            unfit_rows=(left_out,) if left_out is not None else (),
+        )
+        # What is told is told when it is collected.
+        return Later(self, Handle(result, tokens, is_void, fails_now is False, not cut))
+
+    def slot(self, table: list[int], position: int) -> tuple[int, int]:
+        index, offset = divmod(position, self.block_size)
+        return table[index], offset
+
+
+class Later(Handle):
+    """Its tokens are known at the time at which somebody waits for them."""
+
+    def __init__(self, device: Device, handle: Handle) -> None:
+        super().__init__(
+            handle.result, handle.tokens, handle.has_failed, handle.fails, handle.is_whole
+        )
+        self._device = device
+
+    def collect(self) -> StepResult:
+        result = super().collect()
+        return StepResult(
+            result.token_ids,
+            result.launch_ns,
+            self._device.clock(),
+            num_tokens_fit=result.num_tokens_fit,
+            unfit_rows=result.unfit_rows,
+        )
+
+
+def contents_of(token_ids: list[int]) -> list[int]:
+    """What a slot must hold: a key or value depends on its token and on all before it."""
+    contents, so_far = [], 0
+    for token_id in token_ids:
+        so_far = hash((so_far, token_id))
+        contents.append(so_far)
+    return contents
+
+
+@dataclass
+class Arrival:
+    turn: int
+    prompt: list[int]
+    sampling: SamplingParams
+    priority: int
+    abort_after: int | None
+
+
+@dataclass
+class Case:
+    block_size: int
+    num_blocks: int
+    knobs: Knobs
+    changes: dict[int, Knobs]  # turn -> set then
+    arrivals: list[Arrival]
+    resets: set[int]
+    snapshots: set[int]
+    failures: dict[int, bool] = field(default_factory=dict)
+    unfit: dict[int, int] = field(default_factory=dict)
+
+
+@st.composite
+def knob_sets(draw: st.DrawFn) -> Knobs:
+    chunked = draw(st.sampled_from([True, True, True, False]))
+    budget = draw(st.sampled_from([2, 5, 16, 48, 96]))
+    return Knobs(
+        max_num_batched_tokens=budget if chunked else max(budget, MAX_MODEL_LEN),
+        max_num_seqs=draw(st.integers(1, 8)),
+        enable_chunked_prefill=chunked,
+        batching=draw(st.sampled_from([*get_args(Batching), "chunked", "chunked"])),
+        order=draw(st.sampled_from(["decode_first", "arrival"])),
+        policy=draw(st.sampled_from(["fcfs", "priority"])),
+        reserve=draw(st.sampled_from(["none", "prompt", "output"])),
+        enable_prefix_caching=draw(st.sampled_from([True, True, False])),
+    )
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> Arrival:
+    # Few beginnings and few tokens, so that prefixes are shared and outputs coincide.
+    prompt = [draw(st.integers(0, 1))] * draw(st.integers(0, 20))
+    prompt += draw(st.lists(st.integers(0, 4), min_size=1, max_size=8))
+    sampling = SamplingParams(
+        max_tokens=draw(st.integers(1, MAX_MODEL_LEN - len(prompt))),
+        stop_token_ids=(STOP_TOKEN,) * draw(st.booleans()),
+        # It changes no token here; it keeps steps from being prepared ahead.
+        presence_penalty=draw(st.sampled_from([0.0, 0.0, 0.0, 1.0])),
+    )
+    return Arrival(
+        draw(st.sampled_from([0, 0, 1, 2, 5, 20])),
+        prompt,
+        sampling,
+        draw(st.integers(-1, 1)),
+        draw(st.sampled_from([None, None, None, 0, 3, 9])),
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    block_size = draw(st.sampled_from([1, 2, 4, 16]))
+    at_least = -(-MAX_MODEL_LEN // block_size)
+    return Case(
+        block_size,
+        at_least + draw(st.sampled_from([0, 1, at_least // 2, 3 * at_least])),
+        draw(knob_sets()),
+        draw(st.dictionaries(st.integers(1, 40), knob_sets(), max_size=3)),
+        draw(st.lists(arrivals(), min_size=1, max_size=10)),
+        draw(st.sets(st.integers(0, 40), max_size=2)),
+        draw(st.sets(st.integers(0, 40), max_size=3)),
+    )
+
+
+class Run:
+    """A case from its first arrival to its last token."""
+
+    def __init__(self, case: Case, *, overlap: bool = True) -> None:
+        self.case = case
+        self.device = Device(case.block_size, case.failures, case.unfit)
+        kv = KVCacheManager(case.num_blocks, case.block_size)
+        self.scheduler = Scheduler(kv, case.knobs, LIMITS)
+        self.sink = Sink()
+        self.core = EngineCore(
+            simulated_info(LIMITS, case.num_blocks, case.block_size, seed=0),
+            self.device,
+            self.scheduler,
+            LIMITS,
+            self.sink,
+            dispatch.apply,
+            overlap=overlap,
+        )
+        self.askers = [Client() for _ in case.arrivals]
+        self.desk = Client()
+        self.answers: list[tuple[int, AnyReply]] = []  # to changes, with the records until then
+
+    def run(self) -> None:
+        core, turn = self.core, 0
+        last = max(arrival.turn for arrival in self.case.arrivals)
+        most = 200 + 20 * sum(len(a.prompt) + a.sampling.max_tokens for a in self.case.arrivals)
+        while turn <= last or self.scheduler.has_work() or core.has_step_in_flight:
+            assert turn < most, "livelock"
+            for command, asker in self.commands(turn):
+                token_ids = command.prompt_token_ids if isinstance(command, Submit) else None
+                core.inbox.put(Call(command, asker, token_ids))
+            core.step()
+            self.scheduler.kv.check_integrity()
+            core.publish_signs_of_life(idle=not core.has_step_in_flight)
+            turn += 1
+        core.snapshots.serve(at_once=True)
+
+    def commands(self, turn: int) -> Iterator[tuple[Command, Client]]:
+        case = self.case
+        for arrival, asker in zip(case.arrivals, self.askers, strict=True):
+            if arrival.turn == turn:
+                yield (
+                    Submit(
+                        prompt_token_ids=arrival.prompt,
+                        sampling=arrival.sampling,
+                        priority=arrival.priority,
+                    ),
+                    asker,
+                )
+            if arrival.abort_after is not None and arrival.turn + arrival.abort_after + 1 == turn:
+                submitted = asker.replies[0]
+                assert isinstance(submitted, Submitted)
+                yield Abort(request_id=submitted.request_id), self.desk
+        if turn in case.changes:
+            yield SetKnobs(changes=case.changes[turn].as_dict()), self.desk
+        if turn in case.resets:
+            yield ResetPrefixCache(), self.desk
+        if turn in case.snapshots:
+            yield GetSnapshot(), self.desk
+
+    @property
+    def records(self) -> list[StepRecord]:
+        return self.sink.records
+
+    def outputs(self) -> list[tuple[list[int], str | None]]:
+        found = []
+        for asker in self.askers:
+            assert all(output.finish_reason is None for output in asker.outputs[:-1])
+            found.append((asker.tokens, asker.outputs[-1].finish_reason))
+        return found
+
+    def check_outputs(self) -> None:
+        for arrival, (tokens, reason) in zip(self.case.arrivals, self.outputs(), strict=True):
+            expected = output_of(arrival.prompt, arrival.sampling)
+            if reason == "abort":
+                assert tokens == expected[: len(tokens)]
+            else:
+                assert tokens == expected
+                stopped = expected[-1] in arrival.sampling.stop_token_ids
+                assert reason == ("stop" if stopped else "length")
+
+    def check_messages(self) -> None:
+        """An observer can follow, and finds nothing that contradicts itself."""
+        ledger, state = BlockLedger(), SessionState()
+        snapshots = [reply for reply in self.desk.replies if isinstance(reply, Snapshot)]
+        version, next_step, tokens_ns = 0, 0, 0
+        budget = {0: self.case.knobs.max_num_batched_tokens}
+        for sequence, message in enumerate(self.sink.messages):
+            state.apply(message)
+            if isinstance(message, KnobsChanged):
+                assert message.effective_step == next_step
+                version = message.version
+                knobs = {"max_num_batched_tokens": budget[version - 1], **message.new}
+                budget[version] = int(knobs["max_num_batched_tokens"])
+            elif isinstance(message, StepRecord):
+                assert message.step == next_step
+                next_step += 1
+                assert message.knobs_version == version
+                if message.token_limit is None:
+                    assert message.token_budget == budget[version]
+                self.check_times(message, tokens_ns)
+                self.check_counts(message, state)
+                tokens_ns = message.tokens_ns
+            if isinstance(message, StepRecord | EngineStatus):
+                assert message.kv is not None
+                if not ledger.is_open:
+                    ledger.open_empty(message.kv)
+                batch = message.batch if isinstance(message, StepRecord) else []
+                problems = ledger.take(message.moves, batch, message.events)
+                assert problems + ledger.check(message.kv) == []
+            for snapshot in snapshots:
+                if snapshot.sequence == sequence:
+                    assert ledger.compare(snapshot) == []
+                    self.check_snapshot(snapshot, state)
+        assert not any(view.status != "finished" for view in state.requests.values())
+
+    def check_times(self, record: StepRecord, before_ns: int) -> None:
+        assert record.schedule_end_ns is not None
+        assert record.launch_ns is not None
+        times = [record.schedule_start_ns, record.schedule_end_ns, record.launch_ns]
+        assert [before_ns, *times, record.tokens_ns] == sorted(
+            [before_ns, *times, record.tokens_ns]
+        )
+        if record.hidden_ns is not None:
+            assert record.hidden_ns > 0
+            assert times == [before_ns] * 3
+            assert record.num_wasted_tokens is not None
+
+    def check_counts(self, record: StepRecord, state: SessionState) -> None:
+        assert record.batch is not None
+        statuses = [view.status for view in state.requests.values()]
+        assert record.num_running == statuses.count("running")
+        assert record.num_waiting == len(statuses) - statuses.count("running") - statuses.count(
+            "finished"
+        )
+        first = {event.request_id for event in record.events if isinstance(event, FirstToken)}
+        assert first == {
+            row.request_id for row in record.batch if row.flags & wire.RowFlag.FIRST_TOKEN
+        }
+        assert record.num_prefill_tokens + record.num_decode_tokens == sum(
+            row.num_tokens for row in record.batch
+        )
+        assert record.num_decode_tokens == sum(
+            row.num_tokens for row in record.batch if row.phase == wire.Phase.DECODE
+        )
+
+    def check_snapshot(self, snapshot: Snapshot, state: SessionState) -> None:
+        for view in snapshot.requests:
+            told = state.requests[view.request_id]
+            assert (view.status, view.num_output_tokens, view.num_blocks) == (
+                told.status,
+                told.num_output_tokens,
+                told.num_blocks,
+            )
+            assert view.num_computed_tokens == told.num_computed_tokens
+
+
+def preemptions(run: Run) -> int:
+    return sum(
+        isinstance(e, Preempted) for m in run.sink.messages for e in getattr(m, "events", [])
+    )
+
+
+@laws
+@given(cases())
+def test_every_request_gets_its_tokens_and_an_observer_can_follow(case: Case) -> None:
+    run = Run(case)
+    run.run()
+    assert run.device.problems == []
+    run.check_outputs()
+    run.check_messages()
+    counts = run.scheduler.kv.counts()
+    assert counts.used == 0
+
+
+@settings(laws, max_examples=80)
+@given(cases(), st.dictionaries(st.integers(0, 30), st.booleans(), min_size=1, max_size=3))
+def test_a_step_that_fails_with_another_in_flight_ends_its_requests_and_no_others(
+    case: Case, failures: dict[int, bool]
+) -> None:
+    logging.getLogger("stepscope.engine").setLevel(logging.CRITICAL)
+    try:
+        case.failures = failures
+        run = Run(case)
+        run.run()
+        assert run.device.problems == []
+        run.check_outputs()
+        run.check_messages()
+    finally:
+        logging.getLogger("stepscope.engine").setLevel(logging.NOTSET)
+
+
+@settings(laws, max_examples=80)
+@given(cases(), st.dictionaries(st.integers(0, 30), st.integers(0, 7), min_size=1, max_size=3))
+def test_a_row_without_device_memory_ends_its_request_and_leaves_nothing_to_be_hit(
+    case: Case, unfit: dict[int, int]
+) -> None:
+    logging.getLogger("stepscope.engine").setLevel(logging.CRITICAL)
+    try:
+        case.unfit = unfit
+        for overlap in (True, False):
+            run = Run(case, overlap=overlap)
+            run.run()
+            assert run.device.problems == []
+            run.check_outputs()
+            run.check_messages()
+            num_ended = sum(reason == "abort" for _, reason in run.outputs())
+            assert num_ended <= len(unfit) + sum(a.abort_after is not None for a in case.arrivals)
+    finally:
+        logging.getLogger("stepscope.engine").setLevel(logging.NOTSET)
+
+
+def alike(
+    turns: list[int], *, num_prompt: int = 12, stops: tuple[int, ...] = (), budget: int = 96
+) -> Case:
+    """Requests of one prompt, three blocks of four tokens long."""
+    sampling = SamplingParams(max_tokens=10, stop_token_ids=stops)
+    prompt = [1] * num_prompt
+    return Case(
+        4,
+        60,
+        Knobs(max_num_batched_tokens=budget, max_num_seqs=8),
+        {},
+        [Arrival(turn, prompt, sampling, 0, None) for turn in turns],
+        set(),
+        set(),
+    )
+
+
+@pytest.mark.parametrize("turn", range(12))
+@pytest.mark.parametrize("num_others", [1, 2])
+def test_blocks_that_one_leaves_and_another_hits_at_the_same_time_have_one_owner_at_a_time(
+    turn: int, num_others: int
+) -> None:
+    """The second comes in every step of the first's life, that in which it ends included."""
+    stop = output_of([1] * 13, SamplingParams(max_tokens=10))[6]
+    run = Run(alike([0] * num_others + [turn], num_prompt=13, stops=(stop,)))
+    run.run()
+    assert run.device.problems == []
+    run.check_outputs()
+    run.check_messages()
+    assert sum(record.num_wasted_tokens or 0 for record in run.records) > 0
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_nobody_hits_a_block_that_a_row_without_memory_was_to_fill(*, overlap: bool) -> None:
+    case = alike([0, 0, 0, 4])
+    case.unfit = {0: 0}
+    run = Run(case, overlap=overlap)
+    run.run()
+    assert run.device.problems == []
+    run.check_outputs()
+    run.check_messages()
+    assert [reason for _, reason in run.outputs()] == ["abort", "length", "length", "length"]
+    assert (run.records[0].num_wasted_tokens or 0) > 0
+
+
+def test_who_was_admitted_upon_the_blocks_of_a_step_that_fails_is_computed_anew() -> None:
+    case = alike([0, 0], budget=12)
+    case.failures = {0: False}
+    run = Run(case)
+    run.run()
+    assert run.device.problems == []
+    run.check_outputs()
+    run.check_messages()
+    assert [reason for _, reason in run.outputs()] == ["abort", "length"]
+    assert preemptions(run) == 1

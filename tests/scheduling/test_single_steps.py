@@ -1,0 +1,138 @@
+"""Single steps: an engine that will not run freely says that it is paused, before and after."""
+
+from typing import Any
+
+import pytest
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.protocol.commands import (
+    Command,
+    Error,
+    Output,
+    Pause,
+    Resume,
+    StepOnce,
+    Submit,
+)
+from stepscope.engine.protocol.config import Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import EngineStatus
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.simulation.simulated import CostModel, SimulatedRunner, simulated_info
+from tests.support.core_ends import Client, Sink
+
+LIMITS = Limits(max_num_batched_tokens=64, max_num_seqs=8, max_model_len=256)
+
+
+class Engine:
+    """A core whose telemetry is kept, stepped as its own loop does it."""
+
+    def __init__(self, *, overlap: bool) -> None:
+        self.sink = Sink()
+        self.core = EngineCore(
+            simulated_info(LIMITS, 64, 16, seed=0),
+            SimulatedRunner(CostModel()),
+            Scheduler(KVCacheManager(64, 16), Knobs(max_num_seqs=8), LIMITS),
+            LIMITS,
+            self.sink,
+            dispatch.apply,
+            overlap=overlap,
+        )
+
+    def ask(self, command: Command) -> Client:
+        client = Client()
+        is_prompt = isinstance(command, Submit)
+        self.core.inbox.put(Call(command, client, [1, 2, 3] if is_prompt else None))
+        self.run()
+        return client
+
+    def submit(self, max_tokens: int) -> Client:
+        return self.ask(Submit(sampling=SamplingParams(max_tokens=max_tokens)))
+
+    def run(self) -> None:
+        while self.core.step():
+            self.core.publish_signs_of_life(idle=False)
+        self.core.publish_signs_of_life(idle=True)
+
+    @property
+    def told_state(self) -> str:
+        return [m for m in self.sink.messages if isinstance(m, EngineStatus)][-1].state
+
+
+@pytest.fixture(params=[False, True], ids=["one by one", "overlapped"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    return Engine(overlap=request.param)
+
+
+def test_an_engine_with_nothing_to_run_refuses_a_step_and_serves_the_next_request_whole(
+    engine: Engine,
+) -> None:
+    (refused,) = engine.ask(StepOnce(n=1)).replies
+    assert isinstance(refused, Error)
+    assert refused.message.startswith("there is nothing to run: ")
+    assert engine.told_state == engine.core.snapshot().state == "idle"
+    assert len(engine.submit(max_tokens=9).tokens) == 9
+    assert engine.told_state == "idle"
+
+
+def test_a_paused_engine_takes_a_step_before_there_is_anything_to_run_and_stays_paused(
+    engine: Engine,
+) -> None:
+    engine.ask(Pause())
+    engine.ask(StepOnce(n=1))
+    assert engine.told_state == engine.core.snapshot().state == "paused"
+    client = engine.submit(max_tokens=9)
+    assert len(client.tokens) == 1
+    assert engine.told_state == engine.core.snapshot().state == "paused"
+    engine.ask(Resume())
+    assert len(client.tokens) == 9
+    assert engine.told_state == "idle"
+
+
+def test_work_that_ends_before_the_steps_asked_for_leaves_an_engine_that_says_it_is_paused(
+    engine: Engine,
+) -> None:
+    engine.ask(Pause())
+    engine.submit(max_tokens=3)
+    engine.ask(StepOnce(n=5))
+    assert engine.core.next_step == 3
+    assert engine.told_state == engine.core.snapshot().state == "paused"
+    client = engine.submit(max_tokens=9)  # gets the two steps that are left
+    assert len(client.tokens) == 2
+    assert engine.told_state == "paused"
+    engine.ask(Resume())
+    assert len(client.tokens) == 9
+
+
+def test_a_running_engine_says_that_it_is_paused_once_the_step_asked_for_has_run(
+    engine: Engine,
+) -> None:
+    client = Client()
+    engine.core.inbox.put(Call(Submit(sampling=SamplingParams(max_tokens=50)), client, [1, 2, 3]))
+    engine.core.step()
+    engine.core.publish_signs_of_life(idle=False)
+    assert engine.core.state == "running"
+    engine.ask(StepOnce(n=1))
+    assert engine.told_state == "paused"
+    assert len(client.tokens) < 50
+
+
+def test_a_client_of_an_engine_that_refused_a_step_is_not_left_hanging(live_engine: Any) -> None:
+    with ControlClient(live_engine.endpoint, timeout_s=5.0) as client:
+        with pytest.raises(CommandRefused, match="there is nothing to run") as refused:
+            client.ask(StepOnce(who="anna"))
+        assert refused.value.code == "nothing_to_run"
+        assert client.snapshot().state == "idle"
+        client.send(Submit(prompt_token_ids=[1] * 9, sampling=SamplingParams(max_tokens=4)))
+        finish_reason = None
+        while finish_reason is None:
+            reply = client.receive(5.0)
+            assert reply is not None
+            if isinstance(reply[1], Output):
+                finish_reason = reply[1].finish_reason
+        assert client.snapshot().state == "idle"

@@ -1,0 +1,194 @@
+"""The knob editor shows what others change while it is open, and overwrites nothing unnoticed."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol.wire import Telemetry
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.tui.app import Dashboard
+from tests.support.live_dashboard import dashboard, press
+from tests.support.screen_text import main_text, screen_text
+from tests.support.waiting import until, wait_for
+
+
+@pytest.fixture
+def source(live_engine: Any) -> Iterator[Subscriber]:
+    subscriber = Subscriber(live_engine.endpoint)
+    subscriber.start()
+    wait_for(lambda: subscriber.status == "live", "the engine answers")
+    yield subscriber
+    subscriber.stop()
+
+
+@pytest.fixture
+def anna(live_engine: Any) -> Iterator[ControlClient]:
+    """Another operator of the same engine."""
+    with ControlClient(live_engine.endpoint) as client:
+        yield client
+
+
+class SlowTelemetry:
+    """A sink that holds everything back until it is let go."""
+
+    def __init__(self, sink: Any) -> None:
+        self.is_let_go = False
+        self._sink = sink
+        self._held: list[Telemetry] = []
+
+    def publish(self, message: Telemetry) -> None:
+        """On the engine's thread, to which the sink belongs."""
+        self._held.append(message)
+        while self.is_let_go and self._held:
+            self._sink.publish(self._held.pop(0))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sink, name)
+
+
+def row_of(app: Dashboard, name: str) -> str:
+    return next(line for line in screen_text(app).splitlines() if f" {name} " in line)
+
+
+async def test_what_somebody_changes_is_shown_at_once_and_what_is_typed_stays(
+    source: Subscriber, anna: ControlClient
+) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "K", "enter", *"512")
+        anna.set_knobs({"max_num_batched_tokens": 1024}, who="anna")
+        said = "changed meanwhile: max_num_batched_tokens 2048→1024 by anna"
+        await until(lambda: said in screen_text(app), "what anna did")
+        assert "512_" in row_of(app, "max_num_batched_tokens")
+        assert "2048→1024 by anna" in row_of(app, "max_num_batched_tokens")
+        assert "Enter twice applies it all the same" in screen_text(app)
+        await press(app, "enter")  # taken note of
+        assert "Enter again applies it all the same" in screen_text(app)
+        assert source.history.state.knobs["max_num_batched_tokens"] == 1024
+        await press(app, "enter")
+        await until(lambda: len(source.history.knob_changes) == 2, "a change")
+        change = source.history.knob_changes[-1]
+        assert (change.old, change.new) == (
+            {"max_num_batched_tokens": 1024},
+            {"max_num_batched_tokens": 512},
+        )
+        said = "max_num_batched_tokens 1024→512 applied at step"
+        await until(lambda: said in main_text(app), "the answer")
+    app.close()
+
+
+async def test_each_change_has_to_be_taken_note_of_also_that_of_another_knob(
+    source: Subscriber, anna: ControlClient
+) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(80, 24)):
+        await press(app, "K", "down", "enter", *"16")
+        anna.set_knobs({"reserve": "none"}, who="anna")
+        said = "changed meanwhile: reserve prompt→none by anna"
+        await until(lambda: said in screen_text(app), "what anna did")
+        await press(app, "enter")
+        anna.set_knobs({"max_num_seqs": 8}, who="anna")
+        said = "changed meanwhile: max_num_seqs 64→8 by anna"  # the knob in hand comes first
+        await until(lambda: said in screen_text(app), "what anna did then")
+        assert "Enter twice applies it all the same" in screen_text(app)
+        assert "16_" in row_of(app, "max_num_seqs")
+        await press(app, "enter", "enter")
+        await until(lambda: source.history.state.knobs["max_num_seqs"] == 16, "the change")
+    app.close()
+
+
+async def test_what_was_there_before_a_value_was_begun_is_no_reason_to_ask(
+    source: Subscriber, anna: ControlClient
+) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "K")
+        anna.set_knobs({"max_num_batched_tokens": 1024}, who="anna")
+        shown = "max_num_batched_tokens"
+        await until(lambda: "2048→1024 by anna" in row_of(app, shown), "what anna did")
+        assert "1024 " in row_of(app, shown).split(shown)[1].split("2048→1024")[0]
+        await press(app, "enter", *"512", "enter")
+        await until(lambda: source.history.state.knobs[shown] == 512, "the change")
+    app.close()
+
+
+async def test_a_change_that_is_dropped_leaves_what_somebody_else_set(
+    source: Subscriber, anna: ControlClient
+) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "K", "enter", *"512")
+        anna.set_knobs({"max_num_batched_tokens": 1024}, who="anna")
+        await until(lambda: "2048→1024 by anna" in screen_text(app), "what anna did")
+        await press(app, "escape")
+        await until(lambda: app.screen is app.main, "closed")
+        assert [each.who for each in source.history.knob_changes] == ["anna"]
+    app.close()
+
+
+async def test_what_was_typed_is_kept_when_the_engine_knew_of_a_change_first(
+    source: Subscriber, anna: ControlClient, live_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = dashboard(source)
+    telemetry = SlowTelemetry(live_engine.core.sink)
+    monkeypatch.setattr(live_engine.core, "sink", telemetry)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "K", "down", "enter", *"16")
+        anna.set_knobs({"max_num_seqs": 8}, who="anna")
+        await press(app, "enter")
+        await until(lambda: "max_num_seqs 64→8" in main_text(app), "the refusal")
+        assert source.history.state.knobs_version == 0
+        telemetry.is_let_go = True
+        await until(lambda: source.history.state.knobs_version == 1, "what anna did")
+        await press(app, "K")
+        assert "16_" in row_of(app, "max_num_seqs")
+        assert "changed meanwhile: max_num_seqs 64→8 by anna" in screen_text(app)
+        assert "Enter twice applies it all the same" in screen_text(app)
+        await press(app, "enter", "enter")
+        await until(lambda: source.history.state.knobs["max_num_seqs"] == 16, "the change")
+        await press(app, "K")
+        assert "_" not in row_of(app, "max_num_seqs").replace("max_num_seqs", "")
+    app.close()
+
+
+async def test_a_value_that_is_offered_again_is_dropped_by_escape_for_good(
+    source: Subscriber, anna: ControlClient, live_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = dashboard(source)
+    telemetry = SlowTelemetry(live_engine.core.sink)
+    monkeypatch.setattr(live_engine.core, "sink", telemetry)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "K", "down", "down", "enter", "right")
+        anna.set_knobs({"max_num_seqs": 8}, who="anna")
+        assert "◀ off ▶" in row_of(app, "enable_chunked_prefill")
+        await press(app, "enter")
+        await until(lambda: "max_num_seqs 64→8" in main_text(app), "the refusal")
+        await press(app, "K")
+        # A choice, too, and before telemetry tells of anna.
+        assert "◀ off ▶" in row_of(app, "enable_chunked_prefill")
+        await press(app, "escape", "K")
+        assert "◀" not in screen_text(app)
+        telemetry.is_let_go = True
+        await until(lambda: source.history.state.knobs_version == 1, "what anna did")
+        assert [each.who for each in source.history.knob_changes] == ["anna"]
+    app.close()
+
+
+@pytest.mark.parametrize("status", ["down", "starting", "connecting"])
+@pytest.mark.parametrize("key", ["B", "K", "W"])
+async def test_no_change_is_typed_for_an_engine_that_does_not_answer(
+    still_source: Callable[..., Any], key: str, status: str
+) -> None:
+    source = still_source()
+    app = Dashboard(source, source.history, control_endpoint="ipc:///no", any_terminal=True)
+    async with app.run_test(size=(120, 40)) as pilot:
+        source.status = status
+        await pilot.press(key)
+        assert app.screen is app.main
+        assert "nothing to change: no engine answers" in main_text(app)
+        source.status = "live"
+        await pilot.press(key)
+        assert app.screen is not app.main
+    app.close()

@@ -1,0 +1,99 @@
+"""The one line of notices: what is new can be read, and what is still wrong is not lost."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stepscope.tui.app import Dashboard
+from stepscope.tui.notices import _SHOWN_S, Notices, Tone
+from stepscope.tui.widgets.lines import Line
+from tests.support.screen_text import main_text
+
+DOWN: tuple[str, Tone] = (
+    "engine-0 is down: nobody answers at ipc:///run/user/0/stepscope/engine-0",
+    "caution",
+)
+FILE = "stepscope-engine-0-20261122-184917.mcap"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def text(line: Line) -> str:
+    return "".join(part for part, _ in line)
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_where_a_file_was_written_is_told_beside_what_is_still_wrong(width: int) -> None:
+    notices = Notices(Clock())
+    notices.say(f"recording ended: /home/op/incidents/november/gpu-7/{FILE}")
+    alone, beside = text(notices.line([], width)), text(notices.line([DOWN], width))
+    assert len(beside) <= width
+    assert alone.endswith(f"/{FILE}")
+    assert "engine-0 is down: nobo" in beside
+    if width > 80:
+        assert f"gpu-7/{FILE}  " in beside
+
+
+def test_a_path_that_is_too_long_loses_whole_folders_from_its_front() -> None:
+    notices = Notices(Clock())
+    notices.say("wrote a.mcap, 3 steps, in /home/operator/incidents/november")
+    said = {width: text(notices.line([], width)).strip() for width in (80, 55, 50, 40)}
+    assert said[80] == "wrote a.mcap, 3 steps, in /home/operator/incidents/november"
+    assert said[55] == "wrote a.mcap, 3 steps, in …/incidents/november"
+    assert said[40] == "wrote a.mcap, 3 steps, in …/november"
+
+
+def test_what_is_still_wrong_has_all_the_room_again_when_the_new_one_is_gone() -> None:
+    clock = Clock()
+    notices = Notices(clock)
+    notices.say("x" * 100)
+    assert DOWN[0] not in text(notices.line([DOWN], 120))
+    clock.now_s += _SHOWN_S
+    assert text(notices.line([DOWN], 120)) == " " + DOWN[0]
+
+
+def test_what_nobody_asked_for_waits_until_the_answer_was_there_to_be_read() -> None:
+    clock = Clock()
+    notices = Notices(clock)
+    notices.say("max_num_seqs 8→4 applied at step 7")
+    notices.say_later("the load is yours")
+    notices.say_later("and one more")
+    for said in ("max_num_seqs 8→4 applied at step 7", "the load is yours", "and one more"):
+        assert text(notices.line([], 120)) == f" {said}"
+        clock.now_s += _SHOWN_S
+    assert notices.line([], 120) == ()
+
+
+async def test_the_demo_does_not_talk_into_the_answer_to_a_change(
+    still_source: Callable[..., Any],
+) -> None:
+    source, clock = still_source(20), Clock()
+    app = Dashboard(source, source.history, any_terminal=True, fps=10.0, clock=clock)
+    news = ["the load is yours from here on"]
+    async with app.run_test(size=(120, 40)):
+        app.main.news = lambda: news.pop() if news else None
+        app.main.notices.say("max_num_seqs 8→4 applied at step 7", "good")
+        app.main.draw_if_changed()
+        assert not news
+        assert "8→4 applied at step 7" in main_text(app)
+        clock.now_s += _SHOWN_S
+        app.main.draw_if_changed()
+        assert "the load is yours from here on" in main_text(app)
+    app.close()
+
+
+def test_what_can_be_said_in_fewer_words_is_and_what_is_still_wrong_has_the_room() -> None:
+    notices = Notices(Clock())
+    notices.say("a" * 95, shorter=["b" * 50, "c" * 30])
+    assert text(notices.line([], 120)) == " " + "a" * 95
+    assert text(notices.line([], 80)) == " " + "b" * 50
+    assert text(notices.line([("d" * 60, "caution")], 120)) == f" {'b' * 50}  │  {'d' * 60}"
+    notices.say("e" * 90)
+    assert text(notices.line([], 80)).startswith(" eee")

@@ -1,0 +1,393 @@
+"""Every screen as it was last looked at and found good: text, and for some of them colours.
+
+The pictures are files under `tests/snapshots`: the characters of the screen as they are, and below
+them, where colours are looked at too, a letter for the style of each cell, with a key. They come
+from a seeded simulated session and a frozen clock, so they are the same on any machine. Plain text
+because a change of a screen is reviewed as a diff; SVG would repeat a template of Textual's in
+every file, and change with it.
+
+`make snapshots` writes them anew; look at the diff before it is committed.
+"""
+
+import asyncio
+import difflib
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple, cast
+from unittest.mock import patch
+
+import msgspec
+import pytest
+from rich.style import Style
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import EngineInfo, Mark
+from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.recordings.file.overview import Overview
+from stepscope.recordings.fleets.fleet import LOOK_S, EngineLine, Fleet
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import FrameTap, SourceStatus
+from stepscope.recordings.live.recorder import Recorder
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.app import Dashboard
+from stepscope.tui.compare.origin import Origin
+from stepscope.tui.picture import Cells, cells
+from stepscope.tui.screens.start import StartApp
+from stepscope.tui.start_finder import Finder
+from stepscope.tui.start_list import File
+from stepscope.tui.theme import ColourMode, Skin, styles
+
+FOLDER = Path(__file__).parents[1] / "snapshots"
+LETTERS = " abcdefghijklmnopqrstuvwxyzαβγδεζηθικλμ"  # of styles in the order of the theme's table
+NUM_STEPS = 400
+BOUNDS = SLO(ttft_ms=500.0, itl_ms=30.0)
+AT = "250"  # a step with a long queue, preemptions around it and prefills in it
+
+Size = tuple[int, int]
+SMALL, NARROW, NORMAL, WIDE = (60, 15), (80, 24), (120, 40), (200, 60)
+
+# Screen -> what is opened, and what is pressed to get there.
+SCREENS: Mapping[str, tuple[str, ...]] = {
+    "live": ("session",),
+    "paused": ("session", "space", "g", *AT, "enter"),
+    "step": ("session", "g", *AT, "enter", "2"),
+    "request": ("session", "g", *AT, "enter", "down", "down", "3"),
+    "kv": ("session", "4"),
+    "kv-owners": ("session", "4", "o"),
+    "latency": ("session", "5"),
+    "knobs": ("session", "6"),
+    "help": ("session", "question_mark"),
+    "budget": ("session", "B", "right"),
+    "compare": ("compare",),
+    "fleet": ("fleet", "down"),
+    "start": ("start", "down"),
+}
+
+
+class Look(NamedTuple):
+    """How a screen is painted."""
+
+    mode: ColourMode = "dark"
+    is_ascii: bool = False
+    has_styles: bool = False  # these are looked at too
+
+    @property
+    def name(self) -> str:
+        return "ascii" if self.is_ascii else self.mode
+
+
+TEXT, COLOURS = Look(), Look(has_styles=True)
+PICTURES: tuple[tuple[str, Size, Look], ...] = (
+    *((screen, size, TEXT) for screen in SCREENS for size in (NARROW, WIDE)),
+    *((screen, NORMAL, COLOURS) for screen in SCREENS),
+    *((screen, SMALL, TEXT) for screen in ("live", "help", "budget", "start")),
+    ("paused", NARROW, Look("ansi", has_styles=True)),
+    ("latency", NARROW, Look("ansi", has_styles=True)),
+    ("paused", NARROW, Look("none", has_styles=True)),
+    ("request", NARROW, Look("none", has_styles=True)),
+    ("paused", NARROW, Look("light", has_styles=True)),
+    *((screen, NARROW, Look(is_ascii=True)) for screen in ("paused", "step", "request", "kv")),
+)
+
+
+def file_of(screen: str, size: Size, look: Look) -> Path:
+    name = f"{screen}-{size[0]}x{size[1]}"
+    return FOLDER / (f"{name}.txt" if look in (TEXT, COLOURS) else f"{name}-{look.name}.txt")
+
+
+class Still:
+    """A source that has received all it ever will; implements `Source`."""
+
+    is_live = True
+    num_bad = 0
+    error: str | None = None
+
+    def __init__(
+        self,
+        name: str = "engine-0",
+        num_steps: int = NUM_STEPS,
+        folder: Path | None = None,
+        **knobs: int,
+    ) -> None:
+        self.name = name
+        self.status: SourceStatus = "live"
+        self.history = History(BOUNDS)
+        self.tap = FrameTap()
+        recorder = None if folder is None else Recorder(self, self.recording(folder))
+        for sequence, message in simulate(
+            seed=3,
+            num_steps=num_steps,
+            knobs=Knobs(**{"max_num_batched_tokens": 1024, "max_num_seqs": 32, **knobs}),
+            changes={NUM_STEPS - 60: {"max_num_batched_tokens": 512}},
+            workload=SimulatedWorkload(
+                rate=9.0, document_share=0.12, document_tokens=2600, output_tokens=140
+            ),
+            cost=CostModel(floor_ms=12.0, token_us=25.0, context_ns=4.0),
+            num_blocks=512,
+        ):
+            if isinstance(message, EngineInfo):
+                message = msgspec.structs.replace(message, engine_id=name, name=name)
+            payload = wire.encode(message)
+            self.history.append(sequence, payload)
+            self.tap.send(wire.TOPICS[type(message)], sequence, payload)
+        if recorder is not None:
+            recorder.stop()
+            assert recorder.error is None, recorder.error
+
+    def recording(self, folder: Path) -> Path:
+        return folder / f"{self.name}.mcap"
+
+    def start(self) -> None:
+        return
+
+    def stop(self) -> None:
+        return
+
+
+class World:
+    """What the pictures are of: sessions, and a clock that stands still.
+
+    Args:
+        folder: for recordings.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.busy = Still(folder=folder)
+        history = self.busy.history
+        marked = history.summary(300)
+        assert marked is not None
+        history.add_mark(Mark(step=300, time_ns=marked.tokens_ns, text="rush hour", who="ops"))
+        self.other = Still("engine-1", folder=folder, max_num_batched_tokens=256)
+        self.idle = Still("engine-2", num_steps=12)
+        self.down = Still("engine-3", num_steps=0)
+        self.down.status, self.down.error = "down", "no engine answers at engine-3"
+        self.now_s = 1000.0
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def wall_clock(self) -> float:
+        return 1_700_000_000.0 + self.now_s
+
+    def fleet(self) -> Fleet:
+        """All engines, looked at for a while."""
+        self.now_s = 1000.0
+        sources = [self.busy, self.other, self.idle, self.down]
+        fleet = Fleet(sources, self.clock, self.wall_clock)
+        for _ in range(20):
+            self.now_s += LOOK_S
+            fleet.look()
+        return fleet
+
+    def dashboard(self, fleet: Fleet | None = None) -> Dashboard:
+        return Dashboard(
+            self.busy,
+            self.busy.history,
+            control_endpoint="ipc:///run/engine-0.control",
+            fps=1.0,
+            any_terminal=True,
+            clock=self.clock,
+            log_file=Path("/home/ops/dashboard.log"),
+            fleet=fleet,
+        )
+
+
+class Found:
+    """What a `Finder` would have found."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._lines = fleet.picture.lines
+
+    def look(self) -> None:
+        return
+
+    def stop(self) -> None:
+        return
+
+    def engines(self) -> list[tuple[str, EngineLine]]:
+        return [(f"ipc:///run/{line.figures.name}", line) for line in self._lines]
+
+    def files(self) -> tuple[File, ...]:
+        seen = Overview(63.5, 4711, "engine-0", "demo", is_cut=False)
+        return (
+            File(Path("/data/monday.mcap"), 12_345_678, 1_700_000_000.0, seen),
+            File(Path("/data/cut.mcap.part"), 4_321, 1_699_990_000.0, seen._replace(is_cut=True)),
+            File(Path("/data/new.mcap"), 99, 1_699_900_000.0, None),
+        )
+
+
+async def taken(world: World, screen: str, size: Size, look: Look) -> list[Cells]:
+    """What is on the screen after its keys have been pressed."""
+    opened, *keys = SCREENS[screen]
+    if opened == "start":
+        return await _start_taken(world, keys, size, look)
+    app = world.dashboard(world.fleet() if opened == "fleet" else None)
+    async with app.run_test(size=size) as pilot:
+        app.main.set_skin(Skin(look.mode, look.is_ascii))
+        if opened == "compare":
+            await _compare(world, app)
+        await pilot.press(*keys)
+        app.main.draw()
+        await pilot.pause()
+        picture = cells(app)
+    app.close()
+    return picture
+
+
+async def _compare(world: World, app: Dashboard) -> None:
+    """Two sessions, read to the end."""
+    sides = [
+        Origin(source.name, BOUNDS, path=source.recording(world.folder))
+        for source in (world.busy, world.other)
+    ]
+    app.compare(sides[0], sides[1], "time")
+    comparer = app.main.session.compare.comparer
+    assert comparer is not None
+    deadline_s = time.monotonic() + 20
+    while comparer.is_reading or comparer.comparison is None:
+        assert time.monotonic() < deadline_s, "the comparison never ended"
+        await asyncio.sleep(0.01)
+
+
+async def _start_taken(world: World, keys: list[str], size: Size, look: Look) -> list[Cells]:
+    found = Found(world.fleet())
+    app = StartApp(
+        lambda choice: None,
+        lambda: cast(Finder, found),
+        any_terminal=True,
+        clock=world.clock,
+        wall_clock=world.wall_clock,
+    )
+    # Neither what is installed here nor the version changes the picture.
+    with (
+        patch("stepscope.tui.screens.start.find_spec", lambda name: object()),
+        patch("stepscope.tui.screens.start.version", lambda name: "1.2.3"),
+    ):
+        return await _start_drawn(app, keys, size, look)
+
+
+async def _start_drawn(app: StartApp, keys: list[str], size: Size, look: Look) -> list[Cells]:
+    async with app.run_test(size=size) as pilot:
+        app.set_skin(Skin(look.mode, look.is_ascii))
+        await pilot.press(*keys)
+        app.draw()
+        await pilot.pause()
+        return cells(app)
+
+
+def as_text(picture: list[Cells], look: Look) -> str:
+    lines = ["".join(run for run, _ in row).rstrip() for row in picture]
+    if look.has_styles:
+        lines += ["", *_styles(picture, look.mode)]
+    return "\n".join(lines) + "\n"
+
+
+def _styles(picture: list[Cells], mode: ColourMode) -> list[str]:
+    """A letter for each cell, the same in every picture, and a key; ordinary text is blank."""
+    skin = Skin(mode)
+    letters: dict[str, tuple[str, str]] = {}
+    names = list(styles(mode))
+    for case, suffix in ((str, ""), (str.upper, "+cursor")):
+        for letter, name in zip(LETTERS, names, strict=False):
+            letters.setdefault(_described(skin.style(name + suffix)), (case(letter), name + suffix))
+    used: dict[str, tuple[str, str]] = {}
+    rows = []
+    for row in picture:
+        cells = ""
+        for run, style in row:
+            described = _described(style)
+            if described not in used:
+                # What is not of the theme is Textual's own.
+                unknown = str(sum(letter.isdigit() for letter, _ in used.values())), "of Textual"
+                used[described] = letters.get(described, unknown)
+            cells += used[described][0] * len(run)
+        rows.append(cells.rstrip())
+    key = sorted(f"{letter} {name}: {style}" for style, (letter, name) in used.items())
+    return ["-- styles --", *rows, "-- key --", *key]
+
+
+def _described(style: Style) -> str:
+    words = [
+        name for name in ("bold", "dim", "underline", "reverse", "italic") if getattr(style, name)
+    ]
+    ink = "default" if style.color is None else style.color.name
+    paper = "default" if style.bgcolor is None else style.bgcolor.name
+    return " ".join([*words, ink, "on", paper])
+
+
+def picture_text(world: World, screen: str, size: Size, look: Look) -> str:
+    text = as_text(asyncio.run(taken(world, screen, size, look)), look)
+    assert "see the log" not in text, f"{screen} at {size} is broken:\n{text}"
+    return text
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with Surroundings():
+        yield World(tmp_path_factory.mktemp("snapshots"))
+
+
+class Surroundings:
+    """Times of day in UTC, and colours, wherever and however this runs."""
+
+    def __init__(self) -> None:
+        self._patch = patch.dict(os.environ, TZ="UTC")
+
+    def __enter__(self) -> None:
+        self._patch.start()
+        os.environ.pop("NO_COLOR", None)
+        time.tzset()
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.stop()
+        time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("screen", "size", "look"), PICTURES, ids=[file_of(*each).stem for each in PICTURES]
+)
+def test_the_screen_is_as_it_was_last_found_good(
+    world: World, screen: str, size: Size, look: Look
+) -> None:
+    file = file_of(screen, size, look)
+    expected = file.read_text("utf-8") if file.exists() else ""
+    found = picture_text(world, screen, size, look)
+    assert found == expected, _difference(file, expected, found)
+
+
+def test_no_picture_is_left_of_a_screen_that_is_gone() -> None:
+    assert {path.name for path in FOLDER.iterdir()} == {file_of(*each).name for each in PICTURES}
+
+
+def _difference(file: Path, expected: str, found: str) -> str:
+    lines = difflib.unified_diff(
+        expected.splitlines(),
+        found.splitlines(),
+        str(file.name),
+        "the screen now",
+        lineterm="",
+        n=1,
+    )
+    return "\n".join(["the screen has changed; if it is better now: make snapshots", *lines])
+
+
+def main() -> None:
+    """Write all pictures anew."""
+    FOLDER.mkdir(exist_ok=True)
+    for path in FOLDER.iterdir():
+        path.unlink()
+    with Surroundings(), TemporaryDirectory() as folder:
+        world = World(Path(folder))
+        for picture in PICTURES:
+            file_of(*picture).write_text(picture_text(world, *picture), "utf-8")
+    print(f"{len(PICTURES)} pictures in {FOLDER}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,491 @@
+"""`stepscope` alone: the start screen, what it lists, and that it stays whatever goes wrong."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+
+from stepscope.recordings import samples
+from stepscope.recordings.file.overview import Overview, overview, recordings_in
+from stepscope.recordings.fleets.figures import EngineFigures
+from stepscope.recordings.fleets.fleet import EngineLine
+from stepscope.tui import start_list
+from stepscope.tui.commands import start as start_command
+from stepscope.tui.keymap import remapped
+from stepscope.tui.recent import MAX_FILES, RecentFiles
+from stepscope.tui.screens.help import HelpPage, help_lines
+from stepscope.tui.screens.overlay import Overlay
+from stepscope.tui.screens.prompt import Prompt
+from stepscope.tui.screens.start import StartApp
+from stepscope.tui.start_finder import Finder
+from stepscope.tui.start_list import Choice, File
+from tests.support.screen_text import screen_text
+
+NOW_S = 1_700_000_000.0
+SAMPLE = samples.shipped()["freeze"]
+
+
+# What is listed
+
+
+def test_each_shipped_sample_says_what_it_shows() -> None:
+    assert set(samples.shipped()) == set(samples.SHOWS)
+    assert all(path.is_file() for path in samples.shipped().values())
+
+
+def test_recent_files_are_kept_newest_first_each_once_and_few(tmp_path: Path) -> None:
+    recent = RecentFiles(tmp_path / "state" / "recent.json")
+    assert recent.files() == []
+    for number in range(MAX_FILES + 5):
+        recent.remember(tmp_path / f"{number}.mcap")
+    recent.remember(tmp_path / "7.mcap")
+    names = [path.name for path, _ in recent.files()]
+    assert names[:2] == ["7.mcap", f"{MAX_FILES + 4}.mcap"]
+    assert len(names) == len(set(names)) == MAX_FILES
+    assert abs(recent.files()[0][1] - time.time()) < 60
+    assert os.listdir(tmp_path / "state") == ["recent.json"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '[{"path": 3}]', '{"a": 1}', "\0"])
+def test_a_broken_list_of_recent_files_is_an_empty_one(tmp_path: Path, content: str) -> None:
+    recent = RecentFiles(tmp_path / "recent.json")
+    recent.path.write_text(content)
+    assert recent.files() == []
+    recent.remember(tmp_path / "a.mcap")
+    assert [path.name for path, _ in recent.files()] == ["a.mcap"]
+
+
+def test_a_list_that_cannot_be_written_is_nobodys_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    RecentFiles(tmp_path / "file" / "recent.json").remember(tmp_path / "a.mcap")
+
+
+def test_an_overview_says_what_is_in_a_file_or_what_is_wrong_with_it(tmp_path: Path) -> None:
+    seen = overview(SAMPLE)
+    assert (seen.engine, seen.model, seen.is_cut, seen.error) == ("freeze", "demo", False, None)
+    assert seen.num_steps == 454
+    cut = tmp_path / "cut.mcap"
+    cut.write_bytes(SAMPLE.read_bytes()[:20_000])
+    assert overview(cut).is_cut
+    junk = tmp_path / "junk.mcap.part"
+    junk.write_text("hi")
+    assert "not a stepscope recording" in (overview(junk).error or "")
+    assert "cannot read" in (overview(tmp_path / "none.mcap").error or "")
+    (tmp_path / "folder.mcap").mkdir()
+    assert recordings_in(tmp_path) == [cut, junk]
+    assert recordings_in(tmp_path / "nowhere") == []
+
+
+def test_an_engine_that_does_not_tell_is_listed_with_dashes() -> None:
+    line = EngineLine(EngineFigures("e", "live"), (), 0.0, None, None)
+    section = start_list.engines_section([("ipc:///e", line)], (), False)
+    assert [text for text, _ in section.entries[0].cells] == ["LIVE", "-", "-", "-", "-"]
+
+
+def test_all_engines_of_the_machine_and_the_fleet_of_the_config_file_are_choices() -> None:
+    lines = [
+        (f"ipc:///{name}", EngineLine(EngineFigures(name, "live"), (), 0.0, None, None))
+        for name in "ab"
+    ]
+    section = start_list.engines_section(lines, ("x", "y"), False)
+    assert [entry.choice.names for entry in section.entries] == [
+        ("ipc:///a",),
+        ("ipc:///b",),
+        ("ipc:///a", "ipc:///b"),
+        ("x", "y"),
+    ]
+
+
+def test_times_and_lengths_are_short() -> None:
+    assert start_list.length_text(3.84) == "3.8s"
+    assert start_list.length_text(761) == "12m41s"
+    assert start_list.length_text(11_100) == "3h05m"
+    day = 24 * 3600
+    assert start_list.when_text(NOW_S, NOW_S).startswith("today ")
+    assert start_list.when_text(NOW_S - 400 * day, NOW_S).count("-") == 2
+    assert all(len(start_list.when_text(NOW_S - n * day, NOW_S)) <= 12 for n in range(500))
+
+
+# The screen
+
+
+class Found:
+    """What a `Finder` has found, at once."""
+
+    def __init__(self, files: tuple[File, ...] = ()) -> None:
+        self._files = files
+        self.is_stopped = False
+
+    def look(self) -> None:
+        return
+
+    def engines(self) -> list[tuple[str, EngineLine]]:
+        figures = EngineFigures("engine-0", "live", state="running", num_running=4, num_waiting=1)
+        return [("ipc:///run/engine-0", EngineLine(figures, (), 0.0, 0.0, None))]
+
+    def files(self) -> tuple[File, ...]:
+        return self._files
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+FILES = (
+    File(Path("/data/week.mcap"), 38_000_000, NOW_S, Overview(761.0, 41_000, "engine-0", "qwen")),
+    File(Path("/data/bad.mcap"), 3, NOW_S - 1e6, Overview(error="is not a recording")),
+    File(Path("/data/new.mcap"), 3_000, NOW_S - 2e6, None),
+)
+
+
+class Checks:
+    """Remembers what was asked for; says no to what `wrong` holds."""
+
+    def __init__(self, **wrong: str) -> None:
+        self.asked: list[Choice] = []
+        self.wrong = wrong
+
+    def __call__(self, choice: Choice) -> str | None:
+        self.asked.append(choice)
+        if "boom" in choice.names:
+            raise RuntimeError("boom")
+        return self.wrong.get(choice.kind)
+
+
+def start_app(check: Checks | None = None, **options: Any) -> StartApp:
+    return StartApp(
+        check or Checks(),
+        lambda: Found(FILES),  # type: ignore[arg-type,return-value]
+        any_terminal=True,
+        wall_clock=lambda: NOW_S,
+        **options,
+    )
+
+
+async def settled(app: StartApp, pilot: Any, until: Callable[[], bool]) -> None:
+    """Until a check of another thread has come back."""
+    for _ in range(400):
+        if until():
+            return
+        await pilot.pause(0.01)
+    raise AssertionError(f"never came:\n{screen_text(app)}")
+
+
+async def test_everything_that_can_be_looked_at_is_listed(tmp_path: Path) -> None:
+    app = start_app()
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(app, pilot, lambda: "engine-0" in screen_text(app))
+        text = screen_text(app)
+        for part in (
+            "▶1 engine-0",
+            "LIVE",
+            "week.mcap",
+            "12m41s     41,000    38MB engine-0",
+            "bad.mcap",
+            "not readable",
+            "freeze",
+            "demo",
+            "e  address or file",
+            "q Quit",
+        ):
+            assert part in text, part
+    app.close()
+
+
+@pytest.mark.parametrize(
+    ("keys", "choice"),
+    [
+        (["enter"], Choice("engines", ("ipc:///run/engine-0",))),
+        (["j", "j", "j", "k", "enter"], Choice("file", ("/data/bad.mcap",))),
+        (["5"], Choice("file", ("freeze",))),
+        (["end", "up", "enter"], Choice("demo")),
+        (["e", *"tcp://h:5555 b", "enter"], Choice("engines", ("tcp://h:5555", "b"))),
+        (["end", "enter", *"/x/a.mcap", "enter"], Choice("file", ("/x/a.mcap",))),
+    ],
+)
+async def test_keys_choose(keys: list[str], choice: Choice) -> None:
+    check = Checks()
+    app = start_app(check)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(app, pilot, lambda: "week.mcap" in screen_text(app))
+        await pilot.press(*keys)
+        await settled(app, pilot, lambda: app.return_value is not None)
+    assert app.return_value == choice
+    assert check.asked == [choice]
+
+
+async def test_its_keys_footer_help_and_palette_are_those_of_the_table() -> None:
+    """And of the config file, which may give them other ones."""
+    actions = remapped(
+        {"lane_down": "n", "inspect": "f5", "endpoint": "9", "quit": "Q", "theme": [], "help": "f2"}
+    )
+    app = start_app(Checks(file="damaged"), actions=actions)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(app, pilot, lambda: "week.mcap" in screen_text(app))
+        footer = screen_text(app).splitlines()[-1]
+        for entry in (
+            "↑/n Choose",
+            "F5 Open",
+            "1-9 Open at once",
+            "9 Address",
+            "F2 Help",
+            "Q Quit",
+        ):
+            assert f" {entry} " in footer
+        assert "Theme" not in footer
+        assert "9  address or file" in screen_text(app)
+        await pilot.press("j", "enter", "T", "q")  # these do nothing any more
+        assert (app.skin.mode, app.is_running) == ("dark", True)
+        await pilot.press("n", "f5")
+        await settled(app, pilot, lambda: "damaged" in screen_text(app))
+        await pilot.press("9")  # an action's before a line's
+        assert isinstance(app.screen, Prompt)
+        await pilot.press("escape", "f2")
+        assert isinstance(app.screen, HelpPage)
+        assert "This is the start screen" in screen_text(app)
+        told = help_lines(app.abilities, "start")
+        text = "\n".join("".join(run for run, _ in line) for line in told)
+        assert "F5 or a click opens the selected line" in text
+        assert "type an engine's address" in text
+        assert "token budget" not in text
+        await pilot.press("escape", "ctrl+p", *"dark or", "enter")
+        assert app.skin.mode == "light"
+        await pilot.click("#start", offset=(footer.index("Address"), 39))
+        assert isinstance(app.screen, Prompt)
+        await pilot.press("escape")
+        await pilot.click("#start", offset=(footer.index("at once"), 39))  # that is none
+        await pilot.click("#start", offset=(117, 39))
+        assert app.return_value is None
+        assert not isinstance(app.screen, Overlay)
+        await pilot.press("Q")
+    assert app.return_value is None
+
+
+async def test_a_click_opens(tmp_path: Path) -> None:
+    app = start_app()
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(app, pilot, lambda: "week.mcap" in screen_text(app))
+        y = next(n for n, line in enumerate(screen_text(app).splitlines()) if "chunked" in line)
+        await pilot.click("#start", offset=(10, 0))  # nothing is there
+        await pilot.click("#start", offset=(10, y))
+        await settled(app, pilot, lambda: app.return_value is not None)
+    assert app.return_value == Choice("file", ("chunked",))
+
+
+async def test_what_cannot_be_opened_is_a_line_and_the_screen_stays() -> None:
+    app = start_app(Checks(file="week.mcap is damaged", engines="no engine answers"))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(app, pilot, lambda: "week.mcap" in screen_text(app))
+        await pilot.press("2")
+        await settled(app, pilot, lambda: "week.mcap is damaged" in screen_text(app))
+        await pilot.press("1")
+        await settled(app, pilot, lambda: "no engine answers" in screen_text(app))
+        assert "damaged" not in screen_text(app)
+        await pilot.press("e", *"http://x", "enter")
+        assert isinstance(app.screen, Overlay)
+        assert "'http://x' is not ipc://PATH" in screen_text(app)
+        await pilot.press("escape")
+        await pilot.press("e", *"boom", "enter")
+        await settled(app, pilot, lambda: "RuntimeError" in screen_text(app))
+        assert app.return_value is None
+        assert app.is_running
+        await pilot.press("escape", "q")
+    assert app.return_value is None
+
+
+@pytest.mark.parametrize("ascii_only", [False, True])
+async def test_it_fills_every_size(ascii_only: bool) -> None:
+    app = start_app(ascii_only=ascii_only, notice="the engine is gone")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(app, pilot, lambda: "week.mcap" in screen_text(app))
+        await pilot.press(*["down"] * 10)
+        for size in [(1, 1), (20, 3), (60, 15), (80, 24), (120, 40), (200, 60)]:
+            await pilot.resize_terminal(*size)
+            await pilot.pause()
+            lines = screen_text(app).splitlines()
+            assert [cell_len(line) for line in lines] == [size[0]] * size[1]
+            if ascii_only:
+                assert screen_text(app).isascii()
+            if size[1] >= 15:
+                assert "the engine is gone" in screen_text(app)
+                assert (">" if ascii_only else "▶") + "8 e  address" in screen_text(app)
+
+
+async def test_a_failure_of_ours_is_a_line_and_the_next_look_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(found: Found) -> None:
+        raise RuntimeError("no luck")
+
+    app = start_app()
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(app, pilot, lambda: "week.mcap" in screen_text(app))
+        with monkeypatch.context() as patch:
+            patch.setattr(Found, "look", fail)
+            app._tick()
+        app._tick()
+        await pilot.pause()
+        assert "no luck" in screen_text(app)
+        assert "week.mcap" in screen_text(app)
+
+
+async def test_looks_can_be_changed() -> None:
+    app = start_app()
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("T", "v")
+        assert (app.skin.mode, app.skin.ascii_only) == ("light", True)
+        assert screen_text(app).isascii()
+
+
+# What is found
+
+
+def test_recordings_used_lately_and_those_of_the_folder_are_found_each_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime_folder: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
+    folder, elsewhere = tmp_path / "here", tmp_path / "there"
+    folder.mkdir()
+    elsewhere.mkdir()
+    for path in (folder / "a.mcap", elsewhere / "b.mcap"):
+        path.write_bytes(SAMPLE.read_bytes())
+        os.utime(path, (NOW_S, NOW_S))
+    (folder / "c.mcap").write_text("hi")
+    os.utime(folder / "c.mcap", (NOW_S - 5, NOW_S - 5))
+    recent = RecentFiles(tmp_path / "recent.json")
+    for path in (folder / "a.mcap", elsewhere / "gone.mcap", elsewhere / "b.mcap"):
+        recent.remember(path)
+    finder = Finder(folder, recent)
+    try:
+        deadline_s = time.monotonic() + 20
+        while not (found := finder.files()) or any(file.overview is None for file in found):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        assert [file.path.name for file in found] == ["b.mcap", "a.mcap", "c.mcap"]
+        # They were opened just now; when they were recorded is what is said.
+        assert [file.written_s - NOW_S for file in found] == [0, 0, -5]
+        assert [getattr(file.overview, "num_steps", 0) for file in found] == [454, 454, None]
+        finder.look()
+        assert finder.engines() == []
+    finally:
+        finder.stop()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A current folder with one good and one broken recording."""
+    (tmp_path / "mine.mcap").write_bytes(SAMPLE.read_bytes())
+    (tmp_path / "broken.mcap").write_text("nothing")
+    return tmp_path
+
+
+def test_from_the_start_screen_into_a_recording_and_back(
+    terminal: Callable[..., Any], folder: Path, runtime_folder: Path
+) -> None:
+    screen = terminal(
+        *(sys.executable, "-m", "stepscope.tui.cli"),
+        cwd=str(folder),
+        STEPSCOPE_CONFIG="none",
+        XDG_RUNTIME_DIR=str(runtime_folder),
+        XDG_STATE_HOME=str(folder / "state"),
+    )
+    screen.wait_for("none runs here; 'stepscope serve --model demo' starts one")
+    number = screen.wait_for(r"(\d) broken.mcap .*not readable")[1]
+    screen.send(number)
+    screen.wait_for("broken.mcap is not a stepscope recording")
+    number = screen.wait_for(r"(\d) mine.mcap .* 454 ")[1]
+    screen.send(number)
+    screen.wait_for("▐REPLAY")
+    screen.wait_for("mine.mcap")
+    screen.send("q")
+    screen.wait_for(r"▶\d mine.mcap .*today")
+    assert "mine.mcap" in (folder / "state" / "stepscope" / "recent.json").read_text()
+    screen.send("e")
+    screen.wait_for("endpoint .*_")
+    screen.send("nobody-here\r")
+    screen.wait_for("no engine at .*nobody-here")
+    screen.wait_for("nobody-here_")
+    screen.send("\x1b")
+    screen.wait_for(r"(?s)\A(?!.*nobody-here_)")
+    screen.send("q")
+    assert screen.wait_for_exit() == 0
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_without_a_terminal_it_prints_the_help(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stepscope.tui.cli", *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == (0 if arguments else 2)
+    assert "Commands:" in done.stdout
+
+
+def test_the_first_picture_waits_for_no_engine_no_recording_and_no_socket() -> None:
+    program = (
+        "import sys\n"
+        "from stepscope.tui import cli\n"
+        "from stepscope.tui.commands import start\n"
+        "from stepscope.tui.screens.start import StartApp\n"
+        "heavy = {'torch', 'zmq', 'mcap', 'numpy', 'stepscope.recordings.file.reader',\n"
+        "         'stepscope.recordings.history.history', 'stepscope.tui.app'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "error", ["no engine answers", f"no socket at {'long/' * 20}engine-0; none runs here"]
+)
+async def test_an_address_that_leads_nowhere_is_mended_where_it_was_typed(error: str) -> None:
+    check = Checks(engines=error)
+    app = start_app(check)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(app, pilot, lambda: "engine-0" in screen_text(app))
+        await pilot.press("e", *"tcp://h:2", "enter")
+        await settled(app, pilot, lambda: error[-12:] in screen_text(app))
+        text = screen_text(app)
+        assert "tcp://h:2_" in text
+        assert "".join(error.split()) in "".join(text.split())
+        assert "q Quit" in text.splitlines()[-1]
+        await pilot.press("1", "backspace", "backspace", "1")  # not lines of the list
+        assert "tcp://h:1_" in screen_text(app)
+        assert error[-12:] not in screen_text(app)
+        check.wrong.clear()
+        await pilot.press("enter")
+        await settled(app, pilot, lambda: app.return_value is not None)
+    assert app.return_value == Choice("engines", ("tcp://h:1",))
+    assert check.asked == [Choice("engines", (f"tcp://h:{n}",)) for n in (2, 1)]
+
+
+async def test_a_long_error_is_read_whole_whatever_folder_it_is_in() -> None:
+    error = f"no engine at ipc:///{'long/' * 30}engine-0: there is no such socket; none runs here"
+    app = start_app(Checks(engines=error))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(app, pilot, lambda: "engine-0" in screen_text(app))
+        await pilot.press("1")
+        await settled(app, pilot, lambda: "no such socket; none runs here" in screen_text(app))
+        assert "q Quit" in screen_text(app)
+        assert "▶1 engine-0" in screen_text(app)
+    app.close()
+
+
+def test_what_is_wrong_with_a_recording_names_it_without_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 20)
+    folder.mkdir()
+    (folder / "broken.mcap").write_text("nothing")
+    said = start_command.check(Choice("file", (str(folder / "broken.mcap"),)))
+    assert said is not None
+    assert said.startswith("broken.mcap is not a stepscope recording")

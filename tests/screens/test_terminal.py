@@ -1,0 +1,229 @@
+"""The dashboard in a real (pseudo-)terminal: keys and mouse as they arrive, and what is drawn."""
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.recordings.file.reader import Recording
+
+STEPSCOPE = (sys.executable, "-m", "stepscope.tui.cli")
+LEFT, PAGE_UP, ESCAPE, F1 = "\x1b[D", "\x1b[5~", "\x1b", "\x1bOP"
+CTRL_L, CTRL_C = "\x0c", "\x03"
+NAMED = {"default", "black", "red", "green", "brown", "blue", "magenta", "cyan", "white"}
+NAMED |= {f"bright{name}" for name in NAMED}
+
+
+@pytest.fixture
+def busy_engine(runtime_folder: Path) -> Iterator[str]:
+    """The address of a simulated engine in a process of its own, with more work than it can do."""
+    address = f"{runtime_folder}/engine"
+    program = Path(__file__).parents[1] / "support" / "simulated_engine.py"
+    process = subprocess.Popen([sys.executable, str(program), address])
+    try:
+        with connected(Endpoint.parse(address)) as client:
+            for number in range(60):
+                client.ask(
+                    Submit(
+                        prompt_token_ids=[number] * 300,
+                        sampling=SamplingParams(max_tokens=700, ignore_eos=True),
+                        stream=False,
+                    )
+                )
+            yield address
+    finally:
+        process.kill()
+        process.wait()
+
+
+def connected(endpoint: Endpoint) -> ControlClient:
+    deadline = time.monotonic() + 20
+    while not Path(endpoint.control.removeprefix("ipc://")).exists():
+        assert time.monotonic() < deadline, "the engine never listened"
+        time.sleep(0.02)
+    return ControlClient(endpoint)
+
+
+def shown_step(screen: Any) -> int:
+    """The step that the header names."""
+    return int(screen.wait_for(r"step ([\d,]+)")[1].replace(",", ""))
+
+
+def test_an_operators_way_through_a_live_engine(
+    busy_engine: str, terminal: Callable[..., Any], tmp_path: Path
+) -> None:
+    screen = terminal(
+        *STEPSCOPE, "top", busy_engine, cwd=str(tmp_path), XDG_CONFIG_HOME=str(tmp_path)
+    )
+    screen.wait_for(r"LIVE.*step [\d,]{2,}")
+    screen.wait_for(r"RUN [1-9]")
+
+    # Time stands still, and goes back.
+    screen.send(" ")
+    screen.wait_for("PAUSED")
+    step = shown_step(screen)
+    screen.send(LEFT + "h" + LEFT)
+    screen.wait_for(rf"step {step - 3:,} ")
+    screen.send(PAGE_UP)
+    until(lambda: shown_step(screen) < step - 50, "not a screen back")
+    screen.wait_for(r"PAUSED▌ .*\d\d:\d\d:\d\d\.\d, [\d.]+ m?s back \([\d,]+ steps\)")
+
+    # A step, a request of it, and why its tokens took so long; Esc leads back.
+    screen.send("2")
+    screen.wait_for(r"rows \(\d+\)")
+    screen.send("j\r")
+    screen.wait_for(r"request r\d+")
+    screen.wait_for("gaps between tokens")
+    screen.send(ESCAPE)
+    screen.wait_for(r"rows \(\d+\)")
+    screen.send(ESCAPE)
+    screen.wait_for("requests × steps")
+
+    # Lanes: fewer of them, and more steps in a column.
+    screen.send("/state:wait\r")
+    screen.wait_for("filter: state:wait")
+    until(lambda: not re.search(r"r\d+ DEC", screen.text()), "lanes that decode are still shown")
+    screen.send("/\x15\r")  # ^u empties the line
+    screen.wait_for("filter: -")
+    screen.send("x")
+    screen.wait_for(r"1 col = 2 steps")
+    screen.send("z")
+    screen.wait_for(r"1 col = 1 step\)")
+
+    # The engine is changed, and says from which step on.
+    screen.send("L")
+    screen.wait_for("LIVE")
+    screen.send("B256\r")
+    screen.wait_for(r"2048→256 applied at step [\d,]+")
+    screen.wait_for(r"BUDGET +\d+/256")
+    screen.send("U")
+    screen.wait_for(r"BUDGET +\d+/2048")
+
+    # Recording.
+    screen.send("R")
+    screen.wait_for(r"● REC")
+    screen.wait_for(r"REC .*[1-9]\d* ?kB|REC .*MB")
+    screen.send("R")
+    screen.wait_for(r"recording ended: ")
+    assert "● REC" not in screen.text()
+
+    # The mouse.
+    row = screen.row_of(r"r\d+ DEC")
+    screen.click(60, row)
+    screen.wait_for("PAUSED")
+    name = re.search(r"r\d+", screen.text().splitlines()[row])
+    assert name is not None
+    screen.click(60, row)
+    screen.click(60, row)
+    screen.wait_for(rf"request {name[0]} ")
+    screen.send(ESCAPE)
+    screen.wait_for("requests × steps")
+    column = screen.text().splitlines()[-1].index("Help")
+    screen.click(column, 39)
+    screen.wait_for("This is the main screen")
+    screen.send(ESCAPE)
+    screen.wait_for("requests × steps")
+    scrubber = screen.row_of(r"\d\d:\d\d:\d\d ├")
+    bar = screen.text().splitlines()[scrubber]
+    screen.click(bar.index("├") + 3, scrubber)
+    screen.wait_for(r"PAUSED▌ .* back")
+    before = screen.text()
+    screen.click(60, screen.row_of("requests × steps") + 3, button=65)
+    until(lambda: screen.text() != before, "the wheel did nothing")
+
+    # A picture, and out.
+    screen.send("S")
+    screen.wait_for(r"screenshot: ")
+    (picture,) = tmp_path.glob("stepscope-*.svg")
+    assert "BUDGET" in picture.read_text("utf-8")
+    screen.send("q")
+    assert screen.wait_for_exit() == 0
+    (recorded,) = tmp_path.glob("*.mcap")
+    with Recording(recorded) as recording:
+        assert recording.message is None
+        assert (recording.last_step or 0) > (recording.first_step or 0)
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def test_a_terminal_that_changes_its_size_and_one_that_was_written_over(
+    terminal: Callable[..., Any], tmp_path: Path
+) -> None:
+    arguments = (*STEPSCOPE, "replay", "chunked", "--at", "300")
+    screen = terminal(*arguments, columns=120, rows=40, XDG_CONFIG_HOME=str(tmp_path))
+    screen.wait_for("REPLAY PAUSED")
+    screen.wait_for("steps: token budget")
+    for columns, rows, words in (
+        (80, 24, r"TTFT [\d.]+"),
+        (60, 15, r"stepscope wants 80x20, has 60x15"),
+        (200, 60, r"knobs"),
+        (120, 40, r"steps: token budget"),
+    ):
+        screen.resize(columns, rows)
+        screen.wait_for(words)
+    colours = {cell.fg for row in screen.cells() for cell in row}
+    assert "4fb3ff" in colours, "decode has its own colour on a terminal of true colours"
+    before = ""
+    while before != (before := screen.text()):  # what is written before all is drawn is drawn over
+        time.sleep(0.5)
+    screen.scribble()
+    screen.wait_for("noise noise")
+    screen.send(CTRL_L)
+    screen.wait_for("REPLAY PAUSED")
+    screen.wait_for("requests × steps")
+    assert "noise" not in screen.text()
+    screen.send(F1)
+    screen.wait_for("This is the main screen")
+    screen.send(ESCAPE)
+    screen.wait_for("requests × steps")
+    screen.send(CTRL_C)
+    assert screen.wait_for_exit() == 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "colours", "is_ascii"),
+    [
+        ({"TERM": "xterm", "COLORTERM": ""}, NAMED, False),
+        ({"TERM": "linux", "COLORTERM": ""}, NAMED, True),
+        ({"NO_COLOR": "1"}, {"default"}, False),
+    ],
+    ids=["16 colours", "console", "NO_COLOR"],
+)
+def test_each_terminal_gets_the_colours_and_characters_that_it_has(
+    terminal: Callable[..., Any],
+    tmp_path: Path,
+    environment: dict[str, str],
+    colours: set[str],
+    is_ascii: bool,
+) -> None:
+    screen = terminal(
+        *(*STEPSCOPE, "replay", "chunked", "--at", "360"),
+        XDG_CONFIG_HOME=str(tmp_path),
+        **{"LC_ALL": "C.UTF-8", **environment},
+    )
+    screen.wait_for("REPLAY PAUSED")
+    screen.wait_for(r"r17")
+    time.sleep(0.3)  # the rest of the first frame
+    found = {colour for row in screen.cells() for cell in row for colour in (cell.fg, cell.bg)}
+    assert found <= colours
+    assert screen.text().isascii() == is_ascii
+    # Prefill and decode are told apart by their characters alone.
+    prefill, decode = ("#", "=") if is_ascii else ("▓", "━")
+    assert prefill in screen.text()
+    assert decode in screen.text()
+    screen.send("q")
+    assert screen.wait_for_exit() == 0

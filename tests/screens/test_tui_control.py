@@ -1,0 +1,658 @@
+"""What the operator does reaches the engine, and what the engine answers reaches the operator."""
+
+import asyncio
+import functools
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from textual import events
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol.commands import Pause, Resume, Submit
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import EngineInfo, KnobSpec
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.workload.arrivals import fields_of
+from stepscope.recordings.file.landmarks import landmarks
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.source import add_mark
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.state.session import SessionState
+from stepscope.tui import engine_link
+from stepscope.tui.app import Dashboard
+from stepscope.tui.asked_workload import AskedWorkload
+from stepscope.tui.engine_link import EngineLink
+from stepscope.tui.screens.knob_editor import parse_value
+from stepscope.tui.screens.stepper import ByNow, Stepper
+from stepscope.tui.theme import Skin
+from stepscope.tui.workload_text import parse_workload, told_workload, workload_text
+from tests.support.screen_text import main_text, screen_text
+from tests.support.waiting import until
+
+
+@pytest.fixture
+def source(live_engine: Any) -> Iterator[Subscriber]:
+    """The simulated engine at work, watched."""
+    subscriber = Subscriber(live_engine.endpoint)
+    subscriber.start()
+    with ControlClient(live_engine.endpoint) as client:
+        for number in range(60):  # more than a test can take
+            client.ask(
+                Submit(
+                    prompt_token_ids=[number] * 300,
+                    sampling=SamplingParams(max_tokens=700, ignore_eos=True),
+                    stream=False,
+                )
+            )
+        deadline = time.monotonic() + 10
+        while (subscriber.history.last_step or 0) < 5:
+            assert time.monotonic() < deadline, "the engine runs no steps"
+            time.sleep(0.01)
+        yield subscriber  # requests end with the client that asked for them
+    subscriber.stop()
+
+
+def dashboard(source: Any, **options: Any) -> Dashboard:
+    endpoint = options.pop("endpoint", None) or source.endpoint.control
+    return Dashboard(
+        source, source.history, control_endpoint=endpoint, any_terminal=True, fps=10.0, **options
+    )
+
+
+async def press(app: Dashboard, *keys: str) -> None:
+    """Like `Pilot.press`, which waits for an idle process: here an engine runs in it."""
+    for key in keys:
+        app.post_message(events.Key(key, key if len(key) == 1 else None))
+        await asyncio.sleep(0.05)
+
+
+async def test_the_budget_is_changed_and_marked_at_its_step(source: Subscriber) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "B")
+        assert isinstance(app.screen, Stepper)
+        await press(app, *"256", "enter")
+        await until(lambda: bool(source.history.knob_changes), "no change came back")
+        change = source.history.knob_changes[-1]
+        assert change.new == {"max_num_batched_tokens": 256}
+        applied = f"max_num_batched_tokens 2048→256 applied at step {change.effective_step:,}"
+        await until(lambda: applied in main_text(app), "the answer is not shown")
+        await until(
+            lambda: (source.history.last_step or 0) >= change.effective_step, "no step after it"
+        )
+        summary = source.history.summary(change.effective_step)
+        assert summary is not None
+        assert summary.token_budget == 256
+        app.main.draw()
+        assert "◆" in main_text(app)
+        # ... and taken back.
+        await press(app, "U")
+        await until(lambda: len(source.history.knob_changes) == 2, "no undo came back")
+        assert source.history.knob_changes[-1].new == {"max_num_batched_tokens": 2048}
+    app.close()
+
+
+async def test_an_undo_waits_for_the_answer_to_the_one_before(
+    source: Subscriber, live_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = dashboard(source)
+    changes = source.history
+    async with app.run_test(size=(160, 40)):
+        await press(app, "B", *"512", "enter")
+        await until(lambda: "→512 applied at step" in main_text(app), "no first answer")
+        # Else the first U waits for it, and is asked, which ends what is said, at any time.
+        await until(lambda: len(changes.knob_changes) == 1, "the change is not told")
+        gone_on = threading.Event()
+        take = live_engine.core._take
+
+        def slow(item: Any) -> None:
+            assert gone_on.wait(20)
+            take(item)
+
+        monkeypatch.setattr(live_engine.core, "_take", slow)
+        await press(app, "U", "U")
+        await until(lambda: "one moment" in main_text(app), "nothing is said")
+        gone_on.set()
+        said = "redo: max_num_batched_tokens 2048→512 applied at step"
+        await until(lambda: said in main_text(app), "the second is not done")
+        await press(app, "U")
+        said = "undo: max_num_batched_tokens 512→2048 applied at step"
+        await until(lambda: said in main_text(app), "the third is not done")
+        await until(lambda: len(changes.knob_changes) == 4, "the last change is not told")
+        budgets = [change.new["max_num_batched_tokens"] for change in changes.knob_changes]
+        assert budgets == [512, 2048, 512, 2048]
+        assert not [entry for entry in changes.state.audit if entry.code]
+    app.close()
+
+
+async def test_undo_takes_back_the_own_change_and_nobody_elses(source: Subscriber) -> None:
+    """The other goes by the same name: it is another dashboard of the same person."""
+    app = dashboard(source)
+    changes = source.history
+    async with app.run_test(size=(160, 40)):
+        name = app.main.operator.who
+        with ControlClient(source.endpoint) as other:
+            other.set_knobs({"max_num_batched_tokens": 512}, who=name)
+            await until(lambda: len(changes.knob_changes) == 1, "the other's change is not seen")
+            await press(app, "U")
+            await until(lambda: "has changed no knob" in main_text(app), "nothing is said")
+            assert f"{name}: max_num_batched_tokens 2048→512" in main_text(app)
+            await press(app, "B", *"256", "enter")
+            await until(lambda: len(changes.knob_changes) == 2, "no change came back")
+            # Another knob is no reason to keep it ...
+            other.set_knobs({"max_num_seqs": 8}, who="anna")
+            await until(lambda: len(changes.knob_changes) == 3, "anna's change is not seen")
+            await press(app, "U")
+            await until(lambda: len(changes.knob_changes) == 4, "no undo came back")
+            assert changes.knob_changes[-1].new == {"max_num_batched_tokens": 512}
+            # ... the same one is.
+            other.set_knobs({"max_num_batched_tokens": 1024}, who="anna")
+            await until(lambda: len(changes.knob_changes) == 5, "anna's change is not seen")
+            await press(app, "U")
+            said = "not undone: since then anna: max_num_batched_tokens 512→1024"
+            await until(lambda: said in main_text(app), "nobody is named")
+            assert other.snapshot().knobs["max_num_batched_tokens"] == 1024
+    assert len(changes.knob_changes) == 5
+    app.close()
+
+
+async def test_dropping_the_stepper_changes_nothing(source: Subscriber) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "B", "right", "escape")
+        assert app.screen is app.main
+        assert app.main.operator.pending == ""
+    assert source.history.knob_changes == []
+
+
+async def test_a_change_that_somebody_was_quicker_with_is_refused(source: Subscriber) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "B")
+        with ControlClient(source.endpoint) as other:
+            other.set_knobs({"max_num_seqs": 8}, who="other")
+        await until(lambda: source.history.state.knobs_version == 1, "it is not seen")
+        await press(app, *"512", "enter")
+        said = "not changed: other set max_num_seqs to 8 meanwhile; B again"
+        await until(lambda: said in main_text(app), "no refusal is shown")
+        assert source.history.state.knobs["max_num_batched_tokens"] == 2048
+        await press(app, "B")  # what was chosen is still chosen
+        assert "2048 → [     512 ]" in screen_text(app)
+        await press(app, "enter")
+        await until(lambda: "2048→512 applied at step" in main_text(app), "no answer is shown")
+        # The answer comes on one way, what holds by now on another.
+        await until(
+            lambda: source.history.state.knobs["max_num_batched_tokens"] == 512, "it is not seen"
+        )
+        await press(app, "B")
+        assert "512 → [     512 ]" in screen_text(app)
+    app.close()
+
+
+async def test_the_open_stepper_says_that_somebody_changed_the_budget(source: Subscriber) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "B", "shift+left")
+        with ControlClient(source.endpoint) as other:
+            other.set_knobs({"max_num_batched_tokens": 1024}, who="anna")
+        said = "it is 1024 by now, by anna: Esc, then again"
+        await until(lambda: said in screen_text(app), "the stepper does not say it")
+        await press(app, "enter")
+        said = "not changed: anna set max_num_batched_tokens to 1024 meanwhile; B again"
+        await until(lambda: said in main_text(app), "no refusal is shown")
+    app.close()
+
+
+async def test_a_pause_that_somebody_was_quicker_with_is_told_and_not_undone(
+    source: Subscriber,
+) -> None:
+    """Both see an engine that runs, both press P: the second must not let it go on."""
+    app = dashboard(source)
+    async with app.run_test(size=(160, 40)):
+        # What it has seen so far is all that it knows.
+        app.main.operator._history = SimpleNamespace(state=source.history.state)
+        with ControlClient(source.endpoint) as other:
+            other.ask(Pause(who="anna"))
+            await press(app, "P")
+            await until(lambda: "somebody was quicker (anna" in main_text(app), "nothing is said")
+            assert other.snapshot().state == "paused"
+            await press(app, "6")
+            await until(lambda: "audit (2)" in main_text(app), "the audit is not shown")
+            assert "paused the engine" in main_text(app)
+            assert "pause refused: somebody was quicker" in main_text(app)
+            other.ask(Resume(who="anna"))
+    app.close()
+
+
+async def test_a_switch_in_the_editor_begins_as_it_is_and_goes_round(source: Subscriber) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        names = [spec.name for spec in source.history.info.knobs]
+        down = names.index("enable_prefix_caching")
+        await press(app, "K", *["down"] * down, "enter")
+        await until(lambda: "◀ on ▶" in screen_text(app), "it does not show what holds")
+        await press(app, "enter")  # what holds already
+        await until(lambda: "◀" not in screen_text(app), "it is still being changed")
+        assert not source.history.knob_changes
+        await press(app, "enter", "right", "enter")
+        await until(lambda: bool(source.history.knob_changes), "no change came back")
+        assert source.history.knob_changes[-1].new == {"enable_prefix_caching": False}
+    app.close()
+
+
+async def test_the_engine_is_paused_and_run_step_by_step(source: Subscriber) -> None:
+    app = dashboard(source)
+    history = source.history
+    async with app.run_test(size=(120, 40)):
+        await press(app, "P")
+        await until(lambda: history.state.state == "paused", "it does not pause")
+        await until(lambda: "engine paused" in main_text(app), "the pause is not shown")
+        step = history.last_step
+        await press(app, "N")
+        await until(lambda: (history.last_step or 0) == step + 1, "it runs no step")
+        said = f"the engine runs step {step + 1:,}, then pauses"
+        await until(lambda: said in main_text(app), "the answer is not shown")
+        await press(app, "P")
+        await until(lambda: (history.last_step or 0) > step + 5, "it does not go on")
+    app.close()
+
+
+async def test_a_step_for_which_there_is_nothing_yet_is_told_to_wait_for_a_request(
+    live_engine: Any,
+) -> None:
+    source = Subscriber(live_engine.endpoint)
+    source.start()
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "P")
+        await until(lambda: source.history.state.state == "paused", "it does not pause")
+        await press(app, "N")
+        said = "the engine runs step 0 once a request comes, then pauses"
+        await until(lambda: said in main_text(app), "the answer is not shown")
+    app.close()
+    source.stop()
+
+
+async def test_the_engine_is_given_work_and_relieved_of_it(
+    source: Subscriber, live_engine: Any
+) -> None:
+    given: list[WorkloadSpec | None] = []
+    live_engine.core.set_workload = given.append
+    app = dashboard(source)
+    async with app.run_test(size=(160, 40)):
+        await press(app, "W", *"rate=fast", "enter")
+        assert "rate: expected a number" in screen_text(app)
+        await press(app, "ctrl+u", *"rate=2.5 output_tokens=9", "enter")
+        await until(lambda: bool(given), "no workload came")
+        await press(app, "W", *"off", "enter")
+        await until(lambda: len(given) == 2, "it was not stopped")
+        assert given == [WorkloadSpec(rate=2.5, output_tokens=9), None]
+        await until(lambda: "stop the workload: done" in main_text(app), "no answer is shown")
+    app.close()
+
+
+async def test_of_the_workload_only_what_was_named_changes_and_it_is_shown_as_it_is(
+    source: Subscriber, live_engine: Any
+) -> None:
+    core = live_engine.core
+    mix = WorkloadSpec(rate=0.5, chat_tokens=77, max_concurrency=3, seed=9)
+    given: list[WorkloadSpec | None] = [mix]
+    core.set_workload = given.append
+    core.own_workload = lambda: given[-1]
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        await until(lambda: source.history.state.workload_spec is not None, "it is not told")
+        await press(app, "W")
+        assert "now rate=0.5 document_share=0.1 chat_tokens=77 " in screen_text(app)
+        assert "seed=9; what is not named stays as it is" in " ".join(screen_text(app).split())
+        await press(app, *"rate=2", "enter")
+        # Not a second later: telemetry need not have told of the change.
+        await press(app, "W", *"output_tokens=9 max_concurrency=none", "enter")
+        await until(lambda: len(given) == 3, "no workload came")
+        faster = msgspec.structs.replace(mix, rate=2.0)
+        smaller = msgspec.structs.replace(faster, output_tokens=9, max_concurrency=None)
+        assert given[1:] == [faster, smaller]
+        told = source.history
+        await until(lambda: told_workload(told.state.workload_spec) == smaller, "it is not told")
+        # Somebody else's change is what the next one changes.
+        given.append(msgspec.structs.replace(smaller, chat_tokens=5))
+        await until(lambda: told_workload(told.state.workload_spec) == given[-1], "it is not told")
+        await press(app, "W", *"rate=3", "enter")
+        await until(lambda: len(given) == 5, "no workload came")
+        assert given[-1] == msgspec.structs.replace(smaller, chat_tokens=5, rate=3.0)
+    app.close()
+
+
+async def test_of_a_workload_that_is_not_told_in_full_the_rest_becomes_the_default_and_that_is_said(
+    source: Subscriber, live_engine: Any
+) -> None:
+    app = dashboard(source)
+    state = SessionState(workload="2 requests/s: of an earlier version")
+    note = app.main.operator.workload.note
+    for told in (None, {"rate": 2.0, "of_a_later_version": 7}):
+        state.workload_spec = told
+        assert told_workload(told) is None
+        said = note(state)
+        assert "now 2 requests/s: of an earlier version; more of it is not known here" in said
+        assert "what is not named becomes rate=1 document_share=0.1 " in said
+    assert "now none; what is not named is rate=1 " in note(SessionState())
+    assert parse_workload("rate=3") == WorkloadSpec(rate=3.0)
+    app.close()
+
+
+def test_a_workload_comes_back_from_what_an_engine_tells_and_from_what_is_shown() -> None:
+    for spec in (WorkloadSpec(), WorkloadSpec(rate=0.25, num_requests=7, max_concurrency=2)):
+        assert told_workload(fields_of(spec)) == spec
+        assert parse_workload(workload_text(spec), WorkloadSpec(rate=8.0, temperature=1.0)) == spec
+
+
+def test_a_workload_that_was_refused_is_not_what_the_next_change_begins_with() -> None:
+    asked, state = AskedWorkload(), SessionState(workload_spec=fields_of(WorkloadSpec(rate=5.0)))
+    asked.ask(WorkloadSpec(rate=7.0), state)
+    assert asked.now(state) == WorkloadSpec(rate=7.0)
+    asked.forget()
+    assert asked.now(state) == WorkloadSpec(rate=5.0)
+
+
+def test_a_value_that_a_workload_does_not_take_is_told_with_what_was_typed() -> None:
+    with pytest.raises(ValueError, match=r"^rate: expected a number, got 'banana'$"):
+        parse_workload("rate=banana")
+    with pytest.raises(ValueError, match=r"^rate: expected a number, got 'none'$"):
+        parse_workload("rate=none")
+
+
+@pytest.mark.parametrize("text", ["", "fast", "rate", "speed=3", "rate=0", "rate=2 off"])
+def test_what_is_no_workload_is_explained(text: str) -> None:
+    with pytest.raises(ValueError, match=r"off|expected|speed"):
+        parse_workload(text)
+
+
+async def test_an_engine_that_does_not_answer_is_a_line_and_not_a_wait(
+    still_source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = still_source()
+    app = dashboard(source, endpoint=f"ipc://{tmp_path}/nobody")
+    async with app.run_test(size=(120, 40)):
+        await press(app, "P")
+        await until(lambda: "no engine at" in main_text(app), "nothing is said")
+        monkeypatch.chdir(tmp_path)
+        for status in ("down", "starting", "connecting"):
+            source.status = status
+            await press(app, "R")
+            assert "nothing to record: no engine answers" in main_text(app)
+        assert os.listdir(tmp_path) == []
+        await press(app, "left")
+        assert "PAUSED" in main_text(app)
+    app.close()
+
+
+async def test_a_change_that_is_answered_too_late_is_told_and_can_be_taken_back(
+    source: Subscriber, live_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine is held up for longer than the dashboard waits, and goes on."""
+    app = dashboard(source)
+    history, operator = source.history, app.main.operator
+    async with app.run_test(size=(120, 40)):
+        await press(app, "B", *"512", "enter")
+        await until(lambda: "→512 applied at step" in main_text(app), "no first answer")
+        gone_on = threading.Event()
+        take = live_engine.core._take
+
+        def held_up(item: Any) -> None:
+            assert gone_on.wait(20)
+            take(item)
+
+        monkeypatch.setattr(live_engine.core, "_take", held_up)
+        ask = ControlClient.ask
+        monkeypatch.setattr(
+            ControlClient, "ask", lambda self, command, *_: ask(self, command, timeout_s=0.3)
+        )
+        await press(app, "B", *"256", "enter")
+        said = "no answer yet, it may still take effect: max_num_batched_tokens 512→256"
+        await until(lambda: said in main_text(app), "it is called a failure")
+        monkeypatch.undo()
+        gone_on.set()
+        await until(lambda: "512→256 applied at step" in main_text(app), "nothing is told")
+        assert "no answer yet" not in main_text(app)
+        assert operator.pending == ""
+        await press(app, "U")
+        await until(lambda: len(history.knob_changes) == 3, "no undo came back")
+        assert history.knob_changes[-1].new == {"max_num_batched_tokens": 512}
+    app.close()
+
+
+async def test_a_dashboard_that_comes_later_shows_who_changed_the_knobs_before(
+    source: Subscriber,
+) -> None:
+    with ControlClient(source.endpoint) as client:
+        for budget in (512, 256):
+            client.set_knobs({"max_num_batched_tokens": budget}, who="anna")
+    late = Subscriber(source.endpoint)
+    late.start()
+    await until(lambda: late.history.last_step is not None, "no steps come")
+    assert late.history.knob_changes == []
+    app = dashboard(late)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await press(app, "U")
+        said = "this dashboard has changed no knob; the last one is anna: max_num_batched_tokens"
+        await until(lambda: said in main_text(app), "nothing is said")
+        await press(app, "6")
+        await until(lambda: "audit (2)" in main_text(app), "the changes are not shown")
+        lines = main_text(app).splitlines()
+        assert any("anna" in line and "max_num_batched_tokens 512→256" in line for line in lines)
+        assert any("256         2048" in line and "by anna" in line for line in lines)
+        assert "earlier: stepscope audit" not in main_text(app)
+        with ControlClient(source.endpoint) as client:
+            for number in range(30):
+                client.set_knobs({"max_num_seqs": 10 + number}, who="anna")
+        await until(lambda: "; earlier: stepscope audit)" in main_text(app), "no end is told")
+        await pilot.resize_terminal(80, 24)
+        told = "earlier: stepscope audit)  ms before→after"
+        await until(
+            lambda: any(len(x) == 80 and told in x for x in main_text(app).splitlines()),
+            "it is not told in 80 columns",
+        )
+    app.close()
+    late.stop()
+
+
+async def test_what_is_asked_is_shown_until_it_is_answered(
+    still_source: Callable[..., Any],
+) -> None:
+    answer_now = threading.Event()
+
+    class SlowClient:
+        def ask(self, command: object) -> None:
+            answer_now.wait(10)
+
+        def close(self) -> None:
+            return
+
+    source = still_source()
+    app = dashboard(source, endpoint="ipc:///slow")
+    link = EngineLink(SlowClient)  # type: ignore[arg-type]
+    app.main.operator._link = app.session.link = link
+    async with app.run_test(size=(120, 40)):
+        await press(app, "P")
+        assert "asking: pause the engine" in main_text(app)
+        await press(app, "left")  # the screen does not wait
+        assert "PAUSED" in main_text(app)
+        answer_now.set()
+        await until(lambda: "asking" not in main_text(app), "it is still asking")
+    app.close()
+
+
+def test_a_link_that_asks_nothing_still_takes_what_libzmq_tells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    idle = threading.Event()
+
+    class IdleClient:
+        def ask(self, command: object) -> None:
+            return
+
+        def idle(self) -> None:
+            idle.set()
+
+        def close(self) -> None:
+            return
+
+    monkeypatch.setattr(engine_link, "_IDLE_S", 0.01)
+    link = EngineLink(IdleClient)  # type: ignore[arg-type]
+    link.ask("pause the engine", Pause())
+    assert idle.wait(10)
+    link.close()
+
+
+async def test_recording_is_switched_on_and_off(
+    source: Subscriber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = dashboard(source)
+    await until(lambda: source.history.last_step is not None, "no step came")
+    add_mark(source, "before it", "me")
+    async with app.run_test(size=(160, 40)):
+        await press(app, "R")
+        assert "recording (1 mark from before not in it) to /" in main_text(app)
+        await until(lambda: "● REC" in main_text(app), "the recording is not shown")
+        first = source.history.last_step or 0
+        await until(lambda: (source.history.last_step or 0) > first + 20, "no steps came")
+        await press(app, "R")
+        assert "recording ended" in main_text(app)
+        await until(lambda: "● REC" not in main_text(app), "it is still shown")
+    app.close()
+    await until(lambda: bool(list(tmp_path.glob("*.mcap"))), "the file is not finished")
+    with Recording(next(tmp_path.glob("*.mcap"))) as recording:
+        assert recording.last_step - recording.first_step >= 20
+        assert not [each for each in landmarks(recording) if each.kind == "mark"]
+
+
+async def test_why_a_recording_ended_is_told_until_the_next_key(
+    source: Subscriber, live_engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = dashboard(source)
+    core = live_engine.core
+    anchored = core.anchored
+
+    def another(info: EngineInfo) -> EngineInfo:
+        """As the engine's thread tells it: who set `info` from here might be overwritten."""
+        return msgspec.structs.replace(anchored(info), engine_id="another")
+
+    async with app.run_test(size=(120, 40)):
+        await press(app, "R")
+        await until(lambda: "● REC" in main_text(app), "the recording is not shown")
+        first = source.history.last_step or 0
+        await until(lambda: (source.history.last_step or 0) > first, "no step comes into it")
+        monkeypatch.setattr(core, "anchored", another)
+        core._signs._next_info_ns = 0  # told with the next step, or some seconds later
+        said = "the engine started anew: the recording ends at step"
+        await until(lambda: said in main_text(app), "nothing is said")
+        await until(lambda: "● REC" not in main_text(app), "it is still recording")
+        await press(app, "end")
+        await until(lambda: said not in main_text(app), "it is still said")
+        await press(app, "R")
+        await until(lambda: "● REC" in main_text(app), "no second recording")
+    app.close()
+
+
+async def test_recordings_that_begin_in_one_second_are_files_of_their_own(
+    source: Subscriber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "stepscope-engine-20261122-101500.mcap"
+    monkeypatch.setattr("stepscope.tui.record_switch.default_name", lambda source: name)
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        for _ in range(2):
+            await press(app, "R")
+            await until(lambda: "● REC" in main_text(app), "the recording is not shown")
+            await press(app, "R")
+            await until(lambda: "● REC" not in main_text(app), "it is still shown")
+    app.close()
+    assert app.recordings()
+    names = sorted(path.name for path in tmp_path.glob("*.mcap"))
+    assert names == [name.replace(".mcap", "-2.mcap"), name]
+    for each in names:
+        with Recording(each) as recording:
+            assert recording.message is None
+
+
+async def test_leaving_ends_a_recording_in_good_order(
+    source: Subscriber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "R")
+        first = source.history.last_step or 0
+        await until(lambda: (source.history.last_step or 0) > first + 20, "no steps came")
+    app.close()
+    (told,) = app.recordings()  # for the terminal that is left; the file is whole then
+    (path,) = tmp_path.glob("*.mcap")
+    assert re.fullmatch(rf"recording  {path} \(\d+ steps, 00:\d\d\.\d, [\d.]+kB\)", told)
+    with Recording(next(tmp_path.glob("*.mcap"))) as recording:
+        assert not recording.truncated
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        (["right"], 1050),
+        (["left"], 950),
+        (["shift+right"], 1250),
+        (["shift+left", "shift+left"], 562),
+        ([*"64"], 64),
+        ([*"64", "backspace"], 6),
+        (["shift+right"] * 20, 8192),
+        (["shift+left"] * 60, 1),
+        ([*"99999"], None),
+        ([*"0"], None),
+    ],
+)
+def test_the_stepper_stays_within_the_bounds(keys: list[str], value: int | None) -> None:
+    spec = KnobSpec("max_num_batched_tokens", "int", 2048, low=1, high=8192)
+    stepper = Stepper(Skin("none"), spec, 1000, lambda: ByNow(1000))
+    for key in keys:
+        stepper.pressed(key, key if len(key) == 1 else None)
+    line = "".join(text for text, _ in stepper.lines(120, 1)[0])
+    assert len(line) == 120
+    if value is None:
+        assert "must be between 1 and 8192" in line
+    else:
+        assert stepper._value == value
+        assert "must be" not in line
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_the_stepper_has_room_for_what_the_value_is_by_now_and_who_made_it_so(width: int) -> None:
+    spec = KnobSpec("max_num_batched_tokens", "int", 2048, low=1, high=8192)
+    said = {
+        "": ["it is 1024 by now: Esc, then again"] * 2,
+        "anna": ["anna set 1024: Esc, then again", "it is 1024 by now, by anna: Esc, then again"],
+        "root/pts3@gpu-7": [
+            "root/pts3… set 1024: Esc, then again",
+            "it is 1024 by now, by root/pts3@gpu-7: Esc, then again",
+        ],
+    }
+    for who, (narrow, wide) in said.items():
+        stepper = Stepper(Skin("none"), spec, 1000, functools.partial(ByNow, 1024, who))
+        line = "".join(text for text, _ in stepper.lines(width, 1)[0])
+        assert (narrow if width == 80 else wide) in line
+        assert len(line) == width
+
+
+def test_values_are_read_as_what_the_knob_takes() -> None:
+    assert parse_value(KnobSpec("a", "int", 1), "12") == 12
+    assert parse_value(KnobSpec("a", "float", 0.0), "0.25") == 0.25
+    assert parse_value(KnobSpec("a", "bool", True), "off") is False
+    with pytest.raises(ValueError):
+        parse_value(KnobSpec("a", "int", 1), "1.5")

@@ -1,0 +1,234 @@
+"""Outputs that are ready together may come in one message, and nothing else changes by it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.control.replies import MAX_BUNDLE, Replies
+from stepscope.engine.protocol import commands
+from stepscope.engine.protocol.commands import (
+    Abort,
+    Ack,
+    AnyReply,
+    Bundle,
+    Output,
+    PositionLogprobs,
+    Submit,
+    Submitted,
+    TokenLogprob,
+)
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import EngineInfo
+from stepscope.engine.transport.connections import Connections
+from tests.support.waiting import wait_for
+
+QUEUE = 4
+
+
+class Peer:
+    """A client of a ROUTER socket, and `Replies` to it."""
+
+    def __init__(self) -> None:
+        # Of its own: sockets close in the background, and one before it may still have the address.
+        self._context = context = zmq.Context()
+        self._router = context.socket(zmq.ROUTER)
+        self._router.linger = 0
+        self._router.sndhwm = self._router.rcvhwm = QUEUE
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        connections = Connections(self._router, None)
+        self._connections = connections
+        self._router.bind("inproc://replies")
+        self._dealer = context.socket(zmq.DEALER)
+        self._dealer.linger = 0
+        self._dealer.sndhwm = self._dealer.rcvhwm = QUEUE
+        self._dealer.connect("inproc://replies")
+        self._dealer.send(b"")
+        self.identity = self._router.recv_multipart()[0]
+        self.forgotten: list[tuple[bytes, str]] = []
+        self.replies = Replies(
+            self._router, connections, lambda identity, why: self.forgotten.append((identity, why))
+        )
+
+    def bundle(self, number: int, logprobs: list[PositionLogprobs] | None = None) -> None:
+        output = Output(request_id=number, token_ids=[number], text="x", logprobs=logprobs)
+        self.replies.bundle(self.identity, number.to_bytes(8, "big"), output)
+
+    def received(self) -> list[tuple[int, AnyReply]]:
+        messages = []
+        while self._dealer.poll(0):
+            number, payload = self._dealer.recv_multipart()
+            messages.append((int.from_bytes(number, "big"), commands.decode_reply(payload)))
+        return messages
+
+    def close(self) -> None:
+        self._connections.close()
+        self._router.close()
+        self._dealer.close()
+        self._context.term()
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    peer = Peer()
+    yield peer
+    peer.close()
+
+
+def ids(reply: AnyReply) -> list[int]:
+    assert isinstance(reply, Bundle)
+    assert all(command_id == output.request_id for command_id, output in reply.outputs)
+    return [command_id for command_id, _ in reply.outputs]
+
+
+def test_outputs_come_in_order_so_many_at_once_and_one_alone_as_it_is(peer: Peer) -> None:
+    for number in range(1, 2 * MAX_BUNDLE + 2):
+        peer.bundle(number)
+    peer.replies.send_bundles()
+    *bundles, (last_id, last) = peer.received()
+    assert [ids(reply) for _, reply in bundles] == [
+        list(range(1, MAX_BUNDLE + 1)),
+        list(range(MAX_BUNDLE + 1, 2 * MAX_BUNDLE + 1)),
+    ]
+    assert isinstance(last, Output)
+    assert last_id == last.request_id == 2 * MAX_BUNDLE + 1
+    peer.replies.send_bundles()
+    assert peer.received() == []
+
+
+def test_no_reply_overtakes_an_output_that_waits_for_others(peer: Peer) -> None:
+    position = PositionLogprobs(TokenLogprob(3, -1.0), 1, [])
+    peer.bundle(1)
+    peer.bundle(2)
+    peer.bundle(3, logprobs=[position])  # too large to come with others
+    peer.bundle(4)
+    peer.replies.send(peer.identity, (5).to_bytes(8, "big"), Ack(effective_step=0))
+    (_, first), (third_id, third), (fourth_id, _), (fifth_id, _) = peer.received()
+    assert ids(first) == [1, 2]
+    assert isinstance(third, Output)
+    assert third.logprobs == [position]
+    assert [third_id, fourth_id, fifth_id] == [3, 4, 5]
+
+
+def test_a_client_that_does_not_read_is_given_up_at_so_many_messages(peer: Peer) -> None:
+    number = 0
+    while not peer.forgotten:
+        number += 1
+        assert number <= 100 * MAX_BUNDLE, "its queue has no end"
+        peer.bundle(number)
+    assert {identity for identity, _ in peer.forgotten} == {peer.identity}
+    got = [command_id for _, reply in peer.received() for command_id in ids(reply)]
+    assert got == list(range(1, number - MAX_BUNDLE + 1))
+    assert len(got) <= 3 * QUEUE * MAX_BUNDLE
+
+
+def test_a_client_that_is_gone_is_told_of_once_for_each_bundle(peer: Peer) -> None:
+    output = Output(request_id=1, token_ids=[1])
+    for _ in range(2):
+        peer.replies.bundle(b"nobody", bytes(8), output)
+    peer.bundle(7)
+    peer.replies.send_bundles()
+    assert [identity for identity, _ in peer.forgotten] == [b"nobody"]
+    assert [command_id for command_id, _ in peer.received()] == [7]
+
+
+def submit(first: int, max_tokens: int, *, bundle: bool, **fields: object) -> Submit:
+    command = Submit(
+        prompt_token_ids=[first] * 20,
+        sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+        **fields,  # type: ignore[arg-type]
+    )
+    return msgspec.structs.replace(command, bundle=True) if bundle else command
+
+
+def test_an_engine_of_before_takes_what_does_not_ask_for_bundles() -> None:
+    plain = msgspec.msgpack.decode(commands.encode(submit(1, 1, bundle=False)))
+    assert "bundle" not in plain
+    with_it = msgspec.msgpack.decode(commands.encode(submit(1, 1, bundle=True)))
+    assert with_it == plain | {"bundle": True}
+    assert EngineInfo(
+        engine_id="", name="", software_version="", model="", monotonic_ns=0, wall_ns=0
+    ).bundles is False  # fmt: skip
+
+
+def test_who_asks_gets_bundles_and_who_does_not_gets_outputs(live_engine: Any) -> None:
+    raw = zmq.Context.instance().socket(zmq.DEALER)
+    raw.linger = 0
+    raw.connect(live_engine.endpoint.control)
+    wants = {number: number % 4 != 0 for number in range(1, 41)}
+    for number, bundle in wants.items():
+        payload = commands.encode(submit(number, 12, bundle=bundle))
+        raw.send_multipart([number.to_bytes(8, "big"), payload])
+    outputs: dict[int, list[Output]] = {number: [] for number in wants}
+    accepted: set[int] = set()
+    num_bundles = num_open = 0
+    num_open = len(wants)
+    while num_open:
+        assert raw.poll(10_000), "silence"
+        identifier, payload = raw.recv_multipart()
+        command_id, reply = int.from_bytes(identifier, "big"), commands.decode_reply(payload)
+        if isinstance(reply, Submitted):
+            accepted.add(command_id)
+            continue
+        told = reply.outputs if isinstance(reply, Bundle) else [(command_id, reply)]
+        if isinstance(reply, Bundle):
+            num_bundles += 1
+            assert command_id == 0
+            assert 2 <= len(told) <= MAX_BUNDLE
+            assert all(wants[each] for each, _ in told)
+        for each, output in told:
+            assert isinstance(output, Output)
+            assert each in accepted
+            outputs[each].append(output)
+            num_open -= output.finish_reason is not None
+    raw.close()
+    assert num_bundles
+    for received in outputs.values():
+        assert [output.num_output_tokens for output in received] == list(range(1, 13))
+        assert [output.finish_reason for output in received] == [None] * 11 + ["length"]
+        assert len({output.request_id for output in received}) == 1
+
+
+def test_a_client_reads_bundles_as_outputs_also_while_it_asks(live_engine: Any) -> None:
+    with ControlClient(live_engine.endpoint, timeout_s=10.0) as client:
+        assert client.info().bundles
+        sent = [client.send(submit(number, 10, bundle=True)) for number in range(30)]
+        assert client.snapshot().requests
+        tokens = dict.fromkeys(sent, 0)
+        num_open = len(sent)
+        while num_open:
+            received = client.receive(10.0)
+            assert received is not None, "silence"
+            command_id, reply = received
+            if isinstance(reply, Output):
+                tokens[command_id] += 1
+                num_open -= reply.finish_reason is not None
+        assert set(tokens.values()) == {10}
+
+
+def test_an_abort_ends_a_bundled_request_and_its_answer_comes(live_engine: Any) -> None:
+    with ControlClient(live_engine.endpoint, timeout_s=10.0) as client:
+        for number in range(20):
+            client.send(submit(number, 900, bundle=True))
+        wait_for(lambda: len(client.snapshot().requests) == 20, "all requests")
+        for view in client.snapshot().requests:
+            assert isinstance(client.ask(Abort(request_id=view.request_id)), Ack)
+        reasons = []
+        while len(reasons) < 20:
+            received = client.receive(10.0)
+            assert received is not None, "silence"
+            if isinstance(received[1], Output) and received[1].finish_reason:
+                reasons.append(received[1].finish_reason)
+        assert reasons == ["abort"] * 20
+
+
+def test_bundled_requests_of_a_client_that_vanishes_are_ended(live_engine: Any) -> None:
+    with ControlClient(live_engine.endpoint, timeout_s=10.0) as client:
+        with ControlClient(live_engine.endpoint) as other:
+            for number in range(20):
+                other.send(submit(number, 900, bundle=True))
+            wait_for(lambda: len(client.snapshot().requests) == 20, "the requests")
+        wait_for(lambda: not client.snapshot().requests, "the requests of the vanished client end")

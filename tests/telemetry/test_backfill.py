@@ -1,0 +1,507 @@
+"""What an engine keeps of before is put in front of what is in memory, and nothing else changes."""
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import EngineGone
+from stepscope.engine.protocol.commands import (
+    AnyCommand,
+    AnyReply,
+    Error,
+    GetKeptSnapshot,
+    ReplayFrom,
+    Submit,
+)
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, Mark, Snapshot
+from stepscope.engine.telemetry import kept_snapshots
+from stepscope.recordings.check.verify import verify
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import add_mark
+from stepscope.recordings.live import backfill
+from stepscope.recordings.live.recorder import Recorder
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.state.session import SessionState
+from stepscope.tui import format as fmt
+from tests.support.fake_engine import FakeEngine, info, step
+from tests.support.live_dashboard import dashboard, press
+from tests.support.screen_text import main_text
+from tests.support.waiting import until, wait_for
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snapshots are kept as often as there is a status."""
+    monkeypatch.setattr(kept_snapshots, "INTERVAL_NS", 1)
+
+
+def joined(endpoint: Any, history: History | None = None) -> Subscriber:
+    source = Subscriber(endpoint, history, retry_s=0.05)
+    source.start()
+    wait_for(lambda: source.status == "live", "the join")
+    return source
+
+
+def asked(source: Subscriber) -> None:
+    """Ask, and wait for how it ends."""
+    source.backfill.ask()
+    wait_for(lambda: not source.backfill.is_active, "the end of it")
+
+
+def load(client: ControlClient, max_tokens: int = 900) -> None:
+    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    client.send(Submit(prompt_token_ids=[1] * 40, sampling=sampling))
+
+
+# An engine at work
+
+
+@pytest.mark.usefixtures("often")
+def test_all_that_the_engine_keeps_comes_in_front_while_steps_go_on_and_a_recording_runs(
+    live_engine: Any, tmp_path: Path
+) -> None:
+    first = joined(live_engine.endpoint)
+    with ControlClient(live_engine.endpoint) as client:
+        load(client)
+        load(client)
+        wait_for(lambda: (first.history.last_step or 0) > 200, "200 steps")
+        client.set_knobs({"max_num_seqs": 7}, "somebody")
+        wait_for(lambda: (first.history.last_step or 0) > 300, "300 steps")
+        late = joined(live_engine.endpoint)
+        wait_for(lambda: late.history.num_steps > 30, "some steps")
+        tapped: list[int] = []
+        late.tap.attach(lambda topic, sequence, payload: tapped.append(sequence))
+        recorder = Recorder(late, tmp_path / "a.mcap")
+        mark = add_mark(late, "here", "me")
+        old_first = late.history.first_step
+        follower = late.history.follow()
+        num_read = len(follower.read_payloads(10_000))
+        assert old_first is not None
+        assert old_first > 300
+        asked(late)
+        assert late.backfill.state == "done", late.backfill.note
+        assert late.history.first_step == 0
+        assert late.backfill.num_steps == old_first
+        last = first.history.last_step or 0
+        wait_for(lambda: (late.history.last_step or 0) > last + 50, "steps that come afterwards")
+        recorder.stop()
+        last = late.history.last_step or 0
+        wait_for(lambda: (first.history.last_step or 0) >= last, "the same for the other")
+    assert late.history.marks == [mark]
+    assert late.history.num_lost == late.num_healed == 0
+    assert late.history.lanes(0, last) == first.history.lanes(0, last)
+    assert (
+        late.history.summaries(0, last)[:old_first] == first.history.summaries(0, last)[:old_first]
+    )
+    assert late.history.knob_changes == first.history.knob_changes
+    assert late.history.record(100) == first.history.record(100)
+    # Who listens, follows or records is told what is new, once and in order.
+    assert tapped == sorted(set(tapped))
+    assert min(tapped) > (late.history.summary(old_first) or step_summary()).sequence
+    assert (
+        len(follower.read_payloads(10_000)) + num_read
+        <= len(late.history.follow(old_first).read_payloads(10_000)) + 20
+    )
+    assert verify(tmp_path / "a.mcap", lambda share: None).is_good
+    with Recording(tmp_path / "a.mcap") as recording:
+        assert (recording.first_step or 0) >= old_first
+    for source in (first, late):
+        source.stop()
+
+
+def step_summary() -> Any:
+    raise AssertionError("the step is not in memory any more")
+
+
+@pytest.mark.usefixtures("often")
+def test_asked_again_it_says_that_this_is_where_the_engine_began(live_engine: Any) -> None:
+    first = joined(live_engine.endpoint)
+    with ControlClient(live_engine.endpoint) as client:
+        load(client)
+        wait_for(lambda: (first.history.last_step or 0) > 100, "100 steps")
+        late = joined(live_engine.endpoint)
+        wait_for(lambda: late.history.num_steps > 3, "some steps")
+        asked(late)
+        asked(late)
+    assert late.backfill.state == "failed"
+    assert late.backfill.note == "it is the engine's first"
+    assert late.history.first_step == 0
+    first.stop()
+    late.stop()
+
+
+@pytest.mark.usefixtures("often")
+def test_no_more_comes_than_there_is_room_for(live_engine: Any) -> None:
+    first = joined(live_engine.endpoint)
+    with ControlClient(live_engine.endpoint) as client:
+        load(client)
+        wait_for(lambda: (first.history.last_step or 0) > 600, "600 steps")
+        late = joined(live_engine.endpoint, History(max_steps=300))
+        wait_for(lambda: late.history.num_steps > 3, "some steps")
+        old_first = late.history.first_step or 0
+        asked(late)
+        assert late.backfill.note == "all that there is room for in memory"
+        assert 0 < (late.history.first_step or 0) < old_first
+        wait_for(lambda: late.history.num_steps > 300, "a full memory")
+        asked(late)
+        assert "the memory is full" in late.backfill.note
+        num_steps = late.history.num_steps
+        assert num_steps <= 300 + 128
+    first.stop()
+    late.stop()
+
+
+# What cannot be had
+
+
+class Keeping(FakeEngine):
+    """It keeps a snapshot of every tenth message, and gives those from `oldest` on."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        super().__init__(folder, info(**({"keeps_snapshots": True} | changes)))
+        self.oldest = 0
+        self.snapshots: dict[int, Snapshot] = {}
+        self.on_replay: Callable[[int], None] = lambda sequence: None
+
+    def run(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            number = self.next_sequence
+            self.publish(step(number))
+            if number % 10 == 0:
+                snapshot = self.state.snapshot(number)
+                assert snapshot is not None
+                self.snapshots[number] = snapshot
+
+    def _answer(self, command: AnyCommand) -> AnyReply:
+        if isinstance(command, GetKeptSnapshot):
+            wanted = self.state.time_ns - command.past_s * 1e9
+            usable = [each for number, each in self.snapshots.items() if number >= self.oldest]
+            if not usable:
+                return Error(code="nothing_kept", message="no")
+            return ([usable[0]] + [each for each in usable if each.time_ns <= wanted])[-1]
+        if isinstance(command, ReplayFrom):
+            self.on_replay(command.sequence)
+        return super()._answer(command)
+
+
+class Late:
+    """An engine that has run 200 steps, and a subscriber that came then."""
+
+    def __init__(self, folder: Path, history: History | None = None, **changes: Any) -> None:
+        self.engine = Keeping(folder, **changes)
+        self.engine.run(200)
+        self.source = joined(self.engine.endpoint, history)
+        while not self.source.history.num_steps:  # a subscription takes a moment
+            self.engine.run(1)
+            time.sleep(0.01)
+        self.first = self.source.history.first_step
+
+    def close(self) -> None:
+        self.source.stop()
+        self.engine.close()
+
+
+@pytest.fixture
+def late(tmp_path: Path) -> Iterator[Late]:
+    made = Late(tmp_path)
+    yield made
+    made.close()
+
+
+def refused(late: Late) -> str:
+    """Why nothing was added; and that nothing was."""
+    asked(late.source)
+    assert late.source.backfill.state == "failed"
+    assert late.source.history.first_step == late.first
+    late.engine.run(1)
+    last = late.engine.next_sequence - 1
+    wait_for(lambda: late.source.history.last_sequence == last, "the present")
+    assert late.source.history.num_lost == 0
+    return late.source.backfill.note
+
+
+def test_what_the_engine_keeps_is_added(late: Late) -> None:
+    late.engine.oldest = 60
+    asked(late.source)
+    assert late.source.backfill.state == "done"
+    assert late.source.history.first_step == 61
+
+
+def test_an_engine_that_keeps_nothing_older_says_how_far_back_it_keeps(late: Late) -> None:
+    late.engine.oldest = 200
+    late.engine.run(100)
+    wait_for(lambda: late.source.history.last_step == late.engine.next_sequence - 1, "them")
+    assert re.fullmatch(r"the engine keeps no more than its last \d s", refused(late))
+
+
+def test_an_engine_that_keeps_nothing_says_so(late: Late) -> None:
+    late.engine.oldest = 10_000
+    assert refused(late) == "the engine keeps nothing of before"
+
+
+def test_an_engine_of_before_is_not_asked(tmp_path: Path) -> None:
+    made = Late(tmp_path, keeps_snapshots=False)
+    assert "of an older stepscope" in refused(made)
+    made.close()
+
+
+def test_a_memory_that_is_full_is_not_filled_for_nothing(tmp_path: Path) -> None:
+    made = Late(tmp_path, History(max_steps=100))
+    assert "the memory is full" in refused(made)
+    made.close()
+
+
+def test_what_the_engine_gives_up_meanwhile_leaves_the_memory_as_it_is(
+    late: Late, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backfill, "_TURN", 50)
+
+    def forget(sequence: int) -> None:
+        for number in range(sequence + 20, sequence + 40):
+            late.engine.kept.pop(number, None)
+
+    late.engine.on_replay = forget
+    assert refused(late) == "the engine has given it up meanwhile"
+
+
+def test_answers_that_do_not_come_end_it_and_the_present_goes_on(
+    late: Late, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backfill, "_ANSWER_S", 0.05)
+    late.engine.largest_replay = 0
+    monkeypatch.setattr("stepscope.recordings.live.backfill.catch_up_s", lambda *_: 0.0)
+    assert refused(late) == "the engine does not answer in time"
+
+
+def test_over_a_slow_way_what_comes_by_itself_is_taken_between_two_questions(
+    late: Late, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+
+    def slow(client: ControlClient, first: int, num_messages: int) -> float:
+        late.engine.run(1)
+        time.sleep(0.05)  # until it has come
+        taken.append(late.source.history.last_sequence or 0)
+        return num_messages * 1.0
+
+    monkeypatch.setattr("stepscope.recordings.live.backfill.catch_up_s", slow)
+    monkeypatch.setattr(backfill, "MAX_FETCH_S", 1.0)
+    refused(late)
+    assert len(taken) > 1
+    assert taken == sorted(set(taken))
+
+
+def test_a_way_that_is_too_slow_brings_less_or_nothing(
+    late: Late, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(client: ControlClient, first: int, num_messages: int) -> float:
+        return num_messages * 1.0
+
+    monkeypatch.setattr("stepscope.recordings.live.backfill.catch_up_s", slow)
+    monkeypatch.setattr(backfill, "MAX_FETCH_S", 1.0)
+    late.engine.oldest = 0
+    assert refused(late) == "the way to the engine is too slow for it"
+    monkeypatch.setattr(backfill, "MAX_FETCH_S", 120.0)
+    asked(late.source)
+    assert late.source.backfill.state == "done"
+    assert 80 < (late.source.history.first_step or 0) < 150
+
+
+def test_an_engine_that_starts_anew_meanwhile_is_joined_and_nothing_is_mixed(
+    late: Late, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backfill, "_TURN", 50)
+    other: EngineInfo = info("two", keeps_snapshots=True)
+
+    def restart(sequence: int) -> None:
+        late.engine.info, late.engine.state = other, SessionState(info=other)
+
+    late.engine.on_replay = restart
+    asked(late.source)
+    assert late.source.backfill.state == "failed"
+    wait_for(lambda: late.source.history.info == other, "the other one")
+    previous = late.source.history.previous
+    assert previous is not None
+    assert previous.first_step == late.first
+
+
+def test_an_engine_that_is_gone_ends_it(late: Late) -> None:
+    late.engine.close()
+    wait_for(lambda: late.source.status == "down", "its end")
+    asked(late.source)
+    assert "the engine does not answer" in late.source.backfill.note
+    late.engine = Keeping(Path(late.engine.endpoint.control.removeprefix("ipc://")).parent.parent)
+
+
+def test_a_mark_at_the_old_beginning_stays_where_it_is(late: Late) -> None:
+    mark = Mark(step=late.first or 0, time_ns=0, text="here", who="me")
+    late.source.history.add_mark(mark)
+    asked(late.source)
+    assert late.source.backfill.state == "done"
+    assert late.source.history.marks == [mark]
+    summary = late.source.history.summary(late.first or 0)
+    assert summary is not None
+    assert summary.has_mark
+
+
+# In the dashboard
+
+
+def clock(late: Late, number: int) -> str:
+    """When a step was, as the screen says it."""
+    return fmt.moment(late.source.history.wall_ns(step(number).tokens_ns))
+
+
+async def test_home_at_the_oldest_step_brings_what_the_engine_keeps_and_goes_there(
+    late: Late,
+) -> None:
+    late.engine.oldest = 60
+    late.engine.run(20)
+    wait_for(lambda: late.source.history.num_steps > 10, "some steps")
+    first = late.first or 0
+    app = dashboard(late.source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "home")
+        assert app.main.view.cursor == first
+        said = f"the oldest step in memory, {clock(late, first)}; Home again: what the engine still"
+        assert said in main_text(app)
+        await press(app, "home")
+        said = f"{first - 61:,} more steps, the oldest is of {clock(late, 61)}"
+        await until(lambda: said in main_text(app), "it does not come")
+        assert app.main.view.cursor == 61
+        await press(app, "home")  # and again, to where there is nothing more
+        said = f"nothing of before {clock(late, 61)}: the engine keeps no more than its last"
+        await until(lambda: said in main_text(app), "it does not say why")
+    app.close()
+
+
+async def test_who_has_gone_on_to_another_step_stays_there(
+    late: Late, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late.engine.run(20)
+    wait_for(lambda: late.source.history.num_steps > 10, "some steps")
+    first = late.first or 0
+    app = dashboard(late.source)
+    late.engine.replays.clear()
+    monkeypatch.setattr(backfill, "_ANSWER_S", 20.0)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "home", "home")
+        await until(lambda: "asking the engine for what it keeps" in main_text(app), "no word")
+        await press(app, *["right"] * 5)
+        late.engine.replays.set()
+        said = f"from {clock(late, 1)} on; Home goes there"
+        await until(lambda: said in main_text(app), "it does not come")
+        assert app.main.view.cursor == first + 5
+        await press(app, "home")
+        assert app.main.view.cursor == 1
+    app.close()
+
+
+async def test_what_a_key_says_of_a_place_can_be_read_while_the_engine_is_asked(
+    late: Late, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late.engine.run(20)
+    wait_for(lambda: late.source.history.num_steps > 10, "some steps")
+    app = dashboard(late.source)
+    late.engine.replays.clear()
+    monkeypatch.setattr(backfill, "_ANSWER_S", 20.0)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "home", "home")
+        asking = "asking the engine for what it keeps"
+        await until(lambda: asking in main_text(app), "no word")
+        await press(app, "right", "apostrophe")
+        assert "no mark yet" in main_text(app)
+        assert "asking" in main_text(app)
+        late.engine.replays.set()
+        await until(lambda: not late.source.backfill.is_active, "it does not end")
+        app.main.draw_if_changed()
+        assert "no mark yet" in main_text(app)
+        await press(app, "right")  # it is not of this step
+        assert "Home goes there" in main_text(app)
+    app.close()
+
+
+def test_an_engine_that_is_killed_while_it_is_asked_ends_it_with_the_reason(
+    late: Late, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(client: ControlClient, past_s: float) -> Snapshot:
+        raise EngineGone("fake is gone: killed or crashed")
+
+    monkeypatch.setattr(ControlClient, "kept_snapshot", gone)
+    asked(late.source)
+    assert late.source.backfill.note == "fake is gone: killed or crashed"
+
+
+def test_where_no_step_was_before_the_oldest_it_says_that_this_is_the_first(
+    tmp_path: Path,
+) -> None:
+    engine = Keeping(tmp_path)
+    begin = engine.state.snapshot(0)
+    assert begin is not None
+    engine.snapshots[0] = msgspec.structs.replace(begin, step=-1)
+    for _ in range(3):
+        status = EngineStatus(time_ns=0, state="idle", step=-1, num_running=0, num_waiting=0)
+        engine.publish(status)
+    source = joined(engine.endpoint)
+    wait_for(lambda: source.history.info is not None, "the engine")
+    while not source.history.num_steps:
+        engine.run(1)
+        time.sleep(0.01)
+    asked(source)
+    assert (source.backfill.state, source.backfill.note) == ("failed", "it is the engine's first")
+    source.stop()
+    engine.close()
+
+
+async def test_an_engine_that_does_not_answer_is_not_asked_for_the_past(late: Late) -> None:
+    late.engine.run(20)
+    wait_for(lambda: late.source.history.num_steps > 10, "some steps")
+    app = dashboard(late.source)
+    async with app.run_test(size=(120, 40)):
+        late.engine.is_silent = True
+        late.source.stop()
+        late.source._status = "down"
+        await press(app, "home", "home")
+        said = f"nothing of before {clock(late, late.first or 0)}: the engine does not answer"
+        assert said in main_text(app)
+    app.close()
+
+
+async def test_an_engine_that_keeps_nothing_is_not_offered(tmp_path: Path) -> None:
+    made = Late(tmp_path, keeps_snapshots=False)
+    app = dashboard(made.source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "home")
+        assert "the oldest step in memory" in main_text(app)
+        assert "again" not in main_text(app)
+        await press(app, "home")
+        await until(lambda: "of an older stepscope" in main_text(app), "it does not say why")
+    app.close()
+    made.close()
+
+
+def test_home_twice_in_a_terminal(late: Late, terminal: Callable[..., Any], tmp_path: Path) -> None:
+    address = late.engine.endpoint.control.removeprefix("ipc://").removesuffix(".control")
+    screen = terminal(
+        sys.executable, "-m", "stepscope.tui.cli", "top", address, "--past", "0",
+        XDG_CONFIG_HOME=str(tmp_path),
+    )  # fmt: skip
+    screen.wait_for("LIVE")
+    while "steps in memory" not in screen.text():
+        late.engine.run(1)
+        time.sleep(0.05)
+    screen.send("\x1b[H")
+    screen.wait_for("the oldest step in memory, .*; Home again")
+    screen.send("\x1b[H")
+    screen.wait_for(r"\d+ more steps, the oldest is of")
+    screen.wait_for(r"PAUSED▌ Nov 14 2023 \d\d:\d\d:\d\d\.\d, [\d.]+ m?s back .* step 1 ")
+    screen.send("q")

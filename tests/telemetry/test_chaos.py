@@ -1,0 +1,27 @@
+"""Whatever happens to connections and processes, nothing is lost unseen (`tests/chaos/`)."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+RUN = Path(__file__).parents[1] / "chaos" / "run_chaos.py"
+
+
+def test_through_cuts_delays_stops_and_a_restart_every_step_is_received_or_shown_as_lost() -> None:
+    done = subprocess.run(  # noqa: PLW1510 - what it said is wanted first
+        [sys.executable, str(RUN), "--seconds", "1.5", "--seed", "11", "--ring", "600"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    # It was chaos, or the run would say nothing.
+    assert report["steps"] > 1000
+    assert report["cuts"] > 5
+    assert report["stopped"]["lost"] > 0
+    for name in ("slow", "stopped", "reconnecting"):
+        assert report[name]["received"] > 500
+    assert report["stopped"]["healed"] + report["reconnecting"]["healed"] > 0
+    assert report["recorder"]["steps"] > 500

@@ -1,0 +1,237 @@
+"""Small gaps all over: few questions heal them, and who stops meanwhile loses nothing unseen."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from stepscope.engine.http.engine_client import EngineClient
+from stepscope.engine.http.metrics.follower import TelemetryFollower
+from stepscope.engine.http.metrics.reducer import EngineMetrics
+from stepscope.engine.transport.rate_limit import RateLimiter
+from stepscope.recordings.check.verify import verify
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.live.recorder import Recorder
+from tests.support.fake_engine import FakeEngine, Session, info, step
+from tests.support.waiting import until, wait_for
+
+ARRIVES_S = 0.3  # what was published is in the subscriber's socket by then
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    session = Session(tmp_path)
+    yield session
+    session.subscriber.stop()
+    session.engine.close()
+
+
+class Recorded:
+    """A recorder of a session, and what its file holds after `stop`."""
+
+    def __init__(self, session: Session, path: Path) -> None:
+        self._path = path
+        self._source = session.subscriber
+        self._first = session.engine.next_sequence
+        self._recorder = Recorder(self._source, path)
+        self.numbers: list[int] = []
+        self.num_lost = 0
+
+    def stop(self) -> None:
+        """As `stepscope record` does it."""
+        self._source.stop()
+        self._recorder.stop()
+        with Recording(self._path) as recording:
+            frames = [frame for frame, _ in recording.frames() if frame.topic != b"keyframe"]
+        self.numbers = [each.sequence for each in frames if each.sequence >= self._first]
+        self.num_lost = verify(self._path, lambda share: None).num_lost_messages
+
+
+# Healing
+
+
+def test_gaps_that_lie_close_together_cost_one_question(session: Session) -> None:
+    wait_for(session.has_caught_up, "caught up")
+    session.engine.asked.clear()
+    session.engine.replays.clear()
+    session.run_with_gaps(1_000)
+    time.sleep(ARRIVES_S)
+    session.engine.replays.set()
+    wait_for(session.has_caught_up, "caught up")
+    assert session.history.num_lost == 0
+    assert session.subscriber.num_healed == 500
+    questions = sorted(set(session.engine.asked), key=lambda asked: asked.start)
+    assert len(questions) < 10
+    assert all(one.stop <= other.start for one, other in pairwise(questions))
+
+
+def test_a_long_gap_is_asked_for_without_what_has_come_since(session: Session) -> None:
+    wait_for(session.has_caught_up, "caught up")
+    session.engine.asked.clear()
+    first = session.engine.next_sequence
+    session.run(7, lost=True)
+    session.run(200)
+    wait_for(session.has_caught_up, "caught up")
+    assert set(session.engine.asked) == {range(first, first + 7)}
+
+
+def test_what_is_forgotten_among_gaps_that_heal_is_lost_exactly(session: Session) -> None:
+    wait_for(session.has_caught_up, "caught up")
+    session.engine.replays.clear()
+    session.run_with_gaps(20)
+    session.run(3, lost=True, forgotten=True)
+    session.run_with_gaps(20)
+    time.sleep(ARRIVES_S)
+    session.engine.replays.set()
+    wait_for(session.has_caught_up, "caught up")
+    assert session.history.num_lost == 3
+    assert session.subscriber.num_healed == 20
+
+
+def test_healing_alone_never_reaches_the_rate_limit(session: Session) -> None:
+    wait_for(session.has_caught_up, "caught up")
+    limiter = session.engine.limiter = RateLimiter()
+    for _ in range(100):
+        session.run_with_gaps(20)
+        time.sleep(0.02)
+    wait_for(session.has_caught_up, "caught up")
+    assert limiter.num_limited == 0
+    assert session.history.num_lost == 0
+    steps = session.steps()
+    assert steps == list(range(steps[0], session.next_step))
+
+
+# Stopping
+
+
+def test_who_stops_while_an_answer_is_awaited_gets_it_and_all_that_came(
+    session: Session, tmp_path: Path
+) -> None:
+    wait_for(session.has_caught_up, "caught up")
+    recorded = Recorded(session, tmp_path / "healed.mcap")
+    first = session.engine.next_sequence
+    session.engine.asked.clear()
+    session.engine.replays.clear()
+    session.run_with_gaps(800)
+    wait_for(lambda: bool(session.engine.asked), "asked")
+    time.sleep(ARRIVES_S)
+    stopping = threading.Thread(target=recorded.stop)
+    stopping.start()
+    wait_for(session.subscriber._stopping.is_set, "told to stop")
+    session.engine.replays.set()
+    stopping.join()
+    assert recorded.numbers == list(range(first, first + 800))
+    assert recorded.num_lost == session.history.num_lost == 0
+
+
+def test_who_stops_when_nobody_answers_has_what_came_and_counts_the_rest_as_lost(
+    session: Session, tmp_path: Path
+) -> None:
+    wait_for(session.has_caught_up, "caught up")
+    recorded = Recorded(session, tmp_path / "gaps.mcap")
+    session.engine.is_silent = True
+    arrived = session.run_with_gaps(800)
+    wait_for(lambda: session.engine.num_silenced > 0, "asked")
+    time.sleep(ARRIVES_S)
+    recorded.stop()
+    assert recorded.numbers == arrived
+    assert recorded.num_lost == session.history.num_lost == 400
+
+
+def test_what_came_before_an_engine_fell_silent_is_there_when_it_is_stopped_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepscope.recordings.live.subscriber.ASK_TIMEOUT_S", 0.2)
+    session = Session(tmp_path)
+    wait_for(session.has_caught_up, "caught up")
+    recorded = Recorded(session, tmp_path / "silent.mcap")
+    session.engine.is_silent = True
+    session.run(3, lost=True)
+    last = session.engine.next_sequence
+    session.run(1)
+    wait_for(lambda: session.subscriber.status == "down", "found out")
+    recorded.stop()
+    assert recorded.numbers == [last]
+    assert recorded.num_lost == session.history.num_lost == 3
+    session.engine.close()
+
+
+# The metrics
+
+
+class Followed(NamedTuple):
+    """The metrics of a `FakeEngine`, over its sockets."""
+
+    engine: FakeEngine
+    metrics: EngineMetrics
+    follower: TelemetryFollower
+    task: "asyncio.Task[None]"
+
+    def run_with_gaps(self, num_steps: int) -> None:
+        for number in range(num_steps):
+            self.engine.publish(step(self.engine.next_sequence), lost=number % 2 == 0)
+
+    def has_caught_up(self) -> bool:
+        return self.follower._next_sequence == self.engine.next_sequence
+
+    async def leave(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def followed(folder: Path) -> AsyncIterator[Followed]:
+    engine = FakeEngine(folder, info())
+    engine.publish(info())
+    client = EngineClient(engine.endpoint)
+    connecting = asyncio.create_task(client.run())
+    await until(lambda: client.info is not None, "found")
+    metrics = EngineMetrics()
+    follower = TelemetryFollower(client, metrics)
+    follows = Followed(engine, metrics, follower, asyncio.create_task(follower.run()))
+    while not metrics.num_steps:  # a new subscription takes a moment
+        engine.publish(step(engine.next_sequence))
+        await asyncio.sleep(0.01)
+    await until(follows.has_caught_up, "caught up")
+    yield follows
+    await follows.leave()
+    connecting.cancel()
+    await asyncio.gather(connecting, return_exceptions=True)
+    engine.close()
+
+
+async def test_the_metrics_heal_gaps_all_over_without_reaching_the_rate_limit(
+    tmp_path: Path,
+) -> None:
+    async with followed(tmp_path) as follows:
+        limiter = follows.engine.limiter = RateLimiter()
+        num_before = follows.metrics.num_steps
+        healed_before = follows.metrics.num_healed_messages
+        for _ in range(100):
+            follows.run_with_gaps(20)
+            await asyncio.sleep(0.02)
+        follows.engine.publish(step(follows.engine.next_sequence))
+        await until(follows.has_caught_up, "caught up")
+        assert limiter.num_limited == 0
+        assert follows.metrics.num_lost_messages == 0
+        assert follows.metrics.num_steps - num_before == 2_001
+        assert follows.metrics.num_healed_messages - healed_before == 1_000
+
+
+async def test_metrics_that_stop_while_nobody_answers_count_what_came_and_what_did_not(
+    tmp_path: Path,
+) -> None:
+    async with followed(tmp_path) as follows:
+        num_before = follows.metrics.num_steps
+        follows.engine.is_silent = True
+        follows.run_with_gaps(400)
+        await until(lambda: len(follows.follower._held) == 200, "received")
+        await follows.leave()
+        assert follows.metrics.num_steps - num_before == 200
+        assert follows.metrics.num_lost_messages == 200

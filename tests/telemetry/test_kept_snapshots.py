@@ -1,0 +1,338 @@
+"""Whoever comes after an incident sees what led to it, as far as the engine keeps it."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused
+from stepscope.engine.protocol.commands import (
+    MAX_PAST_S,
+    AnyCommand,
+    AnyReply,
+    Error,
+    GetKeptSnapshot,
+    Replayed,
+    ReplayedFrame,
+    ReplayFrom,
+    SetKnobs,
+    Submit,
+)
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import Snapshot
+from stepscope.engine.telemetry import kept_snapshots
+from stepscope.engine.telemetry.kept_snapshots import INTERVAL_NS, MAX_KEPT, KeptSnapshots
+from stepscope.recordings.check.verify import verify
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.live.snapshot_asking import ask_for_earlier
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.state.session import SessionState
+from tests.support.fake_engine import FakeEngine, info, step
+from tests.support.waiting import wait_for
+
+SECOND = 1_000_000_000
+
+
+def snapshot(sequence: int, time_ns: int) -> Snapshot:
+    state = SessionState(info=info(), time_ns=time_ns, step=sequence)
+    made = state.snapshot(sequence)
+    assert made is not None
+    return made
+
+
+def kept(*times_s: float, messages_a_second: int = 10) -> KeptSnapshots:
+    """Snapshots of these times, of an engine that says so much."""
+    snapshots = KeptSnapshots()
+    for time_s in times_s:
+        sequence = round(time_s * messages_a_second)
+        snapshots.add(snapshot(sequence, round(time_s * SECOND)))
+    return snapshots
+
+
+def sequence_before(
+    snapshots: KeptSnapshots,
+    past_s: float,
+    now_s: float,
+    oldest: int = 0,
+    step: int = 1_000_000,
+) -> int | None:
+    end = round(now_s * 10)
+    found = snapshots.before(round(past_s * SECOND), round(now_s * SECOND), step, oldest, end)
+    return None if found is None else msgspec.msgpack.decode(found, type=Snapshot).sequence
+
+
+# Which are kept
+
+
+def test_one_is_made_at_first_and_then_in_intervals_while_steps_run() -> None:
+    snapshots = KeptSnapshots()
+    assert snapshots.is_due(-1, 0)
+    snapshots.add(snapshot(3, 0))
+    assert not snapshots.is_due(4, INTERVAL_NS - 1)
+    assert snapshots.is_due(4, INTERVAL_NS)
+    assert not snapshots.is_due(3, 100 * INTERVAL_NS)  # nothing ran
+
+
+def test_one_that_took_long_puts_off_the_next() -> None:
+    snapshots = KeptSnapshots()
+    snapshots.add(snapshot(3, 0))
+    snapshots.rest(SECOND // 100)  # no more than of one that took nothing
+    assert snapshots.is_due(4, INTERVAL_NS)
+    snapshots.rest(SECOND // 20)
+    assert not snapshots.is_due(4, 50 * SECOND - 1)
+    assert snapshots.is_due(4, 50 * SECOND)
+
+
+def test_the_oldest_goes_when_there_are_too_many_or_they_are_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    snapshots = kept(*range(MAX_KEPT + 2))
+    assert sequence_before(snapshots, 1000, 40) == 20
+    monkeypatch.setattr(kept_snapshots, "MAX_BYTES", 1)
+    snapshots.add(snapshot(400, 40 * SECOND))
+    assert sequence_before(snapshots, 1000, 40) == 400  # the newest is kept, however large
+
+
+# Which is given
+
+
+def test_the_newest_that_is_old_enough_is_given_or_the_oldest() -> None:
+    snapshots = kept(0, 10, 20, 30)
+    assert sequence_before(snapshots, 14, 35) == 200
+    assert sequence_before(snapshots, 15, 35) == 200
+    assert sequence_before(snapshots, 16, 35) == 100
+    assert sequence_before(snapshots, 600, 35) == 0
+    assert sequence_before(snapshots, 0, 35) == 300
+
+
+def test_of_an_engine_that_has_been_idle_it_is_the_time_before_that_counts() -> None:
+    snapshots = kept(0, 10, 20, 30)
+    assert sequence_before(snapshots, 15, 3600) == 200
+    # The last one may have been taken after the last step.
+    assert sequence_before(snapshots, 0, 3600, step=300) == 200
+    assert sequence_before(snapshots, 15, 3600, step=300) == 100
+
+
+def test_one_whose_messages_are_not_held_any_more_is_not_given() -> None:
+    snapshots = kept(0, 10, 20, 30)
+    assert sequence_before(snapshots, 600, 35, oldest=101) == 200
+    assert sequence_before(snapshots, 600, 35, oldest=190) == 200
+    assert sequence_before(snapshots, 600, 35, oldest=195) == 300  # they go while it is answered
+    assert sequence_before(snapshots, 600, 35, oldest=320) is None
+    assert sequence_before(KeptSnapshots(), 600, 35) is None
+
+
+# An engine that runs
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snapshots are kept as often as there is a status, however busy the machine is."""
+    monkeypatch.setattr(kept_snapshots, "INTERVAL_NS", 1)
+    monkeypatch.setattr(kept_snapshots, "SHARE", 1.0)
+
+
+def ask(client: ControlClient, max_tokens: int) -> None:
+    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    client.send(Submit(prompt_token_ids=[1] * 40, sampling=sampling))
+
+
+def joined(endpoint: Any, past_s: float) -> Subscriber:
+    source = Subscriber(endpoint, past_s=past_s)
+    source.start()
+    wait_for(lambda: source.status == "live", "the join")
+    return source
+
+
+@pytest.mark.usefixtures("often")
+def test_a_late_observer_has_the_same_steps_as_one_from_the_start(live_engine: Any) -> None:
+    first = joined(live_engine.endpoint, 0.0)
+    with ControlClient(live_engine.endpoint) as client:
+        ask(client, 900)
+        ask(client, 1)
+        wait_for(lambda: (first.history.last_step or 0) > 200, "200 steps")
+        client.set_knobs({"max_num_seqs": 7}, "somebody")
+        wait_for(lambda: (first.history.last_step or 0) > 300, "300 steps")
+        late = joined(live_engine.endpoint, 3600.0)
+        from_now = joined(live_engine.endpoint, 0.0)
+        last = first.history.last_step or 0
+        wait_for(
+            lambda: min(each.history.last_step or 0 for each in (late, from_now)) >= last,
+            "all of it",
+        )
+        ends = [source.history.first_step for source in (first, late, from_now)]
+        assert ends[0] == ends[1] == 0
+        assert (ends[2] or 0) > 300
+        assert late.history.lanes(0, last) == first.history.lanes(0, last)
+        changes = [event.text for event in first.history.events(kinds=frozenset({"knobs"}))]
+        assert changes
+        assert changes == [event.text for event in late.history.events(kinds=frozenset({"knobs"}))]
+        assert late.history.num_lost == late.num_healed == 0  # nothing was missing
+    for source in (first, late, from_now):
+        source.stop()
+
+
+@pytest.mark.usefixtures("often")
+def test_what_is_given_is_of_about_the_time_that_was_asked_for(live_engine: Any) -> None:
+    with ControlClient(live_engine.endpoint) as client:
+        ask(client, 980)
+        newest = None
+        deadline_s = time.monotonic() + 20
+        while newest is None or newest.step < 500:
+            newest = client.kept_snapshot(0)
+            time.sleep(0.1)  # who asks more often is told to wait
+            assert time.monotonic() < deadline_s
+        oldest = client.kept_snapshot(MAX_PAST_S)
+        assert oldest is not None
+        assert oldest.step == -1
+        assert oldest.sequence < newest.sequence
+
+
+def test_what_no_engine_keeps_is_refused_with_the_bound(live_engine: Any) -> None:
+    with ControlClient(live_engine.endpoint) as client:
+        for past_s in (-1.0, MAX_PAST_S + 1, float("nan")):
+            with pytest.raises(CommandRefused, match="past_s"):
+                client.ask(GetKeptSnapshot(past_s=past_s))
+
+
+def test_where_nothing_is_kept_the_answer_is_none(
+    live_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KeptSnapshots, "is_due", lambda *_: False)
+    live_engine.core.kept_snapshots = KeptSnapshots()
+    with ControlClient(live_engine.endpoint) as client:
+        assert client.kept_snapshot(60) is None
+
+
+def test_an_engine_of_before_is_not_asked(tmp_path: Path) -> None:
+    engine = FakeEngine(tmp_path, info())  # it answers what it does not know with an error
+    for number in range(5):
+        engine.publish(step(number))
+    source = joined(engine.endpoint, 60.0)
+    engine.publish(step(5))
+    wait_for(lambda: source.history.last_step == 5, "the step")
+    assert source.history.first_step == 5
+    assert source.num_bad == 0
+    source.stop()
+    engine.close()
+
+
+class PastThatIsNotToBeHad(FakeEngine):
+    """It refuses to tell of the past, or what is behind its snapshot does not come through."""
+
+    def __init__(self, folder: Path, *, is_refused: bool) -> None:
+        super().__init__(folder, info(keeps_snapshots=True))
+        self.largest_replay = 0
+        self.num_asked = 0
+        self._is_refused = is_refused
+
+    def _answer(self, command: AnyCommand) -> AnyReply:
+        if not isinstance(command, GetKeptSnapshot):
+            return super()._answer(command)
+        self.num_asked += 1
+        return Error(code="rate_limited", message="no") if self._is_refused else snapshot(0, 0)
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_a_past_that_is_not_to_be_had_keeps_nobody_from_the_present(
+    is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepscope.recordings.live.subscriber.ASK_TIMEOUT_S", 0.3)
+    engine = PastThatIsNotToBeHad(tmp_path, is_refused=is_refused)
+    for number in range(5):
+        engine.publish(step(number))
+    source = joined(engine.endpoint, 60.0)
+    assert engine.num_asked == 1
+    engine.publish(step(5))
+    wait_for(lambda: source.history.last_step == 5, "the step")
+    assert source.history.num_lost == 0
+    source.stop()
+    engine.close()
+
+
+def test_a_change_that_the_past_holds_is_told_once(live_engine: Any) -> None:
+    with ControlClient(live_engine.endpoint) as client:
+        client.ask(SetKnobs(changes={"max_num_seqs": 5}, who="somebody"))
+        late = joined(live_engine.endpoint, 3600.0)
+        assert [entry.who for entry in late.history.state.audit] == ["somebody"]
+        late.stop()
+
+
+class SlowWay:
+    """A client of an engine that has kept a snapshot every second, and a clock of its own."""
+
+    def __init__(self, ms_a_message: float) -> None:
+        self.now_s = 0.0
+        self.asked_s: list[float] = []
+        self._ms_a_message = ms_a_message
+
+    def kept_snapshot(self, past_s: float) -> Snapshot:
+        self.asked_s.append(past_s)
+        return snapshot(10_000 - round(50 * past_s), 0)
+
+    def ask(self, command: ReplayFrom) -> Replayed:
+        self.now_s += command.limit * self._ms_a_message / 1000
+        frame = ReplayedFrame(b"step", command.sequence, b"")
+        return Replayed(frames=[frame] * command.limit, oldest_sequence=0, next_sequence=10_001)
+
+
+@pytest.mark.parametrize(
+    ("ms_a_message", "asked_s"),
+    [(0.5, [60]), (1.3, [60]), (2.0, [60, 30]), (10.0, [60, 30, 15, 7.5]), (200.0, None)],
+)
+def test_over_a_slow_way_less_of_the_past_is_asked_for_so_that_the_present_comes_soon(
+    ms_a_message: float, asked_s: list[float] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    way = SlowWay(ms_a_message)
+    monkeypatch.setattr(
+        "stepscope.recordings.live.snapshot_asking.time.monotonic", lambda: way.now_s
+    )
+    now = snapshot(10_000, 0)
+    now = msgspec.structs.replace(now, info=info(keeps_snapshots=True))
+    earlier = ask_for_earlier(way, now, 60.0, threading.Event())  # type: ignore[arg-type]
+    if asked_s is None:
+        assert earlier is None
+        assert way.asked_s == [60, 30, 15, 7.5, 3.75, 1.875]
+    else:
+        assert earlier is not None
+        assert way.asked_s == asked_s
+        assert earlier.sequence == 10_000 - round(50 * asked_s[-1])
+
+
+# Commands
+
+
+def test_record_with_a_past_begins_before_it_was_started(
+    live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "incident.mcap"
+    with ControlClient(live_engine.endpoint) as client:
+        ask(client, 300)
+        core = live_engine.core
+        wait_for(lambda: core.next_step >= 300 and not core.scheduler.requests, "the end of it")
+    done = stepscope(
+        "record", live_engine.endpoint.control, "-o", str(path), "--past", "60", "--seconds", "0.3"
+    )
+    assert done.exit_code == 0, done.stderr
+    assert "0 messages lost" in done.stdout
+    assert verify(path, lambda share: None).is_good
+    with Recording(path) as recording:
+        assert recording.first_step == 0
+        assert (recording.last_step or 0) >= 299
+
+
+@pytest.mark.parametrize("command", ["record", "top"])
+@pytest.mark.parametrize("seconds", ["-1", "3601", "nan"])
+def test_a_past_that_cannot_be_had_is_refused_before_anything_is_done(
+    command: str, seconds: str, stepscope: Callable[..., Any], tmp_path: Path
+) -> None:
+    options = ["-o", str(tmp_path / "a.mcap")] if command == "record" else []
+    done = stepscope(command, f"{tmp_path}/engine", *options, "--past", seconds)
+    assert done.exit_code == 2
+    assert "--past: expected 0 to 3600 seconds" in done.stderr
+    assert list(tmp_path.iterdir()) == []

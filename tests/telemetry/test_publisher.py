@@ -1,0 +1,339 @@
+"""The publisher never waits, counts what a slow subscriber misses, and can repeat it.
+
+Held for both ways of sending: a compiled thread, and the engine's own.
+"""
+
+import contextlib
+import gc
+import os
+import shutil
+import socket as sockets
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import zmq
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import EngineStatus
+from stepscope.engine.telemetry import publisher as telemetry
+from stepscope.engine.telemetry import sender
+from stepscope.engine.telemetry.publisher import Publisher
+from stepscope.engine.transport.authorised_keys import KeyFolder
+from stepscope.engine.transport.gate import Gate
+from tests.support.waiting import wait_for
+
+WAYS = ["thread", "inline"] if sender.is_compiled() else ["inline"]
+needs_thread = pytest.mark.skipif(not sender.is_compiled(), reason="it could not be compiled")
+
+
+def status(step: int, workload: str | None = None) -> EngineStatus:
+    return EngineStatus(
+        time_ns=step, state="idle", step=step, num_running=0, num_waiting=0, workload=workload
+    )
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "inline":
+        monkeypatch.setattr(sender, "compiled", None)
+    return str(request.param)
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/t"
+
+
+@pytest.fixture
+def subscriber() -> Iterator["zmq.Socket[bytes]"]:
+    socket = zmq.Context.instance().socket(zmq.SUB)
+    socket.rcvhwm = 0
+    yield socket
+    socket.close(linger=0)
+
+
+def join(socket: "zmq.Socket[bytes]", address: str, publisher: Publisher) -> None:
+    """Returns when the subscriber has got everything, and gets whatever is published from now."""
+    socket.connect(address)
+    socket.subscribe(b"")
+    while not socket.poll(10):
+        publisher.publish(status(0))
+    number = -1
+    while number < publisher.next_sequence - 1:
+        number = wire.sequence_of(socket.recv_multipart()[1])
+
+
+def free_port() -> int:
+    with closing(sockets.socket()) as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def test_the_thread_is_compiled_wherever_that_can_be_done() -> None:
+    headers = Path(sysconfig.get_path("include")) / "Python.h"
+    can_be = shutil.which("cc") is not None and headers.exists()
+    assert sender.is_compiled() == can_be
+
+
+def test_messages_arrive_in_three_frames_numbered_without_a_gap(
+    way: str, address: str, subscriber: "zmq.Socket[bytes]"
+) -> None:
+    publisher = Publisher(address, ring_size=8)
+    join(subscriber, address, publisher)
+    first = publisher.next_sequence
+    for step in range(5):
+        publisher.publish(status(step))
+    for step in range(5):
+        assert subscriber.poll(5_000)
+        topic, sequence, payload = subscriber.recv_multipart()
+        assert (topic, wire.sequence_of(sequence)) == (b"status", first + step)
+        assert wire.decode(payload) == status(step)
+    publisher.close()
+
+
+def test_what_was_published_before_the_end_arrives_however_little_is_kept(
+    way: str, address: str, subscriber: "zmq.Socket[bytes]"
+) -> None:
+    publisher = Publisher(address, ring_size=1, ring_bytes=1)
+    join(subscriber, address, publisher)
+    first = publisher.next_sequence
+    for step in range(2_000):
+        publisher.publish(status(step))
+    publisher.close()
+    numbers = []
+    while len(numbers) < 2_000 and subscriber.poll(5_000):
+        numbers.append(wire.sequence_of(subscriber.recv_multipart()[1]))
+    assert numbers == list(range(first, first + 2_000))
+    assert publisher.sender.num_dropped == 0
+
+
+def test_a_message_after_a_silence_arrives_as_one_among_many_does(
+    way: str, address: str, subscriber: "zmq.Socket[bytes]"
+) -> None:
+    publisher = Publisher(address, ring_size=8)
+    join(subscriber, address, publisher)
+    for pause_s in (0.3, 0.09, 0.1, 0.11, 0.0, 0.3):  # the thread sleeps after a tenth
+        time.sleep(pause_s)
+        publisher.publish(status(1))
+        assert subscriber.poll(5_000), f"nothing came after a silence of {pause_s} s"
+        assert wire.sequence_of(subscriber.recv_multipart()[1]) == publisher.next_sequence - 1
+    publisher.close()
+
+
+def test_the_ring_repeats_what_it_holds_and_says_how_far_back_that_is(way: str) -> None:
+    publisher = Publisher(None, ring_size=4)
+    for step in range(10):
+        publisher.publish(status(step))
+    replayed = publisher.replay(0, limit=100)
+    assert [frame.sequence for frame in replayed.frames] == [6, 7, 8, 9]
+    assert (replayed.oldest_sequence, replayed.next_sequence) == (6, 10)
+    assert [frame.sequence for frame in publisher.replay(7, limit=2).frames] == [7, 8]
+    assert publisher.replay(10, limit=5).frames == []
+    assert publisher.sender.get(5) is None
+    assert publisher.sender.get(10) is None
+    assert (replayed.frames[0].topic, wire.decode(replayed.frames[0].payload)) == (
+        b"status",
+        status(6),
+    )
+
+
+def test_one_answer_is_bounded_in_bytes_but_never_empty(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "MAX_REPLAY_BYTES", 10)
+    publisher = Publisher(None, ring_size=4)
+    for step in range(3):
+        publisher.publish(status(step))
+    assert [frame.sequence for frame in publisher.replay(0, limit=3).frames] == [0]
+
+
+def test_a_subscriber_that_does_not_read_is_counted_and_holds_up_nobody(
+    way: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "SUBSCRIBER_QUEUE", 10)
+    publisher = Publisher(address, ring_size=8)
+    context = zmq.Context.instance()
+    slow, quick = context.socket(zmq.SUB), context.socket(zmq.SUB)
+    slow.rcvhwm = 1
+    quick.rcvhwm = 0
+    # A message larger than the kernel's socket buffers, so that the queues fill soon.
+    large = status(0, "x" * 400_000)
+    for socket in (slow, quick):
+        socket.connect(address)
+        socket.subscribe(b"")
+        while not socket.poll(10):
+            publisher.publish(status(0))
+    received = set()
+    for step in range(1, 200):
+        # A socket looks for room in its queues at most once a millisecond.
+        time.sleep(0.003)
+        publisher.publish(large)
+        number = publisher.next_sequence - 1
+        while number not in received:
+            assert quick.poll(5_000), f"the quick subscriber never got message {number}"
+            received.add(wire.sequence_of(quick.recv_multipart()[1]))
+        if publisher.sender.num_dropped and step > 50:
+            break
+    num_dropped = publisher.sender.num_dropped
+    assert num_dropped > 0
+    for socket in (slow, quick):
+        socket.close(linger=0)
+    publisher.close()
+    publisher.publish(status(0))  # is kept only
+    assert publisher.num_dropped >= num_dropped
+
+
+# The gate
+
+
+def test_who_has_subscribed_with_a_key_is_cut_off_once_it_is_revoked(
+    way: str, tmp_path: Path, subscriber: "zmq.Socket[bytes]"
+) -> None:
+    keys = KeyFolder(tmp_path / "keys")
+    credentials = keys.add("leaver", "viewer", tmp_path / "leaver.key", None)
+    with closing(Gate(keys)) as gate:
+        address = f"tcp://127.0.0.1:{free_port()}"
+        publisher = Publisher(address, ring_size=8, gate=gate)
+        subscriber.curve_publickey = credentials.pair.public.encode()
+        subscriber.curve_secretkey = credentials.pair.secret.encode()
+        subscriber.curve_serverkey = gate.server.public.encode()
+        join(subscriber, address, publisher)
+        monitor = subscriber.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        keys.revoke("leaver")
+
+        def is_cut_off() -> bool:
+            publisher.publish(status(1))  # who has subscribed is asked before each message
+            return bool(monitor.poll(20))
+
+        wait_for(is_cut_off, "the connection has ended")
+        subscriber.disable_monitor()
+        publisher.close()
+
+
+def test_a_flood_of_subscriptions_holds_up_a_sender_without_a_thread_for_few_at_a_time(
+    subscriber: "zmq.Socket[bytes]",
+) -> None:
+    num_sent = 3 * sender.MAX_SUBSCRIPTIONS
+    with closing(zmq.Context.instance().socket(zmq.XPUB)) as publishing:
+        publishing.bind("inproc://flood")
+        subscriber.connect("inproc://flood")
+        for number in range(num_sent):  # without a key there is no name, as of who has left
+            subscriber.subscribe(str(number))
+        inline = sender.InlineSender(publishing, 8, 1_000, is_gated=True)
+        assert inline.take_subscription() is None
+        num_left = 0
+        while publishing.poll(0):
+            publishing.recv()
+            num_left += 1
+    assert num_left == num_sent - sender.MAX_SUBSCRIPTIONS
+
+
+# The thread
+
+
+@needs_thread
+def test_what_is_overwritten_before_it_is_sent_is_counted_and_never_sent_half(
+    address: str, subscriber: "zmq.Socket[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "QUEUE_MESSAGES", 5)
+    monkeypatch.setattr(sender, "QUEUE_BYTES", 20_000)
+    publisher = Publisher(address, ring_size=5, ring_bytes=20_000)
+    join(subscriber, address, publisher)
+    first, dropped_before = publisher.next_sequence, publisher.sender.num_dropped
+    num_messages = 20_000
+    for step in range(num_messages):
+        publisher.publish(status(step, chr(97 + step % 26) * (step * 37 % 9_000)))
+    publisher.close()
+    numbers = []
+    while subscriber.poll(300):
+        topic, number, payload = subscriber.recv_multipart()
+        step = wire.sequence_of(number) - first
+        assert topic == b"status"
+        assert wire.decode(payload) == status(step, chr(97 + step % 26) * (step * 37 % 9_000))
+        numbers.append(step)
+    assert numbers == sorted(set(numbers))
+    assert numbers[-1] == num_messages - 1
+    assert 0 < publisher.sender.num_dropped - dropped_before == num_messages - len(numbers)
+
+
+@needs_thread
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are looked at in /proc")
+def test_the_thread_rests_when_nothing_is_published(address: str) -> None:
+    zmq.Context.instance().socket(zmq.PUB).close()  # libzmq's threads are there
+    tasks = Path("/proc/self/task")
+    before = set(tasks.iterdir())
+    publisher = Publisher(address, ring_size=5)
+    (thread,) = set(tasks.iterdir()) - before
+
+    def num_waits() -> int:
+        lines = (thread / "status").read_text().splitlines()
+        (line,) = (line for line in lines if line.startswith("voluntary_ctxt_switches"))
+        return int(line.split()[1])
+
+    for step in range(2):
+        num_at_rest = num_waits()
+        publisher.publish(status(step))
+        while num_waits() == num_at_rest:
+            time.sleep(0.01)  # until it has woken
+        num_before = -1
+        while num_waits() != num_before:  # until it rests
+            num_before = num_waits()
+            time.sleep(0.2)
+    publisher.close()
+
+
+@needs_thread
+def test_a_publisher_that_nobody_closes_ends_with_its_object() -> None:
+    publisher: Publisher | None = Publisher("tcp://127.0.0.1:*", ring_size=5)
+    num_open = len(os.listdir("/proc/self/fd"))
+    assert publisher is not None
+    publisher.publish(status(1))
+    del publisher
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) < num_open
+
+
+@needs_thread
+def test_a_process_ends_with_a_publisher_that_is_still_open(address: str) -> None:
+    code = """
+import sys
+from stepscope.engine.telemetry.publisher import Publisher
+from stepscope.engine.protocol.wire import EngineStatus
+publisher = Publisher(sys.argv[1], 5)
+for step in range(1000):
+    publisher.publish(
+        EngineStatus(time_ns=step, state="idle", step=step, num_running=0, num_waiting=0)
+    )
+"""
+    done = subprocess.run([sys.executable, "-c", code, address], timeout=60, check=False)
+    assert done.returncode == 0
+
+
+@needs_thread
+def test_an_end_in_a_fork_leaves_the_thread_to_the_engine(
+    address: str, subscriber: "zmq.Socket[bytes]"
+) -> None:
+    publisher = Publisher(address, ring_size=5)
+    join(subscriber, address, publisher)
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            publisher.close()
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    publisher.publish(status(7))
+    assert subscriber.poll(5_000)
+    publisher.close()
+
+
+@needs_thread
+def test_a_ring_that_the_machine_has_no_memory_for_is_refused() -> None:
+    with pytest.raises(MemoryError):
+        Publisher(None, ring_size=5, ring_bytes=2**62)

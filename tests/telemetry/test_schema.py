@@ -1,0 +1,416 @@
+"""The schema ages well: its encoding is checked in, later files are read as far as they can be.
+
+    python tests/telemetry/test_schema.py        (or: make schema)
+
+writes the golden files anew after a field was *added*. Whatever else changes an encoding (a field
+renamed, removed, of another type, a column not at the end) needs a new SCHEMA_VERSION: then the
+files of the old version stay, and are still read.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import (
+    CACHED,
+    EMPTY,
+    SCHEMA_VERSION,
+    Aborted,
+    Admitted,
+    Arrived,
+    Audited,
+    BatchRow,
+    BlockMove,
+    BlockRun,
+    ControlCounts,
+    EngineInfo,
+    EngineStatus,
+    Finished,
+    FirstToken,
+    KnobsChanged,
+    KnobSpec,
+    KVCounts,
+    Mark,
+    PauseSpan,
+    Phase,
+    Preempted,
+    Rejected,
+    RequestView,
+    RowFlag,
+    Snapshot,
+    StepCosts,
+    StepRecord,
+    Telemetry,
+    Transcript,
+)
+from stepscope.engine.simulation.simulated import simulate
+from stepscope.recordings.check.verify import verify
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.mcap.format import TOPICS
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.writing.writer import RecordingWriter
+from stepscope.recordings.history.history import History
+
+FOLDER = Path(__file__).parents[1] / "schema"
+
+INFO = EngineInfo(
+    engine_id="engine-1",
+    name="alpha",
+    schema_version=1,
+    software_version="0.1.0",
+    pid=4711,
+    model="demo",
+    architecture="Qwen3ForCausalLM",
+    dtype="bfloat16",
+    device="cpu",
+    implementation="own",
+    attention_backend="reference",
+    num_layers=2,
+    num_kv_heads=4,
+    head_dim=64,
+    num_parameters=1_000_000,
+    weight_bytes=2_000_000,
+    flops_per_token=2_000_000,
+    block_size=16,
+    num_blocks=1024,
+    max_model_len=4096,
+    max_num_batched_tokens=2048,
+    max_num_seqs=64,
+    chars_per_token=4.25,
+    knobs=(
+        KnobSpec(
+            name="watermark",
+            kind="float",
+            default=0.01,
+            low=0.0,
+            high=0.5,
+            choices=("a", "b"),
+            help="blocks that admission leaves free",
+        ),
+    ),
+    telemetry_endpoint="ipc:///run/alpha.telemetry",
+    control_endpoint="ipc:///run/alpha.control",
+    http_endpoint="127.0.0.1:8000",
+    monotonic_ns=1_000_000_000_000,
+    wall_ns=1_700_000_000_000_000_000,
+    with_tokens=True,
+    config_hash="0123abcd",
+    overlap=True,
+    step_costs=StepCosts(
+        num_streams=8, decode_ms=2.5, num_prefill_tokens=400, prefill_ms=39.25, stream_ms=1.25
+    ),
+    bundles=True,
+    keeps_snapshots=True,
+)
+KV = KVCounts(used=3, cached=2, empty=1019, evicted=1, queried_tokens=700, hit_tokens=64)
+EVENTS: list[wire.RequestEvent] = [
+    Arrived(7, "chat-7", 300, 60, 2, 1_000_000_000_100),
+    Admitted(7, 64),
+    FirstToken(7),
+    Finished(6, "length", 60),
+    Preempted(5, 12, "no free block"),
+    Aborted(4, "client"),
+    Rejected(3, "chat-3", "too long"),
+    Arrived(8, "chat-8", 3, 60, 2, 1_000_000_000_200, [17, 4, 99], "Why?"),
+]
+MOVES = [BlockMove(0, 7, 1), BlockMove(1, CACHED, 0), BlockMove(2, EMPTY, 0)]
+VIEW = RequestView(
+    request_id=7,
+    client_id="chat-7",
+    status="finished",
+    arrival_ns=1_000_000_000_100,
+    num_prompt_tokens=300,
+    max_tokens=60,
+    priority=2,
+    num_computed_tokens=310,
+    num_output_tokens=11,
+    num_cached_tokens=64,
+    num_blocks=20,
+    num_preemptions=1,
+    first_token_ns=1_000_000_100_000,
+    last_token_ns=1_000_000_200_000,
+    finish_reason="stop",
+    finish_step=41,
+    finish_ns=1_000_000_200_000,
+    is_partial=True,
+)
+AUDITED = Audited(
+    number=12,
+    command="SetKnobs",
+    who="me@laptop",
+    time_ns=1_000_000_300_000,
+    key="alice",
+    effective_step=42,
+    version=4,
+    old={"max_num_seqs": 64},
+    new={"max_num_seqs": 32},
+    detail="as it was",
+    code="conflict",
+    count=3,
+)
+_STEP = {
+    "step": 41,
+    "schedule_start_ns": 1_000_000_100_000,
+    "tokens_ns": 1_000_000_200_000,
+    "num_prefill_tokens": 236,
+    "num_decode_tokens": 1,
+    "num_running": 2,
+    "num_waiting": 1,
+}
+_STATUS = {"time_ns": 1_000_000_300_000, "step": 41, "num_running": 2, "num_waiting": 1}
+_SNAPSHOT = {"sequence": 2**33, "step": 41, "time_ns": 1_000_000_300_000, "knobs_version": 3}
+
+# One with everything in it, and one with no more than it must have.
+MESSAGES: dict[str, Telemetry] = {
+    "EngineInfo.full": INFO,
+    "EngineInfo.least": EngineInfo(
+        engine_id="e", name="n", software_version="0", model="m", monotonic_ns=1, wall_ns=2
+    ),
+    "KnobsChanged.full": KnobsChanged(
+        version=4,
+        effective_step=42,
+        who="operator",
+        old={"order": "arrival", "watermark": 0.01, "max_num_seqs": 64, "pause": False},
+        new={"order": "decode_first", "watermark": 0.02, "max_num_seqs": 32, "pause": True},
+        time_ns=1_000_000_300_000,
+    ),
+    "StepRecord.full": StepRecord(
+        **_STEP,
+        schedule_end_ns=1_000_000_110_000,
+        launch_ns=1_000_000_120_000,
+        device_ns=70_000,
+        knobs_version=3,
+        token_budget=2048,
+        max_num_seqs=64,
+        num_padded_tokens=11,
+        batch=[
+            BatchRow(7, Phase.PREFILL, 64, 236, 64, 20, RowFlag.LAST_CHUNK | RowFlag.FIRST_TOKEN),
+            BatchRow(5, Phase.DECODE, 400, 1, 0, 26, RowFlag.LAST_CHUNK),
+        ],
+        kv=KV,
+        moves=MOVES,
+        waiting_reasons={"seats": 1},
+        events=EVENTS,
+        num_dropped=9,
+        token_ids=[12, None],
+        texts=["Be", None],
+        hidden_ns=30_000,
+        num_wasted_tokens=2,
+        token_limit=1024,
+    ),
+    "StepRecord.least": StepRecord(**_STEP),
+    "EngineStatus.full": EngineStatus(
+        **_STATUS,
+        state="paused",
+        kv=KV,
+        moves=MOVES,
+        events=EVENTS,
+        num_dropped=9,
+        workload="mixed",
+        control=ControlCounts(bad=1, limited=2, denied=3, keyless=4),
+        workload_spec={"rate": 2.5, "output_tokens": 64},
+    ),
+    "EngineStatus.least": EngineStatus(**_STATUS, state="idle"),
+    "Snapshot.full": Snapshot(
+        **_SNAPSHOT,
+        info=INFO,
+        knobs={"max_num_seqs": 64},
+        state="running",
+        requests=[VIEW],
+        blocks=[BlockRun(1, 7, 1), BlockRun(1, CACHED, 0), BlockRun(1022, EMPTY, 0)],
+        kv=KV,
+        num_dropped=9,
+        workload="mixed",
+        num_running=2,
+        num_waiting=1,
+        waiting_reasons={"seats": 1},
+        transcripts=[
+            Transcript(
+                request_id=7,
+                prompt_token_ids=[17, 4, 99],
+                prompt_text="Why?",
+                output_token_ids=[12],
+                output_text="Be",
+            )
+        ],
+        control=ControlCounts(bad=1, limited=2, denied=3, keyless=4),
+        audit=[AUDITED],
+        pauses=[PauseSpan(3, 5), PauseSpan(8)],
+        workload_spec={"rate": 2.5, "output_tokens": 64},
+    ),
+    "Snapshot.least": Snapshot(
+        **_SNAPSHOT, info=INFO, knobs={}, state="draining", requests=[], blocks=None, kv=None
+    ),
+    "Audited.full": AUDITED,
+    "Audited.least": Audited(number=1, command="Pause", who="me", time_ns=2),
+    "Mark.full": Mark(step=41, time_ns=1_000_000_300_000, text="look", who="me"),
+}
+
+
+def golden(name: str, version: int = SCHEMA_VERSION) -> Path:
+    return FOLDER / f"v{version}" / f"{name}.msgpack"
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_the_encoding_of_a_message_is_the_one_that_is_checked_in(name: str) -> None:
+    assert wire.encode(MESSAGES[name]) == golden(name).read_bytes(), (
+        f"the encoding of {name} has changed: 'make schema' if a field was added, else a new "
+        "SCHEMA_VERSION"
+    )
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.msgpack")), ids=lambda path: path.stem)
+def test_every_golden_file_of_every_version_is_still_read(path: Path) -> None:
+    message = wire.decode(path.read_bytes())
+    assert type(message).__name__ == path.stem.split(".")[0]
+    if path.parent.name == f"v{SCHEMA_VERSION}":
+        assert message == MESSAGES[path.stem]
+
+
+def test_every_message_and_every_field_is_in_a_golden_file() -> None:
+    assert {type(message) for message in MESSAGES.values()} == set(wire.TOPICS)
+    seen: dict[type, set[str]] = {}
+    for struct in structs_in(list(MESSAGES.values())):
+        fields = seen.setdefault(type(struct), set())
+        for field in msgspec.structs.fields(struct):
+            # Of what is left out when it has its default, something else must be shown.
+            value = getattr(struct, field.name)
+            if field.required or value not in (field.default, None, [], (), ""):
+                fields.add(field.name)
+    for kind, fields in seen.items():
+        assert fields | {"schema_version"} >= {f.name for f in msgspec.structs.fields(kind)}, kind
+    structs = {
+        kind
+        for kind in vars(wire).values()
+        if isinstance(kind, type)
+        and issubclass(kind, msgspec.Struct)
+        and kind not in (msgspec.Struct, Telemetry, wire.Event)
+    }
+    assert set(seen) == structs
+
+
+def test_channels_of_recordings_keep_their_numbers_and_every_message_has_one() -> None:
+    before = ("info", "knobs", "step", "status", "keyframe", "mark", "packed_step", "audit")
+    assert TOPICS[: len(before)] == before
+    assert {topic.decode() for topic in wire.TOPICS.values()} <= set(TOPICS)
+
+
+def structs_in(value: Any) -> Iterator[msgspec.Struct]:
+    if isinstance(value, msgspec.Struct):
+        yield value
+        value = [getattr(value, name) for name in value.__struct_fields__]
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from structs_in(each)
+
+
+# Files of other versions
+
+
+def later(payload: bytes) -> bytes:
+    """As a later writer of the same schema version might send it."""
+    message = msgspec.msgpack.decode(payload)
+    message["mood"] = {"of": ["a", "later", "version"]}
+    for row in message.get("batch") or ():
+        row += [99, "later"]
+    for key in ("events", "requests", "knobs"):
+        entries = message.get(key)
+        for each in entries if isinstance(entries, list) else ():
+            each["mood"] = 1
+    if isinstance(message.get("kv"), dict):
+        message["kv"]["pinned"] = 3
+    for missing in (
+        "waiting_reasons",
+        "num_padded_tokens",
+        "num_dropped",
+        "device",
+        "schema_version",
+    ):
+        message.pop(missing, None)
+    return msgspec.msgpack.encode(message)
+
+
+def test_unknown_fields_are_skipped_and_kept_and_missing_ones_are_unknown(tmp_path: Path) -> None:
+    sent = [
+        (sequence, wire.TOPICS[type(message)], later(wire.encode(message)))
+        for sequence, message in simulate(seed=2, num_steps=300)
+    ]
+    writer = RecordingWriter(tmp_path / "later.mcap")
+    writer.start()
+    for sequence, topic, payload in sent:
+        writer.on_frame(topic, sequence, payload)
+    writer.close()
+    assert writer.error is None
+    report = verify(tmp_path / "later.mcap", lambda share: None)
+    assert [check.problems for check in report.checks if not check.is_good] == []
+    history = History()
+    with Recording(tmp_path / "later.mcap") as recording:
+        frames = [frame for frame, _ in recording.frames() if frame.topic != b"keyframe"]
+        # Byte for byte, so that a later reader finds what this one does not know.
+        assert [(f.sequence, f.topic, f.payload) for f in frames] == sent
+        for frame in frames:
+            history.append(frame.sequence, frame.payload)
+    assert history.num_lost == 0
+    assert history.last_step == 299
+    summary = history.summary(150)
+    assert summary is not None
+    assert summary.num_padded_tokens is None
+    assert summary.kv_used is not None
+
+
+@pytest.mark.parametrize("what", ["schema", "format"])
+def test_a_file_of_a_newer_major_version_names_the_version_to_install(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "newer.mcap"
+    monkeypatch.setattr(
+        "stepscope.recordings.file.writing.recording_file.version", lambda name: "3.4.0"
+    )
+    if what == "format":
+        monkeypatch.setattr("stepscope.recordings.file.writing.recording_file.FORMAT_VERSION", 7)
+    writer = RecordingWriter(path)
+    writer.start()
+    for sequence, message in simulate(seed=2, num_steps=20):
+        if what == "schema" and isinstance(message, EngineInfo):
+            message = msgspec.structs.replace(message, schema_version=7)
+        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+    writer.close()
+    for read in (Recording, lambda path: verify(path, lambda share: None)):
+        with pytest.raises(RecordingError) as caught:
+            read(path)
+        said = str(caught.value)
+        assert f"has {what} 7" in said
+        assert "install 3.4.0 or later" in said
+        assert "\n" not in said
+
+
+def only_adds(old: Any, new: Any) -> bool:
+    """Whether all that was there is there as it was."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return all(key in new and only_adds(value, new[key]) for key, value in old.items())
+    if isinstance(old, list) and isinstance(new, list) and len(new) >= len(old):
+        return all(only_adds(a, b) for a, b in zip(old, new, strict=False))
+    return bool(old == new and type(old) is type(new))
+
+
+def write_golden_files() -> int:
+    for name, message in MESSAGES.items():
+        path, payload = golden(name), wire.encode(message)
+        if path.exists() and not only_adds(
+            msgspec.msgpack.decode(path.read_bytes()), msgspec.msgpack.decode(payload)
+        ):
+            print(f"{name}: more than new fields: raise SCHEMA_VERSION in protocol/wire.py first")
+            return 1
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(payload)
+    print(f"{len(MESSAGES)} messages in {golden('x').parent}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(write_golden_files())

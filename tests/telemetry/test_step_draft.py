@@ -1,0 +1,150 @@
+"""A step is told by its draft: what readers get is the `StepRecord` they know."""
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import Pause, Resume, StepOnce, Submit
+from stepscope.engine.protocol.config import Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import KVCounts, StepRecord
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import StepResult
+from stepscope.engine.simulation.simulated import CostModel, SimulatedRunner, simulated_info
+from stepscope.engine.telemetry.step_draft import StepDraft
+from stepscope.engine.telemetry.token_teller import TokenTeller
+from stepscope.engine.text.tokenizer import TextStream
+from stepscope.recordings.state.session import SessionState
+from tests.support.core_ends import Client, Sink
+
+UNTIL_THE_END = {"tokens_ns"}  # has a value that is never sent
+
+
+def draft() -> StepDraft:
+    return StepDraft(
+        step=7, schedule_start_ns=1, schedule_end_ns=2, knobs_version=0, token_budget=64,
+        max_num_seqs=8, num_prefill_tokens=5, num_decode_tokens=3, num_padded_tokens=0,
+        batch=msgspec.Raw(msgspec.msgpack.encode([(1, 0, 0, 5, 0, 1, 1), (2, 1, 9, 3, 0, 1, 1)])),
+        num_running=2, num_waiting=0, waiting_reasons={},
+    )  # fmt: skip
+
+
+def test_a_draft_has_the_fields_of_a_record_in_the_same_order() -> None:
+    ours, theirs = msgspec.structs.fields(StepDraft), msgspec.structs.fields(StepRecord)
+    assert [field.name for field in ours] == [field.name for field in theirs]
+    assert StepDraft.topic == StepRecord.topic
+
+
+def test_what_a_draft_leaves_out_a_record_takes_for_the_same() -> None:
+    missing = msgspec.NODEFAULT
+    by_name = {field.name: field for field in msgspec.structs.fields(StepRecord)}
+    for field in msgspec.structs.fields(StepDraft):
+        if field.required or field.name in UNTIL_THE_END:
+            continue
+        record = by_name[field.name]
+        is_list = field.default_factory is not missing
+        assert is_list == (record.default_factory is not missing)
+        if is_list:
+            assert field.default_factory() == record.default_factory() == []
+        else:
+            assert field.default == record.default
+
+
+def test_an_ended_draft_is_received_as_its_record() -> None:
+    ended = draft()
+    ended.tokens_ns = 0  # as at the start of a clock: it is sent all the same
+    ended.kv = KVCounts(2, 0, 8, 0)
+    received = wire.decode(wire.encode(ended))
+    assert isinstance(received, StepRecord)
+    assert (received.step, received.tokens_ns, received.kv) == (7, 0, ended.kv)
+    assert [row.request_id for row in received.batch or ()] == [1, 2]
+    assert wire.encode(received) == wire.encode(ended)
+
+
+def test_a_draft_that_has_not_ended_is_no_message() -> None:
+    with pytest.raises(msgspec.ValidationError, match="tokens_ns"):
+        wire.decode(wire.encode(draft()))
+
+
+def test_the_end_of_a_step_adds_its_times_its_padding_and_what_it_did_to_the_blocks() -> None:
+    kv, ended = KVCacheManager(8, 16), draft()
+    request = Request(3, [1] * 20, SamplingParams(max_tokens=1), arrival_ns=0)
+    kv.admit(request, kv.lookup(request), 20)
+    result = StepResult([7, 8], launch_ns=5, tokens_ns=9, device_ns=3, num_padded_tokens=6)
+    ended.num_padded_tokens = 2  # those that were scheduled
+    ended.end(result, kv)
+    told = wire.decode(wire.encode(ended))
+    assert isinstance(told, StepRecord)
+    assert (told.launch_ns, told.tokens_ns, told.device_ns) == (5, 9, 3)
+    assert told.num_padded_tokens == 8
+    assert told.kv == KVCounts(2, 0, 6, 0, queried_tokens=20)
+    assert [(move.owner, move.ref_count) for move in told.moves] == [(3, 1)] * 2
+    following = draft()
+    following.end(result, kv)
+    assert following.moves == []  # nothing is told twice
+
+
+def test_rows_that_are_dropped_are_in_no_count() -> None:
+    cut = draft()
+    cut.drop_rows([1], num_prefill_tokens=5, num_decode_tokens=0)
+    assert (cut.num_prefill_tokens, cut.num_decode_tokens) == (0, 3)
+    assert [row[0] for row in msgspec.msgpack.decode(cut.batch)] == [2]
+
+
+def make_core(sink: Sink | None, runner: SimulatedRunner | None = None) -> EngineCore:
+    limits = Limits(max_num_batched_tokens=64, max_num_seqs=8, max_model_len=256)
+    knobs = Knobs(max_num_batched_tokens=64, max_num_seqs=8)
+    scheduler = Scheduler(KVCacheManager(64, 16), knobs, limits)
+    info = simulated_info(limits, 64, 16, seed=0)
+    runner = runner or SimulatedRunner(CostModel())
+    return EngineCore(info, runner, scheduler, limits, sink, dispatch.apply)
+
+
+def submit(core: EngineCore, max_tokens: int) -> None:
+    command = Submit(sampling=SamplingParams(max_tokens=max_tokens))
+    core.inbox.put(Call(command, Client(), [1, 2, 3]))
+
+
+def test_engine_and_observers_know_the_same_pauses_through_single_steps() -> None:
+    sink, asked = Sink(), (Pause(), StepOnce(n=1), StepOnce(n=2), Resume(), Pause(), Resume())
+    runner, state = SimulatedRunner(CostModel()), SessionState()
+    core = make_core(sink, runner)
+    submit(core, max_tokens=50)
+    num_seen = 0
+    for command in asked:
+        core.step()
+        core.inbox.put(Call(command, Client(), None))
+        for _ in range(4):
+            runner.advance_to(runner.clock() + 100_000_000)
+            core.step()
+            core.publish_signs_of_life(idle=core.steps_allowed == 0)
+            for message in sink.messages[num_seen:]:
+                state.apply(message)
+            num_seen = len(sink.messages)
+            told = state.pauses
+            assert core.pauses == told._replace(spans=told.spans or ())
+    # Before the first single step, until the next ones, until it went on; and a whole one.
+    assert len(core.pauses.spans or ()) == 4
+    assert core.pauses.since_ns is None
+
+
+def test_tokens_of_steps_that_nobody_is_told_of_are_in_the_transcripts_all_the_same() -> None:
+    core = make_core(None)
+    teller = core.token_teller = TokenTeller(lambda: TextStream(letters))
+    for max_tokens in (2, 5):
+        submit(core, max_tokens)
+    for _ in range(3):
+        core.step()
+    (told,) = teller.transcripts()  # the other one has ended
+    assert (told.request_id, told.output_text) == (1, "xxx")
+
+
+def letters(token_ids: Sequence[int]) -> str:
+    return "x" * len(token_ids)

@@ -1,0 +1,390 @@
+"""The live source against real sockets: nothing is lost unseen, nothing that comes breaks it."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import SetKnobs, Submit
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import EngineInfo
+from stepscope.engine.simulation.simulated import simulate
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.live.recorder import Recorder
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.state.session import SessionState
+from tests.support.fake_engine import FakeEngine, Session, info, step
+
+MESSAGES = [message for _, message in simulate(seed=11, num_steps=400)]
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it never happened"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    session = Session(tmp_path)
+    yield session
+    session.subscriber.stop()
+    session.engine.close()
+
+
+# Joining
+
+
+def test_a_late_joiner_sees_what_a_listener_from_the_start_sees(tmp_path: Path) -> None:
+    engine_info = next(m for m in MESSAGES if isinstance(m, EngineInfo))
+    engine = FakeEngine(tmp_path, engine_info)
+    whole = History()
+    for message in MESSAGES[:200]:
+        whole.append(engine.next_sequence, message)
+        engine.publish(message)
+    subscriber = Subscriber(engine.endpoint)
+    subscriber.start()
+    wait_for(lambda: subscriber.status == "live")
+    for message in MESSAGES[200:]:
+        whole.append(engine.next_sequence, message)
+        engine.publish(message)
+    engine.publish(engine_info)  # makes the ones before it missed, if any, be noticed
+    wait_for(lambda: subscriber.history.last_sequence == engine.next_sequence - 1)
+    subscriber.stop()
+    engine.close()
+    assert subscriber.history.num_lost == 0
+    assert subscriber.history.state == whole.state
+    last_step = whole.last_step
+    assert last_step is not None
+    assert subscriber.history.lanes(last_step - 50, last_step) == whole.lanes(
+        last_step - 50, last_step
+    )
+
+
+def test_nobody_there_is_said_soon_and_an_engine_that_comes_later_is_joined(
+    tmp_path: Path,
+) -> None:
+    subscriber = Subscriber(f"{tmp_path}/fake", retry_s=0.05)
+    subscriber.start()
+    wait_for(lambda: subscriber.error is not None, timeout_s=3)
+    assert subscriber.status == "connecting"
+    assert "no engine" in str(subscriber.error)
+    engine = FakeEngine(tmp_path, info())
+    wait_for(lambda: subscriber.status == "live")
+    assert subscriber.error is None
+    subscriber.stop()
+    engine.close()
+
+
+def test_an_engine_of_a_later_schema_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    engine = FakeEngine(tmp_path, info(schema_version=9, software_version="7.0"))
+    subscriber = Subscriber(engine.endpoint, retry_s=0.05)
+    subscriber.start()
+    wait_for(lambda: subscriber.error is not None)
+    assert "schema 9" in str(subscriber.error)
+    assert "install a newer one" in str(subscriber.error)
+    subscriber.stop()
+    engine.close()
+
+
+# Losing and healing
+
+
+def test_messages_lost_on_the_way_are_asked_for_and_nothing_is_missing(session: Session) -> None:
+    session.run(3)
+    session.run(5, lost=True)
+    session.run(2)
+    wait_for(session.has_caught_up)
+    assert session.history.num_lost == 0
+    assert session.subscriber.num_healed >= 5
+    steps = session.steps()
+    assert steps == list(range(steps[0], session.next_step))
+
+
+def test_what_the_engine_has_forgotten_is_a_visible_gap_and_the_state_is_set_right(
+    session: Session,
+) -> None:
+    session.run(3)
+    wait_for(session.has_caught_up)
+    first_lost = session.next_step
+    session.run(4, lost=True, forgotten=True)
+    session.run(2)
+    wait_for(lambda: session.has_caught_up() and not session.history.needs_snapshot)
+    (gap,) = session.history.gaps
+    assert gap.num_messages == session.history.num_lost == 4
+    assert (gap.after_step, gap.before_step) == (first_lost - 1, first_lost + 4)
+    session.run(2)
+    wait_for(session.has_caught_up)
+    assert session.subscriber.status == "live"
+
+
+def test_an_engine_that_cannot_replay_costs_the_gap_and_no_more(session: Session) -> None:
+    session.engine.refuses_replay = True
+    session.run(2, lost=True)
+    session.run(1)
+    wait_for(lambda: session.history.num_lost == 2 and not session.history.needs_snapshot)
+    session.run(3)
+    wait_for(session.has_caught_up)
+    assert session.subscriber.status == "live"
+
+
+def test_an_answer_that_is_lost_on_the_way_is_asked_for_again(session: Session) -> None:
+    session.run(2)
+    wait_for(session.has_caught_up)
+    session.engine.num_unanswered = 3
+    session.run(4, lost=True)
+    session.run(1)
+    wait_for(session.has_caught_up)
+    assert session.history.num_lost == 0
+    assert session.subscriber.status == "live"
+    session.engine.num_unanswered = 1  # and so is a snapshot
+    late = Subscriber(session.engine.endpoint)
+    late.start()
+    wait_for(lambda: late.status == "live")
+    late.stop()
+
+
+def test_over_a_slow_way_less_is_asked_for_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepscope.recordings.live.subscriber.ASK_TIMEOUT_S", 0.2)
+    session = Session(tmp_path)
+    session.engine.largest_replay = 150
+    session.run(1200, lost=True)
+    session.run(1)
+    wait_for(session.has_caught_up)
+    assert session.history.num_lost == 0
+    assert session.subscriber.num_healed >= 1200
+    session.subscriber.stop()
+    session.engine.close()
+
+
+def test_messages_of_an_engine_that_is_replaced_while_a_gap_is_mended_stay_its_own(
+    session: Session,
+) -> None:
+    session.run(3)
+    wait_for(session.has_caught_up)
+    last = session.next_step - 1
+    session.engine.successor = info("two")
+    session.run(4, lost=True, forgotten=True)
+    session.run(20)  # the first of them makes it ask for a snapshot, the others wait in the socket
+    wait_for(lambda: (i := session.history.info) is not None and i.engine_id == "two")
+    time.sleep(0.2)
+    assert session.history.num_steps == session.history.num_lost == 0
+    previous = session.history.previous
+    assert previous is not None
+    assert previous.num_lost == 4
+    assert [(gap.after_step, gap.before_step) for gap in previous.gaps] == [(last, last + 5)]
+
+
+# Nonsense
+
+
+def test_garbage_is_counted_and_changes_nothing(session: Session) -> None:
+    session.run(2)
+    good = wire.encode(step(0))
+    number = wire.sequence_frame(session.engine.next_sequence)
+    garbage = [
+        (b"step",),
+        (b"step", number),
+        (b"step", b"short", good),
+        (b"step", number, b"\xc1"),
+        (b"step", number, wire.encode(step(0))[:-3]),
+        (b"step", number, b"\x82\xa4type\xaaStepRecord\xa4step\xa3abc"),
+        (b"step", wire.sequence_frame(2**64 - 1), b"nonsense"),
+        (b"step", number, good, b"more"),
+    ]
+    for frames in garbage:
+        session.engine.send_raw(*frames)
+    session.run(3)
+    wait_for(session.has_caught_up)
+    assert session.subscriber.num_bad == len(garbage)
+    assert session.subscriber.status == "live"
+    assert str(len(garbage)) in str(session.subscriber.error)
+    assert session.history.num_lost == 0
+
+
+def test_a_wild_sequence_number_costs_a_new_start_and_not_the_session(session: Session) -> None:
+    session.run(2)
+    wait_for(session.has_caught_up)
+    session.engine.send_raw(b"step", wire.sequence_frame(2**50), wire.encode(step(10**6)))
+    session.engine.send_raw(b"step", wire.sequence_frame(2**64 - 1), wire.encode(step(10**7)))
+
+    def has_recovered() -> bool:
+        session.run(1)
+        time.sleep(0.02)
+        return session.history.last_step == session.next_step - 1
+
+    wait_for(has_recovered)
+    assert session.subscriber.status == "live"
+    assert session.history.num_lost == 0
+
+
+def test_a_kind_of_message_it_does_not_know_is_passed_over(session: Session) -> None:
+    session.run(1)
+    with session.engine._lock:
+        number = session.engine.next_sequence
+        session.engine.next_sequence += 1
+        session.engine.kept[number] = (b"weather", b"\x80")
+    session.engine.send_raw(b"weather", wire.sequence_frame(number), b"\x80")
+    session.run(1)
+    wait_for(session.has_caught_up)
+    assert session.history.num_lost == 0
+    assert session.subscriber.num_bad == 0
+
+
+# Engines that go and come
+
+
+def test_silence_is_stale_no_answer_is_down_and_a_sign_of_life_is_live_again(
+    session: Session,
+) -> None:
+    wait_for(lambda: session.subscriber.status == "stale")
+    assert "nothing came" in str(session.subscriber.error)
+    session.engine.is_silent = True
+    wait_for(lambda: session.subscriber.status == "down")
+    assert "fake answers nothing: stopped or cut off" in str(session.subscriber.error)
+    session.engine.is_silent = False
+    num_steps = session.history.num_steps
+    session.run(1)
+    wait_for(lambda: session.subscriber.status == "live")
+    wait_for(lambda: session.history.num_steps == num_steps + 1)
+    assert session.history.num_lost == 0
+
+
+@pytest.mark.parametrize("first_sequence", [0, 1000], ids=["numbers start anew", "higher numbers"])
+def test_an_engine_that_starts_anew_is_joined_and_what_was_seen_before_is_kept(
+    session: Session, first_sequence: int
+) -> None:
+    session.run(5)
+    wait_for(session.has_caught_up)
+    before = session.steps()
+    session.restart("two", first_sequence)
+    session.engine.publish(info("two"))
+
+    def joined() -> bool:
+        session.run(1)
+        time.sleep(0.02)
+        now = session.history.info
+        return now is not None and now.engine_id == "two" and session.history.num_steps > 3
+
+    wait_for(joined)
+    wait_for(session.has_caught_up)
+    assert session.history.num_lost == 0
+    previous = session.history.previous
+    assert previous is not None
+    assert [previous.first_step, previous.last_step] == [before[0], before[-1]]
+    assert session.history.events()[0].kind == "engine"
+
+
+def test_another_engine_that_goes_on_with_the_awaited_number_is_not_taken_for_the_same(
+    session: Session,
+) -> None:
+    session.subscriber._stale_s = 60.0  # silence is not what gives it away
+    session.run(5)
+    wait_for(session.has_caught_up)
+    session.restart("two", session.engine.next_sequence)  # and it does not say who it is
+    time.sleep(0.5)  # until the subscriber has found it
+    session.run(5)
+    wait_for(lambda: (i := session.history.info) is not None and i.engine_id == "two")
+    assert session.history.previous is not None
+
+
+def test_a_subscriber_stops_whatever_state_it_is_in(tmp_path: Path) -> None:
+    never = Subscriber(f"{tmp_path}/nobody")
+    never.stop()
+    waiting = Subscriber(f"{tmp_path}/nobody", retry_s=60)
+    waiting.start()
+    wait_for(lambda: waiting.error is not None)
+    waiting.stop()
+    assert not waiting._thread.is_alive()
+
+
+# The real engine
+
+
+def test_a_real_engine_is_followed_recorded_and_agreed_with(
+    live_engine: Any, tmp_path: Path
+) -> None:
+    subscriber = Subscriber(live_engine.endpoint)
+    subscriber.start()
+    history = subscriber.history
+    wait_for(lambda: subscriber.status == "live")
+    with ControlClient(live_engine.endpoint) as client:
+        submit(client, range(10))
+        wait_for(lambda: history.num_steps > 10)
+        recorder = Recorder(subscriber, tmp_path / "live.mcap")
+        ack = client.set_knobs({"max_num_batched_tokens": 64}, who="test")
+        submit(client, range(10, 40))
+        client.ask(SetKnobs(changes={"max_num_seqs": 4}, who="test"))
+        wait_for(lambda: len(history.knob_changes) == 2)
+        wait_for(lambda: history.state.state == "idle", timeout_s=40)
+        engine_says = SessionState.from_snapshot(client.snapshot())
+    wait_for(lambda: history.state.time_ns >= engine_says.time_ns)
+    state = history.state
+    assert not any(view.status != "finished" for view in state.requests.values())
+    assert (state.blocks, state.kv, state.knobs) == (
+        engine_says.blocks,
+        engine_says.kv,
+        engine_says.knobs,
+    )
+    assert history.num_lost == subscriber.num_bad == 0
+    change = history.knob_changes[0]
+    assert (change.effective_step, change.new) == (
+        ack.effective_step,
+        {"max_num_batched_tokens": 64},
+    )
+    budget = history.summary(ack.effective_step)
+    assert budget is not None
+    assert budget.token_budget == 64
+    recorder.stop()
+    subscriber.stop()
+    with Recording(tmp_path / "live.mcap") as recording:
+        assert recording.last_step == history.last_step
+        assert recording.message is None
+
+
+def test_a_snapshot_in_mid_flight_equals_what_was_followed(live_engine: Any) -> None:
+    subscriber = Subscriber(live_engine.endpoint)
+    subscriber.start()
+    wait_for(lambda: subscriber.status == "live")
+    followed: dict[int, SessionState] = {}
+
+    def remember(topic: bytes, sequence: int, payload: bytes) -> None:
+        followed[sequence] = subscriber.history.state
+
+    subscriber.tap.attach(remember)
+    with ControlClient(live_engine.endpoint) as client:
+        submit(client, range(30))
+        snapshots = []
+        for _ in range(10):
+            snapshots.append(client.snapshot())
+            time.sleep(0.02)
+    wait_for(lambda: snapshots[-1].sequence in followed)
+    subscriber.stop()
+    for snapshot in snapshots:
+        engine_says = SessionState.from_snapshot(snapshot)
+        seen = followed[snapshot.sequence]
+        live = {i: v for i, v in seen.requests.items() if v.status != "finished"}
+        assert live == engine_says.requests
+        assert seen.blocks == engine_says.blocks
+        assert (seen.num_running, seen.num_waiting) == (
+            engine_says.num_running,
+            engine_says.num_waiting,
+        )
+
+
+def submit(client: ControlClient, numbers: range) -> None:
+    for number in numbers:
+        client.send(
+            Submit(
+                prompt_token_ids=[number] * 40 + list(range(number, number + 10 * (number % 7))),
+                sampling=SamplingParams(max_tokens=20, ignore_eos=True),
+            )
+        )
