@@ -24,6 +24,7 @@ lint: $(INSTALLED) types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	MYPYPATH=.types $(BIN)/mypy -p stepscope
+	PYTHONPATH=.types $(BIN)/lint-imports --no-cache
 
 # The folders under the name they are imported by, for the type checker.
 types:

@@ -7,8 +7,8 @@ both are told of.
 import logging
 from collections.abc import Iterator
 
-from stepscope.engine.loop.audit import Asker
 from stepscope.engine.loop.inbox import Denial
+from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.transport.backlog import Backlog
 from stepscope.engine.transport.connections import Connections
 from stepscope.engine.transport.rate_limit import RateLimiter

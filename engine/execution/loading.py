@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,6 +15,7 @@ from stepscope.engine.execution.machine.devices import (
 )
 from stepscope.engine.execution.machine.environment import keep_freed_memory, num_threads
 from stepscope.engine.execution.machine.thread_choice import ThreadChoice
+from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.model import Model
 from stepscope.engine.models.support import longest_request
@@ -23,17 +23,24 @@ from stepscope.engine.protocol.config import ConfigError, EngineConfig
 from stepscope.engine.scheduling.kv_memory import kv_memory_bytes, num_kv_blocks
 from stepscope.kernels.dispatch.backends import BackendUnavailableError, choose
 
-if TYPE_CHECKING:
-    from stepscope.engine.execution.runner import ModelRunner
+Progress = Callable[[str, float], None]
 
 
 def load_runner(
-    runner_class: type["ModelRunner"],
     config: EngineConfig,
-    progress: Callable[[str, float], None],
-    check_length: Callable[[int], None],
-) -> "ModelRunner":
-    """`ModelRunner.load`."""
+    progress: Progress,
+    check_length: Callable[[int], None] = lambda max_model_len: None,
+) -> ModelRunner:
+    """Find, read and warm up the model that `config` names.
+
+    Args:
+        progress: called with what is being done and its share (0..1).
+        check_length: called with the longest request of the model before its weights are read; it
+            raises what is wrong with that.
+
+    Raises:
+        ConfigError: anything that is wrong with the model, the device or the memory.
+    """
     device = find_device(config.device)
     torch.set_num_threads(num_threads(config))
     if device.type == "cpu":
@@ -71,7 +78,7 @@ def load_runner(
         num_blocks = num_kv_blocks(
             config, model.kv_shape, max_model_len, free_bytes(device), cap_share=True
         )
-    runner = runner_class(
+    runner = ModelRunner(
         model,
         tokenizer,
         backend,

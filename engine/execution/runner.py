@@ -25,7 +25,6 @@ from stepscope.engine.execution.step_buffers import StepInputs
 from stepscope.engine.execution.step_in_flight import LaunchedStep
 from stepscope.engine.execution.trial_steps import trial_step
 from stepscope.engine.models.model import Model, StepContext
-from stepscope.engine.protocol.config import EngineConfig
 from stepscope.engine.protocol.wire import StepCosts
 from stepscope.engine.scheduling.step import InFlight, ScheduledStep, StepResult
 from stepscope.engine.text.tokenizer import Tokenizer
@@ -83,27 +82,6 @@ class ModelRunner:
         self._key_caches: list[torch.Tensor] = []
         self._value_caches: list[torch.Tensor] = []
         self.allocate(num_blocks)
-
-    @classmethod
-    def load(
-        cls,
-        config: EngineConfig,
-        progress: Progress,
-        check_length: Callable[[int], None] = lambda max_model_len: None,
-    ) -> "ModelRunner":
-        """Find, read and warm up the model that `config` names.
-
-        Args:
-            progress: told what is being done and its share (0..1).
-            check_length: told the longest request of the model before its weights are read; it
-                raises what is wrong with that.
-
-        Raises:
-            ConfigError: anything that is wrong with the model, the device or the memory.
-        """
-        from stepscope.engine.execution.loading import load_runner
-
-        return load_runner(cls, config, progress, check_length)
 
     def allocate(self, num_blocks: int) -> None:
         """Give the KV cache `num_blocks` blocks; what it held is gone, and so are graphs.

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.audit_fold import are_alike, folded, latest
 from stepscope.engine.protocol.commands import (
     Abort,
@@ -30,10 +31,6 @@ MAX_ENTRIES = 10_000
 IN_SNAPSHOT = 20  # entries that a late joiner is told of
 FOLD_NS = 1_000_000_000  # so long aborts of one client go into one entry
 
-NO_WORKLOAD = "none"  # of an engine that gives itself nothing to do, where workloads are words
-LOCAL = "local"  # the key of whoever has the engine's account
-_KEY = "key"
-
 _Kind: TypeAlias = Literal["knobs", "loop", "workload"]
 # Changes of one kind undo each other; the others do not.
 _KINDS: Mapping[str, _Kind] = {
@@ -41,35 +38,6 @@ _KINDS: Mapping[str, _Kind] = {
     SetWorkload.__name__: "workload",
     **{kind.__name__: "loop" for kind in (Pause, Resume, StepOnce, Drain, Shutdown)},
 }
-
-
-class Asker(NamedTuple):
-    """Who gives a command: the name they go by, and the key they proved to hold, if any."""
-
-    who: str
-    key: str | None = None
-
-    @property
-    def proved(self) -> str:
-        """Name of the key they hold; empty for the local one, which says only whose account it is.
-
-        Nobody can call themselves so: see `claimed`.
-        """
-        return "" if self.key in (None, LOCAL) else f"{_KEY} {self.key}"
-
-    @property
-    def claimed(self) -> str:
-        """What they call themselves, in quotes where it could be taken for what a key proved."""
-        words = self.who.split()
-        if not words:
-            return "unknown"
-        looks_proved = words[0].casefold() == _KEY or not self.who.isascii()
-        return f'"{self.who}"' if looks_proved else self.who
-
-    @property
-    def name(self) -> str:
-        """What to call them: a key is more certain than what somebody says of themselves."""
-        return self.proved or self.claimed
 
 
 class Effect(NamedTuple):

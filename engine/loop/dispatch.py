@@ -4,9 +4,10 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from stepscope.engine.loop.audit import NO_WORKLOAD, Asker, Effect
+from stepscope.engine.loop.audit import Effect
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
+from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import (
     Abort,
     Ack,
@@ -28,7 +29,7 @@ from stepscope.engine.protocol.commands import (
 )
 from stepscope.engine.protocol.config import ConfigError
 from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobValue
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.workload_spec import NO_WORKLOAD, WorkloadSpec
 from stepscope.engine.workload.arrivals import describe
 
 log = logging.getLogger("stepscope.engine")

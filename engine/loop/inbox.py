@@ -7,7 +7,7 @@ import queue
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from stepscope.engine.loop.audit import Asker
+from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import AnyReply, Command
 from stepscope.engine.text.stop_strings import StopText
 

@@ -113,12 +113,12 @@ def open_engine(
         contextlib.ExitStack() as stack,
     ):
         # Only here: it imports torch, which reads the environment.
-        from stepscope.engine.execution.runner import ModelRunner
+        from stepscope.engine.execution.loading import load_runner
 
         def check_length(max_model_len: int) -> None:
             knobs.check(limits_of(config, knobs, max_model_len))
 
-        runner = ModelRunner.load(config, progress, check_length)
+        runner = load_runner(config, progress, check_length)
         limits = limits_of(config, knobs, runner.max_model_len)
         knobs.check(limits)
         # Model and libraries are here to stay: looking through them again and again is what makes

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+NO_WORKLOAD = "none"  # what stands for a workload that there is not, where workloads are words
+
 
 class WorkloadSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A synthetic mix: short chats and now and then a long document, arrivals Poisson."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from stepscope.engine.loop.audit import Asker
+from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import Change, Command, Submit
 from stepscope.engine.transport.authorised_keys import Holder
 from stepscope.engine.transport.backlog import wire_bytes

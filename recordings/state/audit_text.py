@@ -1,7 +1,8 @@
 """Entries of the audit trail in words, the same wherever they are shown."""
 
-from stepscope.engine.loop.audit import NO_WORKLOAD, Asker
+from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.wire import Audited
+from stepscope.engine.protocol.workload_spec import NO_WORKLOAD
 from stepscope.recordings.state.knob_text import changes_text
 
 _DONE = {

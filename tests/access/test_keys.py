@@ -19,8 +19,8 @@ import zmq
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
-from stepscope.engine.loop.audit import Asker
 from stepscope.engine.protocol import commands
+from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import (
     Abort,
     Change,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.loop.audit import Asker
+from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import AuditPage, GetAudit
 from stepscope.engine.protocol.wire import Audited
 from stepscope.recordings.state.audit_text import who_text

@@ -52,9 +52,9 @@ class Bench:
     """A runner whose attention backend is timed."""
 
     def __init__(self, config: EngineConfig) -> None:
-        from stepscope.engine.execution.runner import ModelRunner
+        from stepscope.engine.execution.loading import load_runner
 
-        self.runner = ModelRunner.load(config, lambda what, share: None)
+        self.runner = load_runner(config, lambda what, share: None)
         self.block_size = config.block_size
         self.attention_ns = 0
         backend = self.runner._backend

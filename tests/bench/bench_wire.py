@@ -152,9 +152,9 @@ def print_engine(num_requests: int, rounds: int) -> None:
 def print_overhead(num_requests: int, rounds: int) -> None:
     config = EngineConfig(kv_memory="512MB")
     prepare_environment(config)
-    from stepscope.engine.execution.runner import ModelRunner
+    from stepscope.engine.execution.loading import load_runner
 
-    runner = ModelRunner.load(config, lambda what, share: None)
+    runner = load_runner(config, lambda what, share: None)
     limits = Limits(
         max_num_batched_tokens=8192, max_num_seqs=num_requests, max_model_len=runner.max_model_len
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepscope.engine.execution.runner import ModelRunner
+from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.protocol.config import EngineConfig
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Phase
@@ -39,7 +39,7 @@ class Steps:
             block_size=BLOCK_SIZE,
             seq_capacity=16,
         )
-        self.runner = ModelRunner.load(config, lambda what, share: None)
+        self.runner = load_runner(config, lambda what, share: None)
         self.logits = torch.empty(0)
         forward = self.runner._model.forward
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import pytest
 import torch
 
-from stepscope.engine.execution.runner import ModelRunner
+from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.protocol.config import EngineConfig, Knobs, Limits, ModelImpl
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Phase
@@ -53,7 +53,7 @@ class Served:
             block_size=block_size,
             seq_capacity=16,
         )
-        self.runner = ModelRunner.load(config, lambda what, share: None)
+        self.runner = load_runner(config, lambda what, share: None)
         self.block_size = block_size
         rng = random.Random(5)
         self.prompts = [[rng.randrange(256) for _ in range(n)] for n in PROMPT_LENGTHS]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.execution.machine.environment import num_threads, prepare_environment
 from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.models import checkpoint, demo, loader
@@ -28,7 +29,7 @@ def quiet(what: str, share: float) -> None:
 
 def load(model: Path | str, **config: object) -> ModelRunner:
     settings = {"model": str(model), "kv_memory": "4MB", "device": "cpu", "threads": 1, **config}
-    return ModelRunner.load(EngineConfig(**settings), quiet)  # type: ignore[arg-type]
+    return load_runner(EngineConfig(**settings), quiet)  # type: ignore[arg-type]
 
 
 def refusal(call: Callable[[], object]) -> str:
@@ -331,7 +332,7 @@ def test_the_environment_is_set_but_never_overwritten(monkeypatch: pytest.Monkey
 def test_loading_tells_what_it_does_and_how_far_it_is(folder: Path) -> None:
     told: list[tuple[str, float]] = []
     config = EngineConfig(model=str(folder), kv_memory="4MB", device="cpu", threads=1)
-    ModelRunner.load(config, lambda what, share: told.append((what, share)))
+    load_runner(config, lambda what, share: told.append((what, share)))
     assert "loading weights" in [what for what, _ in told]
     assert all(0 <= share <= 1 for _, share in told)
     assert told[-1] == ("ready", 1.0)

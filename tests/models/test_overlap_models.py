@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from stepscope.engine.control.intake import Intake
+from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.execution.sampling.sampler import Sampler
 from stepscope.engine.loop import dispatch
@@ -59,7 +60,7 @@ def served(
         max_model_len=LIMITS.max_model_len,
         seq_capacity=LIMITS.max_num_seqs,
     )
-    runner = ModelRunner.load(config, lambda what, share: None)
+    runner = load_runner(config, lambda what, share: None)
     rng = random.Random(5)
     prompts = [[rng.randrange(256) for _ in range(length)] for length in LENGTHS]
     generate = greedy_oracle(folder)

@@ -17,7 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from stepscope.engine.execution.runner import ModelRunner
+from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.execution.sampling.sampler import Sampler, uniform
 from stepscope.engine.protocol.config import EngineConfig
 from stepscope.engine.protocol.sampling_params import SamplingParams
@@ -146,7 +146,7 @@ def test_greedy_text_with_a_repetition_penalty_is_that_of_generate(
     config = EngineConfig(
         model=str(folder), dtype="float32", device="cpu", threads=1, kv_memory="2MB"
     )
-    runner = ModelRunner.load(config, lambda what, share: None)
+    runner = load_runner(config, lambda what, share: None)
     oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     prompt = [7, 7, 80, 9, 200, 13, 7, 44]
     expected = oracle.generate(

@@ -15,6 +15,7 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.server import ControlServer
+from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
@@ -64,7 +65,7 @@ def runner(folder: Path) -> ModelRunner:
         max_model_len=LIMITS.max_model_len,
         seq_capacity=LIMITS.max_num_seqs,
     )
-    return ModelRunner.load(config, lambda what, share: None)
+    return load_runner(config, lambda what, share: None)
 
 
 @pytest.fixture(scope="module")

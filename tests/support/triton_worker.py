@@ -268,7 +268,7 @@ def engine(request: dict[str, Any]) -> dict[str, Any]:
     """A model as it is started and run on a GPU, and what it says of the same prompts on a CPU."""
     # Here, not above: the other cases need no transformers, and importing it takes seconds.
     from stepscope.engine.execution.gpu_start import prepare
-    from stepscope.engine.execution.runner import ModelRunner
+    from stepscope.engine.execution.loading import load_runner
 
     config = EngineConfig(
         model=request["folder"],
@@ -286,11 +286,11 @@ def engine(request: dict[str, Any]) -> dict[str, Any]:
     def tell(what: str, share: float) -> None:
         told.append(what)
 
-    ours = ModelRunner.load(config, tell)
+    ours = load_runner(config, tell)
     expected, _ = serve(ours)
     told.clear()
     if MODE == "cuda":
-        ours = ModelRunner.load(structs.replace(config, device="cuda", kv_memory="auto"), tell)
+        ours = load_runner(structs.replace(config, device="cuda", kv_memory="auto"), tell)
         found, padded = serve(ours)
         ahead, num_ahead = pipelined(ours)
     else:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from stepscope.engine.loop.audit import LOCAL
+from stepscope.engine.protocol.asker import LOCAL
 from stepscope.engine.protocol.config import ConfigError
 from stepscope.engine.transport.authorised_keys import ROLES, KeyFolder
 from stepscope.engine.transport.endpoints import Endpoint, find_local

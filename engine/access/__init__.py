@@ -1,1 +1,0 @@
-"""Who may come in and how often: sockets, CURVE keys, roles, the gate, rate limits; no torch."""
