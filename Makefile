@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 PACKAGES := engine kernels recordings tui
 ARGS ?=
 
-.PHONY: demo test lint types test-clients schema fuzz snapshots pictures bench bench-tui bench-wire chaos clean
+.PHONY: demo test lint types test-clients rooms schema fuzz snapshots pictures bench bench-tui bench-wire chaos clean
 
 demo: $(INSTALLED)
 	$(BIN)/stepscope demo $(ARGS)
@@ -30,6 +30,10 @@ lint: $(INSTALLED) types
 types:
 	@mkdir -p .types/stepscope
 	@for package in $(PACKAGES); do ln -sfn "$(CURDIR)/$$package" ".types/stepscope/$$package"; done
+
+# The lines in each folder's __init__.py that say what it may import, anew.
+rooms: $(INSTALLED)
+	$(BIN)/python tests/house/test_rooms.py
 
 # The golden files of the wire anew, after a field was added; refuses what needs a new version.
 schema: $(INSTALLED)

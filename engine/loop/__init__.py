@@ -1,7 +1,6 @@
 """The engine's thread: the core and its steps, the pipeline, what commands do, who gets tokens, the
 audit trail, and the inbox that other threads write to. Free of torch.
 
-May import: engine.protocol, engine.scheduling, engine.telemetry, engine.text,
-  engine.workload.
+May import: engine.protocol, engine.scheduling, engine.telemetry, engine.text, engine.workload.
 What a new command does is one handler in `dispatch.py`.
 """
