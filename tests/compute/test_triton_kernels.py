@@ -20,7 +20,7 @@ from stepscope.kernels.triton.plan import warm_up_steps
 
 Ask = Callable[..., dict[str, Any]]
 
-WORKER = Path(__file__).parents[1] / "support" / "triton_worker.py"
+WORKER = Path(__file__).with_name("triton_worker.py")
 
 MIXED = [[50, 1], [0, 33], [17, 1], [90, 5], [3, 1], [1, 2]]
 EDGES = [[15, 1], [63, 1], [0, 1], [64, 1], [0, 16], [48, 16], [62, 66], [5, 0]]
