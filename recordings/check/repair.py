@@ -5,15 +5,18 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
+
+import msgspec
 
 from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file import losses, write_lock
 from stepscope.recordings.file import rights as file_rights
-from stepscope.recordings.file import write_lock
 from stepscope.recordings.file.compatibility import decode_keyframe
 from stepscope.recordings.file.loaded_chunk import KEYFRAME, LoadedChunk, step_of
+from stepscope.recordings.file.losses import Loss
 from stepscope.recordings.file.mcap.chunk import channels, read_chunk, read_chunk_bytes
-from stepscope.recordings.file.mcap.format import PART_SUFFIX, PROFILE, TOPICS
+from stepscope.recordings.file.mcap.format import LOSSES, PART_SUFFIX, PROFILE, TOPICS
 from stepscope.recordings.file.mcap.index import BEING_WRITTEN, ChunkPlace, McapIndex, read_index
 from stepscope.recordings.file.mcap.sink import McapSink
 from stepscope.recordings.file.reader import Recording
@@ -21,14 +24,6 @@ from stepscope.recordings.file.reader import Recording
 UNFINISHED_SUFFIX = ".repairing"
 
 Progress = Callable[[float], None]
-
-
-class Loss(NamedTuple):
-    """Steps that were in damaged places: those after `after_step` and before `before_step`."""
-
-    after_step: int | None  # None: from the beginning
-    before_step: int | None  # None: to the end, however far that was
-    num_steps: int | None = None  # as the summary tells, of what lies at the beginning or the end
 
 
 @dataclass(slots=True)
@@ -89,7 +84,7 @@ def repair(path: Path, output: Path, progress: Progress) -> RepairReport:
     """Write what can be read of `path` into `output`, with a new index.
 
     Chunks that are whole are copied as they are. Of a damaged one everything up to its last good
-    checkpoint is kept.
+    checkpoint is kept. The new file says which steps are missing.
 
     Raises:
         RecordingError: there is nothing to keep, `output` is there already, or cannot be written;
@@ -157,7 +152,7 @@ def _copy(
         if sink is not None and chunk.frames:
             _put(source, place, chunk, sink, whole=not is_damaged)
             _count(chunk, report, has_lost)
-            has_lost = is_damaged
+            has_lost = is_damaged or (has_lost and not chunk.step_places)
         else:
             has_lost = has_lost or is_damaged
         progress(place.end / size)
@@ -167,9 +162,19 @@ def _copy(
         num_missing = index.num_steps - report.num_steps
         report.losses = [report.losses[0]._replace(num_steps=num_missing)]
     if sink is not None:
+        _tell_losses(index, report, sink)
         sink.finish()
         report.num_bytes = sink.num_bytes
     return report
+
+
+def _tell_losses(index: McapIndex, report: RepairReport, sink: McapSink) -> None:
+    try:
+        earlier = losses.losses_in(index.metadata.get(LOSSES, losses.as_metadata([])))
+    except msgspec.DecodeError:
+        earlier = []  # damaged too
+    if all_losses := losses.merged(earlier, report.losses):
+        sink.add_metadata(LOSSES, losses.as_metadata(all_losses))
 
 
 def _put(

@@ -23,7 +23,7 @@ from stepscope.engine.protocol.wire import (
 )
 from stepscope.recordings.check.repair import not_ended
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file.loaded_chunk import KEYFRAME
+from stepscope.recordings.file.mcap.format import LOSSES
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import LEVEL_NAMES
 from stepscope.recordings.file.writing.recording_file import RecordingFile
@@ -112,15 +112,18 @@ def _copy(recording: Recording, file: RecordingFile, progress: Progress) -> Stri
     if had_tokens:
         more[_MARK] = "true"
     file.begin(msgspec.structs.replace(recording.info, with_tokens=False), more)
-    num_messages = 0
+    if LOSSES in recording.index.metadata:
+        file.add_metadata(LOSSES, recording.index.metadata[LOSSES])
+    num_messages = chunk = 0
     for frame, position in recording.frames():
         try:
             message = wire.decode(frame.payload)
         except msgspec.DecodeError:
             continue  # nobody can say what is in it
         had_tokens = had_tokens or holds_tokens(message)
-        if frame.topic == KEYFRAME:
-            file.end_chunk_if_full()
+        if position.chunk != chunk:
+            chunk = position.chunk
+            file.end_chunk()
         file.add(frame.topic, frame.sequence, wire.encode(stripped(message)), frame.log_ns)
         num_messages += 1
         progress(position.chunk / recording.num_chunks)

@@ -15,7 +15,9 @@ from stepscope.engine.protocol.wire import EngineStatus, Mark, Snapshot, StepRec
 from stepscope.recordings.check.block_ledger import BlockLedger
 from stepscope.recordings.check.strip import holds_tokens
 from stepscope.recordings.file.loaded_chunk import KEYFRAME, Frame
+from stepscope.recordings.file.losses import Loss, losses_in
 from stepscope.recordings.file.mcap.chunk import has_sound_head, was_overwritten
+from stepscope.recordings.file.mcap.format import LOSSES
 from stepscope.recordings.file.mcap.index import read_index
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_in
@@ -59,6 +61,7 @@ class VerifyReport:
         num_lost_messages: that were sent and are not in it.
         with_tokens: prompts and outputs are in it.
         levels: service levels that it carries.
+        losses: what a repair of it had to leave out, as it says itself. Those are no problems.
     """
 
     path: Path
@@ -72,6 +75,7 @@ class VerifyReport:
     num_lost_messages: int = 0
     with_tokens: bool = False
     levels: Levels = field(default_factory=dict)
+    losses: list[Loss] = field(default_factory=list)
     file: Check = field(default_factory=lambda: Check("file", "parts"))
     checksums: Check = field(default_factory=lambda: Check("checksums", "chunks"))
     messages: Check = field(default_factory=lambda: Check("messages", "messages"))
@@ -125,6 +129,7 @@ def verify(path: Path, progress: Progress) -> VerifyReport:
                 chunk = position.chunk
                 progress(chunk / recording.num_chunks)
             session.take(frame)
+        session.end()
         for number in range(chunk + 1, recording.num_chunks):
             _check_chunk(recording, number, report)
         expected = recording.index.num_messages
@@ -147,6 +152,11 @@ def _check_file(recording: Recording, report: VerifyReport) -> None:
         check.problem("what it says of itself cannot be read")
     elif recording.metadata.get("engine_id") != recording.info.engine_id:
         check.problem("it names another engine than its keyframes do")
+    try:
+        if LOSSES in index.metadata:
+            report.losses = losses_in(index.metadata[LOSSES])
+    except msgspec.DecodeError:
+        check.problem("what it says of its repair cannot be read")
     # Where no summary is to be believed it was walked when it was opened.
     walked = read_index(recording.stream, walk=True) if index.is_complete else index
     assert walked is not None
@@ -189,6 +199,7 @@ class _Session:
         self._sequence: int | None = None
         self._step: int | None = None
         self._tokens_ns = 0
+        self._num_missing = 0  # messages since the last step
         self._after_gap = False  # between what was lost and the next keyframe
         self._ledger = BlockLedger()
 
@@ -216,6 +227,10 @@ class _Session:
         elif isinstance(message, Snapshot):
             self._take_keyframe(frame, message)
 
+    def end(self) -> None:
+        """No message follows."""
+        self._end_gap(None)
+
     def _check_privacy(self, frame: Frame, message: Telemetry) -> None:
         check = self._report.privacy
         check.num_checked += 1
@@ -241,18 +256,31 @@ class _Session:
         self._sequence = sequence if last is None else max(last, sequence)
 
     def _lose(self, num_messages: int) -> None:
-        where = "at the beginning" if self._step is None else f"after step {self._step:,}"
-        self._report.sequence.problem(f"{num_messages:,} messages {where} are missing")
+        self._num_missing += num_messages
         self._report.num_lost_messages += num_messages
         self._after_gap = True
         self._ledger.close()
+
+    def _end_gap(self, before_step: int | None) -> bool:
+        """Missing messages are a problem, unless a repair says that it left them out.
+
+        Returns:
+            Whether any are missing since the last step.
+        """
+        last, num_missing, self._num_missing = self._step, self._num_missing, 0
+        is_known = any(loss[:2] == (last, before_step) for loss in self._report.losses)
+        if num_missing and not is_known:
+            where = "at the beginning" if last is None else f"after step {last:,}"
+            self._report.sequence.problem(f"{num_missing:,} messages {where} are missing")
+        return num_missing > 0
 
     def _take_step(self, record: StepRecord) -> None:
         report, step = self._report, record.step
         report.num_steps += 1
         report.steps.num_checked += 1
+        has_gap = self._end_gap(step)
         last = self._step
-        if last is not None and (step <= last or (step > last + 1 and not self._after_gap)):
+        if last is not None and (step <= last or (step > last + 1 and not has_gap)):
             report.steps.problem(f"step {step:,} comes after step {last:,}")
         self._step = step
         report.times.num_checked += 1

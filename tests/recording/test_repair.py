@@ -21,16 +21,21 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings import samples
-from stepscope.recordings.check.repair import Loss, default_output, repair, what_is_wrong
+from stepscope.recordings.check.repair import default_output, repair, what_is_wrong
+from stepscope.recordings.check.strip import strip
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.loaded_chunk import Frame
+from stepscope.recordings.file.losses import Loss
+from stepscope.recordings.file.mcap.format import LOSSES
+from stepscope.recordings.file.mcap.index import ChunkPlace
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing import recording_file
 from stepscope.recordings.file.writing.recording_file import RecordingFile
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
 from stepscope.tui.commands.repair import summary
+from tests.support.seek_sessions import record
 
 MESSAGES = simulate(
     seed=11,
@@ -93,7 +98,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    return Written(tmp_path_factory.mktemp("large") / "large.mcap", 3000, 50, 100_000)
+    return Written(tmp_path_factory.mktemp("large") / "large.mcap", 3000, 20, 100_000)
 
 
 def frames_of(path: Path) -> list[Frame] | None:
@@ -282,7 +287,7 @@ def test_a_repaired_file_is_whole_and_holds_all_that_could_be_read(
     large: Written, tmp_path: Path
 ) -> None:
     path = tmp_path / "broken.mcap.part"
-    length = large.chunks[-1].offset + large.chunks[-1].length // 2
+    length = large.chunks[-1].offset + large.chunks[-1].length * 9 // 10
     content = bytearray(large.content[:length])
     damaged = large.chunks[2]
     content[damaged.offset + damaged.length // 2] ^= 0xFF
@@ -435,6 +440,100 @@ def test_repair_writes_over_nothing_and_leaves_nothing_half_done(
         repair(tmp_path / "text.mcap", tmp_path / "new.mcap", nothing)
     assert sorted(os.listdir(tmp_path)) == ["a.mcap", "precious", "text.mcap"]
     assert default_output(path) == tmp_path / "a-repaired.mcap"
+
+
+def damaged(content: bytes, *places: ChunkPlace) -> bytes:
+    """With a bit flipped near the beginning of each chunk, so that nothing of it can be read."""
+    found = bytearray(content)
+    for place in places:
+        found[place.offset + 60] ^= 1
+    return bytes(found)
+
+
+def test_what_a_repair_left_out_is_in_the_file_and_no_problem_any_more(
+    large: Written, tmp_path: Path, stepscope: Callable[..., Any]
+) -> None:
+    path, output = tmp_path / "broken.mcap", tmp_path / "mended.mcap"
+    path.write_bytes(damaged(large.content, large.chunks[3], large.chunks[7]))
+    assert not verify(path, nothing).is_good
+    found = repair(path, output, nothing)
+    assert len(found.losses) == 2
+    report = verify(output, nothing)
+    assert [check for check in report.checks if not check.is_good] == []
+    assert report.num_lost_messages > 0
+    assert report.losses == found.losses
+    num_lost = sum(loss.num_known or 0 for loss in found.losses)
+    num_written = sum(frame.topic == b"step" for frame in large.frames)
+    assert num_lost == num_written - report.num_steps
+    done = stepscope("verify", str(output))
+    assert done.exit_code == 0
+    assert done.stdout.endswith(f"whole but for {num_lost:,} steps, repaired\n")
+    # An index that has to be rebuilt takes nothing of it away.
+    path.write_bytes(output.read_bytes()[:-20])
+    assert verify(path, nothing).losses == found.losses
+    # Nor does what is done to the repaired file later.
+    strip(output, tmp_path / "stripped.mcap", nothing)
+    assert verify(tmp_path / "stripped.mcap", nothing).is_good
+    with Recording(output) as recording:
+        places = recording.index.chunks
+    path.write_bytes(damaged(output.read_bytes(), places[3], places[10], places[-1]))
+    assert not verify(path, nothing).is_good
+    again = repair(path, tmp_path / "again.mcap", nothing)
+    report = verify(tmp_path / "again.mcap", nothing)
+    assert report.is_good
+    assert found.losses[1] in report.losses  # the first is a part of what was lost now
+    assert [*sorted([found.losses[1], *again.losses[:2]]), again.losses[2]] == report.losses
+    last = report.losses[-1].after_step
+    said = stepscope("verify", str(tmp_path / "again.mcap")).stdout.splitlines()[-1]
+    assert said.endswith(f" steps and whatever came after step {last:,}, repaired")
+
+
+def test_a_hole_that_no_repair_knows_of_stays_a_problem_of_a_repaired_file(
+    large: Written, tmp_path: Path
+) -> None:
+    path, output = tmp_path / "broken.mcap", tmp_path / "mended.mcap"
+    path.write_bytes(damaged(large.content, large.chunks[3]))
+    repair(path, output, nothing)
+    with Recording(output) as recording:
+        places = recording.index.chunks
+        frames = [frame for frame, _ in recording.frames()]
+        metadata = recording.index.metadata[LOSSES]
+        info = recording.info
+    for gone in (places[3], places[12]):  # wider than it was told, and at another place
+        with Recording(output) as recording:
+            number = places.index(gone)
+            first, last = recording.steps_in(number) or (0, 0)
+        file = RecordingFile(tmp_path / f"{number}.mcap")
+        file.begin(info, {})
+        file.add_metadata(LOSSES, metadata)
+        for frame in frames:
+            step = wire.decode(frame.payload)
+            if not (isinstance(step, wire.StepRecord) and first <= step.step <= last):
+                file.add(*frame[:2], frame.payload, frame.log_ns)
+        file.close()
+        problems = verify(file.path, nothing).sequence.problems
+        assert any(problem.endswith("are missing") for problem in problems)
+
+
+def test_a_flipped_bit_costs_at_most_a_second_or_a_hundredth_of_the_file(tmp_path: Path) -> None:
+    """However light its steps are, and whether it is long or short."""
+    workload = SimulatedWorkload(rate=1.0, document_share=0.0, chat_tokens=50, output_tokens=400)
+    messages = simulate(seed=5, num_steps=30_000, num_blocks=512, workload=workload)
+    path = record(tmp_path / "light.mcap", messages)
+    spans_ns, num_steps = [], []
+    with Recording(path) as recording:
+        for number in range(recording.num_chunks):
+            chunk = recording.chunk(number)
+            if times := [chunk.frames[place].log_ns for place in chunk.step_places]:
+                spans_ns.append(times[-1] - times[0])
+                num_steps.append(len(times))
+        duration_ns = recording.end_ns - recording.start_ns
+    assert duration_ns > 200e9
+    assert max(spans_ns) > 1e9
+    for span_ns, count in zip(spans_ns, num_steps, strict=True):
+        assert span_ns <= 1e9 or (span_ns <= duration_ns / 100 and count <= 300)
+    # They grow with the file, so that a long one has no more of them than it needs.
+    assert len(spans_ns) < 250
 
 
 KILLED = """

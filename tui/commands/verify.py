@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from stepscope.recordings.check.verify import Check, VerifyReport, verify
+from stepscope.recordings.file.losses import Loss
 from stepscope.recordings.file.service_levels import levels_text
 from stepscope.tui.commands.errors import FAILED, say
 from stepscope.tui.commands.progress import Progress
@@ -46,6 +47,7 @@ def as_document(report: VerifyReport) -> dict[str, Any]:
         "last_step": report.last_step,
         "with_tokens": report.with_tokens,
         "service_levels": report.levels,
+        "left_out_by_repair": [loss._asdict() for loss in report.losses],
         "checks": [
             {
                 "name": check.name,
@@ -80,10 +82,30 @@ def table(report: VerifyReport) -> list[str]:
         if check.num_problems > len(check.problems):
             lines.append(f"      ... and {check.num_problems - len(check.problems):,} more")
     well = "all is well" if report.num_steps else "nothing is wrong, but it holds no steps"
+    if report.losses:
+        well = f"whole but for {left_out(report.losses)}, repaired"
     if report.is_being_written:
         well += " so far"
     lines.append(well if report.is_good else "something is wrong")
     return lines
+
+
+def left_out(losses: list[Loss]) -> str:
+    """How many steps a repair could not save: 312 steps and whatever came after step 4,000."""
+    num_steps = sum(loss.num_known or 0 for loss in losses)
+    parts = [f"{num_steps:,} step{'' if num_steps == 1 else 's'}"]
+    for loss in losses:
+        if loss.num_known is not None:
+            continue
+        if loss.after_step is not None:
+            parts.append(f"whatever came after step {loss.after_step:,}")
+        elif loss.before_step is not None:
+            parts.append(f"whatever came before step {loss.before_step:,}")
+        else:
+            parts.append("whatever steps it had")
+    if len(parts) > 1 and not num_steps:
+        del parts[0]
+    return " and ".join(parts)
 
 
 def _result(check: Check) -> str:

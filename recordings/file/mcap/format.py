@@ -5,6 +5,9 @@ PART_SUFFIX = ".part"  # of a file that is being written
 # Higher ones are refused. 1 had no packed steps and no checkpoints.
 FORMAT_VERSION = 2
 
+# Metadata of a repaired file, beside that of its engine: the steps that are missing (losses.py).
+LOSSES = "stepscope.losses"
+
 PACKED_STEP = "packed_step"  # see packed_steps.py
 # Of messages, in the order of their channel ids 1, 2, ..., which are fixed by the files that do not
 # name their channels: new ones go to the end.

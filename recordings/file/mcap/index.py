@@ -15,7 +15,7 @@ from typing import IO
 from mcap.data_stream import ReadDataStream
 from mcap.exceptions import McapError
 from mcap.opcode import Opcode
-from mcap.records import Channel, Header, Metadata, Statistics
+from mcap.records import Channel, Header, Metadata, MetadataIndex, Statistics
 
 from stepscope.engine.protocol import wire
 from stepscope.recordings.file.mcap.format import PACKED_STEP, PROFILE
@@ -51,7 +51,7 @@ class McapIndex:
     """What was found in a file.
 
     Attributes:
-        metadata: records of that kind before the first chunk, by name.
+        metadata: records of that kind, by name.
         why_incomplete: in words for a person; None for one that was closed and whose summary is
             as it was written.
         is_being_written: somebody was at work on it when it was opened: its end is still to come.
@@ -130,19 +130,28 @@ def _read_preamble(stream: IO[bytes], size: int, index: McapIndex) -> None:
         opcode, length = record
         if opcode in (Opcode.CHUNK, Opcode.DATA_END):
             return
-        if opcode in (Opcode.HEADER, Opcode.METADATA) and length <= _MAX_PREAMBLE_BYTES:
-            stream.seek(position + RECORD.size)
-            body = ReadDataStream(io.BytesIO(stream.read(length - RECORD.size)))
-            try:
-                if opcode == Opcode.HEADER:
-                    header = Header.read(body)
-                    index.profile, index.library = header.profile, header.library
-                else:
-                    metadata = Metadata.read(body)
-                    index.metadata[metadata.name] = metadata.metadata
-            except _UNREADABLE:
-                pass  # whoever needs it finds it missing and says so
+        _read_about(stream, position, record, index)
         position += length
+
+
+def _read_about(
+    stream: IO[bytes], position: int, record: tuple[int, int], index: McapIndex
+) -> None:
+    """Look into a record if it says what the file is, and pass over any other."""
+    opcode, length = record
+    if opcode not in (Opcode.HEADER, Opcode.METADATA) or length > _MAX_PREAMBLE_BYTES:
+        return
+    stream.seek(position + RECORD.size)
+    body = ReadDataStream(io.BytesIO(stream.read(length - RECORD.size)))
+    try:
+        if opcode == Opcode.HEADER:
+            header = Header.read(body)
+            index.profile, index.library = header.profile, header.library
+        else:
+            metadata = Metadata.read(body)
+            index.metadata[metadata.name] = metadata.metadata
+    except _UNREADABLE:
+        pass  # whoever needs it finds it missing and says so
 
 
 def _read_summary(stream: IO[bytes], size: int, index: McapIndex) -> str | None:
@@ -167,14 +176,18 @@ def _read_summary(stream: IO[bytes], size: int, index: McapIndex) -> str | None:
     if checksum and zlib.crc32(head, zlib.crc32(summary)) != checksum:
         return damaged
     try:
-        _read_groups(summary, size, index)
+        for offset in _read_groups(summary, size, index):
+            if (record := record_at(stream, offset, size)) is not None:
+                _read_about(stream, offset, record, index)
     except _UNREADABLE:
         return damaged
     return None
 
 
-def _read_groups(summary: bytes, size: int, index: McapIndex) -> None:
+def _read_groups(summary: bytes, size: int, index: McapIndex) -> list[int]:
+    """Fill in what a summary tells; gives where the metadata lies."""
     position = 0
+    metadata: list[int] = []
     step_channels: set[int] = set()
     while position < len(summary):
         opcode, length = RECORD.unpack_from(summary, position)
@@ -195,7 +208,11 @@ def _read_groups(summary: bytes, size: int, index: McapIndex) -> None:
                 index.num_messages = statistics.message_count
                 counts = statistics.channel_message_counts
                 index.num_steps = sum(counts.get(each, 0) for each in step_channels)
+        elif opcode == Opcode.METADATA_INDEX:
+            body = ReadDataStream(io.BytesIO(summary[position : position + length]))
+            metadata.append(MetadataIndex.read(body).offset)
         position += length
+    return metadata
 
 
 def _walk(stream: IO[bytes], size: int, index: McapIndex) -> bool:
@@ -221,6 +238,8 @@ def _walk(stream: IO[bytes], size: int, index: McapIndex) -> bool:
         if opcode == Opcode.CHUNK:
             index.chunks.append(_chunk_at(stream, position, length, size))
             length = index.chunks[-1].length
+        if opcode == Opcode.METADATA:
+            _read_about(stream, position, record, index)
         position += length
     return False
 

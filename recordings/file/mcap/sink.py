@@ -90,7 +90,8 @@ class McapSink:
         return self._num_messages.total()
 
     def add_metadata(self, name: str, values: Mapping[str, str]) -> None:
-        """To be called before the first message."""
+        """To be called before the first message, or after the last one."""
+        self.end_chunk()
         offset = self._stream.tell()
         record = _encoded(Metadata(name=name, metadata=dict(values)))
         self._stream.write(record)

@@ -90,11 +90,12 @@ class EngineLog:
             return
         if not self._is_next(topic, sequence):
             return
-        self._file.end_chunk_if_full()
+        log_ns = self._log_ns(message)
+        self._file.end_chunk_if_full(log_ns)
         is_first = self._session.info is None
         if self._file.wants_keyframe and not isinstance(message, Snapshot):
             self._add_keyframe()
-        log_ns = self._log_ns(message)
+        self._last_log_ns = log_ns
         self._file.add(topic, sequence, payload, log_ns)
         self._session.apply(message)
         if topic != _MARK:
@@ -180,7 +181,7 @@ class EngineLog:
         time_ns = _time_ns(message)
         if time_ns is not None and self._anchor is not None:
             wall_ns = self._anchor.wall_ns + time_ns - self._anchor.monotonic_ns
-            self._last_log_ns = max(self._last_log_ns, wall_ns)
+            return max(self._last_log_ns, wall_ns)
         return self._last_log_ns
 
 

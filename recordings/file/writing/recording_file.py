@@ -23,6 +23,10 @@ from stepscope.recordings.file.mcap.sink import McapSink
 from stepscope.recordings.packing.steps import StepPacker
 
 CHUNK_BYTES = 1024 * 1024  # uncompressed, unless half of it is keyframes
+# One flipped bit costs the rest of its chunk. So a chunk spans at most a second, or this part of
+# what the file holds by then, in time and in steps: chunks grow with the file, up to CHUNK_BYTES.
+CHUNK_NS = 1_000_000_000
+CHUNK_PARTS = 100
 KEYFRAME_MESSAGES = 256  # what is read and applied at most to show any moment ...
 # ... unless the keyframe itself is the larger part of that: of thousands of requests that wait it
 # has megabytes. Then the messages between two of them have as many bytes, but are no more than:
@@ -35,8 +39,8 @@ _STEP = wire.TOPICS[StepRecord]
 class RecordingFile:
     """Messages of one engine, from a keyframe on.
 
-    Each chunk begins with a keyframe, if the writer has one to give and it is not too large for
-    that, so that it can be read without those before it.
+    Each chunk begins with a keyframe, if the writer has one to give and it is not too large beside
+    the other messages, so that it can be read without those before it.
 
     It is for its owner alone until `begin` knows that no prompts and outputs will be in it.
 
@@ -59,6 +63,10 @@ class RecordingFile:
         self._num_bytes_since_keyframe = 0  # of messages, before they are packed
         self._num_keyframe_bytes = 0  # of the last one, ...
         self._num_keyframe_bytes_in_chunk = 0  # ... and of all in this chunk
+        self._num_chunk_bytes = 0  # of the last chunk that ended
+        self._start_ns: int | None = None  # of the first message, ...
+        self._chunk_start_ns = 0  # ... and of the first one in this chunk
+        self._num_steps = self._num_steps_in_chunk = 0
         if is_new and path.exists():
             raise FileExistsError(path)
         try:
@@ -97,7 +105,7 @@ class RecordingFile:
             or self._num_since_keyframe >= MAX_KEYFRAME_MESSAGES
         )
         if sink is None or sink.num_chunk_bytes == 0:
-            return is_worth_it or self._num_keyframe_bytes <= CHUNK_BYTES // 4
+            return is_worth_it or self._num_keyframe_bytes <= self._num_chunk_bytes // 4
         return is_worth_it and self._num_since_keyframe >= KEYFRAME_MESSAGES
 
     def begin(self, info: EngineInfo, more: dict[str, str]) -> None:
@@ -118,42 +126,69 @@ class RecordingFile:
         }
         self._open_sink().add_metadata(PROFILE, self._said)
 
+    def add_metadata(self, name: str, values: Mapping[str, str]) -> None:
+        """Say something else; to be called after `begin` and before the first message."""
+        self._open_sink().add_metadata(name, values)
+
     def say(self, metadata: Mapping[str, str]) -> None:
         """Put other values, of as many bytes, into what `begin` said."""
         self._said |= metadata
         self._open_sink().replace_metadata(PROFILE, self._said)
 
     def add(self, topic: bytes, sequence: int, payload: bytes, log_ns: int) -> None:
-        """Append a message.
+        """Append a message to the chunk that is open, or to a new one.
 
         Args:
             log_ns: wall time, never earlier than that of the message before it.
         """
         sink = self._open_sink()
-        self.end_chunk_if_full()
+        if self._start_ns is None:
+            self._start_ns = log_ns
+        if sink.num_chunk_bytes == 0:
+            self._chunk_start_ns = log_ns
         self._num_bytes_since_keyframe += len(payload)
         if topic == _KEYFRAME:
             self._packer.reset()
             self._num_since_keyframe = self._num_bytes_since_keyframe = 0
             self._num_keyframe_bytes = len(payload)
             self._num_keyframe_bytes_in_chunk += len(payload)
-        elif topic == _STEP and (packed := self._packer.pack(payload)) is not None:
-            topic, payload = PACKED_STEP.encode(), packed
+        elif topic == _STEP:
+            self._num_steps += 1
+            self._num_steps_in_chunk += 1
+            if (packed := self._packer.pack(payload)) is not None:
+                topic, payload = PACKED_STEP.encode(), packed
         # MCAP has 32 bits for a sequence number; keyframes carry the whole of it.
         sink.add(self._channel_ids[topic], sequence, log_ns, payload)
         self._num_since_keyframe += 1
 
-    def end_chunk_if_full(self) -> None:
-        """To be called between messages; after it `wants_keyframe` says whether one begins."""
-        if self._sink is None:
+    def end_chunk_if_full(self, log_ns: int) -> None:
+        """To be called before a message of this time; then `wants_keyframe` says what comes first.
+
+        Nothing that is added ends a chunk by itself.
+        """
+        if self._sink is None or self._sink.num_chunk_bytes == 0:
             return
-        if self._sink.num_chunk_bytes >= max(CHUNK_BYTES, 2 * self._num_keyframe_bytes_in_chunk):
+        is_large = self._sink.num_chunk_bytes >= max(
+            CHUNK_BYTES, 2 * self._num_keyframe_bytes_in_chunk
+        )
+        if is_large or self._is_long(log_ns):
             self.end_chunk()
+
+    def _is_long(self, log_ns: int) -> bool:
+        """Whether the open chunk, with a message of this time, spanned more than it may."""
+        if self._num_steps_in_chunk == 0 or self._start_ns is None:
+            return False
+        chunk_ns, all_ns = log_ns - self._chunk_start_ns, log_ns - self._start_ns
+        return chunk_ns > CHUNK_NS and (
+            chunk_ns * CHUNK_PARTS > all_ns
+            or self._num_steps_in_chunk * CHUNK_PARTS > self._num_steps
+        )
 
     def end_chunk(self) -> None:
         self._packer.reset()
-        self._num_keyframe_bytes_in_chunk = 0
-        if self._sink is not None:
+        self._num_keyframe_bytes_in_chunk = self._num_steps_in_chunk = 0
+        if self._sink is not None and self._sink.num_chunk_bytes:
+            self._num_chunk_bytes = self._sink.num_chunk_bytes
             self._sink.end_chunk()
 
     def flush(self) -> None:
