@@ -168,6 +168,14 @@ def _own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _ctrl_c_ends_what_tests_start() -> Iterator[None]:
+    """Also where the tests themselves run in the background of a script, which ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _end_zmq() -> Iterator[None]:
     yield
     zmq.Context.instance().destroy(linger=0)

@@ -18,7 +18,8 @@ import torch  # noqa: F401  (first, for its OpenMP runtime)
 # In the order of `stepscope_cpu_level`. The names are those of the built files, `_<level>`.
 LEVELS = ("baseline", "avx2", "avx512_bf16")
 INTERFACE = 3  # of `stepscope_interface`: that of the structures below
-TURNED_OFF_BY = "STEPSCOPE_NO_NATIVE"  # for debugging
+# For debugging, and for tests of what another CPU runs: the highest level to use, or `none`.
+LEVEL_VARIABLE = "STEPSCOPE_CPU_LEVEL"
 # Without the options pip would take what it has built before.
 AGAIN = "install stepscope again with pip's --force-reinstall --no-deps --no-cache-dir"
 
@@ -68,11 +69,17 @@ def load(level: str | None = None) -> CpuLibrary:
 def usable_levels() -> list[str]:
     """What was built and runs on this CPU, the best last; at least one.
 
+    None is above the level that STEPSCOPE_CPU_LEVEL names.
+
     Raises:
-        LibraryMissingError: there is none.
+        LibraryMissingError: there is none, or the variable names none of LEVELS.
     """
-    if os.environ.get(TURNED_OFF_BY, "0") not in ("", "0"):
-        raise LibraryMissingError(f"turned off by {TURNED_OFF_BY}")
+    highest = os.environ.get(LEVEL_VARIABLE) or LEVELS[-1]
+    if highest == "none":
+        raise LibraryMissingError(f"turned off by {LEVEL_VARIABLE}=none")
+    if highest not in LEVELS:
+        names = ", ".join(("none", *LEVELS))
+        raise LibraryMissingError(f"{LEVEL_VARIABLE} is one of {names}, not {highest!r}")
     built = [level for level in LEVELS if _file(level) is not None]
     if "baseline" not in built:
         raise LibraryMissingError(
@@ -84,7 +91,7 @@ def usable_levels() -> list[str]:
         raise LibraryMissingError(f"the C++ kernels do not load ({error}): {AGAIN}") from None
     if getattr(probe, "stepscope_interface", int)() != INTERFACE:
         raise LibraryMissingError(f"the C++ kernels were built from older sources: {AGAIN}")
-    best = int(probe.stepscope_cpu_level())
+    best = min(int(probe.stepscope_cpu_level()), LEVELS.index(highest))
     return [level for level in built if LEVELS.index(level) <= best]
 
 

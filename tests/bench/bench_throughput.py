@@ -12,6 +12,9 @@ make as many tokens as were asked for.
 
 Where others use the machine too, `--clock cpu` counts the processor time of each contender instead
 of the time on the wall (on one core the two are the same when nobody else is there).
+
+A CPU without bf16 instructions multiplies bf16 a hundred times slower than fp32: there everybody
+runs in fp32, stepscope as its `--dtype auto` would.
 """
 
 import argparse
@@ -67,9 +70,12 @@ def main() -> None:
         cores = sorted(os.sched_getaffinity(0))[-num_cores:]
         machine = measure_machine(cores)
         print(f"\n{len(cores)} core(s): {json.dumps(machine)}", flush=True)
+        contenders = [CONTENDERS[key] for key in keys]
+        if machine["bf16_gflops"] < machine["fp32_gflops"]:
+            contenders = in_fp32(contenders)
+            print("this CPU multiplies bf16 slower than fp32: everybody in fp32", flush=True)
         for size in options.sizes:
             shape = SHAPES[size]
-            contenders = [CONTENDERS[key] for key in keys]
             usual = VLLM_POINTS if set(keys) & set(VLLM) else QUICK_POINTS
             points = options.points or (list(POINTS) if options.full else usual[size])
             result = bench(
@@ -79,6 +85,16 @@ def main() -> None:
             if options.json:
                 options.json.write_text(json.dumps(results, indent=1))
     print(f"\n{time.perf_counter() - start_s:.0f} s in all")
+
+
+def in_fp32(contenders: list[Contender]) -> list[Contender]:
+    """Each kind of contender once, in fp32; vLLM is left as it is."""
+    chosen: dict[tuple[str, str], Contender] = {}
+    for each in contenders:
+        how = str(each.settings.get("contender", each.settings.get("processes", "")))
+        settings = each.settings if each.name == "vLLM" else {**each.settings, "dtype": "float32"}
+        chosen.setdefault((each.script, how), each._replace(settings=settings))
+    return list(chosen.values())
 
 
 def bench(
@@ -110,7 +126,8 @@ def bench(
             if runner.contender.key == "stepscope":
                 done = [runner.ask(PREFILL.work(seed), TIMEOUT_S) for seed in range(5)]
                 prefill.rounds = [each._replace(outputs=[]) for each in done[1:]]
-    shares = roofline(shape, table, prefill, machine, options.clock)
+    dtype = {each.key: str(each.settings["dtype"]) for each in contenders}.get("stepscope", "")
+    shares = roofline(shape, table, prefill, machine, options.clock, dtype)
     show_roofline(shares)
     return {
         "size": shape.name,

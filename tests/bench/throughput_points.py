@@ -75,8 +75,9 @@ def roofline(
     prefill: Cell,
     machine: dict[str, float],
     clock: str,
+    dtype: str,
 ) -> dict[str, dict[str, float]]:
-    """What share of the machine stepscope reaches (bf16: two bytes a weight and a K/V element).
+    """What share of the machine stepscope reaches (a weight and a K/V element have its dtype).
 
     Prefill: multiplications of the layers for every token and of the head for one token a request;
     attention is left out. Decode: the weights and the K/V that a step must read, and its
@@ -84,6 +85,7 @@ def roofline(
     processor are read faster than memory: a share above 1 is no mistake.
     """
     shares: dict[str, dict[str, float]] = {}
+    itemsize, gemm = (4, "fp32_gflops") if dtype == "float32" else (2, "bf16_gflops")
     if prefill.rounds:
         layers = shape.num_layers * shape.num_layer_parameters
         head = shape.num_matmul_parameters - layers
@@ -92,7 +94,7 @@ def roofline(
         seconds = min(prefill.times(clock))
         shares["prefill"] = {
             "tokens_per_s": num_tokens / seconds,
-            "gemm_share": flop / seconds / 1e9 / machine["bf16_gflops"],
+            "gemm_share": flop / seconds / 1e9 / machine[gemm],
         }
     for key, cells in table.items():
         point, cell = POINTS[key], cells.get("stepscope")
@@ -101,13 +103,13 @@ def roofline(
         steps_ms = [each.details["steps"]["decode_step_ms"]["p50"] for each in cell.rounds]
         step_s = min(steps_ms) / 1e3
         context = point.num_prompt_tokens + point.num_output_tokens / 2
-        kv_bytes = 2 * shape.kv_elements_per_token * context * point.num_requests
-        num_bytes = 2 * shape.num_matmul_parameters + kv_bytes
+        kv_bytes = itemsize * shape.kv_elements_per_token * context * point.num_requests
+        num_bytes = itemsize * shape.num_matmul_parameters + kv_bytes
         flop = 2 * shape.num_matmul_parameters * point.num_requests
         shares[key] = {
             "step_ms": step_s * 1e3,
             "read_share": num_bytes / step_s / 1e9 / machine["read_gb_per_s"],
-            "gemm_share": flop / step_s / 1e9 / machine["bf16_gflops"],
+            "gemm_share": flop / step_s / 1e9 / machine[gemm],
         }
     return shares
 
@@ -136,4 +138,4 @@ def show_roofline(shares: dict[str, dict[str, float]]) -> None:
         if "tokens_per_s" in share:
             what += f", {share['tokens_per_s']:,.0f} tokens/s"
         read = f", {share['read_share']:.0%} of the memory rate" if "read_share" in share else ""
-        print(f"  {key:9}{what}: {share['gemm_share']:.0%} of the bf16 gemm rate{read}")
+        print(f"  {key:9}{what}: {share['gemm_share']:.0%} of the gemm rate{read}")

@@ -7,7 +7,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -17,20 +17,15 @@ from hypothesis import strategies as st
 from stepscope.kernels.cpu import library as cpu_library
 from stepscope.kernels.dispatch import fused
 from stepscope.kernels.dispatch.backends import choose
+from tests.support.cpu_levels import EACH_LEVEL, USABLE, highest_level, needs_level
 
-LEVELS = cpu_library.usable_levels()
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-@pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    use(request.param, monkeypatch)
-    return str(request.param)
-
-
-def use(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = cpu_library.load(level)
-    monkeypatch.setattr(fused, "default_library", lambda: library)
+@pytest.fixture
+def at_level(level: str) -> Iterator[str]:
+    with highest_level(level):
+        yield level
 
 
 def without_library(run: Callable[[], object]) -> object:
@@ -47,13 +42,30 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0) -
 # ---- which library ----
 
 
+@needs_level("baseline")
 def test_the_best_level_is_taken_and_any_lower_one_can_be_asked_for() -> None:
-    assert cpu_library.load().level == LEVELS[-1]
-    assert [cpu_library.load(level).level for level in LEVELS] == LEVELS
+    assert cpu_library.load().level == USABLE[-1]
+    assert [cpu_library.load(level).level for level in USABLE] == USABLE
     with pytest.raises(cpu_library.LibraryMissingError, match=r"no warp kernels.*baseline"):
         cpu_library.load("warp")
 
 
+@EACH_LEVEL
+def test_a_variable_keeps_the_engine_from_every_higher_level(level: str) -> None:
+    with highest_level(level):
+        assert cpu_library.usable_levels()[-1] == level
+        library = cpu_library.default_library()
+        assert library is not None
+        assert library.level == level
+        assert level in choose("cpu", "cpu").reason
+    with (
+        highest_level("warp"),
+        pytest.raises(cpu_library.LibraryMissingError, match="one of none, baseline.*not 'warp'"),
+    ):
+        cpu_library.load()
+
+
+@needs_level("baseline")
 def test_it_shares_the_openmp_runtime_of_torch() -> None:
     # Two runtimes in a process would mean two pools of threads that fight for the cores.
     code = (
@@ -80,9 +92,9 @@ def test_it_can_be_turned_off_and_the_choice_says_so() -> None:
         "print(choice.backend.name, '|', choice.reason)\n"
         "print(cpu_library.default_library(), fused.silu_mul(torch.ones(1, 2)).shape)\n"
     )
-    chosen, used = run_python(code, STEPSCOPE_NO_NATIVE="1").splitlines()
+    chosen, used = run_python(code, STEPSCOPE_CPU_LEVEL="none").splitlines()
     assert chosen.startswith("torch |")
-    assert "cpu: turned off by STEPSCOPE_NO_NATIVE" in chosen
+    assert "cpu: turned off by STEPSCOPE_CPU_LEVEL=none" in chosen
     assert used == "None torch.Size([1, 1])"
 
 
@@ -97,6 +109,7 @@ def test_without_a_built_library_the_choice_says_what_to_install(
         choose("cpu", "cpu")
 
 
+@needs_level("baseline")
 def test_a_library_that_was_built_from_other_sources_is_not_called(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -124,8 +137,9 @@ def run_python(code: str, **environment: str) -> str:
 ROWS, SIZES = st.integers(0, 9), st.integers(1, 300)
 
 
+@EACH_LEVEL
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(st.sampled_from(LEVELS), st.sampled_from(DTYPES), ROWS, SIZES, st.booleans())
+@given(st.sampled_from(DTYPES), ROWS, SIZES, st.booleans())
 def test_add_rms_norm_is_that_of_torch(
     level: str, dtype: torch.dtype, num_rows: int, size: int, is_first: bool
 ) -> None:
@@ -133,8 +147,7 @@ def test_add_rms_norm_is_that_of_torch(
     residuals = [None if is_first else random(num_rows, size, dtype=dtype, seed=2)] * 2
     if residuals[0] is not None:
         residuals[1] = residuals[0].clone()
-    with pytest.MonkeyPatch.context() as patch:
-        use(level, patch)
+    with highest_level(level):
         normed, residual = fused.add_rms_norm(x, residuals[0], weight, 1e-6)
     expected, expected_residual = fused.torch_add_rms_norm(x, residuals[1], weight, 1e-6)
     assert torch.equal(residual, expected_residual)
@@ -142,9 +155,9 @@ def test_add_rms_norm_is_that_of_torch(
     torch.testing.assert_close(normed, expected)
 
 
+@EACH_LEVEL
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
-    st.sampled_from(LEVELS),
     st.sampled_from(DTYPES),
     ROWS,
     st.integers(1, 5),
@@ -176,8 +189,7 @@ def test_norm_rope_store_is_that_of_torch(
     results = []
     for function in (fused.norm_rope_store, fused.torch_norm_rope_store):
         caches = [torch.full((5, 4, num_kv_heads, head_dim), 9.0, dtype=dtype) for _ in range(2)]
-        with pytest.MonkeyPatch.context() as patch:
-            use(level, patch)
+        with highest_level(level):
             query = function(
                 qkv, rope, positions, slots, *caches, num_heads, num_kv_heads, *norms, 1e-6
             )
@@ -187,21 +199,21 @@ def test_norm_rope_store_is_that_of_torch(
         torch.testing.assert_close(actual, expected)
 
 
+@EACH_LEVEL
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(st.sampled_from(LEVELS), st.sampled_from(DTYPES), ROWS, SIZES)
+@given(st.sampled_from(DTYPES), ROWS, SIZES)
 def test_silu_mul_is_that_of_torch(
     level: str, dtype: torch.dtype, num_rows: int, size: int
 ) -> None:
     gate_up = random(num_rows, 2 * size, dtype=dtype, scale=6)
-    with pytest.MonkeyPatch.context() as patch:
-        use(level, patch)
+    with highest_level(level):
         actual = fused.silu_mul(gate_up)
     torch.testing.assert_close(actual, fused.torch_silu_mul(gate_up))
 
 
+@EACH_LEVEL
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
-    st.sampled_from(LEVELS),
     st.sampled_from(DTYPES),
     st.lists(
         st.sampled_from([0.0, -0.0, 1.0, -2.5, 7.0, math.inf, -math.inf, math.nan]), min_size=1
@@ -213,12 +225,13 @@ def test_argmax_is_that_of_torch_with_ties_infinities_and_nan(
 ) -> None:
     row = torch.cat([torch.full((num_before,), -3.0), torch.tensor(special)])
     logits = torch.stack([row, row.flip(0)]).to(dtype)
-    with pytest.MonkeyPatch.context() as patch:
-        use(level, patch)
+    with highest_level(level):
         actual = fused.argmax(logits)
     assert torch.equal(actual, fused.torch_argmax(logits))
 
 
+@EACH_LEVEL
+@pytest.mark.usefixtures("at_level")
 def test_the_exponential_is_accurate_over_all_of_its_range(level: str) -> None:
     # SiLU with a factor of one shows it: x / silu(x) - 1 = exp(-x).
     x = torch.linspace(-20, 87, 100_001)
@@ -228,6 +241,8 @@ def test_the_exponential_is_accurate_over_all_of_its_range(level: str) -> None:
     assert float(error[exact != 0].max()) < 1e-6
 
 
+@EACH_LEVEL
+@pytest.mark.usefixtures("at_level")
 def test_extremes_stay_what_they_are(level: str) -> None:
     x = torch.tensor([[-1e30, -100.0, 100.0, 1e30, math.inf, math.nan]])
     silu = fused.silu_mul(torch.cat([x, torch.ones_like(x)], dim=1))[0]
@@ -243,6 +258,8 @@ def test_extremes_stay_what_they_are(level: str) -> None:
     assert total.isnan().any()
 
 
+@EACH_LEVEL
+@pytest.mark.usefixtures("at_level")
 def test_large_inputs_give_the_same_bits_with_one_thread_and_with_two(level: str) -> None:
     x, weight = random(600, 700, dtype=torch.bfloat16), random(700, dtype=torch.bfloat16)
     before = torch.get_num_threads()
@@ -256,6 +273,8 @@ def test_large_inputs_give_the_same_bits_with_one_thread_and_with_two(level: str
         assert torch.equal(one, two)
 
 
+@EACH_LEVEL
+@pytest.mark.usefixtures("at_level")
 def test_what_the_library_does_not_take_is_computed_by_torch(level: str) -> None:
     x = random(4, 64, dtype=torch.float64)
     torch.testing.assert_close(fused.silu_mul(x).double(), fused.torch_silu_mul(x).double())
@@ -270,6 +289,8 @@ def test_what_the_library_does_not_take_is_computed_by_torch(level: str) -> None
 
 
 @pytest.mark.parametrize(("position", "slot"), [(10, 0), (-1, 0), (0, 8), (0, -1)])
+@EACH_LEVEL
+@pytest.mark.usefixtures("at_level")
 def test_a_position_or_slot_that_is_not_there_is_an_error_and_writes_nothing(
     level: str, position: int, slot: int
 ) -> None:

@@ -13,20 +13,10 @@ from hypothesis import strategies as st
 
 from stepscope.kernels.cpu import linear as cpu_linear
 from stepscope.kernels.cpu.huge_pages import PAGE_BYTES, HugePages
-from stepscope.kernels.cpu.library import LibraryMissingError, usable_levels
 from stepscope.kernels.cpu.linear import LEVEL, PackedLinear, is_usable
+from tests.support.cpu_levels import USABLE, needs_level
 
-
-def has_level() -> bool:
-    try:
-        return LEVEL in usable_levels()
-    except LibraryMissingError:
-        return False
-
-
-needs_instructions = pytest.mark.skipif(
-    not has_level(), reason="this CPU or this build has no products of bf16 pairs"
-)
+needs_instructions = needs_level(LEVEL)
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +115,7 @@ def test_it_is_used_for_what_it_is_made_for_and_for_nothing_else(
 ) -> None:
     weight = torch.zeros(8, 8).bfloat16()
     assert is_usable(weight) == (
-        has_level() and not getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
+        LEVEL in USABLE and not getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
     )
     assert not is_usable(weight.float())
     assert not is_usable(torch.zeros(8, 7).bfloat16())

@@ -17,11 +17,15 @@ from stepscope.kernels.dispatch.backends import BackendUnavailableError, availab
 from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch, store_kv
 from stepscope.kernels.plain import torch_attention
 from stepscope.kernels.reference import ReferenceAttention
+from tests.support.cpu_levels import EACH_LEVEL, USABLE, needs_level
 
 # Every backend but the oracle; that in C++ once for each level of instructions that runs here.
-LEVELS = cpu_library.usable_levels()
-BACKENDS = [f"cpu-{level}" for level in LEVELS] + [
-    b.name for b in available_backends("cpu") if b.usable and b.name not in ("cpu", "reference")
+BACKENDS = [
+    pytest.param(f"cpu-{level}", marks=needs_level(level)) for level in cpu_library.LEVELS
+] + [
+    pytest.param(b.name)
+    for b in available_backends("cpu")
+    if b.usable and b.name not in ("cpu", "reference")
 ]
 
 
@@ -180,13 +184,13 @@ def shapes(draw: st.DrawFn) -> Shape:
     )
 
 
+@EACH_LEVEL
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
-    st.sampled_from(LEVELS),
-    shapes(),
-    st.sampled_from([None, 1, 30, 64, 600]),
-    st.sampled_from([None, 2.0, 30.0]),
-    st.booleans(),
+    shape=shapes(),
+    window=st.sampled_from([None, 1, 30, 64, 600]),
+    softcap=st.sampled_from([None, 2.0, 30.0]),
+    with_sinks=st.booleans(),
 )
 def test_cpp_computes_what_the_reference_does_whatever_the_shape(
     level: str, shape: Shape, window: int | None, softcap: float | None, with_sinks: bool
@@ -222,7 +226,7 @@ def test_cpp_computes_what_the_reference_does_whatever_the_shape(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("level", LEVELS)
+@EACH_LEVEL
 def test_cpp_gives_a_request_the_same_bits_in_any_company_and_with_any_number_of_threads(
     level: str, dtype: torch.dtype
 ) -> None:
@@ -253,7 +257,7 @@ def test_cpp_gives_a_request_the_same_bits_in_any_company_and_with_any_number_of
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("level", LEVELS)
+@EACH_LEVEL
 def test_cpp_reads_no_slot_that_holds_no_token_of_the_request(
     level: str, dtype: torch.dtype
 ) -> None:
@@ -270,7 +274,7 @@ def test_cpp_reads_no_slot_that_holds_no_token_of_the_request(
     assert torch.equal(chosen(*tensors, case.batch, scale=0.3), expected)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@EACH_LEVEL
 def test_cpp_takes_steps_without_requests_and_requests_without_queries(level: str) -> None:
     chosen = create(f"cpu-{level}")
     case = make_case([(20, 1), (9, 0), (3, 4)])
@@ -292,7 +296,7 @@ def test_cpp_takes_steps_without_requests_and_requests_without_queries(level: st
     )
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@EACH_LEVEL
 def test_cpp_takes_queries_in_any_layout_and_refuses_what_it_cannot_read(level: str) -> None:
     chosen = create(f"cpu-{level}")
     case = make_case(MIXED)
@@ -307,6 +311,7 @@ def test_cpp_takes_queries_in_any_layout_and_refuses_what_it_cannot_read(level: 
         chosen(*case, scale=0.3)
 
 
+@needs_level("baseline")
 @pytest.mark.parametrize("counts", [(1, 0, 1), (1, 2, 1)], ids=["no queries", "two queries"])
 def test_cpp_refuses_a_decode_that_has_not_one_query(counts: tuple[int, ...]) -> None:
     # It reads the query of a decode unasked: without one that would be somebody else's memory.
@@ -350,12 +355,13 @@ def test_new_keys_and_values_go_to_their_slots_and_nowhere_else() -> None:
     assert int(key_cache.count_nonzero()) == key.numel()
 
 
+@needs_level("baseline")
 def test_auto_takes_the_first_usable_backend_and_says_why() -> None:
     first = next(b for b in available_backends("cpu") if b.usable)
     choice = choose("auto", "cpu")
     assert choice.backend.name == first.name == "cpu"
     assert choice.reason == first.reason
-    assert LEVELS[-1] in choice.reason
+    assert USABLE[-1] in choice.reason
     assert "cpu" in choice.reason
 
 

@@ -39,6 +39,7 @@ from stepscope.engine.models.random_shapes import PREFIX, SHAPES
 from stepscope.engine.protocol.config import ConfigError
 from stepscope.tui.cli import main
 from stepscope.tui.commands.bench_gpu_table import WIDTH, side_by_side, table
+from tests.support.cpu_levels import linear_layouts
 
 COMMAND = (sys.executable, "-m", "stepscope.tui.cli", "bench", "gpu")
 
@@ -69,25 +70,29 @@ def test_the_operations_of_a_step_are_those_that_torch_counts(cache: Path, name:
 
 @pytest.mark.parametrize("name", QUICK_MODELS)
 def test_the_bytes_of_a_decode_are_the_weights_that_are_multiplied_by_and_the_keys_and_values(
-    cache: Path, name: str
+    cache: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = random_model.ensure(PREFIX + name)
-    model = loader.load_model(
-        folder,
-        name,
-        loader.load_config(folder, name),
-        "lean",
-        64,
-        torch.bfloat16,
-        torch.device("cpu"),
-        lambda what, share: None,
-    )
     costs = Costs.of(SHAPES[name], itemsize=2)
     embeddings = SHAPES[name]["vocab_size"] * SHAPES[name]["hidden_size"] * 2
-    # In a model they are there in rows, too, of which a step reads a few.
-    assert costs.weight_bytes == model.weight_bytes - embeddings
-    block = model.kv_shape.block_bytes(16)
-    assert costs.decode_bytes(3, 16) - costs.weight_bytes == 3 * block
+    # With the layouts of weights that a CPU with or without bf16 products has.
+    for layout in linear_layouts(torch.bfloat16, monkeypatch):
+        model = loader.load_model(
+            folder,
+            name,
+            loader.load_config(folder, name),
+            "lean",
+            64,
+            torch.bfloat16,
+            torch.device("cpu"),
+            lambda what, share: None,
+        )
+        assert model.implementation == f"stepscope decoder, {layout} weights"
+        # A head that is tied to the embeddings is the same bytes, unless it was packed.
+        is_same = layout == "plain" and SHAPES[name]["tie_word_embeddings"]
+        assert costs.weight_bytes == model.weight_bytes - (0 if is_same else embeddings)
+        block = model.kv_shape.block_bytes(16)
+        assert costs.decode_bytes(3, 16) - costs.weight_bytes == 3 * block
 
 
 def test_the_shapes_have_the_sizes_that_their_names_say() -> None:

@@ -86,7 +86,7 @@ def test_every_part_is_measured_whole_and_says_how(measured: Report) -> None:
     assert measured.device == "CPU"
     assert measured.is_gpu is False
     assert measured.versions["torch"] == torch.__version__
-    assert measured.versions["CUDA"] == ("none" if torch.version.cuda is None else "")
+    assert measured.versions["CUDA"] == (torch.version.cuda or "none")
     assert measured.versions["flash-attn"]
     for part in "bcdfhi":
         assert of(measured, part).settings["implementation"]

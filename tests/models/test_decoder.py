@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from stepscope.engine.models import linear, loader
+from stepscope.engine.models import loader
 from stepscope.engine.models.model import Model, StepContext
 from stepscope.engine.protocol.config import ConfigError, ModelImpl
-from stepscope.kernels.cpu.linear import is_usable
 from stepscope.kernels.paged_attention import PagedBatch
 from stepscope.kernels.reference import ReferenceAttention
+from tests.support.cpu_levels import EACH_LEVEL, highest_level, linear_layouts
 
 MAX_MODEL_LEN = 128
 BLOCK_SIZE = 8
@@ -149,23 +149,30 @@ def test_weights_are_packed_where_the_processor_has_the_instructions_and_plain_e
     tiny_checkpoint: Callable[..., Path], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tiny_checkpoint("qwen2")
-    weight = torch.zeros(2, 2, dtype=dtype)
-    layouts = ["plain"]
-    if linear._onednn_packs(weight):
-        layouts.insert(0, "oneDNN-packed")
-    if is_usable(weight):
-        layouts.insert(0, "packed")
     tolerance = 1e-4 if dtype is torch.float32 else 0.1
     expected = None
-    for layout in layouts:
+    for layout in linear_layouts(dtype, monkeypatch):
         model = load(folder, dtype=dtype)
         assert model.implementation == f"stepscope decoder, {layout} weights"
         logits = Pages(model).step(60, [3, 59])
         if expected is not None:
             torch.testing.assert_close(logits, expected, rtol=tolerance, atol=tolerance)
         expected = logits
-        refused = "is_usable" if layout == "packed" else "_onednn_packs"
-        monkeypatch.setattr(linear, refused, lambda weight: False)
+
+
+@EACH_LEVEL
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_are_those_of_plain_torch_at_each_level_of_the_compiled_kernels(
+    tiny_checkpoint: Callable[..., Path], level: str, dtype: torch.dtype
+) -> None:
+    found = []
+    for highest in (level, "none"):
+        with highest_level(highest):
+            model = load(tiny_checkpoint("qwen3"), dtype=dtype)
+            pages = Pages(model)
+            found.append(torch.cat([pages.step(60, [3, 59]), pages.step(1, [0])]))
+    tolerance = 1e-4 if dtype is torch.float32 else 0.1
+    torch.testing.assert_close(*found, rtol=tolerance, atol=tolerance)
 
 
 def test_figures_of_a_model_are_the_same_whoever_runs_it(

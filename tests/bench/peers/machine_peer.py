@@ -11,6 +11,9 @@ from typing import Any
 from protocol import Done, Work, serve
 
 GEMM_SIZE = 2048
+# Without bf16 instructions a product of that size takes a minute: smaller ones tell the rate too.
+SMALLEST_GEMM = 128
+SLOW_S = 0.25
 MEMORY_BYTES = 1 << 30
 TRIES = 8
 
@@ -30,9 +33,15 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, An
         return Done([], 0.0, 0.0, details)
 
     def gemm_gflops(dtype: torch.dtype) -> float:
-        a = torch.randn(GEMM_SIZE, GEMM_SIZE).to(dtype)
-        b = torch.randn(GEMM_SIZE, GEMM_SIZE).to(dtype)
-        return 2 * GEMM_SIZE**3 / best(lambda: torch.mm(a, b), num_cores) / 1e9
+        """At the largest size up to GEMM_SIZE whose half takes no longer than SLOW_S."""
+        size = SMALLEST_GEMM
+        while True:
+            a, b = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
+            start_s = time.perf_counter()
+            torch.mm(a, b)
+            if size == GEMM_SIZE or time.perf_counter() - start_s > SLOW_S:
+                return 2 * size**3 / best(lambda: torch.mm(a, b), num_cores) / 1e9
+            size *= 2
 
     def read_gb_per_s() -> float:
         columns = 1 << 14

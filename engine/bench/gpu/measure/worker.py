@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
 from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
@@ -117,15 +118,15 @@ def _run_engine(job: Job, bench: "Bench", seconds: Callable[[], float]) -> None:
                     telemetry_cost.measure(bench, engine)
 
 
-def _versions(torch: object) -> dict[str, str]:
+def _versions(torch: ModuleType) -> dict[str, str]:
     found = {}
     for name in PACKAGES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             found[name] = "not installed"
-    cuda = getattr(getattr(torch, "version", None), "cuda", None)
-    return {**found, "CUDA": str(cuda) if cuda else "none"}
+    # Torch itself says which build it is (2.13.0+cu130); a package's version may leave that out.
+    return {**found, "torch": str(torch.__version__), "CUDA": torch.version.cuda or "none"}
 
 
 def _end_with_input(stream: BinaryIO) -> None:
