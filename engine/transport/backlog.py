@@ -31,6 +31,7 @@ LOOK_S, ALWAYS_S = 0.25, 60.0  # ... but not more often, and not more seldom
 FORGIVEN = 256  # bytes a second: heartbeats are nobody's messages
 _BYTES_RECEIVED = 128  # where Linux has it in `struct tcp_info`, since 4.1
 _TCP_INFO_BYTES = 256
+_RESET = struct.pack("ii", 1, 0)  # struct linger: on, 0 s
 _STATM = Path("/proc/self/statm")
 _DESCRIPTORS = Path("/proc/self/fd")
 
@@ -123,6 +124,8 @@ class Backlog:
                 if num_bytes <= MAX_HELD_BYTES and total <= MAX_TOTAL_BYTES:
                     break
                 with contextlib.suppress(OSError):  # it has ended meanwhile
+                    # Reset when libzmq closes it: a sender may wait for minutes otherwise.
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                     connection.shutdown(socket.SHUT_RDWR)
                 total -= num_bytes
                 ended.append(num_bytes)
