@@ -316,7 +316,7 @@ def test_a_series_says_that_nothing_comes_and_why(
     output = tmp_path / "s.mcap"
 
     def shut_down() -> None:
-        wait_for(lambda: any(tmp_path.glob("s-*")), "a file")
+        wait_for(lambda: any(file.stat().st_size for file in tmp_path.glob("s-*")), "a snapshot")
         with ControlClient(live_engine.endpoint) as client:
             client.ask(Shutdown())
 
