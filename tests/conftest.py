@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import ptyprocess
@@ -28,7 +28,7 @@ from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.process.serve import Silent
-from stepscope.engine.protocol.commands import Shutdown
+from stepscope.engine.protocol.commands import AnyReply, GetAudit, Shutdown
 from stepscope.engine.protocol.config import ConfigError, Knobs, Limits
 from stepscope.engine.protocol.wire import TOPICS, Telemetry, encode
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
@@ -50,6 +50,7 @@ from stepscope.recordings.history.source import FrameTap, SourceStatus
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli import main
+from tests.support.core_ends import GivenWorkload
 from tests.support.paced_runner import PacedRunner
 
 # How long an example takes is the machine's affair.
@@ -88,6 +89,21 @@ class LiveEngine:
     core: EngineCore
     publisher: Publisher
     control: ControlServer
+    workload: GivenWorkload
+    changes: dict[str, Any]  # of its info, from its next publication on
+
+    def becomes(self, **changes: Any) -> None:
+        """From now on an engine with another description answers at the address."""
+        self.changes.update(changes)
+        done, core = threading.Event(), self.core
+
+        class OnItsThread:
+            def reply(self, message: AnyReply) -> None:
+                core.publish_info()
+                done.set()
+
+        core.inbox.put(Call(GetAudit(), OnItsThread()))
+        assert done.wait(10), "the engine does not answer"
 
 
 @pytest.fixture
@@ -108,9 +124,12 @@ def stepscope(
 
 
 @pytest.fixture
-def live_engine(tmp_path: Path) -> Iterator[LiveEngine]:
-    """Steps of about 2 ms, 256 blocks of 16 tokens, requests of up to 1024 tokens."""
-    with _live_engine(tmp_path, with_tokens=False) as engine:
+def live_engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LiveEngine]:
+    """Steps of about 2 ms, 256 blocks of 16 tokens, requests of up to 1024 tokens.
+
+    Its parameter, if it has one, is options of `EngineCore`.
+    """
+    with _live_engine(tmp_path, with_tokens=False, **getattr(request, "param", {})) as engine:
         yield engine
 
 
@@ -122,14 +141,16 @@ def telling_engine(tmp_path: Path) -> Iterator[LiveEngine]:
 
 
 @contextmanager
-def _live_engine(tmp_path: Path, *, with_tokens: bool) -> Iterator[LiveEngine]:
+def _live_engine(tmp_path: Path, *, with_tokens: bool, **options: Any) -> Iterator[LiveEngine]:
     endpoint = Endpoint.parse(f"{tmp_path}/engine")
     limits = Limits(max_num_batched_tokens=2048, max_num_seqs=64, max_model_len=1024)
     cost = CostModel(floor_ms=2.0, token_us=2.0, context_ns=0.0)
     with EndpointLock(endpoint):
         publisher = Publisher(endpoint.telemetry, ring_size=4096)
         scheduler = Scheduler(KVCacheManager(256, 16), Knobs(max_num_seqs=64), limits)
-        info = simulated_info(limits, 256, 16, seed=0)
+        info = simulated_info(limits, 256, 16, seed=0, is_served=True)
+        workload = GivenWorkload()
+        changes: dict[str, Any] = {}
         core = EngineCore(
             msgspec.structs.replace(info, with_tokens=with_tokens),
             PacedRunner(cost),
@@ -137,21 +158,22 @@ def _live_engine(tmp_path: Path, *, with_tokens: bool) -> Iterator[LiveEngine]:
             limits,
             publisher,
             dispatch.apply,
+            workload=workload,
+            token_teller=TokenTeller(ByteCodec().text_stream) if with_tokens else None,
+            anchor=lambda info: msgspec.structs.replace(info, **changes),
+            **options,
         )
-        if with_tokens:
-            core.token_teller = TokenTeller(ByteCodec().text_stream)
         control = ControlServer(
             endpoint.control,
             core,
             Intake(ByteCodec(), VOCAB_SIZE, limits.max_model_len, with_tokens=with_tokens),
             None,
             publisher.replay,
-            lambda spec: None,
         )
         control.start()
         thread = threading.Thread(target=core.run, name="engine")
         thread.start()
-        yield LiveEngine(endpoint, core, publisher, control)
+        yield LiveEngine(endpoint, core, publisher, control, workload, changes)
         core.inbox.put(Call(Shutdown(), Silent()))
         thread.join(timeout=10)
         assert not thread.is_alive(), "the engine did not stop"

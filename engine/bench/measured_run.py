@@ -25,7 +25,7 @@ from stepscope.engine.protocol.commands import (
 )
 from stepscope.engine.scheduling.request import Request
 
-_TICK_NS = 200_000_000  # how often progress is told
+_TICK_NS = 200_000_000  # between two reports of progress
 
 
 class ThroughputProgress(NamedTuple):
@@ -96,17 +96,16 @@ def measure(
     Raises:
         ConfigError: the engine does not take one of the requests.
     """
-    core.stopping = False
     sink = core.sink
     meter = StepMeter(sink, core.runner.clock) if sink is not None else None
-    core.sink = meter
+    core.publish_to(meter)
     try:
         run = _Run(core, intake, measured, warmup, meter, reader, progress)
         run.start()
         core.run()
         return run.measurement()
     finally:
-        core.sink = sink
+        core.publish_to(sink)
 
 
 class _Follower:
@@ -215,7 +214,7 @@ class _Run:
         if self._is_warmup and not self._failures:
             self._begin(self._measured, first_step=self.core.next_step, is_warmup=False)
         else:
-            self.core.stopping = True
+            self.core.stop()
 
     def _tick(self, now_ns: int) -> None:
         self._next_tick_ns = now_ns + _TICK_NS

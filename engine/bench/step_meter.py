@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from stepscope.engine.loop.core import TelemetrySink
+from stepscope.engine.loop.outlet import TelemetrySink
 from stepscope.engine.protocol.wire import Preempted, Telemetry
 from stepscope.engine.telemetry.batch_rows import num_rows
 from stepscope.engine.telemetry.step_draft import StepDraft

@@ -1,5 +1,6 @@
 """`Roles`: what a viewer's key does not open. Belongs to the control thread."""
 
+from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.inbox import Denial, Inbox
 from stepscope.engine.protocol.commands import Change, Submit
 from stepscope.engine.protocol.config import ConfigError
@@ -12,19 +13,20 @@ class Roles:
     Args:
         connections: say whose key that is.
         inbox: what is denied goes there, for the audit trail.
+        tally: counts what is denied.
     """
 
-    def __init__(self, connections: Connections, inbox: Inbox) -> None:
-        self.num_denied = 0
+    def __init__(self, connections: Connections, inbox: Inbox, tally: ControlTally) -> None:
         self._connections = connections
         self._inbox = inbox
+        self._tally = tally
 
     def check(self, identity: bytes, command: Submit | Change, who: str) -> None:
         """Raises ConfigError when whoever asks may only look."""
         holder = self._connections.holder(identity)
         if holder is None or holder.role == "operator":
             return
-        self.num_denied += 1
+        self._tally.num_denied += 1
         name = type(command).__name__
         message = f"the key of {holder.name} is a viewer's; {command.doing} takes an operator's key"
         asker = self._connections.asker(identity, who)

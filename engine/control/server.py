@@ -1,14 +1,14 @@
 """`ControlServer`: the control socket and the thread that serves it.
 
-It decodes, prepares and answers; what changes the engine goes into the core's inbox and is applied
-between two steps. Replies of the core come back through an outbox, because a ZeroMQ socket belongs
-to one thread.
+It decodes, prepares and answers. What changes the engine goes into its inbox and is applied between
+two steps. The engine's replies come back through an outbox, because a ZeroMQ socket belongs to one
+thread.
 """
 
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import zmq
@@ -21,8 +21,8 @@ from stepscope.engine.control.remote_client import RemoteClient
 from stepscope.engine.control.replies import Replies
 from stepscope.engine.control.roles import Roles
 from stepscope.engine.control.submissions import Submissions
-from stepscope.engine.loop.core import EngineCore
-from stepscope.engine.loop.inbox import Call, Departure
+from stepscope.engine.loop.control_tally import ControlTally
+from stepscope.engine.loop.inbox import Call, Departure, Inbox
 from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.commands import (
     AnyCommand,
@@ -37,8 +37,8 @@ from stepscope.engine.protocol.commands import (
     Submitted,
 )
 from stepscope.engine.protocol.config import ConfigError
-from stepscope.engine.protocol.wire import ControlCounts
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.wire import EngineInfo
+from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 from stepscope.engine.text.output_text import OutputText
 from stepscope.engine.transport.backlog import Backlog
 from stepscope.engine.transport.connections import Connections
@@ -55,16 +55,34 @@ CLIENT_QUEUE = 100_000  # replies that may wait for a client before its requests
 RECEIVE_QUEUE = 8  # commands of one client that wait here; more wait with the client
 
 
+class ServedEngine(Protocol):
+    """What the control socket needs of an engine. All of it may be used from any thread."""
+
+    @property
+    def inbox(self) -> Inbox: ...
+    @property
+    def control_tally(self) -> ControlTally: ...
+    @property
+    def info(self) -> EngineInfo: ...
+    @property
+    def next_step(self) -> int: ...
+    @property
+    def kept_snapshots(self) -> KeptSnapshots: ...
+
+    def clock(self) -> int:
+        """The engine's time, in nanoseconds."""
+        ...
+
+
 class ControlServer:
     """Serves a ROUTER socket on a thread of its own.
 
     Args:
         address: ZeroMQ address to bind.
-        core: whose inbox is filled.
+        engine: whose inbox is filled.
         intake: checks and tokenises prompts.
         tokenizer: turns output tokens into text, None when the engine has none.
         replay: answers `ReplayFrom` (`Publisher.replay`).
-        set_workload: starts, replaces or (None) stops the engine's own workload.
         gate: who may come in; None: everybody who can reach the address, as an operator.
         telemetry: address of the publisher, whose connections are watched from here too.
 
@@ -75,24 +93,22 @@ class ControlServer:
     def __init__(
         self,
         address: str,
-        core: EngineCore,
+        engine: ServedEngine,
         intake: Intake,
         tokenizer: "Tokenizer | None",
         replay: Callable[[int, int], Replayed],
-        set_workload: Callable[[WorkloadSpec | None], None],
         gate: Gate | None = None,
         telemetry: str = "",
     ) -> None:
-        self._core = core
-        self._submissions = Submissions(core.inbox, intake, core.runner.clock)
+        self._engine = engine
+        self._tally = engine.control_tally
+        self._submissions = Submissions(engine.inbox, intake, engine.clock)
         self._tokenizer = tokenizer
         self._replay = replay
-        self._gate = gate
         self._outbox = Outbox()
         self._limiter = RateLimiter()
         self._answers: AnswerBook[RemoteClient] = AnswerBook()
         self._closing = False
-        self.num_bad_messages = 0
         self._socket = server_socket(zmq.ROUTER, gate)
         self._socket.setsockopt(zmq.LINGER, 500)
         self._socket.setsockopt(zmq.SNDHWM, CLIENT_QUEUE)
@@ -102,16 +118,11 @@ class ControlServer:
         # libzmq hangs up on who sends more; what is only somewhat too big is answered.
         self._socket.setsockopt(zmq.MAXMSGSIZE, 2 * commands.MAX_COMMAND_BYTES)
         self._connections = Connections(self._socket, gate)
-        self._roles = Roles(self._connections, core.inbox)
+        self._roles = Roles(self._connections, engine.inbox, self._tally)
         self._replies = Replies(self._socket, self._connections, self._forget)
         bind(self._socket, address)
         backlog = Backlog([address, telemetry], self._connections.num_taken)
         self._abuse = Abuse(self._limiter, backlog, self._connections)
-        core.set_workload = set_workload
-        core.control_counts = self.counts
-        core.info = msgspec.structs.replace(
-            core.info, bundles=True, keeps_snapshots=core.sink is not None
-        )
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
 
     def start(self) -> None:
@@ -124,12 +135,6 @@ class ControlServer:
         self._outbox.wake()
         self._thread.join()
         self._outbox.close()
-
-    def counts(self) -> ControlCounts | None:
-        """What was not taken; None when all was. From any thread."""
-        keyless = 0 if self._gate is None else self._gate.num_refused
-        found = (self.num_bad_messages, self._limiter.num_limited, self._roles.num_denied, keyless)
-        return ControlCounts(*found) if any(found) else None
 
     def _serve(self) -> None:
         poller = zmq.Poller()
@@ -160,7 +165,7 @@ class ControlServer:
                         # Ours to repair, but the others are still to be answered.
                         log.exception("a message to the control socket was not dealt with")
                 for denial in self._abuse.denials():
-                    self._core.inbox.put(denial)
+                    self._engine.inbox.put(denial)
         finally:
             self._connections.close()
             self._socket.close()
@@ -177,6 +182,7 @@ class ControlServer:
         account = self._connections.account(identity)
         answer_id = command_id[:8].rjust(8, b"\0")
         if not self._limiter.admit(account, sum(map(len, frames))):
+            self._tally.num_limited = self._limiter.num_limited
             self._abuse.note(account, identity)
             wait_s = self._limiter.wait_s(account)
             message = f"too many commands; try again in {wait_s:.2g} s"
@@ -191,7 +197,7 @@ class ControlServer:
                 )
             command = commands.decode_command(frames[2])
         except msgspec.DecodeError as error:
-            self.num_bad_messages += 1
+            self._tally.num_bad_messages += 1
             self._limiter.charge(account, None)
             self._replies.send(identity, answer_id, Error(code="bad_message", message=str(error)))
             return
@@ -213,7 +219,7 @@ class ControlServer:
         self, identity: bytes, command_id: bytes, command: AnyCommand, payload: bytes
     ) -> None:
         if isinstance(command, GetInfo):
-            self._replies.send(identity, command_id, self._core.info)
+            self._replies.send(identity, command_id, self._engine.info)
         elif isinstance(command, GetKeptSnapshot):
             self._replies.send(identity, command_id, self._kept_snapshot(command))
         elif isinstance(command, ReplayFrom):
@@ -228,16 +234,16 @@ class ControlServer:
             self._roles.check(identity, command, command.who)
             self._change(identity, command_id, command, payload)
         else:
-            self._core.inbox.put(
+            self._engine.inbox.put(
                 Call(command, RemoteClient(self._outbox.post, identity, command_id))
             )
 
     def _kept_snapshot(self, command: GetKeptSnapshot) -> msgspec.Raw | Error:
         held = self._replay(0, 0)
-        payload = self._core.kept_snapshots.before(
+        payload = self._engine.kept_snapshots.before(
             round(command.past_s * 1e9),
-            self._core.runner.clock(),
-            self._core.next_step - 1,
+            self._engine.clock(),
+            self._engine.next_step - 1,
             held.oldest_sequence,
             held.next_sequence,
         )
@@ -261,7 +267,7 @@ class ControlServer:
             ) from None
         if is_new:
             asker = self._connections.asker(identity, command.who)
-            self._core.inbox.put(Call(command, client, asker=asker))
+            self._engine.inbox.put(Call(command, client, asker=asker))
         else:
             self._answer_again(once)
 
@@ -301,4 +307,4 @@ class ControlServer:
         if requests:
             log.info("a client is gone (%s): its %d requests are ended", why, len(requests))
         for request_id in requests:
-            self._core.inbox.put(Departure(request_id))
+            self._engine.inbox.put(Departure(request_id))

@@ -1,61 +1,49 @@
 """`EngineCore`: the loop. Everything in it runs on one thread, the engine's.
 
-Whatever a client or an operator asks for waits in the inbox and is applied between two steps, at
-the top of the next one; the record of that step says so.
+A step is scheduled, executed, updated and published. What clients and operators ask for waits in
+the inbox and is applied at the top of the next step; the record of that step shows it.
 
-Where steps overlap (`Pipeline`), new requests join at any time; whatever else changes something
-waits until no step is in flight, so that it holds from the next one on, as without overlap.
+Where steps overlap (`Pipeline`), new requests join at any time. Every other change waits until no
+step is in flight, so that it holds from the next step on, as without overlap.
 """
 
 import queue
 from collections.abc import Callable
-from typing import Protocol
 
 from stepscope.engine.loop.audit import AuditTrail
+from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.delivery import Delivery
 from stepscope.engine.loop.inbox import Call, Client, Denial, Departure, Inbox, Item, Refusal
+from stepscope.engine.loop.outlet import OwnWorkload, TelemetryOutlet, TelemetrySink
+from stepscope.engine.loop.pending_step import PendingStep
 from stepscope.engine.loop.pipeline import Pipeline
 from stepscope.engine.loop.snapshot_desk import SnapshotDesk
 from stepscope.engine.protocol.commands import Change, Submit
-from stepscope.engine.protocol.config import Limits
+from stepscope.engine.protocol.config import Knobs, Limits
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.wire import (
     Arrived,
-    ControlCounts,
     EngineInfo,
     EngineState,
     Rejected,
-    RequestEvent,
     Snapshot,
     Telemetry,
 )
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.scheduling.step import Runner
-from stepscope.engine.telemetry.heartbeat import SignsOfLife
+from stepscope.engine.scheduling.step import Runner, StepResult
+from stepscope.engine.telemetry.heartbeat import Heartbeat
 from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 from stepscope.engine.telemetry.snapshots import snapshot
 from stepscope.engine.telemetry.token_teller import TokenTeller
 from stepscope.engine.text.stop_strings import StopText
 
 
-class TelemetrySink(Protocol):
-    """Where records go; `telemetry.Publisher` is the real one."""
-
-    @property
-    def next_sequence(self) -> int: ...
-    @property
-    def num_dropped(self) -> int: ...
-
-    def publish(self, message: Telemetry) -> None: ...
-
-
 class EngineCore:
     """One model, one scheduler, one loop.
 
     Args:
-        info: published as it stands.
+        info: who the engine is.
         runner: executes steps; its clock is the engine's time.
         scheduler: owns the queues and, through its KV cache manager, the blocks.
         limits: bounds of the knobs.
@@ -64,6 +52,11 @@ class EngineCore:
         eos_token_ids: tokens that end a request.
         max_waiting: requests that may wait before a further one is refused.
         overlap: prepare steps while those before them run, where that can be done.
+        inbox: what others ask of the engine; None: an empty one.
+        workload: the engine's own; None: it has none, and refuses one.
+        token_teller: keeps prompts and outputs for telemetry; None: tokens stay here.
+        control_tally: what the control socket refused; None: an empty one.
+        anchor: brings the clocks in `info` up to date before it is published.
     """
 
     def __init__(
@@ -77,75 +70,129 @@ class EngineCore:
         eos_token_ids: frozenset[int] = frozenset(),
         max_waiting: int = 100_000,
         overlap: bool = False,
+        *,
+        inbox: Inbox | None = None,
+        workload: OwnWorkload | None = None,
+        token_teller: TokenTeller | None = None,
+        control_tally: ControlTally | None = None,
+        anchor: Callable[[EngineInfo], EngineInfo] | None = None,
     ) -> None:
         self.info = info
         self.runner = runner
         self.scheduler = scheduler
         self.limits = limits
-        self.sink = sink
         self.eos_token_ids = eos_token_ids
         self.max_waiting = max_waiting
         self.overlap = overlap
-        self.inbox: Inbox = queue.SimpleQueue()
-        self.next_step = 0
+        self.clock = runner.clock
+        self.inbox: Inbox = queue.SimpleQueue() if inbox is None else inbox
+        self.workload = workload
+        self.token_teller = token_teller
+        self.control_tally = ControlTally() if control_tally is None else control_tally
         self.next_request_id = 0
         self.knobs_version = 0
-        self.steps_allowed: int | None = None  # None: run freely; 0: paused
-        self.set_pauses(PauseTrail(()))
         self.draining = False
         self.stopping = False
-        self.audit = AuditTrail(self.publish, runner.clock)
-        self.own_workload: Callable[[], WorkloadSpec | None] = lambda: None
-        self.set_workload: Callable[[WorkloadSpec | None], None] = lambda spec: None
-        self.control_counts: Callable[[], ControlCounts | None] = lambda: None
-        self.anchored: Callable[[EngineInfo], EngineInfo] = lambda info: info
-        self.token_teller: TokenTeller | None = None  # None: tokens stay here
+        self._outlet = TelemetryOutlet(sink, scheduler, workload, self.control_tally)
+        self.audit = AuditTrail(self._outlet.publish, runner.clock)
         self.snapshots = SnapshotDesk(self.snapshot, runner.clock)
         self.kept_snapshots = KeptSnapshots()
         self._apply = apply
-        self.delivery = Delivery()
-        self._signs = SignsOfLife(self)
-        self._pipeline = Pipeline(self)
-        self.has_untold = False  # something happened that no message has told yet
+        self._anchor = anchor
+        self._delivery = Delivery(scheduler, token_teller)
+        self._pipeline = Pipeline(runner, scheduler, self._delivery, overlap=overlap)
+        self._heartbeat = Heartbeat(self)
 
     # The loop
 
     def run(self) -> None:
-        """Step until told to stop; sleep while there is nothing to do."""
-        self.publish_signs_of_life(idle=True)  # who we are comes before what we do
-        while not self.stopping:
-            if not self.step():
-                self.publish_signs_of_life(idle=True)
-                if not self.stopping:
-                    self._wait()
-            else:
-                self.publish_signs_of_life(idle=False)
-        self.settle()
-        for request_id in list(self.scheduler.requests):
-            self.abort(request_id, "the engine was shut down")
-        self.snapshots.serve(at_once=True)
-        self.audit.tell()
-        self._signs.publish_status("stopped")
+        """Step until `stop`; sleep while there is nothing to do. It may be run again."""
+        try:
+            self.publish_heartbeat(idle=True)  # who we are comes before what we do
+            while not self.stopping:
+                if not self.step():
+                    self.publish_heartbeat(idle=True)
+                    if not self.stopping:
+                        self._wait()
+                else:
+                    self.publish_heartbeat(idle=False)
+            self.settle()
+            for request_id in list(self.scheduler.requests):
+                self.abort(request_id, "the engine was shut down")
+            self.snapshots.serve(at_once=True)
+            self.audit.tell()
+            self._heartbeat.publish_status("stopped")
+        finally:
+            self.stopping = False
 
     def step(self) -> bool:
-        """One forward step, and the launch of the next one; False when there is nothing to run."""
-        if self._signs.is_overdue:
-            self.settle()
-            self.publish_signs_of_life(idle=False)
-        self._apply_commands()
-        return self._pipeline.step()
+        """One forward step; False when there is nothing to run.
+
+        With overlap, `schedule` also launches the step after this one: it runs while this one is
+        updated and published.
+        """
+        self._before_step()
+        if not self._pipeline.has_step:
+            return False
+        step = self._pipeline.schedule(self.knobs_version, with_record=self.sink is not None)
+        if step is not None and (result := self._execute(step)) is not None:
+            num_finished = self._pipeline.update(step, result)
+            self._publish_record(step, result, num_finished)
+        return True
 
     def settle(self) -> None:
-        """Wait for the step in flight, if there is one, and tell of it."""
-        self._pipeline.settle()
+        """Finish the step in flight, if there is one: the same without `schedule`."""
+        step = self._pipeline.take_in_flight()
+        if step is not None and (result := self._execute(step)) is not None:
+            num_finished = self._pipeline.update(step, result)
+            self._publish_record(step, result, num_finished)
+
+    def _execute(self, step: PendingStep) -> StepResult | None:
+        """Wait for the tokens of a step. None: it failed, and its requests are ended."""
+        result = self._pipeline.execute(step)
+        if result is None:
+            self._outlet.has_unpublished = True
+        return result
+
+    def _publish_record(self, step: PendingStep, result: StepResult, num_finished: int) -> None:
+        sink, draft = self._outlet.sink, step.draft
+        if sink is not None and draft is not None:
+            self._pipeline.complete(draft, step, result, num_finished)
+            self._outlet.publish_record(sink, draft, step)
+
+    @property
+    def sink(self) -> TelemetrySink | None:
+        return self._outlet.sink
+
+    @property
+    def pauses(self) -> PauseTrail:
+        return self._outlet.pauses
+
+    @property
+    def has_unpublished(self) -> bool:
+        return self._outlet.has_unpublished
 
     @property
     def has_step_in_flight(self) -> bool:
         return self._pipeline.has_step_in_flight
 
+    @property
+    def next_step(self) -> int:
+        """Number of the next step to be scheduled."""
+        return self._pipeline.next_step
+
+    @property
+    def steps_allowed(self) -> int | None:
+        """How many more steps may be scheduled; None: any number, 0: paused."""
+        return self._pipeline.steps_allowed
+
     # The inbox
 
-    def _apply_commands(self) -> None:
+    def _before_step(self) -> None:
+        """A heartbeat that is overdue, commands, snapshots."""
+        if self._heartbeat.is_overdue:
+            self.settle()
+            self.publish_heartbeat(idle=False)
         while True:
             try:
                 call = self.inbox.get_nowait()
@@ -159,7 +206,7 @@ class EngineCore:
             self.snapshots.serve()
 
     def _take(self, item: Item) -> None:
-        self.has_untold = True
+        self._outlet.has_unpublished = True
         if isinstance(item, Refusal):
             self.refuse(item.client_id, item.reason)
         elif isinstance(item, Denial):
@@ -173,9 +220,9 @@ class EngineCore:
             self._apply(self, item)
 
     def _wait(self) -> None:
-        """Until something is asked, or a sign of life is due."""
+        """Sleep until something is asked, or a heartbeat is due."""
         due_ns = self.snapshots.due_ns
-        until_ns = self._signs.next_status_ns
+        until_ns = self._heartbeat.next_status_ns
         until_ns = until_ns if due_ns is None else min(due_ns, until_ns)
         left_ns = until_ns - self.runner.clock()
         try:
@@ -199,7 +246,7 @@ class EngineCore:
 
         Args:
             stop_text: looks for the stop strings of `submit`.
-            prompt_text: for telemetry, where it is to be told.
+            prompt_text: for telemetry; None: it stays here.
             arrival_ns: see `Call`.
         """
         request = Request(
@@ -212,10 +259,8 @@ class EngineCore:
             eos_token_ids=self.eos_token_ids,
             stop_text=stop_text,
         )
-        self.delivery.expect(request, client, submit)
-        if self.token_teller is not None:
-            self.token_teller.arrived(request, prompt_text)
-        self.scheduler.untold_events.append(
+        self._delivery.expect(request, client, submit, prompt_text)
+        self.scheduler.unpublished_events.append(
             Arrived(
                 request_id=request.request_id,
                 client_id=request.client_id,
@@ -232,7 +277,7 @@ class EngineCore:
 
     def refuse(self, client_id: str, reason: str) -> None:
         """Note in the next record that a request was turned away."""
-        self.scheduler.untold_events.append(
+        self.scheduler.unpublished_events.append(
             Rejected(request_id=self._new_request_id(), client_id=client_id, reason=reason)
         )
 
@@ -242,41 +287,84 @@ class EngineCore:
 
     def abort(self, request_id: int, reason: str) -> bool:
         """End a request now; its client gets a last Output. False if there is no such request."""
-        request = self.scheduler.abort(request_id, reason)
-        if request is None:
-            return False
-        self.delivery.abort(request)
-        if self.token_teller is not None:
-            self.token_teller.ended(request_id)
-        return True
+        return self._delivery.abort(request_id, reason)
+
+    def set_knobs(self, knobs: Knobs) -> None:
+        """They hold from the next step on."""
+        self.scheduler.knobs = knobs
+        self.knobs_version += 1
+
+    def pause(self) -> None:
+        self._pipeline.steps_allowed = 0
+
+    def allow_steps(self, count: int) -> None:
+        """Run so many more steps, then pause."""
+        self._pipeline.steps_allowed = count
+
+    def resume(self) -> None:
+        """Run freely, and take new requests."""
+        self._pipeline.steps_allowed = None
+        self.draining = False
+
+    def drain(self) -> None:
+        """Take no new request."""
+        self.draining = True
+
+    def stop(self) -> None:
+        """End `run` after the step under way; what has not finished by then is aborted."""
+        self.stopping = True
+
+    # Telemetry
+
+    def publish_to(self, sink: TelemetrySink | None) -> None:
+        """Messages go to `sink` from now on; None publishes nothing."""
+        self._outlet.sink = sink
 
     def publish(self, message: Telemetry) -> None:
-        if self.sink is not None:
-            self.sink.publish(message)
+        self._outlet.publish(message)
 
-    def set_pauses(self, trail: PauseTrail) -> None:
-        self.pauses = trail
-        self.tells_of_pause = trail.is_on  # kept, for every step asks
+    def publish_heartbeat(self, *, idle: bool) -> None:
+        """Say who we are and how we stand, if it is time; if `idle`, also what happened."""
+        self.audit.tell_if_due()
+        self._heartbeat.publish(idle=idle)
+
+    def publish_info(self) -> None:
+        """Who the engine is."""
+        if self._anchor is not None:
+            self.info = self._anchor(self.info)
+        self.publish(self.info)
+
+    def publish_status(self, state: EngineState, now_ns: int) -> None:
+        """How it stands, and what happened since the last message."""
+        self._outlet.publish_status(state, self.next_step - 1, now_ns)
+
+    def keep_snapshot(self, now_ns: int) -> None:
+        """Keep a snapshot for late joiners, if one is due."""
+        kept = self.kept_snapshots
+        if self.sink is not None and kept.is_due(self.next_step - 1, now_ns):
+            kept.add(self.snapshot())
+            kept.rest(self.clock() - now_ns)
 
     @property
     def state(self) -> EngineState:
         has_work = self.scheduler.has_work()
-        # Steps that are still allowed make no idle engine: whoever comes next is held after them.
-        if self.steps_allowed == 0 or (self.steps_allowed is not None and not has_work):
+        # With steps still allowed but no work it is paused: the next request is held after them.
+        allowed = self.steps_allowed
+        if allowed == 0 or (allowed is not None and not has_work):
             return "paused"
         if self.draining:
             return "draining"
         return "running" if has_work else "idle"
 
     def snapshot(self) -> Snapshot:
-        """The state as of the last message published.
+        """The state as of the last published message.
 
-        What happened since it is flushed first, so that nothing can be in the snapshot that a
-        later message repeats.
+        What happened since then is published first, so that no later message repeats anything
+        that is in the snapshot.
         """
         self.settle()
         self.audit.tell()
-        self._signs.publish_status(self.state)
+        self._heartbeat.publish_status(self.state)
         return snapshot(
             sequence=self.sink.next_sequence - 1 if self.sink is not None else 0,
             step=self.next_step - 1,
@@ -286,25 +374,10 @@ class EngineCore:
             knobs_version=self.knobs_version,
             state=self.state,
             scheduler=self.scheduler,
-            num_dropped=self.sink.num_dropped if self.sink is not None else 0,
-            workload=self.own_workload(),
-            control=self.control_counts(),
+            num_dropped=self._outlet.num_dropped,
+            workload=None if self.workload is None else self.workload.spec,
+            control=self.control_tally.counts(),
             audit=self.audit.last(),
             transcripts=None if self.token_teller is None else self.token_teller.transcripts(),
             pauses=list(self.pauses.spans or ()),
         )
-
-    def publish_signs_of_life(self, *, idle: bool) -> None:
-        """Say who we are and how we stand, if it is time; what happened, too, if `idle`."""
-        self.audit.tell_if_due()
-        self._signs.publish(idle=idle)
-
-    def drain_events(self) -> list[RequestEvent]:
-        """What happened to requests and was not told yet, in order."""
-        self.has_untold = False
-        return self.scheduler.drain_events()
-
-    def return_events(self, events: list[RequestEvent]) -> None:
-        """Nobody was told of these, which were drained: they come first."""
-        self.scheduler.untold_events[:0] = events
-        self.has_untold = True

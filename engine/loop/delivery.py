@@ -1,22 +1,35 @@
-"""`Delivery`: new tokens to whoever submitted their requests. Runs on the engine's thread."""
+"""`Delivery`: new tokens to the clients of their requests. Runs on the engine's thread."""
 
 from collections.abc import Sequence
 
 from stepscope.engine.loop.inbox import Client
 from stepscope.engine.protocol.commands import Output, Submit
 from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledRow, StepResult
+from stepscope.engine.telemetry.token_teller import TokenTeller
 
 
 class Delivery:
-    """Owns who is to be told of which unfinished request, and how they want it."""
+    """Knows the client of every unfinished request, and what it asked to get.
 
-    def __init__(self) -> None:
+    Args:
+        scheduler: owns the requests.
+        token_teller: keeps prompts and outputs for telemetry; None: tokens stay here.
+    """
+
+    def __init__(self, scheduler: Scheduler, token_teller: TokenTeller | None) -> None:
+        self.token_teller = token_teller
+        self._scheduler = scheduler
         self._clients: dict[int, tuple[Client, Submit]] = {}
 
-    def expect(self, request: Request, client: Client, submit: Submit) -> None:
+    def expect(
+        self, request: Request, client: Client, submit: Submit, prompt_text: str | None
+    ) -> None:
         """Outputs of `request` go to `client` from now on."""
         self._clients[request.request_id] = (client, submit)
+        if self.token_teller is not None:
+            self.token_teller.arrived(request, prompt_text)
 
     def deliver(self, rows: Sequence[ScheduledRow], result: StepResult) -> None:
         """The tokens of a step, after the scheduler has taken them in."""
@@ -39,12 +52,18 @@ class Delivery:
                 token_ids = [token_id] if submit.stream else request.output_token_ids
                 client.reply(_output(request, token_ids, reason))
 
-    def abort(self, request: Request) -> None:
-        """The last output of a request that was ended from outside."""
+    def abort(self, request_id: int, reason: str) -> bool:
+        """End a request now; its client gets a last Output. False: there is no such request."""
+        request = self._scheduler.abort(request_id, reason)
+        if request is None:
+            return False
         client, submit = self._clients.pop(request.request_id)
         if request.stop_text is not None:
             request.stop_text.finish(armed=False)
         client.reply(_output(request, [] if submit.stream else request.output_token_ids, "abort"))
+        if self.token_teller is not None:
+            self.token_teller.ended(request_id)
+        return True
 
 
 def _output(request: Request, token_ids: list[int], finish_reason: str | None) -> Output:

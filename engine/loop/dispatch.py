@@ -36,7 +36,7 @@ log = logging.getLogger("stepscope.engine")
 
 
 class _TooLateError(ConfigError):
-    """There is nothing left to do it to. Nobody was denied anything, so no audit tells of it."""
+    """It has ended already. Nothing was denied, so the audit trail has no entry."""
 
 
 def apply(core: EngineCore, call: Call) -> None:
@@ -135,8 +135,7 @@ def _set_knobs(core: EngineCore, command: SetKnobs, asker: Asker) -> Effect:
     changed = {name: value for name, value in after.items() if value != before[name]}
     if not changed:
         return Effect({}, {}, "the knobs have these values already", version=core.knobs_version)
-    core.scheduler.knobs = new
-    core.knobs_version += 1
+    core.set_knobs(new)
     was = {name: before[name] for name in changed}
     core.publish(
         KnobsChanged(
@@ -153,14 +152,13 @@ def _set_knobs(core: EngineCore, command: SetKnobs, asker: Asker) -> Effect:
 
 def _pause(core: EngineCore, _: Pause, __: Asker) -> Effect:
     old = core.state
-    core.steps_allowed = 0
+    core.pause()
     return _state_effect(core, old)
 
 
 def _resume(core: EngineCore, _: Resume, __: Asker) -> Effect:
     old = core.state
-    core.steps_allowed = None
-    core.draining = False
+    core.resume()
     return _state_effect(core, old)
 
 
@@ -172,7 +170,7 @@ def _step(core: EngineCore, command: StepOnce, _: Asker) -> Effect:
             "there is nothing to run: no request is waiting or running "
             "(pause the engine first to hold the next one)",
         )
-    core.steps_allowed = command.n
+    core.allow_steps(command.n)
     last = core.next_step + command.n - 1
     return Effect({"state": old}, {"state": "step"}, f"pauses after step {last:,}")
 
@@ -197,9 +195,12 @@ def _abort(core: EngineCore, command: Abort, _: Asker) -> Effect:
 
 
 def _set_workload(core: EngineCore, command: SetWorkload, _: Asker) -> Effect:
-    old = core.own_workload()
-    core.set_workload(command.workload)
-    return Effect({"workload": _in_words(old)}, {"workload": _in_words(core.own_workload())})
+    workload = core.workload
+    if workload is None:
+        raise ConfigError("unsupported", "this engine has no workload of its own")
+    old = workload.spec
+    workload.set(command.workload)
+    return Effect({"workload": _in_words(old)}, {"workload": _in_words(workload.spec)})
 
 
 def _in_words(workload: WorkloadSpec | None) -> str:
@@ -208,14 +209,14 @@ def _in_words(workload: WorkloadSpec | None) -> str:
 
 def _drain(core: EngineCore, _: Drain, __: Asker) -> Effect:
     old = core.state
-    core.draining = True
+    core.drain()
     detail = f"{len(core.scheduler.requests)} requests to finish"
     return Effect({"state": old}, {"state": "draining"}, detail)
 
 
 def _shutdown(core: EngineCore, _: Shutdown, __: Asker) -> Effect:
     old = core.state
-    core.stopping = True
+    core.stop()
     return Effect({"state": old}, {"state": "stopped"})
 
 

@@ -63,4 +63,4 @@ class Departure:
 
 
 Item: TypeAlias = Call | Refusal | Denial | Departure
-Inbox: TypeAlias = "queue.SimpleQueue[Item]"
+Inbox: TypeAlias = queue.SimpleQueue[Item]

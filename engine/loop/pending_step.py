@@ -1,4 +1,4 @@
-"""`PendingStep`: a step between being scheduled and being told of."""
+"""`PendingStep`: a step that was scheduled and is not published yet."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ from stepscope.engine.telemetry.step_draft import StepDraft
 
 
 class Unlaunched:
-    """A step that runs when it is waited for: nothing is done meanwhile."""
+    """A step that runs when its result is collected."""
 
     is_whole = True
 
@@ -30,7 +30,7 @@ class Unlaunched:
 
 
 class FailedLaunch:
-    """A step that could not be launched; it fails in its turn."""
+    """A step that could not be launched; it fails when its result is collected."""
 
     is_whole = False
 
@@ -46,13 +46,14 @@ class PendingStep:
     """What is known of a step before it has ended. Belongs to the engine's thread.
 
     Attributes:
-        rows: those of requests that have not ended; `draft` tells the same ones.
-        launched_ns: it was launched while the step before it ran, and nothing was left to do at
-            that time; None: that step had ended before.
-        draft: of its record; None where nobody is told anything.
-        planned: what it did to the blocks, where the next was scheduled upon it.
-        events: of the requests until it was scheduled, itself included.
+        rows: those of requests that have not ended; `draft` has the same ones.
+        launched_ns: when its launch was complete, while the step before it ran; None: that step
+            had ended before.
+        draft: its record in the making; None: no record is made.
+        planned: what it did to the blocks; set where another step is scheduled ahead.
+        events: what happened to requests until it was scheduled, its own scheduling included.
         num_wasted_tokens: of rows that were dropped.
+        tokens_before_ns: when the tokens of the step before it were known; set by `execute`.
     """
 
     number: int
@@ -63,10 +64,11 @@ class PendingStep:
     planned: PlannedBlocks | None = None
     events: list[RequestEvent] = field(default_factory=list)
     num_wasted_tokens: int = 0
+    tokens_before_ns: int = 0
     _kept: list[int] | None = None  # rows that are left, by their index when it was launched
 
     def drop_ended(self) -> None:
-        """Forget the rows of requests that have ended, or lost their blocks, meanwhile."""
+        """Forget the rows of requests that have ended, or lost their blocks, since the launch."""
         kept = [i for i, row in enumerate(self.rows) if row.request.status is RequestStatus.RUNNING]
         if len(kept) == len(self.rows):
             return
@@ -82,13 +84,13 @@ class PendingStep:
         self._kept = kept if before is None else [before[i] for i in kept]
 
     def launched(self, indices: Sequence[int]) -> list[ScheduledRow]:
-        """Of the rows that were launched, by their index, those that are left."""
+        """The rows with these indices at the launch, without those dropped since."""
         places = range(len(self.rows)) if self._kept is None else self._kept
         left = dict(zip(places, self.rows, strict=True))
         return [left[index] for index in indices if index in left]
 
     def result_of(self, result: StepResult) -> StepResult:
-        """The part of `result`, which is for all rows that were launched, that is left."""
+        """`result` without the rows dropped since the launch."""
         kept = self._kept
         if kept is None:
             return result

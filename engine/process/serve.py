@@ -1,9 +1,10 @@
-"""The engine process: builds the parts, serves until told to stop, cleans up."""
+"""The engine process: builds the parts, serves until it is stopped, cleans up."""
 
 import contextlib
 import gc
 import logging
 import os
+import queue
 import signal
 import time
 import uuid
@@ -17,8 +18,9 @@ from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.execution.machine.environment import prepare_environment
 from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.core import EngineCore
-from stepscope.engine.loop.inbox import Call, Refusal
+from stepscope.engine.loop.inbox import Call, Inbox, Refusal
 from stepscope.engine.process.start_check import check_settings, limits_of
 from stepscope.engine.protocol.commands import AnyReply, Shutdown, Submit
 from stepscope.engine.protocol.config import ConfigError, EngineConfig, Knobs, Limits, knob_specs
@@ -69,9 +71,9 @@ def serve(
     """Load the model and serve it until Shutdown, SIGINT, SIGTERM or SIGHUP.
 
     Args:
-        progress: told what is being done and its share (0..1) while the model loads.
-        ready: told once that the engine answers.
-        http_endpoint: HOST:PORT that whoever calls this serves HTTP on; only told to observers.
+        progress: called with what is being done and its share (0..1) while the model loads.
+        ready: called once, when the engine answers.
+        http_endpoint: HOST:PORT that the caller serves HTTP on; published for observers.
 
     Raises:
         ConfigError: anything that keeps the engine from starting, in one line.
@@ -94,7 +96,7 @@ def open_engine(
     """An engine with its model loaded and its sockets open, for as long as it is entered.
 
     Args:
-        progress: told what is being done and its share (0..1) while the model loads.
+        progress: called with what is being done and its share (0..1) while the model loads.
         http_endpoint: as in `serve`.
 
     Raises:
@@ -133,6 +135,20 @@ def open_engine(
             raise ConfigError("bad_config", f"no memory for {kept}: ask for less") from error
         # Its thread uses a socket of the gate's: whatever happens, it ends first.
         stack.callback(publisher.close)
+        intake = Intake(
+            runner.tokenizer,
+            runner.vocab_size,
+            limits.max_model_len,
+            with_tokens=config.with_tokens,
+        )
+        inbox: Inbox = queue.SimpleQueue()
+        workload = WorkloadDriver(
+            _workload_submit(inbox, intake, runner.clock),
+            chars_per_token=runner.tokenizer.chars_per_token,
+            max_model_len=limits.max_model_len,
+            num_unfinished=lambda: len(scheduler.requests),
+        )
+        with_tokens = config.with_tokens and config.telemetry
         core = EngineCore(
             _info(config, name or endpoint.name, endpoint, limits, runner, http_endpoint),
             runner,
@@ -143,30 +159,18 @@ def open_engine(
             runner.eos_token_ids,
             config.max_waiting,
             overlap=config.overlaps(launch_blocks=runner.launch_blocks),
+            inbox=inbox,
+            workload=workload,
+            token_teller=TokenTeller(runner.tokenizer.text_stream) if with_tokens else None,
+            control_tally=ControlTally(gate),
+            anchor=anchored,
         )
-        if config.with_tokens and config.telemetry:
-            core.token_teller = TokenTeller(runner.tokenizer.text_stream)
-        intake = Intake(
-            runner.tokenizer,
-            runner.vocab_size,
-            limits.max_model_len,
-            with_tokens=config.with_tokens,
-        )
-        workload = WorkloadDriver(
-            _workload_submit(core, intake),
-            chars_per_token=runner.tokenizer.chars_per_token,
-            max_model_len=limits.max_model_len,
-            num_unfinished=lambda: len(scheduler.requests),
-        )
-        core.own_workload = lambda: workload.spec
-        core.anchored = anchored
         control = ControlServer(
             endpoint.control,
             core,
             intake,
             runner.tokenizer,
             publisher.replay,
-            workload.set,
             gate,
             endpoint.telemetry,
         )
@@ -220,6 +224,8 @@ def _info(
         config_hash=config.hash(),
         overlap=config.overlaps(launch_blocks=runner.launch_blocks),
         step_costs=runner.step_costs,
+        bundles=True,
+        keeps_snapshots=config.telemetry,
     )
 
 
@@ -235,20 +241,19 @@ def anchored(info: EngineInfo) -> EngineInfo:
     return msgspec.structs.replace(info, monotonic_ns=monotonic_ns, wall_ns=wall_ns)
 
 
-def _workload_submit(core: EngineCore, intake: Intake) -> Callable[[Submit], None]:
+def _workload_submit(
+    inbox: Inbox, intake: Intake, clock: Callable[[], int]
+) -> Callable[[Submit], None]:
     silent = Silent()
 
     def submit(command: Submit) -> None:
         try:
             token_ids = intake.prepare(command)
         except ConfigError as error:
-            core.inbox.put(Refusal(command.client_id, str(error)))
+            inbox.put(Refusal(command.client_id, str(error)))
             return
         stop_text, prompt_text = intake.stop_text(command.sampling), intake.prompt_text(token_ids)
-        arrival_ns = core.runner.clock()
-        core.inbox.put(
-            Call(command, silent, token_ids, stop_text, prompt_text, arrival_ns=arrival_ns)
-        )
+        inbox.put(Call(command, silent, token_ids, stop_text, prompt_text, arrival_ns=clock()))
 
     return submit
 

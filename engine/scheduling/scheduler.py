@@ -55,7 +55,7 @@ class Scheduler:
         self.requests: dict[int, Request] = {}  # all unfinished ones
         self.admitted_now: dict[int, int] = {}  # in the last step: request id -> tokens hit
         self.resumed_now: dict[int, int] = {}  # ... those of them that had been preempted before
-        self.untold_events: list[RequestEvent] = []  # what happened to requests, in order
+        self.unpublished_events: list[RequestEvent] = []  # what happened to requests, in order
         self.num_prefill_tokens = 0  # of the last step, recomputed ones included
         self.num_decode_tokens = 0
         self.num_padded_tokens = 0  # ... and what a padding engine would compute besides
@@ -120,16 +120,20 @@ class Scheduler:
         else:
             self.waiting.remove(request)
         self._end(request, "abort")
-        self.untold_events.append(Aborted(request_id, reason))
+        self.unpublished_events.append(Aborted(request_id, reason))
         return request
 
     def has_work(self) -> bool:
         return bool(self.requests)
 
     def drain_events(self) -> list[RequestEvent]:
-        """`untold_events` since the last drain: they are being told now."""
-        events, self.untold_events = self.untold_events, []
+        """Take `unpublished_events`, to publish them."""
+        events, self.unpublished_events = self.unpublished_events, []
         return events
+
+    def return_events(self, events: list[RequestEvent]) -> None:
+        """Put drained events back before all others: they were not published."""
+        self.unpublished_events[:0] = events
 
     def waiting_reasons(self) -> dict[str, int]:
         """How many requests wait, by what they wait for.
@@ -209,7 +213,7 @@ class Scheduler:
         self.num_padded_tokens, self._num_slots = plan.num_padded_tokens, plan.num_slots
         self._next_in_turn, self._wait_reason = plan.next_in_turn, plan.wait_reason
         self._filled_later += plan.filled_later
-        self.untold_events += plan.events
+        self.unpublished_events += plan.events
         return plan.rows
 
     def update(self, rows: list[ScheduledRow], token_ids: list[int | None]) -> list[Request]:
@@ -230,7 +234,7 @@ class Scheduler:
             tokens = request.token_ids
             tokens.append(token_id)
             if phase is not decode and len(tokens) == request.num_prompt_tokens + 1:
-                self.untold_events.append(FirstToken(request.request_id))
+                self.unpublished_events.append(FirstToken(request.request_id))
             if (
                 len(tokens) >= request.max_num_tokens
                 or token_id in request.end_token_ids
@@ -239,7 +243,7 @@ class Scheduler:
                 reason = request.finish_reason_after(token_id)
                 if reason is not None:
                     self._end(request, reason)
-                    self.untold_events.append(
+                    self.unpublished_events.append(
                         Finished(request.request_id, reason, request.num_output_tokens)
                     )
                     finished.append(request)
@@ -263,7 +267,7 @@ class Scheduler:
     def requeue(self, request: Request, reason: str) -> None:
         """Between two steps, take all blocks from a running request; it is computed anew."""
         self.running.remove(request)
-        self.untold_events.append(Preempted(request.request_id, self.kv.free(request), reason))
+        self.unpublished_events.append(Preempted(request.request_id, self.kv.free(request), reason))
         request.preempt()
         self.waiting.prepend(request)
 

@@ -78,7 +78,7 @@ class SimulatedRunner:
 
 
 class SimulatedStep:
-    """A step that has its result, to be told when its time has come."""
+    """A step whose result is there, to be collected once its time has passed."""
 
     is_whole = True
 
@@ -115,15 +115,21 @@ class _Collector:
         self.next_sequence += 1
 
 
-class _Nobody:
+class _SilentClient:
     """A client that does not listen."""
 
     def reply(self, message: AnyReply) -> None:
         return
 
 
-def simulated_info(limits: Limits, num_blocks: int, block_size: int, seed: int) -> EngineInfo:
-    """What a simulated engine says of itself."""
+def simulated_info(
+    limits: Limits, num_blocks: int, block_size: int, seed: int, *, is_served: bool = False
+) -> EngineInfo:
+    """What a simulated engine says of itself.
+
+    Args:
+        is_served: it has a control socket and publishes telemetry.
+    """
     return EngineInfo(
         engine_id=f"simulated-{seed}",
         name="simulated",
@@ -139,6 +145,8 @@ def simulated_info(limits: Limits, num_blocks: int, block_size: int, seed: int) 
         knobs=knob_specs(limits),
         monotonic_ns=START_NS,
         wall_ns=WALL_START_NS,
+        bundles=is_served,
+        keeps_snapshots=is_served,
     )
 
 
@@ -180,21 +188,21 @@ def simulate(
     random_source = random.Random(seed)
     arrival_ns = START_NS
     number = 0
-    core.publish_signs_of_life(idle=True)
+    core.publish_heartbeat(idle=True)
     while core.next_step < num_steps:
         while arrival_ns <= runner.clock():
             submit, token_ids = _submission(random_source, workload, number, max_model_len)
-            core.inbox.put(Call(submit, _Nobody(), token_ids))
+            core.inbox.put(Call(submit, _SilentClient(), token_ids))
             number += 1
             arrival_ns += round(random_source.expovariate(workload.rate) * 1e9)
         # A step in flight has a number already.
         for step in [step for step in changes or () if step <= core.next_step]:
             assert changes is not None
             command = SetKnobs(changes=changes.pop(step), who="simulated")
-            core.inbox.put(Call(command, _Nobody()))
+            core.inbox.put(Call(command, _SilentClient()))
         if not core.step():
             runner.advance_to(arrival_ns)
-        core.publish_signs_of_life(idle=False)
+        core.publish_heartbeat(idle=False)
     core.settle()
     return sink.messages
 

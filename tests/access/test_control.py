@@ -372,7 +372,7 @@ def test_frames_that_are_no_command_get_an_error_and_change_nothing(live_engine,
     assert reply.code == "bad_message"
     raw.close()
     assert client.snapshot().state == "idle"
-    assert live_engine.control.num_bad_messages == 1
+    assert live_engine.core.control_tally.num_bad_messages == 1
 
 
 def test_an_endpoint_nobody_listens_on_is_an_error_within_the_timeout(tmp_path) -> None:  # type: ignore[no-untyped-def]

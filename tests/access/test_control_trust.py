@@ -567,14 +567,14 @@ def test_whatever_is_no_command_is_answered_once_and_changes_nothing(
         return  # it is one
     except msgspec.DecodeError:
         pass
-    before = live_engine.control.num_bad_messages
+    before = live_engine.core.control_tally.num_bad_messages
     with closing(Raw(live_engine)) as sender:
         sender.send(9, payload)
         number, reply = sender.reply()
     assert number == 9
     assert isinstance(reply, Error)
     assert reply.code in ("bad_message", "rate_limited")
-    assert live_engine.control.num_bad_messages == before + (reply.code == "bad_message")
+    assert live_engine.core.control_tally.num_bad_messages == before + (reply.code == "bad_message")
     assert (live_engine.core.knobs_version, live_engine.core.audit.newest) == (0, 0)
     assert live_engine.core.state == "idle"
 

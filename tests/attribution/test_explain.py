@@ -53,7 +53,7 @@ COST = CostModel(floor_ms=8.0, token_us=40.0, context_ns=0.0)
 class Script:
     """A simulated engine that is driven by hand; keeps what it publishes."""
 
-    def __init__(self, num_blocks: int = 1024, **knobs: Any) -> None:
+    def __init__(self, num_blocks: int = 1024, *, overlap: bool = False, **knobs: Any) -> None:
         limits = Limits(max_num_batched_tokens=8192, max_num_seqs=256, max_model_len=4096)
         self.runner = SimulatedRunner(COST)
         self.messages: list[tuple[int, Telemetry]] = []
@@ -66,9 +66,10 @@ class Script:
             limits,
             self,
             dispatch.apply,
+            overlap=overlap,
         )
         self._tokens = 0
-        self.core.publish_signs_of_life(idle=True)
+        self.core.publish_heartbeat(idle=True)
 
     def publish(self, message: Telemetry) -> None:
         self.messages.append((self.next_sequence, wire.decode(wire.encode(message))))
@@ -97,7 +98,7 @@ class Script:
     def run(self, num_steps: int = 1) -> None:
         for _ in range(num_steps):
             stepped = self.core.step()
-            self.core.publish_signs_of_life(idle=not stepped)
+            self.core.publish_heartbeat(idle=not stepped)
 
     def sleep(self, ms: int) -> None:
         self.runner.advance_to(self.runner.clock() + ms * MS)
@@ -689,8 +690,7 @@ def test_a_request_that_came_while_a_step_ran_has_waited_for_it(
     overlap: bool, others_wait: bool
 ) -> None:
     """It is told of with the next step, or with the one after it where steps overlap."""
-    engine = Script(max_num_seqs=2)
-    engine.core.overlap = overlap
+    engine = Script(max_num_seqs=2, overlap=overlap)
     engine.submit(20, 40)
     engine.run(3)
     if others_wait:  # until shortly before

@@ -89,7 +89,7 @@ def measure(num_requests: int, rounds: int, pause: str) -> None:
         with EndpointLock(endpoint):
             publisher = Publisher(endpoint.telemetry, 20_000)
             core = EngineCore(
-                simulated_info(limits, num_blocks, 16, seed=0),
+                simulated_info(limits, num_blocks, 16, seed=0, is_served=True),
                 runner,
                 Scheduler(
                     KVCacheManager(num_blocks, 16),
@@ -106,7 +106,6 @@ def measure(num_requests: int, rounds: int, pause: str) -> None:
                 Intake(None, VOCAB_SIZE, limits.max_model_len),
                 None,
                 publisher.replay,
-                lambda spec: None,
             )
             control.start()
             engine = threading.Thread(target=core.run, daemon=True)

@@ -22,7 +22,7 @@ import msgspec
 from bench_wire import engine, subscribers  # type: ignore[import-not-found]
 from pausing_runner import PAUSES, PausingRunner  # type: ignore[import-not-found]
 
-from stepscope.engine.loop.pipeline import Pipeline
+from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.config import Limits
 from stepscope.engine.protocol.wire import Telemetry
@@ -58,10 +58,10 @@ LEFT: dict[str, dict[str, Callable[..., object]]] = {
     "without sending": {"publish": without_sending},
     "without the ring": {"publish": only_encoding},
     "without encoding": {"publish": nothing},
-    "without its end": {"_tell": nothing},
-    "without its rows": {"_tell": nothing, "encode": no_rows},
+    "without its end": {"_publish_record": nothing},
+    "without its rows": {"_publish_record": nothing, "encode": no_rows},
 }
-PLACES = {"publish": Publisher, "_tell": Pipeline, "encode": BatchRows}
+PLACES = {"publish": Publisher, "_publish_record": EngineCore, "encode": BatchRows}
 
 
 def measure(num_requests: int, num_subscribers: int, rounds: int, pause: str) -> None:
@@ -82,7 +82,7 @@ def measure(num_requests: int, num_subscribers: int, rounds: int, pause: str) ->
             for _ in range(rounds):
                 rng.shuffle(turns)
                 for turn in turns:
-                    core.sink = None if turn is None else publisher
+                    core.publish_to(None if turn is None else publisher)
                     left = LEFT.get(turn or "", {})
                     cuts = [patch.object(PLACES[name], name, left[name]) for name in left]
                     for cut in cuts:

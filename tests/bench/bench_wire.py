@@ -244,7 +244,7 @@ def switched(
             gc.freeze()  # as `serve` does
             for turn in range(2 * rounds):
                 published = turn % 4 in (0, 3)  # on, off, off, on: a drift falls on both alike
-                core.sink = publisher if published else None
+                core.publish_to(publisher if published else None)
                 steps = []
                 for _ in range(STEPS_A_ROUND):
                     start = [clock() for clock in clocks]

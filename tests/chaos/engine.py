@@ -97,7 +97,7 @@ def main() -> None:
     with EndpointLock(endpoint), open(args.truth, "w", buffering=1) as truth:
         publisher = TruthfulPublisher(endpoint.telemetry, args.ring, truth)
         core = EngineCore(
-            simulated_info(limits, NUM_BLOCKS, 16, args.seed),
+            simulated_info(limits, NUM_BLOCKS, 16, args.seed, is_served=True),
             PacedRunner(args.step_ms / 1e3, args.seed),
             Scheduler(KVCacheManager(NUM_BLOCKS, 16), Knobs(max_num_seqs=NUM_RUNNING), limits),
             limits,
@@ -110,7 +110,6 @@ def main() -> None:
             Intake(None, VOCAB_SIZE, limits.max_model_len),
             None,
             publisher.replay,
-            lambda spec: None,
         )
         control.start()
         resting = threading.Event()

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from stepscope.engine.client.client import ControlClient
@@ -51,8 +50,8 @@ def test_record_writes_every_step_for_its_seconds(
 def test_an_engine_that_publishes_nothing_is_told_of_at_the_start(
     live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
-    core, address = live_engine.core, live_engine.endpoint.control
-    core.info = msgspec.structs.replace(core.info, control_endpoint=address)
+    address = live_engine.endpoint.control
+    live_engine.becomes(control_endpoint=address)
     path = str(tmp_path / "a.mcap")
     done = stepscope("record", address, "-o", path, "--seconds", "0.5")
     said = "publishes nothing (--no-telemetry): no step of it will be in the recording"
@@ -146,8 +145,7 @@ def test_an_engine_that_starts_anew_is_a_bad_end_of_a_single_file(
         while time.monotonic() < deadline_s and not path.with_name(f"{path.name}.part").exists():
             time.sleep(0.01)
         time.sleep(0.3)
-        core = busy_engine.core
-        core.info = msgspec.structs.replace(core.info, engine_id="another")
+        busy_engine.becomes(engine_id="another")
 
     thread = threading.Thread(target=another)
     thread.start()

@@ -77,9 +77,10 @@ class DemoSession:
             step_costs=step_costs.measure(self._runner),
         )
         scheduler = Scheduler(KVCacheManager(NUM_BLOCKS, BLOCK_SIZE), KNOBS, limits)
-        self.core = EngineCore(info, self._runner, scheduler, limits, self, dispatch.apply)
-        self.core.own_workload = lambda: self.spec
         self.spec: WorkloadSpec | None = None
+        self.core = EngineCore(
+            info, self._runner, scheduler, limits, self, dispatch.apply, workload=self
+        )
         self._arrivals: Iterator[Arrival] = iter(())
         self._next: Arrival | None = None
         self._since_s = 0.0
@@ -87,9 +88,9 @@ class DemoSession:
         self.changes: list[tuple[float, float]] = []  # (seconds, requests/s)
         self.failures: list[Exception] = []  # of the next commands ...
         self.takes_what_fails = True  # ... which are carried out all the same
-        self.core.publish_signs_of_life(idle=True)
+        self.core.publish_heartbeat(idle=True)
         self.pace = Pace(
-            WORKLOAD, offer(WORKLOAD, info, None), self.history, self.set_workload, self.seconds
+            WORKLOAD, offer(WORKLOAD, info, None), self.history, self.set, self.seconds
         )
         self.pace.start(adapts=False)
 
@@ -100,7 +101,7 @@ class DemoSession:
     def seconds(self) -> float:
         return (self._runner.clock() - START_NS) / 1e9
 
-    def set_workload(self, spec: WorkloadSpec) -> None:
+    def set(self, spec: WorkloadSpec) -> None:
         failure = self.failures.pop(0) if self.failures else None
         if failure is None or self.takes_what_fails:
             self.spec = spec
@@ -134,7 +135,7 @@ class DemoSession:
             if not self.core.step():
                 due = self._since_s + self._next.offset_s if self._next else seconds
                 self._runner.advance_to(START_NS + round(min(max(due, 0), seconds) * 1e9) + 1)
-            self.core.publish_signs_of_life(idle=False)
+            self.core.publish_heartbeat(idle=False)
 
 
 def rates_over_time(slower: Callable[[float], float], seconds: float) -> list[tuple[float, float]]:
@@ -230,7 +231,7 @@ def test_once_somebody_has_changed_the_load_it_is_theirs_and_that_is_said_once()
     session.run(4.0)
     assert (session.pace.news() or "").startswith("the demo's workload: ")
     assert session.pace.news() is None
-    session.set_workload(msgspec.structs.replace(WORKLOAD, rate=0.3, document_share=0.0))
+    session.set(msgspec.structs.replace(WORKLOAD, rate=0.3, document_share=0.0))
     session.run(60.0)
     assert session.seconds() < 10.0  # it is seen at once, and nothing is looked at any more
     assert session.pace.news() == "the load is yours from here on: " + (

@@ -48,6 +48,7 @@ def engine(
     num_blocks: int = 4096,
     runner: SimulatedRunner | None = None,
     telemetry: bool = True,
+    max_waiting: int = 100_000,
     **knobs: int,
 ) -> tuple[EngineCore, Intake]:
     limits = Limits(max_num_batched_tokens=8192, max_num_seqs=256, max_model_len=2048)
@@ -58,6 +59,7 @@ def engine(
         limits,
         Publisher(None, 64) if telemetry else None,
         dispatch.apply,
+        max_waiting=max_waiting,
     )
     return core, Intake(None, VOCAB_SIZE, limits.max_model_len)
 
@@ -265,8 +267,7 @@ def test_requests_that_end_early_are_failures(caplog: pytest.LogCaptureFixture) 
 
 
 def test_requests_the_engine_refuses_are_failures() -> None:
-    core, intake = engine()
-    core.max_waiting = 3
+    core, intake = engine(max_waiting=3)
     result, _ = measure(core, intake, some(5))
     assert (result.num_finished, result.num_failed) == (3, 2)
     assert next(iter(result.failures)).startswith("3 requests are waiting already")

@@ -75,7 +75,7 @@ def endpoint(runner: ModelRunner, tmp_path_factory: pytest.TempPathFactory) -> I
     with EndpointLock(endpoint):
         publisher = Publisher(endpoint.telemetry, ring_size=64)
         core = EngineCore(
-            simulated_info(LIMITS, NUM_BLOCKS, 16, seed=0),
+            simulated_info(LIMITS, NUM_BLOCKS, 16, seed=0, is_served=True),
             runner,
             Scheduler(KVCacheManager(NUM_BLOCKS, 16), Knobs(max_num_seqs=16), LIMITS),
             LIMITS,
@@ -84,9 +84,7 @@ def endpoint(runner: ModelRunner, tmp_path_factory: pytest.TempPathFactory) -> I
             runner.eos_token_ids,
         )
         intake = Intake(runner.tokenizer, runner.vocab_size, LIMITS.max_model_len)
-        control = ControlServer(
-            endpoint.control, core, intake, runner.tokenizer, publisher.replay, lambda spec: None
-        )
+        control = ControlServer(endpoint.control, core, intake, runner.tokenizer, publisher.replay)
         control.start()
         thread = threading.Thread(target=core.run, name="engine")
         thread.start()

@@ -146,7 +146,7 @@ def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on() -> None:
     assert core.step()
     assert isinstance(victim.replies[-1], Output)
     assert victim.replies[-1].finish_reason == "abort"
-    core.publish_signs_of_life(idle=True)
+    core.publish_heartbeat(idle=True)
     events = [e for m in sink.messages for e in getattr(m, "events", [])]
     assert [type(e) for e in events] == [Arrived, Admitted, Aborted]
     runner.fail = False
@@ -162,7 +162,7 @@ def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on() -> None:
 
 def test_without_telemetry_the_engine_serves_all_the_same() -> None:
     core, _ = make_core(SimulatedRunner(CostModel()))
-    core.sink = None
+    core.publish_to(None)
     listener = Client()
     core.inbox.put(Call(request(4), listener, list(range(40))))
     while core.step():

@@ -64,7 +64,13 @@ BUSY = SimulatedWorkload(rate=20.0, output_tokens=80)
 
 
 class Engine:
-    def __init__(self, runner: SimulatedRunner | None = None, *, num_blocks: int = 64) -> None:
+    def __init__(
+        self,
+        runner: SimulatedRunner | None = None,
+        *,
+        num_blocks: int = 64,
+        token_teller: TokenTeller | None = None,
+    ) -> None:
         self.sink = Sink()
         self.scheduler = Scheduler(KVCacheManager(num_blocks, 16), Knobs(max_num_seqs=8), LIMITS)
         self.core = EngineCore(
@@ -75,6 +81,7 @@ class Engine:
             self.sink,
             dispatch.apply,
             overlap=True,
+            token_teller=token_teller,
         )
 
     def submit(
@@ -355,7 +362,7 @@ def test_an_engine_that_is_told_to_stop_takes_in_the_step_in_flight() -> None:
         def reply(self, message: AnyReply) -> None:
             client.reply(message)
             if isinstance(message, Output) and message.num_output_tokens == 20:
-                engine.core.stopping = True  # as a measured run does, while the next step runs
+                engine.core.stop()  # as a measured run does, while the next step runs
 
     engine.core.inbox.get_nowait()
     engine.core.inbox.put(
@@ -393,8 +400,7 @@ def test_tokens_and_texts_in_telemetry_stand_beside_the_rows_that_are_told() -> 
     probe.submit(8)
     wanted = probe.submit(8)
     probe.run()
-    engine = Engine()
-    engine.core.token_teller = TokenTeller(None)
+    engine = Engine(token_teller=TokenTeller(None))
     clients = [engine.submit(12), engine.submit(8, stop_token_ids=(wanted.tokens[2],))]
     engine.run()
     told: dict[int, list[int]] = {0: [], 1: []}

@@ -308,7 +308,7 @@ class Run:
                 core.inbox.put(Call(command, asker, token_ids))
             core.step()
             self.scheduler.kv.check_integrity()
-            core.publish_signs_of_life(idle=not core.has_step_in_flight)
+            core.publish_heartbeat(idle=not core.has_step_in_flight)
             turn += 1
         core.snapshots.serve(at_once=True)
 

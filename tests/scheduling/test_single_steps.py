@@ -56,8 +56,8 @@ class Engine:
 
     def run(self) -> None:
         while self.core.step():
-            self.core.publish_signs_of_life(idle=False)
-        self.core.publish_signs_of_life(idle=True)
+            self.core.publish_heartbeat(idle=False)
+        self.core.publish_heartbeat(idle=True)
 
     @property
     def told_state(self) -> str:
@@ -115,7 +115,7 @@ def test_a_running_engine_says_that_it_is_paused_once_the_step_asked_for_has_run
     client = Client()
     engine.core.inbox.put(Call(Submit(sampling=SamplingParams(max_tokens=50)), client, [1, 2, 3]))
     engine.core.step()
-    engine.core.publish_signs_of_life(idle=False)
+    engine.core.publish_heartbeat(idle=False)
     assert engine.core.state == "running"
     engine.ask(StepOnce(n=1))
     assert engine.told_state == "paused"

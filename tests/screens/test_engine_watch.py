@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import pytest
 
 from stepscope.engine.protocol.wire import EngineInfo
@@ -51,9 +50,7 @@ def source(live_engine: Any) -> Iterator[Watched]:
 
 async def replace_engine(live_engine: Any, source: Subscriber, **changed: object) -> None:
     """Another one answers at the same address from now on."""
-    core = live_engine.core
-    core.info = msgspec.structs.replace(core.info, engine_id="another", **changed)
-    core._signs._next_info_ns = 0  # told with the next step
+    live_engine.becomes(engine_id="another", **changed)
 
     def is_known() -> bool:
         info: EngineInfo | None = source.history.state.info

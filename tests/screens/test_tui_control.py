@@ -18,7 +18,7 @@ from textual import events
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import Pause, Resume, Submit
 from stepscope.engine.protocol.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import EngineInfo, KnobSpec
+from stepscope.engine.protocol.wire import KnobSpec
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.workload.arrivals import fields_of
 from stepscope.recordings.file.landmarks import landmarks
@@ -284,8 +284,7 @@ async def test_a_step_for_which_there_is_nothing_yet_is_told_to_wait_for_a_reque
 async def test_the_engine_is_given_work_and_relieved_of_it(
     source: Subscriber, live_engine: Any
 ) -> None:
-    given: list[WorkloadSpec | None] = []
-    live_engine.core.set_workload = given.append
+    given = live_engine.workload.given
     app = dashboard(source)
     async with app.run_test(size=(160, 40)):
         await press(app, "W", *"rate=fast", "enter")
@@ -302,11 +301,9 @@ async def test_the_engine_is_given_work_and_relieved_of_it(
 async def test_of_the_workload_only_what_was_named_changes_and_it_is_shown_as_it_is(
     source: Subscriber, live_engine: Any
 ) -> None:
-    core = live_engine.core
     mix = WorkloadSpec(rate=0.5, chat_tokens=77, max_concurrency=3, seed=9)
-    given: list[WorkloadSpec | None] = [mix]
-    core.set_workload = given.append
-    core.own_workload = lambda: given[-1]
+    given = live_engine.workload.given
+    given.append(mix)
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
         await until(lambda: source.history.state.workload_spec is not None, "it is not told")
@@ -540,20 +537,12 @@ async def test_why_a_recording_ended_is_told_until_the_next_key(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     app = dashboard(source)
-    core = live_engine.core
-    anchored = core.anchored
-
-    def another(info: EngineInfo) -> EngineInfo:
-        """As the engine's thread tells it: who set `info` from here might be overwritten."""
-        return msgspec.structs.replace(anchored(info), engine_id="another")
-
     async with app.run_test(size=(120, 40)):
         await press(app, "R")
         await until(lambda: "● REC" in main_text(app), "the recording is not shown")
         first = source.history.last_step or 0
         await until(lambda: (source.history.last_step or 0) > first, "no step comes into it")
-        monkeypatch.setattr(core, "anchored", another)
-        core._signs._next_info_ns = 0  # told with the next step, or some seconds later
+        live_engine.becomes(engine_id="another")
         said = "the engine started anew: the recording ends at step"
         await until(lambda: said in main_text(app), "nothing is said")
         await until(lambda: "● REC" not in main_text(app), "it is still recording")

@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-import msgspec
 import psutil
 import pytest
 
@@ -79,7 +78,7 @@ def published(live_engine: Any) -> list[Any]:
 async def test_200_streams_at_once_all_get_every_token(
     live_engine: Any, http_server: Callable[..., Any], bundles: bool
 ) -> None:
-    live_engine.core.info = msgspec.structs.replace(live_engine.core.info, bundles=bundles)
+    live_engine.becomes(bundles=bundles)
     served = http_server("http", live_engine.endpoint.control)
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=served.url, timeout=60, limits=limits) as client:
@@ -147,8 +146,8 @@ def test_a_client_that_does_not_read_holds_up_nobody_and_misses_nothing(
     assert text.count(b'"finish_reason":"length"') == 3
 
 
+@pytest.mark.parametrize("live_engine", [{"max_waiting": 0}], indirect=True)
 def test_a_full_queue_is_429_with_a_time_to_come_again(live_engine: Any, served: Any) -> None:
-    live_engine.core.max_waiting = 0
     refused = httpx.post(f"{served.url}/v1/completions", json=LONG, timeout=30)
     assert refused.status_code == 429
     assert refused.headers["retry-after"] == "1"
@@ -157,7 +156,7 @@ def test_a_full_queue_is_429_with_a_time_to_come_again(live_engine: Any, served:
 
 
 def test_an_engine_that_is_drained_is_503(live_engine: Any, served: Any) -> None:
-    live_engine.core.draining = True
+    live_engine.core.drain()
     refused = httpx.post(f"{served.url}/v1/completions", json=LONG, timeout=30)
     assert refused.status_code == 503
     assert refused.headers["retry-after"] == "1"

@@ -1,8 +1,9 @@
-"""What stands at both ends of an `EngineCore` in a test: a client, and a sink of its telemetry."""
+"""What stands around an `EngineCore` in a test: a client, a sink of telemetry, a workload."""
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import AnyReply, Output
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.telemetry.step_draft import StepDraft
 
 
@@ -43,3 +44,17 @@ class Sink:
     @property
     def records(self) -> list[StepRecord]:
         return [message for message in self.messages if isinstance(message, StepRecord)]
+
+
+class GivenWorkload:
+    """An engine's own workload that only keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.given: list[WorkloadSpec | None] = []
+
+    @property
+    def spec(self) -> WorkloadSpec | None:
+        return self.given[-1] if self.given else None
+
+    def set(self, spec: WorkloadSpec | None) -> None:
+        self.given.append(spec)

@@ -15,6 +15,7 @@ from paced_runner import PacedRunner
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.protocol.config import Knobs, Limits
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
@@ -38,12 +39,13 @@ def main() -> None:
             time.sleep(0.01)
         publisher = Publisher(endpoint.telemetry, ring_size=4096, gate=gate)
         core = EngineCore(
-            simulated_info(limits, 256, 16, seed=os.getpid()),
+            simulated_info(limits, 256, 16, seed=os.getpid(), is_served=True),
             PacedRunner(CostModel(floor_ms=2.0, token_us=2.0, context_ns=0.0)),
             Scheduler(KVCacheManager(256, 16), Knobs(max_num_seqs=64), limits),
             limits,
             publisher,
             dispatch.apply,
+            control_tally=ControlTally(gate),
         )
         control = ControlServer(
             endpoint.control,
@@ -51,7 +53,6 @@ def main() -> None:
             Intake(None, VOCAB_SIZE, limits.max_model_len),
             None,
             publisher.replay,
-            lambda spec: None,
             gate,
             endpoint.telemetry,
         )

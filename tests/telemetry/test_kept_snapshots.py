@@ -200,11 +200,13 @@ def test_what_no_engine_keeps_is_refused_with_the_bound(live_engine: Any) -> Non
                 client.ask(GetKeptSnapshot(past_s=past_s))
 
 
-def test_where_nothing_is_kept_the_answer_is_none(
-    live_engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To be asked for before an engine."""
     monkeypatch.setattr(KeptSnapshots, "is_due", lambda *_: False)
-    live_engine.core.kept_snapshots = KeptSnapshots()
+
+
+def test_where_nothing_is_kept_the_answer_is_none(nothing_is_kept: None, live_engine: Any) -> None:
     with ControlClient(live_engine.endpoint) as client:
         assert client.kept_snapshot(60) is None
 

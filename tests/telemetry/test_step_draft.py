@@ -98,13 +98,19 @@ def test_rows_that_are_dropped_are_in_no_count() -> None:
     assert [row[0] for row in msgspec.msgpack.decode(cut.batch)] == [2]
 
 
-def make_core(sink: Sink | None, runner: SimulatedRunner | None = None) -> EngineCore:
+def make_core(
+    sink: Sink | None,
+    runner: SimulatedRunner | None = None,
+    token_teller: TokenTeller | None = None,
+) -> EngineCore:
     limits = Limits(max_num_batched_tokens=64, max_num_seqs=8, max_model_len=256)
     knobs = Knobs(max_num_batched_tokens=64, max_num_seqs=8)
     scheduler = Scheduler(KVCacheManager(64, 16), knobs, limits)
     info = simulated_info(limits, 64, 16, seed=0)
     runner = runner or SimulatedRunner(CostModel())
-    return EngineCore(info, runner, scheduler, limits, sink, dispatch.apply)
+    return EngineCore(
+        info, runner, scheduler, limits, sink, dispatch.apply, token_teller=token_teller
+    )
 
 
 def submit(core: EngineCore, max_tokens: int) -> None:
@@ -124,7 +130,7 @@ def test_engine_and_observers_know_the_same_pauses_through_single_steps() -> Non
         for _ in range(4):
             runner.advance_to(runner.clock() + 100_000_000)
             core.step()
-            core.publish_signs_of_life(idle=core.steps_allowed == 0)
+            core.publish_heartbeat(idle=core.steps_allowed == 0)
             for message in sink.messages[num_seen:]:
                 state.apply(message)
             num_seen = len(sink.messages)
@@ -136,8 +142,8 @@ def test_engine_and_observers_know_the_same_pauses_through_single_steps() -> Non
 
 
 def test_tokens_of_steps_that_nobody_is_told_of_are_in_the_transcripts_all_the_same() -> None:
-    core = make_core(None)
-    teller = core.token_teller = TokenTeller(lambda: TextStream(letters))
+    teller = TokenTeller(lambda: TextStream(letters))
+    core = make_core(None, token_teller=teller)
     for max_tokens in (2, 5):
         submit(core, max_tokens)
     for _ in range(3):

@@ -95,7 +95,6 @@ class Streams:
     def run(self) -> None:
         """Raises NotMeasuredError when the engine refuses a request, or `before` fails."""
         core = self.core
-        core.stopping = False
         thread = threading.Thread(target=self._begin, daemon=True)
         if self._before is None:
             self._submit()
@@ -134,16 +133,17 @@ class Streams:
             self.late.append(late)
             self.core.inbox.put(Call(submit, late, token_ids))
         if now_ns - self.start_ns > self._most_ns and not self.core.stopping:
-            self.is_partial = self.core.stopping = True
+            self.is_partial = True
+            self.core.stop()
 
     def on_end(self) -> None:
         self._num_open -= 1
         if not self._num_open:
-            self.core.stopping = True
+            self.core.stop()
 
     def fail(self, message: str) -> None:
         self._failure = message
-        self.core.stopping = True
+        self.core.stop()
 
     @property
     def seconds(self) -> float:

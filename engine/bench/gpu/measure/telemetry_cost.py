@@ -33,11 +33,11 @@ def measure(bench: Bench, engine: EngineSide) -> None:
             bench.check_time()
             bench.doing(f"pair {number + 1} of {sizes.telemetry_pairs}")
             for is_on in (True, False) if number % 2 else (False, True):
-                core.sink = sink if is_on else None
+                core.publish_to(sink if is_on else None)
                 (with_s if is_on else without_s).append(_run(bench, engine, 1 + number))
                 reader.drain()
     finally:
-        core.sink = sink
+        core.publish_to(sink)
         reader.close()
         if without_s and len(with_s) == len(without_s):
             bench.found(

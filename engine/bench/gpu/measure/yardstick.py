@@ -48,7 +48,7 @@ def measure_yardstick(bench: Bench, engine: EngineSide) -> None:
     def progress(so_far: ThroughputProgress) -> None:
         bench.doing(f"{so_far.num_finished} of {so_far.num_requests} finished")
         if bench.left_s <= 0:
-            core.stopping = True
+            core.stop()
 
     warm_up = plan(WARM_UP, WARM_UP.num_requests or 0, engine.vocab_size)
     measured = plan(work, num_requests, engine.vocab_size)

@@ -1,0 +1,111 @@
+"""`TelemetryOutlet`: what an engine publishes, and where. Belongs to the engine's thread."""
+
+from typing import Protocol
+
+from stepscope.engine.loop.control_tally import ControlTally
+from stepscope.engine.loop.pending_step import PendingStep
+from stepscope.engine.protocol.pause_trail import PauseTrail
+from stepscope.engine.protocol.wire import EngineState, EngineStatus, Telemetry
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.telemetry.step_draft import StepDraft
+from stepscope.engine.workload.arrivals import describe, fields_of
+
+
+class TelemetrySink(Protocol):
+    """Where messages go; `telemetry.Publisher` is the real one."""
+
+    @property
+    def next_sequence(self) -> int: ...
+    @property
+    def num_dropped(self) -> int: ...
+
+    def publish(self, message: Telemetry) -> None: ...
+
+
+class OwnWorkload(Protocol):
+    """What an engine gives itself to do; `driver.WorkloadDriver` is the real one."""
+
+    @property
+    def spec(self) -> WorkloadSpec | None:
+        """The mix that runs; None: there is none."""
+        ...
+
+    def set(self, spec: WorkloadSpec | None) -> None:
+        """Start, replace or (None) stop it."""
+        ...
+
+
+class TelemetryOutlet:
+    """Publishes records of steps and statuses, each with what happened since the last message.
+
+    Args:
+        sink: where messages go; None publishes nothing.
+        scheduler: keeps events of requests until they are published.
+        workload: the engine's own, if it has one.
+        control_tally: what the control socket refused.
+
+    Attributes:
+        pauses: of the engine, as its messages show them.
+        has_unpublished: something happened that no message says yet.
+    """
+
+    def __init__(
+        self,
+        sink: TelemetrySink | None,
+        scheduler: Scheduler,
+        workload: OwnWorkload | None,
+        control_tally: ControlTally,
+    ) -> None:
+        self.sink = sink
+        self.has_unpublished = False
+        self._scheduler = scheduler
+        self._workload = workload
+        self._control_tally = control_tally
+        self._set_pauses(PauseTrail(()))
+
+    @property
+    def num_dropped(self) -> int:
+        """Messages that at least one subscriber missed."""
+        return 0 if self.sink is None else self.sink.num_dropped
+
+    def publish(self, message: Telemetry) -> None:
+        if self.sink is not None:
+            self.sink.publish(message)
+
+    def publish_record(self, sink: TelemetrySink, draft: StepDraft, step: PendingStep) -> None:
+        """The record of a step; all but its events is in `draft` already."""
+        if self.has_unpublished or self._scheduler.unpublished_events or step.events:
+            self.has_unpublished = False
+            draft.events = step.events + self._scheduler.drain_events()
+        draft.num_dropped = sink.num_dropped
+        if self._is_pause_on:
+            self._set_pauses(self.pauses.after_step(draft.schedule_start_ns, draft.tokens_ns))
+        sink.publish(draft)
+
+    def publish_status(self, state: EngineState, last_step: int, now_ns: int) -> None:
+        """How the engine stands. There must be no step in flight."""
+        scheduler = self._scheduler
+        workload = None if self._workload is None else self._workload.spec  # once: it may end
+        self._set_pauses(self.pauses.after_status(now_ns, is_paused=state == "paused"))
+        self.has_unpublished = False
+        self.publish(
+            EngineStatus(
+                time_ns=now_ns,
+                state=state,
+                step=last_step,
+                num_running=len(scheduler.running),
+                num_waiting=len(scheduler.waiting),
+                kv=scheduler.kv.counts(),
+                moves=scheduler.kv.drain_moves(),
+                events=scheduler.drain_events(),
+                num_dropped=self.num_dropped,
+                workload=None if workload is None else describe(workload),
+                control=self._control_tally.counts(),
+                workload_spec=None if workload is None else fields_of(workload),
+            )
+        )
+
+    def _set_pauses(self, trail: PauseTrail) -> None:
+        self.pauses = trail
+        self._is_pause_on = trail.is_on  # kept, because every step asks
