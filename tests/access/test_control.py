@@ -1,8 +1,10 @@
 """A client of the control socket gets one answer to everything, and bad input changes nothing."""
 
+import queue
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,7 +13,10 @@ import zmq
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.control.intake import Intake, num_chars
+from stepscope.engine.control.server import ControlServer
 from stepscope.engine.control.submissions import LONG_TEXT
+from stepscope.engine.loop.control_tally import ControlTally
+from stepscope.engine.loop.inbox import Call, Inbox
 from stepscope.engine.protocol import commands, wire
 from stepscope.engine.protocol.commands import (
     Abort,
@@ -30,6 +35,7 @@ from stepscope.engine.protocol.commands import (
     Submit,
     Submitted,
 )
+from stepscope.engine.protocol.config import Limits
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import (
     Aborted,
@@ -40,6 +46,10 @@ from stepscope.engine.protocol.wire import (
     TelemetryMessage,
 )
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
+from stepscope.engine.simulation.simulated import simulated_info
+from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
+from stepscope.engine.telemetry.publisher import Publisher
+from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from tests.support.waiting import wait_for
 
 
@@ -391,3 +401,36 @@ def test_replies_that_come_while_another_is_awaited_are_kept(client: ControlClie
     time.sleep(0.05)
     assert client.ask(GetInfo()).model == "simulated"  # type: ignore[union-attr]
     assert len(outputs(client, command_id)) == 5
+
+
+class AttachedEngine:
+    """An engine that is not ours: what `ServedEngine` asks for, and nothing else."""
+
+    def __init__(self) -> None:
+        limits = Limits(max_num_batched_tokens=512, max_num_seqs=8, max_model_len=256)
+        self.inbox: Inbox = queue.SimpleQueue()
+        self.control_tally = ControlTally()
+        self.info = simulated_info(limits, 64, 16, seed=0, is_served=True)
+        self.next_step = 0
+        self.kept_snapshots = KeptSnapshots()
+
+    def clock(self) -> int:
+        return time.monotonic_ns()
+
+
+def test_an_engine_that_is_not_ours_is_served_as_well(tmp_path: Path) -> None:
+    engine, publisher = AttachedEngine(), Publisher(None, 64)
+    endpoint = Endpoint.parse(f"{tmp_path}/attached")
+    with EndpointLock(endpoint):
+        control = ControlServer(
+            endpoint.control, engine, Intake(None, 4096, 256), None, publisher.replay
+        )
+        control.start()
+        with ControlClient(endpoint, timeout_s=5.0) as client:
+            assert client.ask(GetInfo()) == engine.info
+            client.send(Pause(who="anna"))
+            call = engine.inbox.get(timeout=5.0)
+            assert isinstance(call, Call)
+            assert call.command == Pause(who="anna")
+        control.close()
+        publisher.close()

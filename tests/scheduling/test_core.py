@@ -3,7 +3,7 @@
 from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
-from stepscope.engine.protocol.commands import Output, Submit
+from stepscope.engine.protocol.commands import Error, Output, SetWorkload, Shutdown, Submit
 from stepscope.engine.protocol.config import Knobs, Limits
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import (
@@ -19,6 +19,7 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
@@ -182,3 +183,27 @@ def test_a_snapshot_repeats_nothing_that_a_later_message_tells() -> None:
     later = [e for m in sink.messages[before:] for e in getattr(m, "events", [])]
     assert [type(e) for e in later] == [Finished]
     assert [view.num_output_tokens for view in snapshot.requests] == [1]
+
+
+def test_an_engine_without_a_workload_of_its_own_refuses_one() -> None:
+    core, _ = make_core(SimulatedRunner(CostModel()))
+    client = Client()
+    core.inbox.put(Call(SetWorkload(workload=WorkloadSpec(rate=2.0)), client))
+    assert not core.step()
+    (reply,) = client.replies
+    assert isinstance(reply, Error)
+    assert reply.code == "unsupported"
+    assert [entry.code for entry in core.audit.last()] == ["unsupported"]
+
+
+def test_an_engine_that_was_stopped_may_be_run_again() -> None:
+    core, sink = make_core(SimulatedRunner(CostModel()))
+    for _ in range(2):
+        client = Client()
+        core.inbox.put(Call(request(3), client, list(range(40))))
+        core.inbox.put(Call(Shutdown(), Client()))
+        core.run()
+        assert client.outputs[-1].finish_reason == "abort"
+        status = sink.messages[-1]
+        assert isinstance(status, EngineStatus)
+        assert status.state == "stopped"
