@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from stepscope.tui.key_names import shown
-from stepscope.tui.view import PAGES, Page
+from stepscope.tui.page_names import PAGES, Page
 
 # The screens of the dashboard, and the one that `stepscope` alone opens.
 Place: TypeAlias = Page | Literal["start"]

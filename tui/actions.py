@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from stepscope.tui.action_table import GROUPS, TABLE, WHERE, Action, Need, Place
 from stepscope.tui.key_names import spelled
-from stepscope.tui.view import PAGES
+from stepscope.tui.page_names import PAGES
 
 
 def named(actions: Sequence[Action]) -> tuple[Action, ...]:

@@ -28,12 +28,13 @@ from stepscope.tui.fleet_desk import FleetDesk
 from stepscope.tui.key_order import KeyOrder
 from stepscope.tui.log_file import log_path, see_log
 from stepscope.tui.new_session import SessionMaker
+from stepscope.tui.page_names import Page
 from stepscope.tui.preferences import Preferences
 from stepscope.tui.screens.main import MainScreen
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.side_screens import SideScreens
 from stepscope.tui.theme import Skin, ThemeName, colour_mode
-from stepscope.tui.view import Axis, Page, Sort
+from stepscope.tui.view import Axis, Sort
 
 if TYPE_CHECKING:
     from stepscope.recordings.live.recorder import Recorder

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
+from stepscope.tui.cli_errors import DONE, WRONG_USAGE
 from stepscope.tui.command_table import bench, dashboard, engines, keys, pictures, recordings
-from stepscope.tui.commands.errors import DONE, WRONG_USAGE, report
+from stepscope.tui.commands.errors import report
 
 app = typer.Typer(
     name="stepscope",

@@ -19,7 +19,7 @@ from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.protocol.commands import Shutdown
 from stepscope.engine.protocol.wire import EngineInfo, KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.tui.commands.errors import CommandFailed
+from stepscope.tui.cli_errors import CommandFailed
 
 _ERROR = "stepscope: error: "
 _POLL_S = 0.1

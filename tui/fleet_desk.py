@@ -14,7 +14,7 @@ from stepscope.recordings.fleets.fleet import EngineLine, Fleet, FleetPicture
 from stepscope.recordings.fleets.imbalance import Figure
 from stepscope.recordings.history.source import Source
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.view import Page
+from stepscope.tui.page_names import Page
 
 ColumnKey: TypeAlias = Literal[
     "engine", "state", "run", "wait", "kv", "ttft", "itl", "budget", "preempt", "gap",

@@ -132,3 +132,12 @@ def span(seconds: float) -> str:
 
 def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def file_size(num_bytes: int) -> str:
+    """Of a file, in decimal units."""
+    if num_bytes < 1_000_000:
+        return f"{num_bytes / 1000:.1f} kB"
+    if num_bytes >= 1_000_000_000:
+        return f"{num_bytes / 1_000_000_000:.2f} GB"
+    return f"{num_bytes / 1_000_000:.1f} MB"

@@ -26,6 +26,7 @@ LATE = (
     "stepscope.tui.picture",
     "stepscope.tui.picture_png",
     "stepscope.tui.screens.export_chooser",
+    "stepscope.tui.svg_picture",
 )
 _AFTER_S = 2.0  # when the first pictures are long drawn
 

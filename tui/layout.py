@@ -2,7 +2,7 @@
 
 from textual.geometry import Region
 
-from stepscope.tui.view import Page
+from stepscope.tui.page_names import Page
 
 MIN_WIDTH, MIN_HEIGHT = 80, 20
 NORMAL_WIDTH = 100  # from here on with budget chart, KV map and latency panel

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from stepscope.tui.frame import Frame
-from stepscope.tui.view import Page
+from stepscope.tui.page_names import Page
 from stepscope.tui.widgets import (
     compare_page,
     fleet_page,

@@ -5,7 +5,6 @@ A picture is drawn by the same `Dashboard` that draws on terminals, once everyth
 
 import asyncio
 from collections.abc import Callable, Mapping
-from itertools import count
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -14,15 +13,15 @@ from textual.app import App
 
 from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.export.output import writing
-from stepscope.recordings.file import rights as file_rights
-from stepscope.recordings.file.file_name import default_name
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.tui.app import Dashboard
 from stepscope.tui.compare.origin import Origin
+from stepscope.tui.page_names import Page
 from stepscope.tui.screens.main import DEFAULT_FPS
+from stepscope.tui.svg_picture import svg
 from stepscope.tui.theme import ThemeName
-from stepscope.tui.view import ZOOMS, Axis, Page
+from stepscope.tui.view import ZOOMS, Axis
 
 # One row of a screen: its runs of characters, and how each looks.
 Cells: TypeAlias = list[tuple[str, Style]]
@@ -128,40 +127,6 @@ async def _picture(
             return encode(app)
     finally:
         app.close()
-
-
-def svg(app: App[None]) -> str:
-    """What an application shows now, as an SVG document with selectable text."""
-    document = app.export_screenshot(title=app.title, simplify=True)
-    # Many programs that are no browsers draw runs of blanks as one without being told.
-    return document.replace("<text ", '<text xml:space="preserve" ')
-
-
-def new_picture(document: str, shown: str) -> Path:
-    """Write an SVG document to a new file of the current folder, named after what is `shown`.
-
-    For its owner alone: what is on a screen may be what somebody asked and was answered.
-
-    Raises:
-        OSError: it cannot be written; nothing is left of it.
-    """
-    folder = Path.cwd()
-    first = folder / default_name(shown, ".svg")
-    for number in count(1):
-        path = first if number == 1 else first.with_stem(f"{first.stem}-{number}")
-        try:
-            # closed below
-            stream = open(path, "x", encoding="utf-8", opener=file_rights.private)  # noqa: SIM115
-        except FileExistsError:  # two in a second are two pictures
-            continue
-        try:
-            with stream:
-                stream.write(document)
-        except OSError:
-            path.unlink(missing_ok=True)
-            raise
-        return path
-    raise AssertionError("numbers end")
 
 
 def cells(app: App[None]) -> list[Cells]:

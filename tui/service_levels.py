@@ -1,7 +1,7 @@
 """Service levels as an operator types them: `ttft=0.5s itl=50`, in milliseconds without a unit."""
 
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.commands.durations import in_milliseconds
+from stepscope.tui.durations import in_milliseconds
 from stepscope.tui.settings import MAX_LEVEL_MS
 
 EXAMPLE = "ttft=500 itl=50"

@@ -19,7 +19,7 @@ from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.protocol.config import EngineConfig, Knobs
 from stepscope.engine.protocol.field_errors import in_words
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
-from stepscope.tui.commands.errors import WrongUsage
+from stepscope.tui.cli_errors import WrongUsage
 
 if TYPE_CHECKING:
     from stepscope.tui.action_table import Action

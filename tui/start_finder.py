@@ -14,7 +14,7 @@ from stepscope.recordings.file.overview import Overview, overview, recordings_in
 from stepscope.recordings.fleets.fleet import EngineLine, Fleet
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
-from stepscope.tui.commands.connect import receive
+from stepscope.tui.live_source import receive
 from stepscope.tui.recent import RecentFiles
 from stepscope.tui.start_list import MAX_RECORDINGS, File
 

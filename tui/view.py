@@ -4,15 +4,11 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from stepscope.recordings.state.series.latency import LatencyKind
+from stepscope.tui.page_names import PAGES, Page
 
-Page: TypeAlias = Literal["live", "step", "request", "kv", "latency", "knobs", "compare", "fleet"]
 Axis: TypeAlias = Literal["step", "time"]
 Sort: TypeAlias = Literal["arrival", "state", "blocks", "latest"]
 
-# By their keys: 1, 2, ...
-PAGES: tuple[Page, ...] = (
-    "live", "step", "request", "kv", "latency", "knobs", "compare", "fleet"
-)  # fmt: skip
 LATENCIES: tuple[LatencyKind, ...] = ("itl", "ttft", "tpot", "step")
 ZOOMS = (1, 2, 5, 10, 20, 50)
 SORTS: tuple[Sort, ...] = ("arrival", "state", "blocks", "latest")

@@ -26,7 +26,8 @@ from dashboard_terminal import Engine, Report, Terminal
 from held_table import HeldTable, word
 
 from stepscope.tui.actions import BY_ID
-from stepscope.tui.view import PAGES, ZOOMS
+from stepscope.tui.page_names import PAGES
+from stepscope.tui.view import ZOOMS
 
 SETTLE_S = 1.5
 NUM_MEMORY_STEPS = 100_000

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.engine.telemetry import batch_rows
+from stepscope.tui.cli_errors import CommandFailed
 from stepscope.tui.commands import doctor as doctor_command
-from stepscope.tui.commands.errors import CommandFailed
 
 
 @pytest.fixture(autouse=True)

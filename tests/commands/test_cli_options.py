@@ -10,8 +10,9 @@ import pytest
 
 from stepscope.engine.protocol.config import EngineConfig, Knobs
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
-from stepscope.tui.commands.errors import WrongUsage
-from stepscope.tui.commands.options import resolve, with_options
+from stepscope.tui.cli_errors import WrongUsage
+from stepscope.tui.commands.options import with_options
+from stepscope.tui.setting_values import resolve
 from stepscope.tui.settings import DashboardSettings
 
 

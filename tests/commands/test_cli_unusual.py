@@ -17,7 +17,7 @@ from stepscope.engine.transport.authorised_keys import KeyFolder
 from stepscope.recordings import samples
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.export.output import writing
-from stepscope.tui.commands.errors import CommandFailed, WrongUsage
+from stepscope.tui.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.commands.output_path import output_path
 
 MANY = "9" * 400

@@ -19,8 +19,8 @@ from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from stepscope.recordings.fleets.fleet import Fleet
 from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.tui.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.commands import top as top_command
-from stepscope.tui.commands.errors import CommandFailed, WrongUsage
 from stepscope.tui.widgets.fleet_columns import state_text
 
 ENGINE = str(Path(__file__).parents[1] / "support" / "simulated_engine.py")

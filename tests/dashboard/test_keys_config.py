@@ -18,8 +18,8 @@ from stepscope.tui import preferences as preferences_module
 from stepscope.tui.actions import ACTIONS, BY_ID, Abilities, footer_entries, key_table
 from stepscope.tui.app import Dashboard
 from stepscope.tui.cli import main
+from stepscope.tui.cli_errors import WrongUsage
 from stepscope.tui.commands.dashboard import dashboard_options
-from stepscope.tui.commands.errors import WrongUsage
 from stepscope.tui.config_file import ConfigFileError, changed
 from stepscope.tui.key_names import KeyNameError, parse, shown, written
 from stepscope.tui.keymap import KeyMapError, remapped

@@ -8,12 +8,12 @@ import pytest
 from stepscope.tui.action_table import GROUPS, Need, Place
 from stepscope.tui.actions import ACTIONS, BY_ID, Abilities, footer_entries, key_table
 from stepscope.tui.app import Dashboard
+from stepscope.tui.page_names import PAGES, Page
 from stepscope.tui.screens import start_handlers
 from stepscope.tui.screens.handlers import handlers
 from stepscope.tui.screens.help import help_lines
 from stepscope.tui.screens.palette import Palette
 from stepscope.tui.screens.start import StartApp
-from stepscope.tui.view import PAGES, Page
 from stepscope.tui.widgets import footer
 
 EVERYTHING = Abilities(has=frozenset({"engine", "recorder", "live"}))

@@ -7,8 +7,8 @@ import pytest
 from textual import events
 
 from stepscope.tui.app import Dashboard
+from stepscope.tui.page_names import PAGES, Page
 from stepscope.tui.pages import PAGE_VIEWS, targets
-from stepscope.tui.view import PAGES, Page
 from tests.support.screen_text import screen_text
 
 ROWS: list[Page] = ["step", "request", "kv", "latency", "knobs"]

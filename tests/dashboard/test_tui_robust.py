@@ -23,8 +23,8 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.app import Dashboard
 from stepscope.tui.guards import shown_thread_errors
+from stepscope.tui.page_names import PAGES
 from stepscope.tui.screens.overlay import Overlay
-from stepscope.tui.view import PAGES
 from stepscope.tui.widgets import kv_page, lanes
 from tests.support import waiting
 from tests.support.screen_text import screen_text

@@ -21,10 +21,11 @@ from stepscope.tui.app import Dashboard
 from stepscope.tui.format import clock
 from stepscope.tui.frame import Frame
 from stepscope.tui.frame_builder import FrameBuilder
+from stepscope.tui.page_names import PAGES, Page
 from stepscope.tui.pages import PAGE_VIEWS, targets
 from stepscope.tui.screens.help import help_lines
 from stepscope.tui.theme import CAUSE_GLYPHS, Skin
-from stepscope.tui.view import PAGES, Page, View
+from stepscope.tui.view import View
 from stepscope.tui.widgets import kv_page, latency_charts, latency_page, request_page
 from stepscope.tui.widgets.lines import Line
 from tests.support.screen_text import screen_text

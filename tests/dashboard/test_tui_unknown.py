@@ -22,8 +22,9 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app import Dashboard
 from stepscope.tui.frame import Frame
 from stepscope.tui.frame_builder import FrameBuilder
+from stepscope.tui.page_names import Page
 from stepscope.tui.pages import PAGE_VIEWS
-from stepscope.tui.view import Page, View
+from stepscope.tui.view import View
 from stepscope.tui.widgets import (
     budget_chart,
     event_list,

@@ -27,7 +27,7 @@ from stepscope.recordings.plot.figure import figure
 from stepscope.recordings.plot.series import MAX_EVENTS, Event, PlotSeries, read_series
 from stepscope.recordings.state.series.distribution import Distribution
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.commands.errors import CommandFailed, WrongUsage
+from stepscope.tui.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.commands.plot import plot_file
 from stepscope.tui.commands.screenshot import screenshot_file
 

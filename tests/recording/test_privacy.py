@@ -27,10 +27,10 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.transcripts import Said, Told
+from stepscope.tui.cli_errors import CommandFailed
 from stepscope.tui.commands import export as export_command
 from stepscope.tui.commands import repair as repair_command
 from stepscope.tui.commands import verify as verify_command
-from stepscope.tui.commands.errors import CommandFailed
 from stepscope.tui.widgets import transcript
 
 # No eight characters of these may be in a help text.

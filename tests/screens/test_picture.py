@@ -19,8 +19,9 @@ from stepscope.recordings.samples import shipped
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app import Dashboard
 from stepscope.tui.cli import main
-from stepscope.tui.picture import new_picture, screenshot
+from stepscope.tui.picture import screenshot
 from stepscope.tui.picture_png import png
+from stepscope.tui.svg_picture import new_picture
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stepscope.tui.commands.errors import WRONG_USAGE
+from stepscope.tui.cli_errors import WRONG_USAGE
 
 Endpoint = Annotated[
     str | None,

@@ -13,8 +13,9 @@ from stepscope.engine.protocol.wire import Audited, EngineInfo, Snapshot
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.state.audit_text import change_text, who_text
 from stepscope.tui import format as fmt
+from stepscope.tui.cli_errors import CommandFailed
 from stepscope.tui.commands.connect import choose, connect
-from stepscope.tui.commands.errors import CommandFailed, say, writing_output
+from stepscope.tui.commands.errors import say, writing_output
 from stepscope.tui.commands.recording_path import find_recording
 
 _SUFFIXES = (".mcap", ".part")

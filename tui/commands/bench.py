@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stepscope.engine.protocol.config import EngineConfig, Knobs
+from stepscope.tui.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.commands.engine import engine_packages, prepare_process
-from stepscope.tui.commands.errors import CommandFailed, Interrupted, WrongUsage, say
-from stepscope.tui.commands.options import resolve
+from stepscope.tui.commands.errors import say
 from stepscope.tui.commands.progress import Progress
 from stepscope.tui.format import three_digits
+from stepscope.tui.setting_values import resolve
 
 if TYPE_CHECKING:
     from stepscope.engine.bench.measured_run import ThroughputProgress, ThroughputResult

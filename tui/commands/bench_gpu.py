@@ -16,9 +16,10 @@ from stepscope.engine.bench.gpu.conduct import conduct
 from stepscope.engine.bench.gpu.parts import PARTS, chosen_models, chosen_parts, plan_jobs
 from stepscope.engine.bench.gpu.results import Report
 from stepscope.engine.protocol.config import ConfigError
+from stepscope.tui.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.commands.bench_gpu_table import side_by_side, table
 from stepscope.tui.commands.engine import engine_packages
-from stepscope.tui.commands.errors import CommandFailed, Interrupted, WrongUsage, say
+from stepscope.tui.commands.errors import say
 from stepscope.tui.commands.progress import Progress
 
 # Of (h): the two that a reader compares.

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -19,14 +19,16 @@ from stepscope.recordings.file.landmarks import Landmark, find_landmark, landmar
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_in, levels_text
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say, writing_output
+from stepscope.tui.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.commands.errors import say, writing_output
 from stepscope.tui.commands.levels import judged_as
-from stepscope.tui.commands.options import resolve
+from stepscope.tui.commands.picture_path import PICTURE_SUFFIXES, picture_path, picture_size
 from stepscope.tui.commands.progress import Progress
 from stepscope.tui.commands.recording_path import find_recording
-from stepscope.tui.commands.screenshot import PICTURE_SUFFIXES, picture_path, picture_size
+from stepscope.tui.compare.choices import Split
 from stepscope.tui.compare.document import document
 from stepscope.tui.compare.table import lines
+from stepscope.tui.setting_values import resolve
 from stepscope.tui.settings import DashboardSettings
 from stepscope.tui.terminal import no_terminal
 
@@ -206,13 +208,6 @@ def open_feeds(
 
 def _name(file: str) -> str:
     return Path(file).name.removesuffix(".mcap")
-
-
-class Split(NamedTuple):
-    """Where a session is divided; `found`: all marks and changes in it."""
-
-    mark: Landmark
-    found: list[Landmark]
 
 
 def split_at(recording: Recording, mark: str) -> Split:

@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 import tomlkit
 
-from stepscope.tui.commands.errors import WrongUsage, say
-from stepscope.tui.commands.options import base_and_meta, settled
+from stepscope.tui.cli_errors import WrongUsage
+from stepscope.tui.commands.errors import say
 from stepscope.tui.key_names import written
+from stepscope.tui.setting_values import base_and_meta, settled
 from stepscope.tui.settings import (
     KEYS,
     SECTIONS,

@@ -1,7 +1,6 @@
 """Finding the engine a command is meant for, and connecting to it."""
 
 import time
-from typing import TYPE_CHECKING
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import EngineGone, EngineStarting, EngineUnreachable
@@ -9,12 +8,8 @@ from stepscope.engine.protocol.commands import MAX_PAST_S
 from stepscope.engine.protocol.config import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.engine.transport.local_engines import called
-from stepscope.tui.commands.errors import CommandFailed, WrongUsage
+from stepscope.tui.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.commands.progress import Progress
-
-if TYPE_CHECKING:
-    from stepscope.recordings.history.history import History
-    from stepscope.recordings.live.subscriber import Subscriber
 
 PAST_S = 60.0  # of what was before it came, that a dashboard begins with
 _HELLO_S = 2.0  # an engine that lives says who it is at once, whatever it is computing
@@ -128,14 +123,3 @@ def check_past(past_s: float) -> None:
     """Raises WrongUsage for what no engine keeps."""
     if not 0 <= past_s <= MAX_PAST_S:
         raise WrongUsage(f"--past: expected 0 to {MAX_PAST_S:.0f} seconds, got {past_s:g}")
-
-
-def receive(endpoint: Endpoint, history: "History", past_s: float = 0.0) -> "Subscriber":
-    """The source of a live engine, not started yet; whatever watches engines gets them here."""
-    from stepscope.recordings.live.subscriber import (
-        Subscriber,  # not every command receives anything
-    )
-
-    source = Subscriber(endpoint, history, past_s=past_s)
-    source.name = called(endpoint)
-    return source

@@ -10,7 +10,7 @@ from stepscope.recordings.history.history import MAX_BYTES, MAX_STEPS, History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.commands.errors import WrongUsage
+from stepscope.tui.cli_errors import WrongUsage
 from stepscope.tui.preferences import Preferences
 from stepscope.tui.settings import DashboardSettings, config_path, load_actions
 from stepscope.tui.terminal import cannot_be_drawn_on, no_terminal

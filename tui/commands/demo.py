@@ -21,17 +21,19 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.series.latency import Series
+from stepscope.tui.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.commands.dashboard import need_terminal, new_history, run_live
 from stepscope.tui.commands.demo_pace import Pace
 from stepscope.tui.commands.demo_rate import Offer, asked_rate, offer
-from stepscope.tui.commands.errors import CommandFailed, Interrupted, WrongUsage, say
-from stepscope.tui.commands.options import DEMO_DEFAULTS, resolve
+from stepscope.tui.commands.errors import say
+from stepscope.tui.commands.options import DEMO_DEFAULTS
+from stepscope.tui.commands.picture_path import PICTURE_SUFFIXES
 from stepscope.tui.commands.progress import Progress
-from stepscope.tui.commands.record import size
-from stepscope.tui.commands.screenshot import PICTURE_SUFFIXES
 from stepscope.tui.commands.signals import StopSignals
 from stepscope.tui.engine_process import EngineProcess
+from stepscope.tui.format import file_size
 from stepscope.tui.recent import remember
+from stepscope.tui.setting_values import resolve
 from stepscope.tui.settings import DashboardSettings
 
 # Chosen on two CPU cores with the demo model: several chats stream all the time, and every few
@@ -249,7 +251,7 @@ def _finish(
     history = source.history
     say(*summary(history))
     if recorder is not None:
-        steps = f"{recorder.num_steps:,} steps, {size(recorder.num_bytes)}"
+        steps = f"{recorder.num_steps:,} steps, {file_size(recorder.num_bytes)}"
         say(f"recording  {recorder.path} ({steps})")
     if screenshot is not None:
         from stepscope.tui import picture

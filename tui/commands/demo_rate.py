@@ -9,7 +9,7 @@ from stepscope.engine.protocol.wire import EngineInfo, StepCosts
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.workload import capacity
 from stepscope.recordings.history.rates import Rates
-from stepscope.tui.commands.options import convert_flags
+from stepscope.tui.setting_values import convert_flags
 
 LOAD = 0.7  # of what its steps promise: random arrivals come in bunches, and want room for that
 SHARE = f"{100 * LOAD:.0f} % of what this machine carries"

@@ -22,7 +22,8 @@ from stepscope.engine.transport.endpoints import (
 )
 from stepscope.engine.transport.leftovers import stale_files
 from stepscope.engine.transport.local_engines import starting_pid
-from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
+from stepscope.tui.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.commands.errors import say
 from stepscope.tui.settings import config_path, load_settings
 
 _DASHBOARD = (

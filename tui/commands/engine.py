@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from stepscope.tui.commands.errors import CommandFailed
+from stepscope.tui.cli_errors import CommandFailed
 
 _EXTRAS = {"torch", "transformers", "tokenizers", "safetensors", "numpy"}
 

@@ -1,4 +1,4 @@
-"""How a command ends: the exceptions a person sees as one line, and their exit codes."""
+"""How a command ends: what it prints, and what is said of an error."""
 
 import errno
 import os
@@ -11,30 +11,10 @@ import typer
 
 from stepscope.engine.protocol.config import ConfigError, WrongValue
 from stepscope.recordings.errors import NotInRecording, RecordingError
-
-DONE, FAILED, WRONG_USAGE = 0, 1, 2
-INTERRUPTED = 130  # Ctrl-C in what was not to be ended by it, as shells have it
+from stepscope.tui.cli_errors import DONE, FAILED, WRONG_USAGE, CommandFailed
 
 # What pydantic's kinds of error begin with, and what was expected then.
 _EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or false"}
-
-
-class CommandFailed(Exception):  # noqa: N818 - reads as what happened
-    """The command could not do its work; the message says what to do."""
-
-    exit_code = FAILED
-
-
-class Interrupted(CommandFailed):
-    """It was stopped before it was done; the message says what there is of it."""
-
-    exit_code = INTERRUPTED
-
-
-class WrongUsage(CommandFailed):
-    """It was called with something it does not take."""
-
-    exit_code = WRONG_USAGE
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_in
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.cause_names import CAUSE_NAMES
-from stepscope.tui.commands.errors import WrongUsage, say, writing_output
+from stepscope.tui.cli_errors import WrongUsage
+from stepscope.tui.commands.errors import say, writing_output
 from stepscope.tui.commands.levels import level_flags
 from stepscope.tui.commands.recording_path import find_recording
 from stepscope.tui.commands.steps import request_number

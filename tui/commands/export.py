@@ -5,12 +5,13 @@ from stepscope.recordings.export.export import FORMATS, export
 from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.export.tables import TABLE_FORMATS, TABLES
 from stepscope.recordings.file.reader import Recording
-from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
+from stepscope.tui.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.commands.errors import say
 from stepscope.tui.commands.output_path import output_path
 from stepscope.tui.commands.progress import Progress
-from stepscope.tui.commands.record import size
 from stepscope.tui.commands.recording_path import find_recording
 from stepscope.tui.commands.steps import step_range
+from stepscope.tui.format import file_size
 
 
 def export_file(
@@ -59,7 +60,7 @@ def export_file(
         except MissingPackage as error:
             raise CommandFailed(str(error)) from error
         message = recording.message
-    say(f"{path}: {done.num_written:,} {done.unit}, {size(path.stat().st_size)}")
+    say(f"{path}: {done.num_written:,} {done.unit}, {file_size(path.stat().st_size)}")
     say(*done.notes)
     if message is not None:
         say(message)

@@ -11,9 +11,11 @@ from typing import Any
 from stepscope.engine.http.settings import HttpSettings, check_private, parse_address
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.transport.endpoints import Endpoint, find_local
+from stepscope.tui.cli_errors import CommandFailed
 from stepscope.tui.commands.connect import choose
-from stepscope.tui.commands.errors import CommandFailed, say
-from stepscope.tui.commands.options import HTTP_DEFAULTS, resolve
+from stepscope.tui.commands.errors import say
+from stepscope.tui.commands.options import HTTP_DEFAULTS
+from stepscope.tui.setting_values import resolve
 
 _EXTRAS = {"starlette", "uvicorn", "prometheus_client"}
 

@@ -16,8 +16,9 @@ from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.engine.transport.keys import check_public, read_credentials
 from stepscope.engine.transport.local_engines import local_credentials
 from stepscope.engine.transport.sockets import KEY_VARIABLE, SERVER_KEY_VARIABLE
-from stepscope.tui.commands.errors import WrongUsage, say
-from stepscope.tui.commands.options import resolve
+from stepscope.tui.cli_errors import WrongUsage
+from stepscope.tui.commands.errors import say
+from stepscope.tui.setting_values import resolve
 from stepscope.tui.settings import ClientSettings
 
 

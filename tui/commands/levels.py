@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 from stepscope.recordings.file.service_levels import LEVEL_NAMES, Levels
-from stepscope.tui.commands.durations import milliseconds
-from stepscope.tui.commands.options import settled
+from stepscope.tui.durations import milliseconds
+from stepscope.tui.setting_values import settled
 from stepscope.tui.settings import DashboardSettings, from_environment
 
 

@@ -20,12 +20,13 @@ from stepscope.engine.workload.arrivals import (
 from stepscope.engine.workload.corpus import Corpus
 from stepscope.engine.workload.load import PATIENCE_S, LoadGenerator, LoadReport, percentile
 from stepscope.engine.workload.traces import TraceRow, read_trace
+from stepscope.tui.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.commands.connect import choose, connect
-from stepscope.tui.commands.errors import CommandFailed, Interrupted, WrongUsage, say
-from stepscope.tui.commands.options import resolve
+from stepscope.tui.commands.errors import say
 from stepscope.tui.commands.progress import Progress
 from stepscope.tui.commands.signals import StopSignals
 from stepscope.tui.commands.who import call_me, who
+from stepscope.tui.setting_values import resolve
 
 _CHARS_PER_TOKEN = 4.0  # of an engine that does not say
 _WITH_TRACE = {"seed", "max_concurrency"}  # the options of a mix that a trace has a use for

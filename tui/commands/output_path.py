@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from stepscope.tui.commands.errors import CommandFailed, WrongUsage
+from stepscope.tui.cli_errors import CommandFailed, WrongUsage
 
 
 def output_path(text: str, option: str = "--output", *, is_new: bool = False) -> Path:

@@ -11,14 +11,15 @@ from stepscope.recordings.plot.series import PlotSeries, read_series
 from stepscope.recordings.plot.style import COLOURS
 from stepscope.recordings.state.knob_text import typed_text
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
+from stepscope.tui.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.commands.errors import say
 from stepscope.tui.commands.levels import judged_as, level_flags
-from stepscope.tui.commands.options import resolve
+from stepscope.tui.commands.picture_path import picture_path
 from stepscope.tui.commands.progress import Progress
-from stepscope.tui.commands.record import size
 from stepscope.tui.commands.recording_path import find_recording
-from stepscope.tui.commands.screenshot import picture_path
 from stepscope.tui.commands.steps import step_range
+from stepscope.tui.format import file_size
+from stepscope.tui.setting_values import resolve
 from stepscope.tui.settings import DashboardSettings
 
 _MIN_INCHES, _MAX_INCHES = 7.0, 60.0
@@ -70,7 +71,7 @@ def plot_file(
     with writing(path, replace=True) as stream:
         stream.write(content)
     shown = f"steps {series.first_step:,} to {series.last_step:,}"
-    say(f"{path}: {shown}, {inches[0]:g}x{inches[1]:g} inches, {size(len(content))}")
+    say(f"{path}: {shown}, {inches[0]:g}x{inches[1]:g} inches, {file_size(len(content))}")
     if message is not None:
         say(message)
 

@@ -14,12 +14,14 @@ from stepscope.recordings.file.writing.rotation import (
 from stepscope.recordings.history.journal import Journal
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.tui.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.commands.connect import check_past, choose, connect
-from stepscope.tui.commands.errors import CommandFailed, Interrupted, WrongUsage, say
+from stepscope.tui.commands.errors import say
 from stepscope.tui.commands.levels import chosen_levels, level_flags
 from stepscope.tui.commands.output_path import output_path
 from stepscope.tui.commands.progress import Progress
 from stepscope.tui.commands.signals import StopSignals
+from stepscope.tui.format import file_size
 from stepscope.tui.recent import remember
 
 _TICK_S = 0.2
@@ -77,7 +79,7 @@ def record(
     lost = f"{source.history.num_lost} messages lost"
     what = f"{recorder.path}: " if recorder.num_files == 1 else f"{recorder.num_files} files, "
     last = "" if recorder.num_files == 1 else f", the last one {recorder.path}"
-    say(f"{what}{recorder.num_steps:,} steps, {size(recorder.num_bytes)}, {lost}{last}")
+    say(f"{what}{recorder.num_steps:,} steps, {file_size(recorder.num_bytes)}, {lost}{last}")
     if why is not None:
         raise type(why)(f"{why}; {recorder.path} holds what came until then")
     if recorder.error is not None:  # the engine started anew: nothing records the new one
@@ -92,7 +94,7 @@ def _limits(option: str, text: str | None) -> Limits | None:
     except ValueError as error:
         raise WrongUsage(f"{option}: {error}") from error
     if option == "--rotate" and (limits.num_bytes or MIN_ROTATE_BYTES) < MIN_ROTATE_BYTES:
-        raise WrongUsage(f"--rotate: expected {size(MIN_ROTATE_BYTES)} or more, got {text}")
+        raise WrongUsage(f"--rotate: expected {file_size(MIN_ROTATE_BYTES)} or more, got {text}")
     if option == "--rotate" and (limits.age_s or MIN_ROTATE_S) < MIN_ROTATE_S:
         raise WrongUsage(f"--rotate: expected {MIN_ROTATE_S:g} s or more, got {text}")
     return limits
@@ -120,7 +122,7 @@ def _watch(
             last_heard_s = now_s
         elapsed_s = now_s - start_s
         share = None if seconds is None else min(1.0, elapsed_s / seconds)
-        written = f"{recorder.num_steps:,} steps, {size(recorder.num_bytes)}"
+        written = f"{recorder.num_steps:,} steps, {file_size(recorder.num_bytes)}"
         if is_series:
             written += f", file {recorder.num_files}"
         what = "recording"
@@ -142,12 +144,3 @@ def _watch(
     if seconds is None or elapsed_s >= seconds:
         return None
     return Interrupted(f"interrupted after {elapsed_s:.0f} of {seconds:g} s")
-
-
-def size(num_bytes: int) -> str:
-    """For a person."""
-    if num_bytes < 1_000_000:
-        return f"{num_bytes / 1000:.1f} kB"
-    if num_bytes >= 1_000_000_000:
-        return f"{num_bytes / 1_000_000_000:.2f} GB"
-    return f"{num_bytes / 1_000_000:.1f} MB"

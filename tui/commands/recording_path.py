@@ -4,7 +4,7 @@ from pathlib import Path
 
 from stepscope.recordings import samples
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
-from stepscope.tui.commands.errors import CommandFailed, WrongUsage
+from stepscope.tui.cli_errors import CommandFailed, WrongUsage
 
 
 def find_recording(file: str) -> Path:

@@ -10,8 +10,8 @@ from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.tui.commands.errors import say
 from stepscope.tui.commands.output_path import output_path
 from stepscope.tui.commands.progress import Progress
-from stepscope.tui.commands.record import size
 from stepscope.tui.commands.recording_path import find_recording
+from stepscope.tui.format import file_size
 
 
 def repair_file(file: str, output: str | None, strip_tokens: bool) -> None:
@@ -44,7 +44,7 @@ def _strip(path: Path, output: Path | None) -> None:
     with Progress() as progress:
         done = strip(path, target, lambda share: progress(f"stripping {path.name}", share))
     what = "without the prompts and outputs" if done.had_tokens else "there was nothing to take out"
-    say(f"{target}: {done.num_messages:,} messages, {size(done.num_bytes)}, {what}")
+    say(f"{target}: {done.num_messages:,} messages, {file_size(done.num_bytes)}, {what}")
 
 
 def summary(report: RepairReport, target: Path) -> list[str]:
@@ -60,8 +60,8 @@ def summary(report: RepairReport, target: Path) -> list[str]:
     lines = [f"kept: {steps}, {report.num_messages:,} messages; {chunks}"]
     lines += [f"lost: {_loss(loss)}" for loss in report.losses]
     if report.num_lost_bytes:
-        lines.append(f"lost: {size(report.num_lost_bytes)} that belong to no chunk")
-    return [*lines, f"{target}: {size(report.num_bytes)}"]
+        lines.append(f"lost: {file_size(report.num_lost_bytes)} that belong to no chunk")
+    return [*lines, f"{target}: {file_size(report.num_bytes)}"]
 
 
 def _loss(loss: Loss) -> str:

@@ -9,12 +9,12 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_in
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.replay.tempo import MAX_SPEED, MIN_SPEED
+from stepscope.tui.cli_errors import WrongUsage
 from stepscope.tui.commands.dashboard import dashboard_options, need_terminal, new_history
-from stepscope.tui.commands.errors import WrongUsage
 from stepscope.tui.commands.levels import judged_as
-from stepscope.tui.commands.options import resolve
 from stepscope.tui.commands.recording_path import find_recording
 from stepscope.tui.recent import remember
+from stepscope.tui.setting_values import resolve
 from stepscope.tui.settings import DashboardSettings
 
 

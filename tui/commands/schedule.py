@@ -16,8 +16,9 @@ from stepscope.engine.scheduling.dry_run import (
     ScheduleWorkload,
     parse_workload,
 )
-from stepscope.tui.commands.errors import CommandFailed, say, writing_output
-from stepscope.tui.commands.options import convert_flags
+from stepscope.tui.cli_errors import CommandFailed
+from stepscope.tui.commands.errors import say, writing_output
+from stepscope.tui.setting_values import convert_flags
 
 STDIN = "-"
 

@@ -1,6 +1,5 @@
 """`stepscope screenshot`: the dashboard at one step of a recording, as a picture."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,20 +8,20 @@ from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_in
 from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.tui.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.commands.dashboard import new_history
-from stepscope.tui.commands.errors import CommandFailed, WrongUsage, say
+from stepscope.tui.commands.errors import say
 from stepscope.tui.commands.levels import judged_as, level_flags
-from stepscope.tui.commands.options import resolve
-from stepscope.tui.commands.output_path import output_path
-from stepscope.tui.commands.record import size
+from stepscope.tui.commands.picture_path import PICTURE_SUFFIXES, picture_path, picture_size
 from stepscope.tui.commands.recording_path import find_recording
 from stepscope.tui.commands.steps import request_number
+from stepscope.tui.format import file_size
+from stepscope.tui.page_names import PAGES, Page
+from stepscope.tui.setting_values import resolve
 from stepscope.tui.settings import DashboardSettings
-from stepscope.tui.view import PAGES, ZOOMS, Page
+from stepscope.tui.view import ZOOMS
 
-_MAX_COLUMNS, _MAX_ROWS = 1000, 500
 _FILE_EVENTS_S = 5.0  # for what the file has in store; very long ones show what was found by then
-PICTURE_SUFFIXES = (".svg", ".png", ".txt")
 # What is of several engines, or of two runs, is no picture of one recording.
 _PAGE_NAMES: Mapping[str, Page] = {
     "main": "live",
@@ -79,7 +78,7 @@ def screenshot_file(
         finally:
             source.stop()
         message = recording.message
-    say(f"{path}: step {step:,}, {num_columns}x{num_rows}, {size(path.stat().st_size)}")
+    say(f"{path}: step {step:,}, {num_columns}x{num_rows}, {file_size(path.stat().st_size)}")
     if message is not None:
         say(message)
 
@@ -115,20 +114,6 @@ def _draw(
         raise CommandFailed(f"{error}; {path.stem}.svg needs none") from error
 
 
-def picture_path(output: str, suffixes: tuple[str, ...]) -> Path:
-    """Where to write, once it is known that it could be.
-
-    Raises:
-        WrongUsage: another suffix than these.
-        CommandFailed: it is a folder, or in one that is not there.
-    """
-    path = output_path(output)
-    if path.suffix.lower() not in suffixes:
-        known = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
-        raise WrongUsage(f"--output: expected a name that ends in {known}, got {output!r}")
-    return path
-
-
 def _page(name: str | None, request_id: int | None) -> Page:
     if name is None:
         return "live" if request_id is None else "request"
@@ -140,16 +125,3 @@ def _page(name: str | None, request_id: int | None) -> Page:
             f"--page: expected one of {known}, or {min(by_key)} to {max(by_key)}, got {name!r}"
         )
     return page
-
-
-def picture_size(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d{1,5})\s*[xX×]\s*(\d{1,5})", text.strip())
-    if match is None:
-        raise WrongUsage(f"--size: expected columns and rows such as 120x40, got {text!r}")
-    from stepscope.tui.layout import MIN_HEIGHT, MIN_WIDTH  # with Textual, once it is needed
-
-    num_columns, num_rows = int(match[1]), int(match[2])
-    if not (MIN_WIDTH <= num_columns <= _MAX_COLUMNS and MIN_HEIGHT <= num_rows <= _MAX_ROWS):
-        bounds = f"{MIN_WIDTH}x{MIN_HEIGHT} to {_MAX_COLUMNS}x{_MAX_ROWS}"
-        raise WrongUsage(f"--size: expected {bounds}, got {text!r}")
-    return num_columns, num_rows

@@ -14,9 +14,9 @@ from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.transport.endpoints import Endpoint, runtime_dir
 from stepscope.engine.workload.capacity import in_words
 from stepscope.tui.commands.engine import engine_packages, prepare_process
-from stepscope.tui.commands.options import resolve
 from stepscope.tui.commands.progress import Progress
 from stepscope.tui.http_process import HttpProcess
+from stepscope.tui.setting_values import resolve
 
 _GRACE_S = 5.0
 

@@ -7,8 +7,9 @@ from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import KnobSpec, KnobValue
 from stepscope.engine.transport.endpoints import find_local
 from stepscope.recordings.state.knob_text import typed_text
+from stepscope.tui.cli_errors import WrongUsage
 from stepscope.tui.commands.connect import choose, connect
-from stepscope.tui.commands.errors import WrongUsage, say
+from stepscope.tui.commands.errors import say
 from stepscope.tui.commands.who import call_me, who
 
 _TRIES = 5

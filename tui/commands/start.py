@@ -7,9 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.tui.commands.errors import CommandFailed, expected
-from stepscope.tui.commands.options import resolve
+from stepscope.tui.cli_errors import CommandFailed
+from stepscope.tui.commands.errors import expected
 from stepscope.tui.recent import RecentFiles
+from stepscope.tui.setting_values import resolve
 from stepscope.tui.settings import DashboardSettings, FleetSettings, load_actions
 from stepscope.tui.start_list import Choice
 from stepscope.tui.terminal import cannot_be_drawn_on, no_terminal, only_ascii, said_environment

@@ -1,7 +1,7 @@
 """Steps and requests of a recording, as they are named on the command line."""
 
 from stepscope.recordings.export.moments import StepRange
-from stepscope.tui.commands.errors import WrongUsage
+from stepscope.tui.cli_errors import WrongUsage
 
 
 def step_range(first: int | None, last: int | None) -> StepRange:

@@ -11,11 +11,13 @@ from stepscope.engine.protocol.config import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.fleets.fleet import FLEET_STEPS, Fleet, shared_bytes
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.tui.commands.connect import PAST_S, check_past, choose, connect, hello, receive
+from stepscope.tui.cli_errors import CommandFailed
+from stepscope.tui.commands.connect import PAST_S, check_past, choose, connect, hello
 from stepscope.tui.commands.dashboard import need_terminal, new_history, run_live
-from stepscope.tui.commands.errors import CommandFailed, expected
-from stepscope.tui.commands.options import resolve
+from stepscope.tui.commands.errors import expected
 from stepscope.tui.commands.who import call_me
+from stepscope.tui.live_source import receive
+from stepscope.tui.setting_values import resolve
 from stepscope.tui.settings import DashboardSettings, FleetSettings
 
 _WITH_WHOLE_PAST = 4  # engines side by side; of more there is less, for all of it is to be read

@@ -7,10 +7,11 @@ import msgspec
 from stepscope.recordings.check.verify import Check, VerifyReport, verify
 from stepscope.recordings.file.losses import Loss
 from stepscope.recordings.file.service_levels import levels_text
-from stepscope.tui.commands.errors import FAILED, say
+from stepscope.tui.cli_errors import FAILED
+from stepscope.tui.commands.errors import say
 from stepscope.tui.commands.progress import Progress
-from stepscope.tui.commands.record import size
 from stepscope.tui.commands.recording_path import find_recording
+from stepscope.tui.format import file_size
 
 
 def verify_file(file: str, as_json: bool) -> int:
@@ -67,7 +68,9 @@ def table(report: VerifyReport) -> list[str]:
     steps = "no steps"
     if report.first_step is not None and report.last_step is not None:
         steps = f"{report.num_steps:,} steps ({report.first_step:,} to {report.last_step:,})"
-    lines = [f"{report.path}: {size(report.num_bytes)}, {report.num_messages:,} messages, {steps}"]
+    lines = [
+        f"{report.path}: {file_size(report.num_bytes)}, {report.num_messages:,} messages, {steps}"
+    ]
     if report.is_being_written:
         lines.append("  it is being written right now: its end is not in it yet")
     if report.with_tokens:

@@ -5,8 +5,8 @@ import os
 import socket
 import sys
 
-from stepscope.tui.commands.errors import WrongUsage
-from stepscope.tui.commands.options import resolve
+from stepscope.tui.cli_errors import WrongUsage
+from stepscope.tui.setting_values import resolve
 from stepscope.tui.settings import MAX_NAME, ClientSettings, environment_name
 
 

@@ -74,6 +74,13 @@ def file_origin(path: Path, session: Origin) -> Origin:
     return Origin(path.name.removesuffix(".mcap"), session.slo, path=path)
 
 
+class Split(NamedTuple):
+    """Where a session is divided; `found`: all marks and changes in it."""
+
+    mark: Landmark
+    found: list[Landmark]
+
+
 def split_origins(
     session: Origin, mark: Landmark, found: Iterable[Landmark]
 ) -> tuple[Origin, Origin]:

@@ -14,7 +14,7 @@ from stepscope.recordings.history.source import Source
 from stepscope.tui.compare.chooser import CompareChooser
 from stepscope.tui.compare.origin import Origin
 from stepscope.tui.compare.picture import ComparePage, SideName
-from stepscope.tui.view import Page
+from stepscope.tui.page_names import Page
 
 EVENTS = KNOB | LATE | LOST | MARKED | PREEMPTED
 _MAX_CACHED = 8192

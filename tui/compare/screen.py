@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.compare.columns import Align
@@ -13,23 +12,20 @@ from stepscope.recordings.history.source import Source
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.cli_errors import WrongUsage
 from stepscope.tui.commands.connect import connect
 from stepscope.tui.commands.dashboard import dashboard_options, need_terminal, new_history
-from stepscope.tui.commands.errors import WrongUsage
 from stepscope.tui.commands.recording_path import find_recording
-from stepscope.tui.compare.choices import session_origin, split_origins
+from stepscope.tui.compare.choices import Split, session_origin, split_origins
 from stepscope.tui.compare.origin import Origin
 from stepscope.tui.recent import remember
 from stepscope.tui.settings import DashboardSettings
-
-if TYPE_CHECKING:
-    from stepscope.tui.commands.compare import Split
 
 
 def run_compare(
     a: str,
     b: str | None,
-    split: "Split | None",
+    split: Split | None,
     align: Align,
     settings: DashboardSettings,
     live: dict[str, Endpoint],
@@ -57,7 +53,7 @@ def run_compare(
 def draw_compare(
     a: str,
     b: str | None,
-    split: "Split | None",
+    split: Split | None,
     align: Align,
     settings: DashboardSettings,
     path: Path,
@@ -87,7 +83,7 @@ def draw_compare(
 def _compared(
     a: str,
     b: str | None,
-    split: "Split | None",
+    split: Split | None,
     settings: DashboardSettings,
     live: dict[str, Endpoint],
 ) -> "Iterator[tuple[ReplaySource | Subscriber, tuple[Origin, Origin]]]":

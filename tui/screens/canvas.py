@@ -10,11 +10,11 @@ from textual.widget import Widget
 from stepscope.tui import layout
 from stepscope.tui.frame import Frame
 from stepscope.tui.log_file import see_log
+from stepscope.tui.page_names import Page
 from stepscope.tui.pages import PAGE_VIEWS
 from stepscope.tui.screens.changed_lines import Placed
 from stepscope.tui.session import Session
 from stepscope.tui.theme import Skin
-from stepscope.tui.view import Page
 from stepscope.tui.widgets import (
     budget_chart,
     compare_page,

@@ -5,17 +5,16 @@ is in front of what. The views of a canvas never overlap, and know which of thei
 that their strips can be written as they are: at ten frames a second that is a quarter of the cost.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.control import Control
 from textual._compositor import CompositorUpdate
+from textual.geometry import Region
 from textual.screen import Screen
 from textual.strip import Strip
-
-if TYPE_CHECKING:
-    from stepscope.tui.screens.canvas import Canvas
+from textual.widget import Widget
 
 
 class Placed(NamedTuple):
@@ -24,6 +23,14 @@ class Placed(NamedTuple):
     x: int
     y: int
     strip: Strip
+
+
+class Views(Protocol):
+    """Widgets that know which of their lines are new; `Canvas` says what both methods do."""
+
+    def touch(self, shown: Mapping[Widget, tuple[Region, Region]]) -> bool: ...
+
+    def changed(self, shown: Mapping[Widget, tuple[Region, Region]]) -> list[Placed]: ...
 
 
 class ChangedLines(CompositorUpdate):
@@ -49,21 +56,21 @@ def may_write(screen: Screen[None]) -> bool:
     return app.screen is screen and not app.is_inline and not app._batch_count
 
 
-def write_changed(screen: Screen[None], canvas: "Canvas", everything: bool) -> None:
+def write_changed(screen: Screen[None], views: Views, everything: bool) -> None:
     """To the terminal, as one picture: what has changed, or all of it.
 
     All of it is written also where Textual is about to, as after something was in front.
     """
     shown = screen._compositor.visible_widgets
     if everything or screen._repaint_required or screen in screen._dirty_widgets:
-        if not canvas.touch(shown):
-            canvas.changed(shown)  # they are among all that Textual writes
+        if not views.touch(shown):
+            views.changed(shown)  # they are among all that Textual writes
             screen._repaint_required = True
             screen._on_timer_update()
             return
         screen._repaint_required = False
         screen._dirty_widgets.clear()
         screen._compositor._dirty_regions.clear()
-    lines = canvas.changed(shown)
+    lines = views.changed(shown)
     if lines:
         screen.app._display(screen, ChangedLines(lines))

@@ -11,11 +11,11 @@ from stepscope.recordings.history.source import Source
 from stepscope.tui import format as fmt
 from stepscope.tui.action_table import Action
 from stepscope.tui.navigator import replay_of
+from stepscope.tui.page_names import PAGES
 from stepscope.tui.screens import compare_handlers as comparing
 from stepscope.tui.screens import look_handlers as looks
 from stepscope.tui.screens import opening
 from stepscope.tui.screens import page_handlers as pages
-from stepscope.tui.view import PAGES
 from stepscope.tui.worst import WorstStalls
 
 if TYPE_CHECKING:

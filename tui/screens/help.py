@@ -8,10 +8,10 @@ from textual.geometry import Region
 
 from stepscope.tui.action_table import GROUPS, Place
 from stepscope.tui.actions import Abilities
+from stepscope.tui.page_names import Page
 from stepscope.tui.pages import PAGE_VIEWS
 from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.theme import CAUSE_GLYPHS, LEGEND, Skin
-from stepscope.tui.view import Page
 from stepscope.tui.widgets.life_line import CAUSE_NAMES
 from stepscope.tui.widgets.lines import Line, Run, clean, fitted, framed
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, cast
 from textual import events
 
 from stepscope.tui.fleet_desk import ColumnKey
+from stepscope.tui.page_names import Page
 from stepscope.tui.screens import page_handlers as pages
-from stepscope.tui.view import LATENCIES, Page
+from stepscope.tui.view import LATENCIES
 from stepscope.tui.widgets import compare_page, fleet_page, footer, key_figures, scrub_bar
 
 # Panels of the main screen, and the screens that say more of the same.

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from stepscope.tui.frame import Frame
 from stepscope.tui.navigator import lane_keys
+from stepscope.tui.page_names import Page
 from stepscope.tui.pages import targets
-from stepscope.tui.view import Page
 from stepscope.tui.widgets import latency_panel
 from stepscope.tui.widgets.panels import Target
 from stepscope.tui.widgets.request_page import request_id_of

@@ -4,10 +4,11 @@ from stepscope.recordings.history.history import History
 from stepscope.tui.frame import Frame
 from stepscope.tui.frame_builder import FrameBuilder
 from stepscope.tui.navigator import recorded_extent, replay_of
+from stepscope.tui.page_names import Page
 from stepscope.tui.pages import targets
 from stepscope.tui.screens.canvas import Canvas
 from stepscope.tui.session import Session
-from stepscope.tui.view import Page, View
+from stepscope.tui.view import View
 from stepscope.tui.widgets import compare_page, fleet_page
 
 _GROWING: frozenset[Page] = frozenset({"latency", "knobs", "request"})  # lists, at their top

@@ -88,7 +88,7 @@ class StartApp(App[Choice], inherit_bindings=False):
         self.theme = {"light": "textual-light", "dark": "textual-dark"}.get(mode, "ansi-dark")
         self.skin = Skin(mode, ascii_only)
         self.abilities = Abilities(actions=actions).written(ascii_only)
-        self._handlers = handlers(self)
+        self._handlers = handlers(self, self)
         self.notices = Notices(clock)
         if notice is not None:
             self.notices.say(notice, "caution")
@@ -102,7 +102,7 @@ class StartApp(App[Choice], inherit_bindings=False):
         self._answers: queue.SimpleQueue[tuple[Choice, str | None]] = queue.SimpleQueue()
         self._prompt: Prompt | None = None  # while it is open
         self._rows: list[int | None] = []
-        self._page = StartScreen(self)
+        self._page = StartScreen(self, self.skin)
 
     def get_default_screen(self) -> StartScreen:
         return self._page

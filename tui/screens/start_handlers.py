@@ -2,65 +2,84 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from textual.app import App
+
+from stepscope.tui.actions import Abilities
 from stepscope.tui.log_file import log_path
 from stepscope.tui.start_list import Choice
 from stepscope.tui.theme import Skin
-
-if TYPE_CHECKING:
-    from stepscope.tui.screens.start import StartApp
 
 _SCREEN = 8  # lines
 _ALL = 1_000_000
 
 
-def handlers(app: "StartApp") -> Mapping[str, Callable[[], object]]:
+class StartList(Protocol):
+    """The list of what can be opened, as actions change it."""
+
+    skin: Skin
+    abilities: Abilities
+
+    def set_skin(self, skin: Skin) -> None: ...
+
+    def move(self, direction: int) -> None: ...
+
+    def choose(self, choice: Choice) -> None: ...
+
+    def choose_selected(self) -> None: ...
+
+    def do(self, action_id: str) -> None: ...
+
+
+def handlers(start: StartList, app: App[Choice]) -> Mapping[str, Callable[[], object]]:
     """Action id -> what to do: every action of the table that is for the start screen."""
     return {
-        "lane_up": partial(app.move, -1),
-        "lane_down": partial(app.move, 1),
-        "screen_back": partial(app.move, -_SCREEN),
-        "screen_forward": partial(app.move, _SCREEN),
-        "oldest": partial(app.move, -_ALL),
-        "live": partial(app.move, _ALL),
-        "inspect": app.choose_selected,
-        "endpoint": partial(app.choose, Choice("ask")),
-        "theme": partial(_theme, app),
-        "glyphs": partial(_glyphs, app),
+        "lane_up": partial(start.move, -1),
+        "lane_down": partial(start.move, 1),
+        "screen_back": partial(start.move, -_SCREEN),
+        "screen_forward": partial(start.move, _SCREEN),
+        "oldest": partial(start.move, -_ALL),
+        "live": partial(start.move, _ALL),
+        "inspect": start.choose_selected,
+        "endpoint": partial(start.choose, Choice("ask")),
+        "theme": partial(_theme, start),
+        "glyphs": partial(_glyphs, start),
         "redraw": partial(_redraw, app),
-        "help": partial(_help, app),
-        "palette": partial(_palette, app),
+        "help": partial(_help, start, app),
+        "palette": partial(_palette, start, app),
         "suspend": app.action_suspend_process,
         "quit": partial(app.exit, None),
     }
 
 
-def _theme(app: "StartApp") -> None:
-    if app.skin.mode in ("dark", "light"):
-        app.set_skin(Skin("light" if app.skin.mode == "dark" else "dark", app.skin.ascii_only))
+def _theme(start: StartList) -> None:
+    if start.skin.mode in ("dark", "light"):
+        start.set_skin(
+            Skin("light" if start.skin.mode == "dark" else "dark", start.skin.ascii_only)
+        )
 
 
-def _glyphs(app: "StartApp") -> None:
-    app.set_skin(Skin(app.skin.mode, not app.skin.ascii_only))
+def _glyphs(start: StartList) -> None:
+    start.set_skin(Skin(start.skin.mode, not start.skin.ascii_only))
 
 
-def _redraw(app: "StartApp") -> None:
+def _redraw(app: App[Choice]) -> None:
     app.screen.refresh(layout=True)
 
 
-def _help(app: "StartApp") -> None:
+def _help(start: StartList, app: App[Choice]) -> None:
     from stepscope.tui.screens.help import HelpPage  # with all screens, which the list needs not
 
-    app.push_screen(HelpPage(app.skin, app.abilities, "start", log_path()))
+    app.push_screen(HelpPage(start.skin, start.abilities, "start", log_path()))
 
 
-def _palette(app: "StartApp") -> None:
+def _palette(start: StartList, app: App[Choice]) -> None:
     from stepscope.tui.screens.palette import Palette
 
     def run(action_id: str | None) -> None:
         if action_id is not None:
-            app.do(action_id)
+            start.do(action_id)
 
-    offered = [action for action in app.abilities.on("start") if action.id != "palette"]
-    app.push_screen(Palette(app.skin, offered), run)
+    offered = [action for action in start.abilities.on("start") if action.id != "palette"]
+    app.push_screen(Palette(start.skin, offered), run)

@@ -1,15 +1,27 @@
 """The screen of the start list: one widget of lines, and where keys and clicks go."""
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from textual import events
 from textual.app import ComposeResult
 from textual.screen import Screen
 
+from stepscope.tui.theme import Skin
 from stepscope.tui.widgets.lines import Lines
 
-if TYPE_CHECKING:
-    from stepscope.tui.screens.start import StartApp
+
+class StartList(Protocol):
+    """What keys, clicks and sizes go to."""
+
+    def draw(self) -> None: ...
+
+    def set_skin(self, skin: Skin) -> None: ...
+
+    def pressed(self, key: str) -> None: ...
+
+    def clicked(self, x: int, y: int) -> None: ...
+
+    def move(self, direction: int) -> None: ...
 
 
 class StartScreen(Screen[None]):
@@ -18,16 +30,16 @@ class StartScreen(Screen[None]):
     DEFAULT_CSS = "StartScreen { layout: vertical; overflow: hidden; }"
     BLANK = True
 
-    def __init__(self, app: "StartApp") -> None:
+    def __init__(self, start: StartList, skin: Skin) -> None:
         super().__init__()
-        self._start = app
-        self.widget = Lines(app.skin, id="start")
+        self._start = start
+        self.widget = Lines(skin, id="start")
 
     def compose(self) -> ComposeResult:
         yield self.widget
 
     def on_mount(self) -> None:
-        self._start.set_skin(self._start.skin)
+        self._start.set_skin(self.widget.skin)
 
     def on_resize(self, event: events.Resize) -> None:
         self.widget.styles.width = max(1, event.size.width)

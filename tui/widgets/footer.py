@@ -1,7 +1,7 @@
 """The footer: the most useful keys, as many as fit. Made from the action table."""
 
 from stepscope.tui.actions import Abilities, footer_entries
-from stepscope.tui.view import Page
+from stepscope.tui.page_names import Page
 from stepscope.tui.widgets.lines import Line, Run
 
 _ALWAYS = frozenset({"help", "quit"})

@@ -3,7 +3,7 @@
 import math
 import re
 
-from stepscope.tui.commands.errors import WrongUsage
+from stepscope.tui.cli_errors import WrongUsage
 
 _UNITS = {"us": 0.001, "ms": 1.0, "s": 1000.0, "": 1.0}
 

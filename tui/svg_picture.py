@@ -1,0 +1,43 @@
+"""What is on the screen, as an SVG document in a file of its own: what the screenshot key makes."""
+
+from itertools import count
+from pathlib import Path
+
+from textual.app import App
+
+from stepscope.recordings.file import rights as file_rights
+from stepscope.recordings.file.file_name import default_name
+
+
+def svg(app: App[None]) -> str:
+    """What an application shows now, as an SVG document with selectable text."""
+    document = app.export_screenshot(title=app.title, simplify=True)
+    # Many programs that are no browsers draw runs of blanks as one without being told.
+    return document.replace("<text ", '<text xml:space="preserve" ')
+
+
+def new_picture(document: str, shown: str) -> Path:
+    """Write an SVG document to a new file of the current folder, named after what is `shown`.
+
+    For its owner alone: what is on a screen may be what somebody asked and was answered.
+
+    Raises:
+        OSError: it cannot be written; nothing is left of it.
+    """
+    folder = Path.cwd()
+    first = folder / default_name(shown, ".svg")
+    for number in count(1):
+        path = first if number == 1 else first.with_stem(f"{first.stem}-{number}")
+        try:
+            # closed below
+            stream = open(path, "x", encoding="utf-8", opener=file_rights.private)  # noqa: SIM115
+        except FileExistsError:  # two in a second are two pictures
+            continue
+        try:
+            with stream:
+                stream.write(document)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        return path
+    raise AssertionError("numbers end")
