@@ -2,6 +2,7 @@
 
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from textual.app import App
 
@@ -9,7 +10,7 @@ from stepscope.recordings.file import rights as file_rights
 from stepscope.recordings.file.file_name import default_name
 
 
-def svg(app: App[None]) -> str:
+def svg(app: App[Any]) -> str:
     """What an application shows now, as an SVG document with selectable text."""
     document = app.export_screenshot(title=app.title, simplify=True)
     # Many programs that are no browsers draw runs of blanks as one without being told.

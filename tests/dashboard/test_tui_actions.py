@@ -10,7 +10,6 @@ from stepscope.tui.actions import ACTIONS, BY_ID, Abilities, footer_entries, key
 from stepscope.tui.app import Dashboard
 from stepscope.tui.page_names import PAGES, Page
 from stepscope.tui.screens import start_handlers
-from stepscope.tui.screens.handlers import handlers
 from stepscope.tui.screens.help import help_lines
 from stepscope.tui.screens.palette import Palette
 from stepscope.tui.screens.start import StartApp
@@ -50,7 +49,9 @@ async def test_every_action_is_carried_out_by_something(
 ) -> None:
     app = dashboard(still_source())
     async with app.run_test(size=(120, 40)):
-        here, there = set(handlers(app.main)), set(start_handlers.handlers(start_app()))
+        start = start_app()
+        here = set(app.main.handlers.by_action)
+        there = set(start_handlers.handlers(start, start))
         assert here == {action.id for action in ACTIONS if not action.pages.isdisjoint(PAGES)}
         assert there == {action.id for action in ACTIONS if "start" in action.pages}
         assert here | there == set(BY_ID)

@@ -14,7 +14,6 @@ from stepscope.tui.app import Dashboard
 from stepscope.tui.guards import shown_thread_errors
 from stepscope.tui.log_file import logged_to_file, see_log
 from stepscope.tui.picture import screenshot
-from stepscope.tui.screens import opening
 from stepscope.tui.workload_text import EXAMPLE
 from tests.support.screen_text import screen_text
 
@@ -230,7 +229,7 @@ async def test_what_is_wrong_with_a_typed_line_fits_a_small_terminal(source: Any
         await pilot.press("x")
         assert "lanes (state:dec" in screen_text(app)
         await pilot.press("escape")
-        opening.workload(app.main)
+        app.main.handlers.opening.workload()
         await pilot.press(*"banana=9")
         assert "off or rate=2 document_share=0.1" in screen_text(app)
         assert "banana=9_" in screen_text(app)

@@ -8,7 +8,6 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app import Dashboard
 from stepscope.tui.pages import targets
-from stepscope.tui.screens import page_handlers
 from tests.support.screen_text import main_text
 
 
@@ -23,14 +22,14 @@ async def test_a_breach_stays_chosen_while_others_come_until_it_leaves_the_list(
     app = Dashboard(source, history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("5", "j", "j")
-        chosen = page_handlers.chosen(app.main)
+        chosen = app.main.handlers.pages.chosen()
         assert chosen is not None
         assert (app.main.view.row, chosen) == (2, targets(app.main.frame)[2])
         for sequence, message in messages[300:340]:
             history.append(sequence, message)
         app.main.draw()
         assert targets(app.main.frame)[2] != chosen
-        assert page_handlers.chosen(app.main) == chosen
+        assert app.main.handlers.pages.chosen() == chosen
         lines = [strip.text for strip in app.main._compositor.render_strips()]
         assert any(f"▶ {chosen.step:>8,}" in line for line in lines), "\n".join(lines)
         for sequence, message in messages[340:]:

@@ -1,57 +1,74 @@
 """How the dashboard looks: what is changed here is kept for the next time."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.notices import Notices
+from stepscope.tui.screens.stage import Looks
 from stepscope.tui.service_levels import said
+from stepscope.tui.session import Session
 from stepscope.tui.theme import Skin, ThemeName
-
-if TYPE_CHECKING:
-    from stepscope.tui.screens.main import MainScreen
+from stepscope.tui.view import View
 
 
-def axis(screen: "MainScreen") -> None:
-    screen.view.next_axis()
-    screen.session.preferences.set("axis", screen.view.axis)
+class LookHandlers:
+    """Of one screen.
 
+    Args:
+        forget: what was summed up with other service levels.
+    """
 
-def glyphs(screen: "MainScreen") -> None:
-    screen.set_skin(Skin(screen.skin.mode, not screen.skin.ascii_only))
-    screen.session.preferences.set("ascii", screen.skin.ascii_only)
+    def __init__(
+        self,
+        session: Session,
+        view: View,
+        notices: Notices,
+        looks: Looks,
+        forget: Callable[[], None],
+    ) -> None:
+        self._session = session
+        self._view = view
+        self._notices = notices
+        self._looks = looks
+        self._forget = forget
 
+    def axis(self) -> None:
+        self._view.next_axis()
+        self._session.preferences.set("axis", self._view.axis)
 
-def theme(screen: "MainScreen") -> None:
-    mode = screen.skin.mode
-    if mode not in ("dark", "light"):
-        screen.notices.say(
-            "this terminal's own colours are used; there is no other theme", "caution"
-        )
-        return
-    other: ThemeName = "light" if mode == "dark" else "dark"
-    screen.set_skin(Skin(other, screen.skin.ascii_only))
-    screen.session.preferences.set("theme", other)
+    def glyphs(self) -> None:
+        self._looks.set_skin(Skin(self._looks.skin.mode, not self._looks.skin.ascii_only))
+        self._session.preferences.set("ascii", self._looks.skin.ascii_only)
 
+    def theme(self) -> None:
+        mode = self._looks.skin.mode
+        if mode not in ("dark", "light"):
+            self._notices.say(
+                "this terminal's own colours are used; there is no other theme", "caution"
+            )
+            return
+        other: ThemeName = "light" if mode == "dark" else "dark"
+        self._looks.set_skin(Skin(other, self._looks.skin.ascii_only))
+        self._session.preferences.set("theme", other)
 
-def frames(screen: "MainScreen", change: int) -> None:
-    screen.set_fps(screen.fps + change)
-    screen.session.preferences.set("fps", screen.fps)
+    def frames(self, change: int) -> None:
+        self._looks.set_fps(self._looks.fps + change)
+        self._session.preferences.set("fps", self._looks.fps)
 
+    def own_load(self) -> None:
+        self._view.own_load = not self._view.own_load
+        self._session.preferences.set("own_load", self._view.own_load)
 
-def own_load(screen: "MainScreen") -> None:
-    screen.view.own_load = not screen.view.own_load
-    screen.session.preferences.set("own_load", screen.view.own_load)
-
-
-def use_levels(screen: "MainScreen", slo: SLO) -> None:
-    """These service levels, for all engines of this dashboard; says which hold now."""
-    session = screen.session
-    preferences = session.preferences
-    # The demo's, and those of a file that carries its own, are for nothing else.
-    for_now = "" if preferences.has("slo_ttft_ms") else ", for this session only"
-    screen.notices.say(f"service levels: {said(slo)}{for_now}", "good")
-    for history in {session.history, *(each.history for each in session.desk.fleet.sources)}:
-        history.set_slo(slo)
-    screen.scene.forget()
-    preferences.set("slo_ttft_ms", slo.ttft_ms)
-    preferences.set("slo_itl_ms", slo.itl_ms)
-    screen.draw()
+    def use_levels(self, slo: SLO) -> None:
+        """These service levels, for all engines of this dashboard; says which hold now."""
+        session = self._session
+        preferences = session.preferences
+        # The demo's, and those of a file that carries its own, are for nothing else.
+        for_now = "" if preferences.has("slo_ttft_ms") else ", for this session only"
+        self._notices.say(f"service levels: {said(slo)}{for_now}", "good")
+        for history in {session.history, *(each.history for each in session.desk.fleet.sources)}:
+            history.set_slo(slo)
+        self._forget()
+        preferences.set("slo_ttft_ms", slo.ttft_ms)
+        preferences.set("slo_itl_ms", slo.itl_ms)
+        self._looks.draw()

@@ -2,7 +2,8 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from textual import events
 from textual.app import ComposeResult
@@ -17,11 +18,13 @@ from stepscope.tui.log_file import see_log
 from stepscope.tui.navigator import Navigator, replay_of
 from stepscope.tui.notices import Notices
 from stepscope.tui.operator import Operator
-from stepscope.tui.screens import mouse, status
+from stepscope.tui.screens import status
 from stepscope.tui.screens.canvas import Canvas
 from stepscope.tui.screens.changed_lines import may_write, write_changed
 from stepscope.tui.screens.drawn import Drawn
 from stepscope.tui.screens.failures import Failures
+from stepscope.tui.screens.handlers import Handlers, bindings
+from stepscope.tui.screens.mouse import Mouse
 from stepscope.tui.screens.scene import Scene
 from stepscope.tui.screens.seeking import Seeking
 from stepscope.tui.session import Session
@@ -32,6 +35,8 @@ log = logging.getLogger("stepscope.tui")
 
 DEFAULT_FPS, SSH_FPS = 10.0, 5.0
 MIN_FPS, MAX_FPS = 1.0, 60.0
+
+_T = TypeVar("_T")
 
 # What may be done on a screen too small for a picture: of anything else nobody would see a thing.
 _UNSEEN = frozenset({"help", "redraw", "suspend", "quit"})
@@ -68,15 +73,24 @@ class MainScreen(Screen[None]):
         self._replay = replay_of(session.source)
         self.scene = Scene(session, self.view, self.canvas)
         self._timer: Timer | None = None
-        self._seeking = Seeking(self, self._replay, session.clock)
+        self._seeking = Seeking(self._replay, session.clock, self.draw, self.call_later)
         self._is_put_off = False  # all of it is to be written with the next picture
         self._drawn = Drawn(session.clock)
         self.is_shown = True  # not that of another engine
         self._failure: str | None = None
-        from stepscope.tui.screens.handlers import bindings, handlers
-
         self._bindings = bindings(session.abilities.actions)
-        self._handlers = handlers(self)
+        parts = session, self.view, self.navigator
+        self.handlers = Handlers(
+            *parts,
+            self.operator,
+            self.notices,
+            stage=self,
+            looks=self,
+            forget=self.scene.forget,
+            app=lambda: self.app,
+        )
+        self._handlers: Mapping[str, Callable[[], None]] = self.handlers.by_action
+        self._mouse = Mouse(*parts, self.canvas, self, self.handlers.pages)
 
     # Life
 
@@ -255,6 +269,12 @@ class MainScreen(Screen[None]):
         """What some of the views show."""
         return self.canvas.text_of(names)
 
+    def open_overlay(
+        self, overlay: Screen[_T], use: Callable[[_T | None], None] | None = None
+    ) -> None:
+        """Show an overlay; `use` gets what it is closed with."""
+        self.app.push_screen(overlay, use)
+
     # Keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -294,13 +314,13 @@ class MainScreen(Screen[None]):
 
     def on_click(self, event: events.Click) -> None:
         with self.failures.shown("the click"):
-            mouse.click(self, event)
+            self._mouse.click(event)
         self.draw_next()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         if event.button and event.widget is self.canvas.widgets["scrub"]:
             with self.failures.shown("the scrub bar"):
-                mouse.scrub_to(self, event.x)
+                self._mouse.scrub_to(event.x)
             self.draw_next()
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
@@ -313,5 +333,5 @@ class MainScreen(Screen[None]):
         if self.canvas.is_too_small:
             return
         with self.failures.shown("the wheel"):
-            mouse.scroll(self, direction, through_time)
+            self._mouse.scroll(direction, through_time)
         self.draw()

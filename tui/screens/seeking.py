@@ -2,12 +2,8 @@
 
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from stepscope.tui.navigator import Replay
-
-if TYPE_CHECKING:
-    from stepscope.tui.screens.main import MainScreen
 
 _PATIENCE_S = 0.1  # the picture stands still for what is about to be found
 
@@ -18,12 +14,19 @@ class Seeking:
     Args:
         replay: None for a live source, which never seeks.
         clock: seconds.
+        draw: the screen, now.
+        call_later: may be called on any thread, and calls on that of the screen.
     """
 
     def __init__(
-        self, screen: "MainScreen", replay: Replay | None, clock: Callable[[], float]
+        self,
+        replay: Replay | None,
+        clock: Callable[[], float],
+        draw: Callable[[], None],
+        call_later: Callable[[Callable[[], None]], object],
     ) -> None:
-        self._screen = screen
+        self._draw = draw
+        self._call_later = call_later
         self._replay = replay
         self._clock = clock
         self._since_s: float | None = None  # None: nothing is sought
@@ -44,12 +47,12 @@ class Seeking:
     def _found(self) -> None:
         """On the thread of the replay."""
         with contextlib.suppress(RuntimeError):  # the dashboard has just ended
-            self._screen.call_later(self._look)
+            self._call_later(self._look)
 
     def _look(self) -> None:
         if self._since_s is not None and not self._seeks():
             self._since_s = None
-            self._screen.draw()
+            self._draw()
 
     def _seeks(self) -> bool:
         return self._replay is not None and self._replay.is_seeking
