@@ -49,7 +49,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap, SourceStatus
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli import main
+from stepscope.tui.cli.__main__ import main
 from tests.support.core_ends import GivenWorkload
 from tests.support.paced_runner import PacedRunner
 

@@ -52,7 +52,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.audit_text import change_text
-from stepscope.tui.cli import main
+from stepscope.tui.cli.__main__ import main
 from tests.support.waiting import wait_for
 
 

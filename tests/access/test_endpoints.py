@@ -25,8 +25,8 @@ from stepscope.engine.transport.endpoints import (
 from stepscope.engine.transport.leftovers import stale_files
 from stepscope.engine.transport.local_engines import called, starting_pid
 from stepscope.recordings.history.history import History
-from stepscope.tui.commands.connect import connect, hello
-from stepscope.tui.live_source import receive
+from stepscope.tui.cli.shared.connect import connect, hello
+from stepscope.tui.session.live_source import receive
 
 
 @pytest.fixture(autouse=True)

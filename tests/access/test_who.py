@@ -15,7 +15,7 @@ from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import AuditPage, GetAudit
 from stepscope.engine.protocol.wire import Audited
 from stepscope.recordings.state.audit_text import who_text
-from stepscope.tui.commands.who import who
+from stepscope.tui.session.control.who import who
 
 
 def entry(who: str, key: str | None) -> Audited:
@@ -55,7 +55,7 @@ def _set_in_a_terminal(endpoint: str, value: str, folder: Path) -> str:
     """Runs `stepscope set` in a terminal of its own; gives that terminal's name."""
     program = (
         "import os, sys\n"
-        "from stepscope.tui.cli import main\n"
+        "from stepscope.tui.cli.__main__ import main\n"
         "print('at', os.ttyname(0), flush=True)\n"
         f"sys.argv = ['stepscope', 'set', 'watermark={value}', '--endpoint', {endpoint!r}]\n"
         "main()\n"

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from stepscope.recordings.attribution.causes import Late, Piece
-from stepscope.tui.widgets import late_text
-from stepscope.tui.widgets.lines import Field, length_of, whole
+from stepscope.tui.views import late_text
+from stepscope.tui.views.lines import Field, length_of, whole
 
 MS = 1_000_000
 LATE = Late(

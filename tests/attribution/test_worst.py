@@ -14,16 +14,17 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.file_waits import FileWaits
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.app import Dashboard
-from stepscope.tui.format import clock, with_ms
-from stepscope.tui.frame import Frame
-from stepscope.tui.frame_builder import FrameBuilder
-from stepscope.tui.notices import Notices
-from stepscope.tui.pages import targets
-from stepscope.tui.view import View
-from stepscope.tui.widgets import breach_list, latency_page, latency_panel
-from stepscope.tui.widgets.lines import Line
-from stepscope.tui.worst import WorstStalls
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.session.time.worst import WorstStalls
+from stepscope.tui.views.format import clock, with_ms
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.frame.frame_builder import FrameBuilder
+from stepscope.tui.views.lines import Line
+from stepscope.tui.views.notices import Notices
+from stepscope.tui.views.pages import breach_list, latency_page
+from stepscope.tui.views.pages.page_views import targets
+from stepscope.tui.views.panels import latency_panel
+from stepscope.tui.views.view import View
 from tests.support.screen_text import main_text
 
 SAMPLE = Path(stepscope.recordings.samples.__file__).parent / "freeze.mcap"

@@ -23,8 +23,8 @@ from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.app import Dashboard
-from stepscope.tui.compare.choices import session_origin
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.views.frame.compare_choices import session_origin
 
 SLO_ = SLO(ttft_ms=500.0, itl_ms=50.0)
 _DRAWN = 50

@@ -52,7 +52,15 @@ class Child:
             "STEPSCOPE_CONFIG": "none",
         }
         environment.pop("NO_COLOR", None)
-        command = [sys.executable, "-m", "stepscope.tui.cli", "top", *addresses, "--fps", "10"]
+        command = [
+            sys.executable,
+            "-m",
+            "stepscope.tui.cli",
+            "top",
+            *addresses,
+            "--fps",
+            "10",
+        ]
         self.process = ptyprocess.PtyProcess.spawn(command, dimensions=(60, 200), env=environment)
         self.num_bytes = 0
         threading.Thread(target=self._read, daemon=True).start()

@@ -25,9 +25,9 @@ from pathlib import Path
 from dashboard_terminal import Engine, Report, Terminal
 from held_table import HeldTable, word
 
-from stepscope.tui.actions import BY_ID
-from stepscope.tui.page_names import PAGES
-from stepscope.tui.view import ZOOMS
+from stepscope.tui.settings.actions import BY_ID
+from stepscope.tui.settings.page_names import PAGES
+from stepscope.tui.views.view import ZOOMS
 
 SETTLE_S = 1.5
 NUM_MEMORY_STEPS = 100_000

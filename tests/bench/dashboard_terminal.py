@@ -183,9 +183,9 @@ class Terminal:
 
 def show(report: Path, arguments: list[str]) -> None:
     """The dashboard."""
-    from stepscope.tui import app as dashboards
-    from stepscope.tui.cli import main
-    from stepscope.tui.frame_meter import FrameMeter
+    from stepscope.tui.app import app as dashboards
+    from stepscope.tui.cli.__main__ import main
+    from stepscope.tui.views.frame.frame_meter import FrameMeter
 
     made: list[Any] = []
     frames: list[tuple[str, float]] = []

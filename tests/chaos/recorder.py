@@ -12,7 +12,7 @@ import replies
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Snapshot
 from stepscope.recordings.file.writing.writer import RecordingWriter
-from stepscope.tui.cli import main
+from stepscope.tui.cli.__main__ import main
 
 if __name__ == "__main__":
     faulthandler.register(signal.SIGUSR2)  # says where it is

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.tui.cli import main
+from stepscope.tui.cli.__main__ import main
 
 COMMAND = (sys.executable, "-m", "stepscope.tui.cli", "bench", "throughput")
 

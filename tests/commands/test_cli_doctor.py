@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.engine.telemetry import batch_rows
-from stepscope.tui.cli_errors import CommandFailed
-from stepscope.tui.commands import doctor as doctor_command
+from stepscope.tui.cli.engines import doctor as doctor_command
+from stepscope.tui.settings.cli_errors import CommandFailed
 
 
 @pytest.fixture(autouse=True)

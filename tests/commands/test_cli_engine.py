@@ -24,7 +24,7 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.local_engines import is_refused
 from stepscope.engine.transport.sockets import KEY_VARIABLE
 from stepscope.engine.workload.load import LoadGenerator, LoadReport
-from stepscope.tui.commands import keys as keys_command
+from stepscope.tui.cli.engines import keys as keys_command
 
 ENGINE = Path(__file__).parents[1] / "support" / "simulated_engine.py"
 

@@ -10,10 +10,10 @@ import pytest
 
 from stepscope.engine.protocol.config import EngineConfig, Knobs
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
-from stepscope.tui.cli_errors import WrongUsage
-from stepscope.tui.commands.options import with_options
-from stepscope.tui.setting_values import resolve
-from stepscope.tui.settings import DashboardSettings
+from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.settings.cli_errors import WrongUsage
+from stepscope.tui.settings.setting_values import resolve
+from stepscope.tui.settings.settings import DashboardSettings
 
 
 @pytest.fixture(autouse=True)

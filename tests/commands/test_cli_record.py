@@ -220,7 +220,15 @@ def test_replay_shows_a_recording_in_the_dashboard_at_the_step_that_was_asked_fo
     with Recording(path) as recording:
         step = recording.last_step
     screen = terminal(
-        *(sys.executable, "-m", "stepscope.tui.cli", "replay", str(path), "--at", str(step)),
+        *(
+            sys.executable,
+            "-m",
+            "stepscope.tui.cli",
+            "replay",
+            str(path),
+            "--at",
+            str(step),
+        ),
         XDG_CONFIG_HOME=str(tmp_path),
     )
     screen.wait_for(rf"step {step:,}\b", WAIT_S)

@@ -13,7 +13,7 @@ import pytest
 
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.scheduling.dry_run import ScheduleLine
-from stepscope.tui.cli import main
+from stepscope.tui.cli.__main__ import main
 
 RECORDED = Path(__file__).parents[1] / "conformance"
 PREEMPTION = str(RECORDED / "02-preemption.json")

@@ -16,10 +16,10 @@ from stepscope.engine.simulation.simulated import simulated_info
 from stepscope.engine.telemetry.sender import is_compiled
 from stepscope.engine.transport.authorised_keys import KeyFolder
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.tui.cli_errors import WRONG_USAGE
-from stepscope.tui.commands import serve as serve_command
-from stepscope.tui.commands.connect import choose
-from stepscope.tui.commands.errors import expected
+from stepscope.tui.cli.engines import serve as serve_command
+from stepscope.tui.cli.shared.connect import choose
+from stepscope.tui.cli.shared.errors import expected
+from stepscope.tui.settings.cli_errors import WRONG_USAGE
 
 
 @pytest.mark.parametrize("endpoint", ["e1", "/run/x1", "/run/e1", "tcp://127.0.0.1:5791"])

@@ -14,8 +14,8 @@ import zmq
 
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from stepscope.recordings import samples
-from stepscope.tui.cli import main
-from stepscope.tui.commands import demo as demo_command
+from stepscope.tui.cli.__main__ import main
+from stepscope.tui.cli.dashboards import demo as demo_command
 
 COMMANDS = (
     "demo",
@@ -347,13 +347,13 @@ class CtrlC:
 
 sys.meta_path.insert(0, CtrlC())
 sys.argv = ["stepscope", "explain", "freeze"]
-from stepscope.tui.cli import main
+from stepscope.tui.cli.__main__ import main
 main()
 """
 
 
 @pytest.mark.parametrize(
-    "name", ["typer", "stepscope.tui.command_table.bench", "stepscope.tui.commands.explain"]
+    "name", ["typer", "stepscope.tui.cli.table.bench", "stepscope.tui.cli.recordings.explain"]
 )
 def test_ctrl_c_is_quiet_however_early_it_comes(name: str) -> None:
     """As what can be typed is imported, which is the first tenth of a second."""

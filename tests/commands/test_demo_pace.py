@@ -32,9 +32,9 @@ from stepscope.engine.simulation.simulated import (
 from stepscope.engine.workload.arrivals import Arrival, PromptWriter, synthetic
 from stepscope.engine.workload.corpus import Corpus
 from stepscope.recordings.history.history import History
-from stepscope.tui.commands.demo import KNOBS, WORKLOAD
-from stepscope.tui.commands.demo_pace import TICK_S, Pace
-from stepscope.tui.commands.demo_rate import offer, slowness
+from stepscope.tui.cli.dashboards.demo import KNOBS, WORKLOAD
+from stepscope.tui.cli.dashboards.demo_pace import TICK_S, Pace
+from stepscope.tui.cli.dashboards.demo_rate import offer, slowness
 
 NUM_BLOCKS, BLOCK_SIZE, MAX_MODEL_LEN = 2048, 16, 4096
 # Slow, so that minutes of it are few steps. Attention to what came before is in no trial step.

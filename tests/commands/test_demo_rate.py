@@ -15,10 +15,9 @@ from stepscope.engine.workload.arrivals import describe
 from stepscope.engine.workload.capacity import reckoned_ms, requests_per_s
 from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.state.audit_text import change_text
-from stepscope.tui.cli_errors import WrongUsage
-from stepscope.tui.commands.demo import WORKLOAD
-from stepscope.tui.commands.demo_pace import FIRST_REST_S, NUM_WINDOWS, WINDOW_S, Pace
-from stepscope.tui.commands.demo_rate import (
+from stepscope.tui.cli.dashboards.demo import WORKLOAD
+from stepscope.tui.cli.dashboards.demo_pace import FIRST_REST_S, NUM_WINDOWS, WINDOW_S, Pace
+from stepscope.tui.cli.dashboards.demo_rate import (
     LEAST_RATE,
     Offer,
     asked_rate,
@@ -26,6 +25,7 @@ from stepscope.tui.commands.demo_rate import (
     offer,
     slowness,
 )
+from stepscope.tui.settings.cli_errors import WrongUsage
 
 LIMITS = Limits(max_num_batched_tokens=8192, max_num_seqs=256, max_model_len=8192)
 

@@ -50,8 +50,8 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.state.pauses import known_since
 from stepscope.recordings.state.series.latency import SLO, percentiles
 from stepscope.recordings.state.session import SessionState
-from stepscope.tui.compare.text import load as load_text
-from stepscope.tui.compare.text import outcome, setting_text
+from stepscope.tui.views.frame.compare_text import load as load_text
+from stepscope.tui.views.frame.compare_text import outcome, setting_text
 
 SLO_ = SLO(ttft_ms=500.0, itl_ms=30.0)
 WORKLOAD = SimulatedWorkload(rate=9.0, document_share=0.25, document_tokens=2600, output_tokens=140)

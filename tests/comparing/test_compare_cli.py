@@ -14,8 +14,8 @@ from stepscope.engine.protocol.wire import Audited, Mark
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.compare.columns import NUM_STRETCHES
 from stepscope.recordings.file.reader import Recording
-from stepscope.tui.cli_errors import CommandFailed, WrongUsage
-from stepscope.tui.commands import compare as compare_command
+from stepscope.tui.cli.dashboards import compare as compare_command
+from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 
 
 @pytest.fixture(scope="module")

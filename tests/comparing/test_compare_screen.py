@@ -18,17 +18,17 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import add_mark
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.app import Dashboard
-from stepscope.tui.compare.choices import file_origin, session_origin
-from stepscope.tui.compare.picture import ComparePage
-from stepscope.tui.compare.sides import sizes
-from stepscope.tui.compare.text import change, outcome, unclear, verdict
-from stepscope.tui.frame import Frame
-from stepscope.tui.frame_builder import FrameBuilder
-from stepscope.tui.theme import Skin
-from stepscope.tui.view import View
-from stepscope.tui.widgets import compare_page
-from stepscope.tui.widgets.lines import Line
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.views.frame.compare_choices import file_origin, session_origin
+from stepscope.tui.views.frame.compare_picture import ComparePage
+from stepscope.tui.views.frame.compare_sides import sizes
+from stepscope.tui.views.frame.compare_text import change, outcome, unclear, verdict
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.frame.frame_builder import FrameBuilder
+from stepscope.tui.views.lines import Line
+from stepscope.tui.views.pages import compare_page
+from stepscope.tui.views.theme import Skin
+from stepscope.tui.views.view import View
 from tests.support.screen_text import screen_text
 
 SAMPLES = Path(samples.__file__).parent

@@ -19,9 +19,9 @@ from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from stepscope.recordings.fleets.fleet import Fleet
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.tui.cli_errors import CommandFailed, WrongUsage
-from stepscope.tui.commands import top as top_command
-from stepscope.tui.widgets.fleet_columns import state_text
+from stepscope.tui.cli.dashboards import top as top_command
+from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.views.charts.fleet_columns import state_text
 
 ENGINE = str(Path(__file__).parents[1] / "support" / "simulated_engine.py")
 
@@ -82,7 +82,15 @@ def test_an_engine_that_dies_and_another_in_its_place_are_shown_as_what_they_are
     engines.wait(a)
     engines.wait(b)
     screen = terminal(
-        *(sys.executable, "-m", "stepscope.tui.cli", "top", b, a, f"{runtime_folder}/engine-c"),
+        *(
+            sys.executable,
+            "-m",
+            "stepscope.tui.cli",
+            "top",
+            b,
+            a,
+            f"{runtime_folder}/engine-c",
+        ),
         STEPSCOPE_CONFIG="none",
     )
     screen.wait_for("2/3 up  1 DOWN")

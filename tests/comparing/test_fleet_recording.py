@@ -14,7 +14,7 @@ from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.fleets.fleet import Fleet
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.tui.app import Dashboard
+from stepscope.tui.app.app import Dashboard
 from tests.support.screen_text import main_text
 from tests.support.waiting import until, wait_for
 

@@ -9,10 +9,11 @@ from rich.cells import cell_len
 from stepscope.recordings.fleets.fleet import LOOK_S, Fleet
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.actions import ACTIONS
-from stepscope.tui.app import Dashboard
-from stepscope.tui.fleet_desk import SORTS, natural
-from stepscope.tui.widgets import fleet_columns, fleet_page
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.settings.actions import ACTIONS
+from stepscope.tui.views.charts import fleet_columns
+from stepscope.tui.views.frame.fleet_desk import SORTS, natural
+from stepscope.tui.views.pages import fleet_page
 from tests.support.screen_text import screen_text
 
 SIZES = [(80, 20), (80, 24), (120, 40), (200, 60)]

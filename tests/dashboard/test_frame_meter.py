@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.tui.app import Dashboard
-from stepscope.tui.frame_meter import FrameMeter, Load
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.views.frame.frame_meter import FrameMeter, Load
 
 
 class Clock:

@@ -14,18 +14,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.keys import _character_to_key
 
-from stepscope.tui import preferences as preferences_module
-from stepscope.tui.actions import ACTIONS, BY_ID, Abilities, footer_entries, key_table
-from stepscope.tui.app import Dashboard
-from stepscope.tui.cli import main
-from stepscope.tui.cli_errors import WrongUsage
-from stepscope.tui.commands.dashboard import dashboard_options
-from stepscope.tui.config_file import ConfigFileError, changed
-from stepscope.tui.key_names import KeyNameError, parse, shown, written
-from stepscope.tui.keymap import KeyMapError, remapped
-from stepscope.tui.preferences import Preferences
-from stepscope.tui.screens.help import help_lines
-from stepscope.tui.settings import DashboardSettings, config_path, load_actions, load_settings
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.cli.__main__ import main
+from stepscope.tui.cli.dashboards.dashboard import dashboard_options
+from stepscope.tui.screens.overlays.help import help_lines
+from stepscope.tui.settings import preferences as preferences_module
+from stepscope.tui.settings.actions import ACTIONS, BY_ID, Abilities, footer_entries, key_table
+from stepscope.tui.settings.cli_errors import WrongUsage
+from stepscope.tui.settings.config_file import ConfigFileError, changed
+from stepscope.tui.settings.key_names import KeyNameError, parse, shown, written
+from stepscope.tui.settings.keymap import KeyMapError, remapped
+from stepscope.tui.settings.preferences import Preferences
+from stepscope.tui.settings.settings import (
+    DashboardSettings,
+    config_path,
+    load_actions,
+    load_settings,
+)
 from tests.support.screen_text import screen_text
 
 

@@ -5,9 +5,10 @@ import sys
 
 PROGRAM = """
 import ast, importlib.util, pathlib, sys
-import stepscope.tui.run, stepscope.tui.commands.top, stepscope.tui.screens.handlers
+import stepscope.tui.app.run, stepscope.tui.cli.dashboards.top
+import stepscope.tui.screens.handlers.handlers
 from stepscope.recordings.live import subscriber
-from stepscope.tui import late_modules
+from stepscope.tui.app import late_modules
 
 late_modules.load()
 late = set()

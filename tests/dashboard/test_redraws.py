@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.tui.app import Dashboard
-from stepscope.tui.frame_builder import FrameBuilder
-from stepscope.tui.view import View
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.views.frame.frame_builder import FrameBuilder
+from stepscope.tui.views.view import View
 
 
 class Drawings:

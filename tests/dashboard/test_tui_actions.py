@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from stepscope.tui.action_table import GROUPS, Need, Place
-from stepscope.tui.actions import ACTIONS, BY_ID, Abilities, footer_entries, key_table
-from stepscope.tui.app import Dashboard
-from stepscope.tui.page_names import PAGES, Page
-from stepscope.tui.screens import start_handlers
-from stepscope.tui.screens.help import help_lines
-from stepscope.tui.screens.palette import Palette
-from stepscope.tui.screens.start import StartApp
-from stepscope.tui.widgets import footer
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.screens.overlays.help import help_lines
+from stepscope.tui.screens.overlays.palette import Palette
+from stepscope.tui.screens.start import start_handlers
+from stepscope.tui.screens.start.start import StartApp
+from stepscope.tui.settings.action_table import GROUPS, Need, Place
+from stepscope.tui.settings.actions import ACTIONS, BY_ID, Abilities, footer_entries, key_table
+from stepscope.tui.settings.page_names import PAGES, Page
+from stepscope.tui.views.panels import footer
 
 EVERYTHING = Abilities(has=frozenset({"engine", "recorder", "live"}))
 

@@ -10,8 +10,8 @@ for name in (
     "matplotlib",
 ):
     sys.modules[name] = None  # importing it fails
-import stepscope.tui.app
-import stepscope.tui.screens.handlers
+import stepscope.tui.app.app
+import stepscope.tui.screens.handlers.handlers
 heavy = {
     "stepscope.engine.loop.core",
     "stepscope.engine.execution.runner",
@@ -34,11 +34,12 @@ def test_what_has_no_screen_imports_none_and_pictures_load_what_they_need_when_t
 import sys
 for name in ("textual", "torch", "matplotlib", "PIL", "numpy", "pyarrow", "perfetto"):
     sys.modules[name] = None
-import stepscope.tui.command_line
-import stepscope.tui.commands.explain, stepscope.tui.commands.export, stepscope.tui.commands.plot
-import stepscope.tui.commands.record, stepscope.tui.commands.repair
-import stepscope.tui.commands.screenshot
-import stepscope.tui.commands.verify
+import stepscope.tui.cli.command_line
+import stepscope.tui.cli.recordings.explain, stepscope.tui.cli.recordings.export
+import stepscope.tui.cli.recordings.plot
+import stepscope.tui.cli.recordings.record, stepscope.tui.cli.recordings.repair
+import stepscope.tui.cli.dashboards.screenshot
+import stepscope.tui.cli.recordings.verify
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from stepscope.engine.protocol.wire import EngineStatus, StepRecord
-from stepscope.tui.app import Dashboard
-from stepscope.tui.guards import shown_thread_errors
-from stepscope.tui.log_file import logged_to_file, see_log
-from stepscope.tui.picture import screenshot
-from stepscope.tui.workload_text import EXAMPLE
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.app.guards import shown_thread_errors
+from stepscope.tui.app.picture import screenshot
+from stepscope.tui.session.control.workload_text import EXAMPLE
+from stepscope.tui.settings.log_file import logged_to_file, see_log
 from tests.support.screen_text import screen_text
 
 NUM_STEPS = 400

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from textual import events
 
-from stepscope.tui.app import Dashboard
-from stepscope.tui.page_names import PAGES, Page
-from stepscope.tui.pages import PAGE_VIEWS, targets
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.settings.page_names import PAGES, Page
+from stepscope.tui.views.pages.page_views import PAGE_VIEWS, targets
 from tests.support.screen_text import screen_text
 
 ROWS: list[Page] = ["step", "request", "kv", "latency", "knobs"]
@@ -190,7 +190,7 @@ async def test_readonly_opens_no_editor_by_mouse(source: Any) -> None:
 
 
 def test_a_mark_takes_no_room_and_ends_at_an_edge() -> None:
-    from stepscope.tui.widgets.lines import fitted, framed, length_of, spot
+    from stepscope.tui.views.lines import fitted, framed, length_of, spot
 
     line = (spot("row", 3), ("abc", "text"))
     assert length_of(line) == 3

@@ -21,11 +21,12 @@ from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.tui.app import Dashboard
-from stepscope.tui.guards import shown_thread_errors
-from stepscope.tui.page_names import PAGES
-from stepscope.tui.screens.overlay import Overlay
-from stepscope.tui.widgets import kv_page, lanes
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.app.guards import shown_thread_errors
+from stepscope.tui.screens.overlays.overlay import Overlay
+from stepscope.tui.settings.page_names import PAGES
+from stepscope.tui.views.charts import lanes
+from stepscope.tui.views.pages import kv_page
 from tests.support import waiting
 from tests.support.screen_text import screen_text
 

@@ -15,19 +15,21 @@ from stepscope.recordings.attribution.causes import CAUSES
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.latency_samples import Samples
-from stepscope.tui import latency_windows, navigator
-from stepscope.tui.actions import BY_ID
-from stepscope.tui.app import Dashboard
-from stepscope.tui.format import clock
-from stepscope.tui.frame import Frame
-from stepscope.tui.frame_builder import FrameBuilder
-from stepscope.tui.page_names import PAGES, Page
-from stepscope.tui.pages import PAGE_VIEWS, targets
-from stepscope.tui.screens.help import help_lines
-from stepscope.tui.theme import CAUSE_GLYPHS, Skin
-from stepscope.tui.view import View
-from stepscope.tui.widgets import kv_page, latency_charts, latency_page, request_page
-from stepscope.tui.widgets.lines import Line
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.screens.overlays.help import help_lines
+from stepscope.tui.session.time import navigator
+from stepscope.tui.settings.actions import BY_ID
+from stepscope.tui.settings.page_names import PAGES, Page
+from stepscope.tui.views.charts import latency_charts
+from stepscope.tui.views.format import clock
+from stepscope.tui.views.frame import latency_windows
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.frame.frame_builder import FrameBuilder
+from stepscope.tui.views.lines import Line
+from stepscope.tui.views.pages import kv_page, latency_page, request_page
+from stepscope.tui.views.pages.page_views import PAGE_VIEWS, targets
+from stepscope.tui.views.theme import CAUSE_GLYPHS, Skin
+from stepscope.tui.views.view import View
 from tests.support.screen_text import screen_text
 
 NUM_STEPS = 400
@@ -150,7 +152,7 @@ async def test_keys_of_the_main_screen_say_so_elsewhere(source: Any) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_help_says_what_the_screen_is_and_only_keys_that_work_on_it(page: Page) -> None:
-    from stepscope.tui.actions import ACTIONS, Abilities
+    from stepscope.tui.settings.actions import ACTIONS, Abilities
 
     everything = Abilities(has=frozenset({"engine", "recorder", "live"}))
     lines = "\n".join(text(help_lines(everything, page)))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.tui.terminal import cannot_be_drawn_on, only_ascii
+from stepscope.tui.settings.terminal import cannot_be_drawn_on, only_ascii
 
 REPLAY = (sys.executable, "-m", "stepscope.tui.cli", "replay", "chunked", "--at", "200")
 SIZES = [(1, 1), (200, 60), (80, 24), (60, 15), (3, 50), (300, 5), (79, 19)]

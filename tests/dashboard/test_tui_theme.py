@@ -9,8 +9,8 @@ import pytest
 
 from stepscope import tui
 from stepscope.recordings.state.series.lanes import Cell
-from stepscope.tui.app import Dashboard
-from stepscope.tui.theme import (
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.views.theme import (
     KV_GLYPHS,
     KV_STYLES,
     LANE_GLYPHS,

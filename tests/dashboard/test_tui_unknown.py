@@ -19,24 +19,15 @@ from stepscope.engine.protocol.wire import (
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.app import Dashboard
-from stepscope.tui.frame import Frame
-from stepscope.tui.frame_builder import FrameBuilder
-from stepscope.tui.page_names import Page
-from stepscope.tui.pages import PAGE_VIEWS
-from stepscope.tui.view import View
-from stepscope.tui.widgets import (
-    budget_chart,
-    event_list,
-    inspector,
-    key_figures,
-    knob_panel,
-    kv_map,
-    lanes,
-    latency_panel,
-    scrub_bar,
-)
-from stepscope.tui.widgets.lines import Line
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.settings.page_names import Page
+from stepscope.tui.views.charts import budget_chart, kv_map, lanes, scrub_bar
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.frame.frame_builder import FrameBuilder
+from stepscope.tui.views.lines import Line
+from stepscope.tui.views.pages.page_views import PAGE_VIEWS
+from stepscope.tui.views.panels import event_list, inspector, key_figures, knob_panel, latency_panel
+from stepscope.tui.views.view import View
 from tests.support.screen_text import main_text
 
 FIRST, NUM_STEPS = 100, 60

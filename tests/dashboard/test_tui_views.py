@@ -11,27 +11,24 @@ import pytest
 
 from stepscope.engine.protocol.wire import CACHED, EMPTY, Finished, Phase, Preempted
 from stepscope.recordings.history.source import add_mark
-from stepscope.tui import format as fmt
-from stepscope.tui.chart_columns import ChartColumns
-from stepscope.tui.frame import Frame
-from stepscope.tui.frame_builder import FrameBuilder
-from stepscope.tui.goto import wanted
-from stepscope.tui.lane_rows import FilterError, lane_filter
-from stepscope.tui.view import View
-from stepscope.tui.widgets import (
-    budget_chart,
+from stepscope.tui.session.time.goto import wanted
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.charts import budget_chart, kv_map, lanes, scrub_bar
+from stepscope.tui.views.frame.chart_columns import ChartColumns
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.frame.frame_builder import FrameBuilder
+from stepscope.tui.views.frame.lane_rows import FilterError, lane_filter
+from stepscope.tui.views.lines import Line, clean, fitted, framed
+from stepscope.tui.views.pages import step_page
+from stepscope.tui.views.panels import (
     event_list,
     header,
     inspector,
     key_figures,
     knob_panel,
-    kv_map,
-    lanes,
     latency_panel,
-    scrub_bar,
-    step_page,
 )
-from stepscope.tui.widgets.lines import Line, clean, fitted, framed
+from stepscope.tui.views.view import View
 
 GUTTER = 14
 COLUMNS = 80

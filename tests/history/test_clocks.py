@@ -13,7 +13,7 @@ from stepscope.engine.protocol.wire import Arrived, EngineInfo, EngineStatus, St
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.app import Dashboard
+from stepscope.tui.app.app import Dashboard
 from tests.support.screen_text import main_text
 
 HOUR_NS = 3600 * 10**9

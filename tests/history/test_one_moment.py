@@ -11,9 +11,9 @@ from stepscope.engine.protocol.wire import Telemetry
 from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.app import Dashboard
-from stepscope.tui.frame_builder import FrameBuilder
-from stepscope.tui.view import View
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.views.frame.frame_builder import FrameBuilder
+from stepscope.tui.views.view import View
 
 FRAME_S = 0.1
 KNOBS = Knobs(max_num_batched_tokens=1024, max_num_seqs=32)

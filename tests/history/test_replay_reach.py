@@ -13,11 +13,12 @@ from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
-from stepscope.tui import format as fmt
-from stepscope.tui.app import Dashboard
-from stepscope.tui.frame_builder import FrameBuilder
-from stepscope.tui.view import View
-from stepscope.tui.widgets import key_figures, scrub_bar
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.charts import scrub_bar
+from stepscope.tui.views.frame.frame_builder import FrameBuilder
+from stepscope.tui.views.panels import key_figures
+from stepscope.tui.views.view import View
 from tests.support.screen_text import main_text
 from tests.support.seek_sessions import record
 from tests.support.waiting import until

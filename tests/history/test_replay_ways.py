@@ -18,12 +18,12 @@ from stepscope.recordings.replay.file_waits import FileWaits
 from stepscope.recordings.replay.reach import Reach
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.frame import NOTABLE, Frame
-from stepscope.tui.frame_builder import FrameBuilder
-from stepscope.tui.navigator import Navigator, recorded_extent
-from stepscope.tui.notices import Notices
-from stepscope.tui.view import View
-from stepscope.tui.widgets import key_figures, latency_panel
+from stepscope.tui.session.time.navigator import Navigator, recorded_extent
+from stepscope.tui.views.frame.frame import NOTABLE, Frame
+from stepscope.tui.views.frame.frame_builder import FrameBuilder
+from stepscope.tui.views.notices import Notices
+from stepscope.tui.views.panels import key_figures, latency_panel
+from stepscope.tui.views.view import View
 from tests.support.seek_sessions import one_by_one, record
 
 NUM_STEPS = 5_000  # three minutes

@@ -35,8 +35,8 @@ from stepscope.recordings.state.series.columns import StepColumns
 from stepscope.recordings.state.series.latency import SLO, Latencies
 from stepscope.recordings.state.series.latency_samples import BLOCK_SAMPLES, Samples
 from stepscope.recordings.state.series.taken_step import TakenStep
-from stepscope.tui.theme import KV_GLYPHS, KV_STYLES
-from stepscope.tui.widgets.kv_map import merged, state_runs
+from stepscope.tui.views.charts.kv_map import merged, state_runs
+from stepscope.tui.views.theme import KV_GLYPHS, KV_STYLES
 from tests.support.seek_sessions import assert_the_same, busy, one_by_one, record
 
 NUM_STEPS = 900

@@ -116,7 +116,7 @@ def test_transformers_loads_a_model_class_from_the_root_without_loading_a_file_o
 
 def test_everything_but_the_model_side_imports_without_torch_and_transformers() -> None:
     laptop = [name for name in modules() if not name.startswith(TORCH_SIDE)]
-    assert "stepscope.tui.app" in laptop
+    assert "stepscope.tui.app.app" in laptop
     assert "stepscope.engine.client.client" in laptop
     done = run_python(
         "import importlib, sys\n"
@@ -153,7 +153,7 @@ def test_the_quick_commands_import_neither_torch_nor_textual() -> None:
     done = run_python(
         "import sys\n"
         "from stepscope.tui import cli\n"
-        "from stepscope.tui.commands import set, snapshot\n"
+        "from stepscope.tui.cli import set, snapshot\n"
         "print([name for name in ('torch', 'transformers', 'textual', 'rich', 'mcap') "
         "if name in sys.modules])\n"
     )

@@ -10,9 +10,9 @@ import typer
 
 from stepscope.engine.protocol.config import Knobs
 from stepscope.recordings import samples
-from stepscope.tui.actions import key_table
-from stepscope.tui.command_line import app
-from stepscope.tui.commands import schedule
+from stepscope.tui.cli.command_line import app
+from stepscope.tui.cli.engines import schedule
+from stepscope.tui.settings.actions import key_table
 
 README = Path(__file__).parents[2] / "README.md"
 DOCUMENTS = (README, Path(samples.__file__).with_name("README.md"))

@@ -37,8 +37,8 @@ from stepscope.engine.bench.gpu.results import Aim, Outcome, Point, Report
 from stepscope.engine.models import loader, random_model
 from stepscope.engine.models.random_shapes import PREFIX, SHAPES
 from stepscope.engine.protocol.config import ConfigError
-from stepscope.tui.cli import main
-from stepscope.tui.commands.bench_gpu_table import WIDTH, side_by_side, table
+from stepscope.tui.cli.__main__ import main
+from stepscope.tui.cli.bench.bench_gpu_table import WIDTH, side_by_side, table
 from tests.support.cpu_levels import linear_layouts
 
 COMMAND = (sys.executable, "-m", "stepscope.tui.cli", "bench", "gpu")
@@ -432,8 +432,8 @@ def test_an_interrupted_run_leaves_a_whole_report_and_no_process(
     code = (
         "import sys\n"
         "from stepscope.engine.bench.gpu import conduct\n"
-        "from stepscope.tui.cli import main\n"
-        "from stepscope.tui.commands import bench_gpu\n"
+        "from stepscope.tui.cli.__main__ import main\n"
+        "from stepscope.tui.cli import bench_gpu\n"
         f"command = (sys.executable, {str(script)!r})\n"
         "from functools import partial\n"
         "bench_gpu.conduct = partial(conduct.conduct, worker=command)\n"

@@ -27,7 +27,7 @@ from stepscope.engine.models.random_weights import RandomWeights
 from stepscope.engine.process.serve import open_engine
 from stepscope.engine.protocol.config import ConfigError, EngineConfig, Knobs
 from stepscope.recordings.file.reader import Recording
-from stepscope.tui.commands.bench_gpu import RECORDER
+from stepscope.tui.cli.bench.bench_gpu import RECORDER
 
 MODEL = "qwen3-tiny"
 PEER = PeerWork(num_requests=4, most_output=9)

@@ -39,7 +39,7 @@ from stepscope.recordings.export.export import FORMATS, Format, export
 from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.export.tables import Table
 from stepscope.recordings.file.reader import Recording
-from stepscope.tui.cli import main
+from stepscope.tui.cli.__main__ import main
 from tests.support.seek_sessions import record
 
 NUM_STEPS = 900

@@ -20,8 +20,8 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.event_steps import EventSteps
 from stepscope.recordings.replay.file_events import FileEvents
 from stepscope.recordings.replay.replay import ReplaySource
-from stepscope.tui.app import Dashboard
-from stepscope.tui.frame import NOTABLE
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.views.frame.frame import NOTABLE
 from tests.support.screen_text import main_text
 from tests.support.seek_sessions import busy, record
 from tests.support.waiting import until

@@ -20,7 +20,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing.recording_file import RecordingFile
 from stepscope.recordings.file.writing.rotation import FileSeries, Limits
 from stepscope.recordings.file.writing.writer import RecordingWriter
-from stepscope.tui.svg_picture import new_picture
+from stepscope.tui.screens.handlers.svg_picture import new_picture
 from tests.support.seek_sessions import record
 
 Messages = list[tuple[int, Telemetry]]

@@ -6,8 +6,8 @@ from typing import Any
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.app import Dashboard
-from stepscope.tui.pages import targets
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.views.pages.page_views import targets
 from tests.support.screen_text import main_text
 
 

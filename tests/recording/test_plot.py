@@ -27,9 +27,9 @@ from stepscope.recordings.plot.figure import figure
 from stepscope.recordings.plot.series import MAX_EVENTS, Event, PlotSeries, read_series
 from stepscope.recordings.state.series.distribution import Distribution
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli_errors import CommandFailed, WrongUsage
-from stepscope.tui.commands.plot import plot_file
-from stepscope.tui.commands.screenshot import screenshot_file
+from stepscope.tui.cli.dashboards.screenshot import screenshot_file
+from stepscope.tui.cli.recordings.plot import plot_file
+from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 
 BOUNDS = SLO(ttft_ms=500.0, itl_ms=30.0)
 NUM_STEPS = 500

@@ -27,11 +27,11 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.transcripts import Said, Told
-from stepscope.tui.cli_errors import CommandFailed
-from stepscope.tui.commands import export as export_command
-from stepscope.tui.commands import repair as repair_command
-from stepscope.tui.commands import verify as verify_command
-from stepscope.tui.widgets import transcript
+from stepscope.tui.cli.recordings import export as export_command
+from stepscope.tui.cli.recordings import repair as repair_command
+from stepscope.tui.cli.recordings import verify as verify_command
+from stepscope.tui.settings.cli_errors import CommandFailed
+from stepscope.tui.views.pages import transcript
 
 # No eight characters of these may be in a help text.
 PROMPT = "Patient in room seven wants her biopsy looked at by somebody else."

@@ -34,7 +34,7 @@ from stepscope.recordings.file.writing import recording_file
 from stepscope.recordings.file.writing.recording_file import RecordingFile
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
-from stepscope.tui.commands.repair import summary
+from stepscope.tui.cli.recordings.repair import summary
 from tests.support.seek_sessions import record
 
 MESSAGES = simulate(

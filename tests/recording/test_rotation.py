@@ -26,8 +26,8 @@ from stepscope.recordings.file.writing.recording_file import RecordingFile
 from stepscope.recordings.file.writing.rotation import FileSeries, Limits
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.state.session import SessionState
-from stepscope.tui.cli import main
-from stepscope.tui.commands import record
+from stepscope.tui.cli.__main__ import main
+from stepscope.tui.cli.recordings import record
 from tests.support.waiting import wait_for
 
 MESSAGES = simulate(seed=9, num_steps=2000)

@@ -9,11 +9,11 @@ import pytest
 
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.app import Dashboard
-from stepscope.tui.chart_columns import ChartColumns
-from stepscope.tui.preferences import Preferences
-from stepscope.tui.service_levels import parse_levels
-from stepscope.tui.view import View
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.settings.preferences import Preferences
+from stepscope.tui.settings.service_levels import parse_levels
+from stepscope.tui.views.frame.chart_columns import ChartColumns
+from stepscope.tui.views.view import View
 from tests.support.screen_text import screen_text
 
 

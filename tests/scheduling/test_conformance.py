@@ -12,7 +12,7 @@ import pytest
 
 from stepscope.engine.protocol.config import ConfigError
 from stepscope.engine.scheduling.dry_run import ScheduleLine, ScheduleReplay, parse_workload
-from stepscope.tui.cli import main
+from stepscope.tui.cli.__main__ import main
 
 RECORDED = Path(__file__).parents[1] / "conformance"
 WORKLOADS = sorted(path.stem for path in RECORDED.glob("*.json"))

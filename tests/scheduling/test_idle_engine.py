@@ -8,8 +8,8 @@ import pytest
 
 from stepscope.engine.protocol.wire import EngineStatus, KnobsChanged
 from stepscope.recordings.history.history import History
-from stepscope.tui.app import Dashboard
-from stepscope.tui.widgets import header, key_figures
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.views.panels import header, key_figures
 from tests.support.screen_text import main_text
 
 

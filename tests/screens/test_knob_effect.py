@@ -9,10 +9,10 @@ from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobValue, Ste
 from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.knob_text import changes_text
-from stepscope.tui.frame_builder import FrameBuilder
-from stepscope.tui.view import View
-from stepscope.tui.widgets import knobs_page
-from stepscope.tui.widgets.knob_effect import effect_of
+from stepscope.tui.views.frame.frame_builder import FrameBuilder
+from stepscope.tui.views.pages import knobs_page
+from stepscope.tui.views.panels.knob_effect import effect_of
+from stepscope.tui.views.view import View
 
 S = 10**9
 SESSION = simulate(seed=5, num_steps=300)

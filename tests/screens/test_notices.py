@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.tui.app import Dashboard
-from stepscope.tui.notices import _SHOWN_S, Notices, Tone
-from stepscope.tui.widgets.lines import Line
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.views.lines import Line
+from stepscope.tui.views.notices import _SHOWN_S, Notices, Tone
 from tests.support.screen_text import main_text
 
 DOWN: tuple[str, Tone] = (

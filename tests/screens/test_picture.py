@@ -17,11 +17,11 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.samples import shipped
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.app import Dashboard
-from stepscope.tui.cli import main
-from stepscope.tui.picture import screenshot
-from stepscope.tui.picture_png import png
-from stepscope.tui.svg_picture import new_picture
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.app.picture import screenshot
+from stepscope.tui.cli.__main__ import main
+from stepscope.tui.screens.handlers.svg_picture import new_picture
+from stepscope.tui.views.picture_png import png
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ async def test_a_picture_that_cannot_be_written_is_a_line_on_the_screen(
 def test_a_picture_waits_for_what_is_still_being_worked_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepscope.tui.latency_windows._LONG_STEPS", 10)
+    monkeypatch.setattr("stepscope.tui.views.frame.latency_windows._LONG_STEPS", 10)
     source = ReplaySource(Recording(shipped()["chunked"]), History(SLO()), playing=False)
     source.start()
     try:

@@ -12,19 +12,11 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.frame_builder import FrameBuilder
-from stepscope.tui.pages import PAGE_VIEWS
-from stepscope.tui.view import View
-from stepscope.tui.widgets import (
-    budget_chart,
-    event_list,
-    inspector,
-    key_figures,
-    knob_panel,
-    kv_map,
-    lanes,
-    latency_panel,
-)
+from stepscope.tui.views.charts import budget_chart, kv_map, lanes
+from stepscope.tui.views.frame.frame_builder import FrameBuilder
+from stepscope.tui.views.pages.page_views import PAGE_VIEWS
+from stepscope.tui.views.panels import event_list, inspector, key_figures, knob_panel, latency_panel
+from stepscope.tui.views.view import View
 
 WIDTH, GUTTER = 140, 14
 EXTENT = 0, 399

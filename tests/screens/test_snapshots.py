@@ -34,13 +34,13 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap, SourceStatus
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.app import Dashboard
-from stepscope.tui.compare.origin import Origin
-from stepscope.tui.picture import Cells, cells
-from stepscope.tui.screens.start import StartApp
-from stepscope.tui.start_finder import Finder
-from stepscope.tui.start_list import File
-from stepscope.tui.theme import ColourMode, Skin, styles
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.app.picture import Cells, cells
+from stepscope.tui.screens.start.start import StartApp
+from stepscope.tui.session.start_finder import Finder
+from stepscope.tui.views.frame.compare_origin import Origin
+from stepscope.tui.views.pages.start_list import File
+from stepscope.tui.views.theme import ColourMode, Skin, styles
 
 FOLDER = Path(__file__).parents[1] / "snapshots"
 LETTERS = " abcdefghijklmnopqrstuvwxyzαβγδεζηθικλμ"  # of styles in the order of the theme's table
@@ -266,8 +266,8 @@ async def _start_taken(world: World, keys: list[str], size: Size, look: Look) ->
     )
     # Neither what is installed here nor the version changes the picture.
     with (
-        patch("stepscope.tui.screens.start.find_spec", lambda name: object()),
-        patch("stepscope.tui.screens.start.version", lambda name: "1.2.3"),
+        patch("stepscope.tui.screens.start.start.find_spec", lambda name: object()),
+        patch("stepscope.tui.screens.start.start.version", lambda name: "1.2.3"),
     ):
         return await _start_drawn(app, keys, size, look)
 

@@ -15,16 +15,16 @@ from stepscope.recordings import samples
 from stepscope.recordings.file.overview import Overview, overview, recordings_in
 from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.fleets.fleet import EngineLine
-from stepscope.tui import start_list
-from stepscope.tui.commands import start as start_command
-from stepscope.tui.keymap import remapped
-from stepscope.tui.recent import MAX_FILES, RecentFiles
-from stepscope.tui.screens.help import HelpPage, help_lines
-from stepscope.tui.screens.overlay import Overlay
-from stepscope.tui.screens.prompt import Prompt
-from stepscope.tui.screens.start import StartApp
-from stepscope.tui.start_finder import Finder
-from stepscope.tui.start_list import Choice, File
+from stepscope.tui.cli.dashboards import start as start_command
+from stepscope.tui.screens.overlays.help import HelpPage, help_lines
+from stepscope.tui.screens.overlays.overlay import Overlay
+from stepscope.tui.screens.overlays.prompt import Prompt
+from stepscope.tui.screens.start.start import StartApp
+from stepscope.tui.session.start_finder import Finder
+from stepscope.tui.settings.keymap import remapped
+from stepscope.tui.settings.recent import MAX_FILES, RecentFiles
+from stepscope.tui.views.pages import start_list
+from stepscope.tui.views.pages.start_list import Choice, File
 from tests.support.screen_text import screen_text
 
 NOW_S = 1_700_000_000.0
@@ -434,10 +434,10 @@ def test_the_first_picture_waits_for_no_engine_no_recording_and_no_socket() -> N
     program = (
         "import sys\n"
         "from stepscope.tui import cli\n"
-        "from stepscope.tui.commands import start\n"
-        "from stepscope.tui.screens.start import StartApp\n"
+        "from stepscope.tui.cli import start\n"
+        "from stepscope.tui.screens.start.start import StartApp\n"
         "heavy = {'torch', 'zmq', 'mcap', 'numpy', 'stepscope.recordings.file.reader',\n"
-        "         'stepscope.recordings.history.history', 'stepscope.tui.app'}\n"
+        "         'stepscope.recordings.history.history', 'stepscope.tui.app.app'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepscope.tui.widgets.panels import Cell, Column, Rows, table
+from stepscope.tui.views.framed_panels import Cell, Column, Rows, table
 
 COLUMNS = (Column("step", 6, True), Column("what", 0))
 

@@ -26,14 +26,14 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.source import add_mark
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.session import SessionState
-from stepscope.tui import engine_link
-from stepscope.tui.app import Dashboard
-from stepscope.tui.asked_workload import AskedWorkload
-from stepscope.tui.engine_link import EngineLink
-from stepscope.tui.screens.knob_editor import parse_value
-from stepscope.tui.screens.stepper import ByNow, Stepper
-from stepscope.tui.theme import Skin
-from stepscope.tui.workload_text import parse_workload, told_workload, workload_text
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.screens.overlays.knob_editor import parse_value
+from stepscope.tui.screens.overlays.stepper import ByNow, Stepper
+from stepscope.tui.session.control import engine_link
+from stepscope.tui.session.control.asked_workload import AskedWorkload
+from stepscope.tui.session.control.engine_link import EngineLink
+from stepscope.tui.session.control.workload_text import parse_workload, told_workload, workload_text
+from stepscope.tui.views.theme import Skin
 from tests.support.screen_text import main_text, screen_text
 from tests.support.waiting import until
 
@@ -558,7 +558,9 @@ async def test_recordings_that_begin_in_one_second_are_files_of_their_own(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     name = "stepscope-engine-20261122-101500.mcap"
-    monkeypatch.setattr("stepscope.tui.record_switch.default_name", lambda source: name)
+    monkeypatch.setattr(
+        "stepscope.tui.session.recording.record_switch.default_name", lambda source: name
+    )
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
         for _ in range(2):

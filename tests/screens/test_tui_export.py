@@ -22,13 +22,13 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.samples import shipped
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.actions import with_keys
-from stepscope.tui.app import Dashboard
-from stepscope.tui.cli import main
-from stepscope.tui.export.choices import folder_for
-from stepscope.tui.export.desk import ExportDesk
-from stepscope.tui.export.order import FORMAT_CHOICES, ExportOrder, RangeChoice
-from stepscope.tui.screens.export_chooser import ExportChooser
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.cli.__main__ import main
+from stepscope.tui.screens.overlays.export_chooser import ExportChooser
+from stepscope.tui.session.export.desk import ExportDesk
+from stepscope.tui.session.export.order import FORMAT_CHOICES, ExportOrder, RangeChoice
+from stepscope.tui.session.export_choices import folder_for
+from stepscope.tui.settings.actions import with_keys
 from tests.support.screen_text import screen_text
 from tests.support.waiting import until
 

@@ -13,10 +13,10 @@ from textual.screen import Screen
 import stepscope.recordings.samples
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.replay import ReplaySource
-from stepscope.tui.app import Dashboard
-from stepscope.tui.notices import Notices
-from stepscope.tui.screens.canvas import Canvas
-from stepscope.tui.widgets import scrub_bar
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.screens.drawing.canvas import Canvas
+from stepscope.tui.views.charts import scrub_bar
+from stepscope.tui.views.notices import Notices
 from tests.support.screen_text import main_text
 from tests.support.waiting import until
 

@@ -23,7 +23,7 @@ from stepscope.engine.protocol.commands import Pause, Resume, Submit, Submitted
 from stepscope.engine.protocol.config import ConfigError
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Aborted, EngineStatus, StepRecord
-from stepscope.tui.http_process import HttpProcess
+from stepscope.tui.cli.engines.http_process import HttpProcess
 from tests.support.waiting import wait_for
 
 ENGINE = Path(__file__).parents[1] / "support" / "simulated_engine.py"
@@ -347,7 +347,7 @@ def test_the_key_is_in_no_list_of_processes(
         environments.append(options["env"])
         return real(arguments, **options)
 
-    monkeypatch.setattr("stepscope.tui.http_process.subprocess.Popen", popen)
+    monkeypatch.setattr("stepscope.tui.cli.engines.http_process.subprocess.Popen", popen)
     process = HttpProcess(HttpSettings(bind="0", api_key="sesam"))
     process.start(live_engine.endpoint.control)
     try:

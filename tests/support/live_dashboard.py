@@ -5,7 +5,7 @@ import asyncio
 from textual import events
 
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.tui.app import Dashboard
+from stepscope.tui.app.app import Dashboard
 
 
 def dashboard(source: Subscriber) -> Dashboard:

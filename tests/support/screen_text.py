@@ -5,7 +5,7 @@ from typing import Any
 from textual.app import App
 from textual.screen import Screen
 
-from stepscope.tui.app import Dashboard
+from stepscope.tui.app.app import Dashboard
 
 
 def screen_text(app: App[Any]) -> str:

@@ -31,7 +31,7 @@ from stepscope.recordings.live import backfill
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.session import SessionState
-from stepscope.tui import format as fmt
+from stepscope.tui.views import format as fmt
 from tests.support.fake_engine import FakeEngine, info, step
 from tests.support.live_dashboard import dashboard, press
 from tests.support.screen_text import main_text

@@ -1,1 +1,6 @@
-"""stepscope."""
+"""The main screen: it turns keys and mouse into actions and draws at frame time.
+
+May import: recordings.history, tui.screens.drawing, tui.screens.handlers, tui.session,
+  tui.session.control, tui.session.time, tui.settings, tui.views, tui.views.frame.
+What an action does goes into `handlers`, what opens above the screen into `overlays`.
+"""

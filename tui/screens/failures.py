@@ -4,8 +4,8 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from stepscope.tui.log_file import see_log
-from stepscope.tui.notices import Notices
+from stepscope.tui.settings.log_file import see_log
+from stepscope.tui.views.notices import Notices
 
 log = logging.getLogger("stepscope.tui")
 

@@ -11,25 +11,25 @@ from textual.screen import Screen
 from textual.timer import Timer
 
 from stepscope.recordings.history.history import History
-from stepscope.tui.actions import BY_ID
-from stepscope.tui.frame import Frame
-from stepscope.tui.frame_meter import FrameMeter
-from stepscope.tui.log_file import see_log
-from stepscope.tui.navigator import Navigator, replay_of
-from stepscope.tui.notices import Notices
-from stepscope.tui.operator import Operator
-from stepscope.tui.screens import status
-from stepscope.tui.screens.canvas import Canvas
-from stepscope.tui.screens.changed_lines import may_write, write_changed
-from stepscope.tui.screens.drawn import Drawn
+from stepscope.tui.screens.drawing import status
+from stepscope.tui.screens.drawing.canvas import Canvas
+from stepscope.tui.screens.drawing.changed_lines import may_write, write_changed
+from stepscope.tui.screens.drawing.drawn import Drawn
+from stepscope.tui.screens.drawing.scene import Scene
 from stepscope.tui.screens.failures import Failures
-from stepscope.tui.screens.handlers import Handlers, bindings
-from stepscope.tui.screens.mouse import Mouse
-from stepscope.tui.screens.scene import Scene
+from stepscope.tui.screens.handlers.handlers import Handlers, bindings
+from stepscope.tui.screens.handlers.mouse import Mouse
 from stepscope.tui.screens.seeking import Seeking
-from stepscope.tui.session import Session
-from stepscope.tui.theme import Skin
-from stepscope.tui.view import View
+from stepscope.tui.session.control.operator import Operator
+from stepscope.tui.session.session import Session
+from stepscope.tui.session.time.navigator import Navigator, replay_of
+from stepscope.tui.settings.actions import BY_ID
+from stepscope.tui.settings.log_file import see_log
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.frame.frame_meter import FrameMeter
+from stepscope.tui.views.notices import Notices
+from stepscope.tui.views.theme import Skin
+from stepscope.tui.views.view import View
 
 log = logging.getLogger("stepscope.tui")
 

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable
 
-from stepscope.tui.navigator import Replay
+from stepscope.tui.session.time.navigator import Replay
 
 _PATIENCE_S = 0.1  # the picture stands still for what is about to be found
 

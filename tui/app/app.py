@@ -1,0 +1,234 @@
+"""The dashboard as an application: screens, and what all of them have in common.
+
+The caller owns the source and the history: it starts the source before and stops it afterwards;
+the dashboard only reads, and asks a replay source to seek and play.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import events
+from textual.app import App
+from textual.binding import Binding, BindingType
+from textual.types import CSSPathType
+
+from stepscope.recordings.compare.columns import Align
+from stepscope.recordings.fleets.fleet import LOOK_S, Fleet
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import Source
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.tui.app.key_order import KeyOrder
+from stepscope.tui.app.side_screens import SideScreens
+from stepscope.tui.screens.main import MainScreen
+from stepscope.tui.screens.overlays.overlay import Overlay
+from stepscope.tui.session.session_maker import SessionMaker
+from stepscope.tui.settings.action_table import Action
+from stepscope.tui.settings.actions import ACTIONS
+from stepscope.tui.settings.log_file import log_path, see_log
+from stepscope.tui.settings.page_names import Page
+from stepscope.tui.settings.preferences import Preferences
+from stepscope.tui.views.frame.compare_origin import Origin
+from stepscope.tui.views.frame.fleet_desk import FleetDesk
+from stepscope.tui.views.theme import Skin, ThemeName, colour_mode
+from stepscope.tui.views.view import Axis, Sort
+
+if TYPE_CHECKING:
+    from stepscope.recordings.live.recorder import Recorder
+
+log = logging.getLogger("stepscope.tui")
+
+_NEWCOMERS_S = 2.0  # between two looks for engines that have appeared
+
+
+class Dashboard(App[None], inherit_bindings=False):
+    """A main screen over a session for each engine that was looked at, one of them shown.
+
+    Args:
+        any_terminal: do not ask what the terminal can show; for pictures.
+
+    The other arguments are those of `run_dashboard`.
+    """
+
+    CSS_PATH: ClassVar[CSSPathType | None] = "app.tcss"
+    ENABLE_COMMAND_PALETTE = False  # ours is drawn like everything else, in ASCII too
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
+    ]
+
+    def __init__(
+        self,
+        source: Source,
+        history: History,
+        *,
+        control_endpoint: str | None = None,
+        readonly: bool = False,
+        fps: float | None = None,
+        ascii_only: bool = False,
+        recorder: "Recorder | None" = None,
+        title: str = "stepscope",
+        theme: ThemeName = "dark",
+        sort: Sort = "arrival",
+        axis: Axis = "step",
+        own_load: bool = False,
+        actions: tuple[Action, ...] = ACTIONS,
+        preferences: Preferences | None = None,
+        log_file: Path | None = None,
+        any_terminal: bool = False,
+        clock: Callable[[], float] | None = None,
+        fleet: Fleet | None = None,
+    ) -> None:
+        super().__init__()
+        self.title = title
+        clock = clock or time.monotonic
+        self._desk = FleetDesk(fleet or Fleet([source], clock), open=self._open_engine)
+        self._sessions = SessionMaker(
+            self._desk,
+            title,
+            readonly,
+            actions,
+            preferences or Preferences(),
+            log_file or log_path(),
+            clock,
+        )
+        mode = (
+            theme if any_terminal else colour_mode(theme, self.console.color_system, self.no_color)
+        )
+        self.theme = {"light": "textual-light", "dark": "textual-dark"}.get(mode, "ansi-dark")
+        session = self._sessions.make(source, history, control_endpoint, recorder)
+        self.session = session
+        self.main = MainScreen(session, Skin(mode, ascii_only), fps)
+        self.main.view.sort, self.main.view.axis = sort, axis
+        self.main.view.own_load = own_load
+        self.key_order = KeyOrder(self, self.main)
+        if fleet is not None and len(fleet) > 1:
+            self.main.view.page = "fleet"
+            fleet.open(source)
+        self._screens = {self._desk.name_of(source): self.main}  # by the name of the engine
+        self._sides = SideScreens(self._sessions, self._switch_to)
+        self.main.session.compare.open = self._open_side
+        self.main.session.compare.go_home = lambda page: self._sides.go_home(self.main, page)
+
+    # Several engines
+
+    def _open_engine(self, name: str, page: Page) -> None:
+        """Show a screen of this engine; its own view of it is as it was left."""
+        before, screen = self.main, self._screens.get(name)
+        if screen is None:
+            fleet = self._desk.fleet
+            source = fleet.sources[fleet.names.index(name)]
+            control = source.endpoint.control if isinstance(source, Subscriber) else None
+            session = self._sessions.make(source, source.history, control)
+            screen = self._screens[name] = MainScreen(session, before.skin, before.fps)
+            screen.view.sort, screen.view.axis = before.view.sort, before.view.axis
+            screen.view.own_load = before.view.own_load
+            self.install_screen(screen, name)
+        if screen is not before:
+            before.view.page, before.view.trail = "live", ()
+            self._desk.fleet.open(screen.session.source)
+        screen.view.page, screen.view.row = page, 0
+        screen.view.trail = ("fleet",) if page != "live" else ()
+        if len(self._desk.fleet) > 1:
+            back = screen.session.abilities.key("back")
+            screen.notices.say(f"{name}, one of {len(self._desk.fleet)} engines; {back} goes back")
+        self._switch_to(screen)
+
+    def _switch_to(self, screen: MainScreen) -> None:
+        """Show another main screen, in the looks of the one before."""
+        before = self.main
+        if screen is not before:
+            before.is_shown, screen.is_shown = False, True
+            self.session, self.main, self.key_order.main = screen.session, screen, screen
+            if screen.is_mounted:
+                screen.set_skin(before.skin)
+                screen.set_fps(before.fps)
+            # The first engine's is the default screen, which Textual cannot switch from.
+            if len(self.screen_stack) > 1:
+                self.pop_screen()
+            if screen is not self.screen:
+                self.push_screen(screen)
+        if screen.is_mounted:
+            screen.draw()
+
+    # Two runs
+
+    def compare(self, a: Origin, b: Origin, align: Align) -> None:
+        """Show a comparison.
+
+        Raises:
+            RecordingError: one of both cannot be read.
+        """
+        desk = self.main.session.compare
+        desk.begin(a, b)
+        desk.align = align
+        self.main.view.show("compare")
+
+    def _open_side(self, origin: Origin, step: int | None, request_id: int | None) -> None:
+        self._sides.open(self.main, origin, step, request_id)
+
+    def get_default_screen(self) -> MainScreen:
+        return self.main
+
+    def on_mount(self) -> None:
+        for name, screen in self._screens.items():
+            self.install_screen(screen, name)
+        self.set_interval(LOOK_S, self._look_at_engines)
+        self.set_interval(_NEWCOMERS_S, self._desk.fleet.take_in)
+        asyncio.get_running_loop().set_exception_handler(self._note_loop_error)
+        self.app_resume_signal.subscribe(self, lambda _: self.draw_all())
+
+    def draw_all(self) -> None:
+        """Write every cell again: the terminal may show something else by now."""
+        self.screen.refresh(layout=True)
+
+    def _look_at_engines(self) -> None:
+        """Also while one fills the screen: since when it stands out is no matter of who looks."""
+        if len(self._desk.fleet) > 1:
+            self._desk.fleet.look()
+
+    def _note_loop_error(
+        self, loop: asyncio.AbstractEventLoop, context: Mapping[str, object]
+    ) -> None:
+        """An exception that nobody waits for becomes a line on the screen."""
+        error = context.get("exception")
+        what = str(context.get("message", "a task failed"))
+        log.error("%s", what, exc_info=error if isinstance(error, BaseException) else None)
+        self.session.background_error = f"{what}, {see_log(error)}"
+
+    async def on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.InputEvent) and not self.screen_stack:
+            return  # typed while it ends
+        if isinstance(event, events.Key) and not self.key_order.admits(event):
+            return
+        await super().on_event(event)
+        self.key_order.release_in_time()
+
+    def on_key(self, event: events.Key) -> None:
+        """Hand on what was typed for an overlay before it was there, explain what does nothing.
+
+        An overlay keeps its keys to itself: one that gets here meanwhile was sent to the screen
+        below, in one burst with the key that opened the overlay (a paste, a slow connection).
+        """
+        if isinstance(self.screen, Overlay):
+            event.prevent_default()
+            self.screen.post_message(events.Key(event.key, event.character))
+        elif self.screen is self.main:
+            self.main.explain(event.key)
+
+    def close(self) -> None:
+        """End the thread of the engine link and a recording that is under way, keep preferences."""
+        self.session.preferences.flush()
+        self.session.compare.end()
+        self.session.exports.close()
+        self._sides.close()
+        for screen in self._screens.values():
+            if screen.session.link is not None:
+                screen.session.link.close()
+        self.session.switches.stop()
+
+    def recordings(self) -> list[str]:
+        """After `close`: a line for each engine whose session was recorded."""
+        return self.session.switches.last()

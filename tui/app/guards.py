@@ -1,0 +1,45 @@
+"""What holds for the whole process while the dashboard runs: its threads, its garbage collector."""
+
+import gc
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.settings.log_file import see_log
+
+log = logging.getLogger("stepscope.tui")
+
+
+@contextmanager
+def shown_thread_errors(app: Dashboard) -> Iterator[None]:
+    """An exception that ends a background thread becomes a line on the screen."""
+    before = threading.excepthook
+
+    def note(args: threading.ExceptHookArgs) -> None:
+        name = "a thread" if args.thread is None else args.thread.name
+        log.error("%s died", name, exc_info=args.exc_value)
+        app.session.background_error = f"{name} died, {see_log(args.exc_value)}"
+
+    threading.excepthook = note
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
+@contextmanager
+def calm_collector() -> Iterator[None]:
+    """Collect cyclic garbage less often: a frame makes many small objects and hardly a cycle.
+
+    Measured: a tenth of what drawing costs.
+    """
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()

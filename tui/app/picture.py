@@ -1,0 +1,158 @@
+"""Pictures of the dashboard, without a terminal: SVG, PNG or plain text, by the name of the file.
+
+A picture is drawn by the same `Dashboard` that draws on terminals, once everything on it is there.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from rich.style import Style
+from textual.app import App
+
+from stepscope.recordings.compare.columns import Align
+from stepscope.recordings.export.output import writing
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import Source
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.screens.handlers.svg_picture import svg
+from stepscope.tui.screens.main import DEFAULT_FPS
+from stepscope.tui.settings.page_names import Page
+from stepscope.tui.views.frame.compare_origin import Origin
+from stepscope.tui.views.theme import ThemeName
+from stepscope.tui.views.view import ZOOMS, Axis
+
+# One row of a screen: its runs of characters, and how each looks.
+Cells: TypeAlias = list[tuple[str, Style]]
+PictureFormat: TypeAlias = Literal["svg", "png", "txt"]
+
+_SETTLED_S = 60.0  # a report over millions of steps is there by then
+_LOOK_S = 0.02
+
+
+class UnknownRequest(Exception):  # noqa: N818 - reads as what it is
+    """Nothing is known at this step of the request that is asked for."""
+
+
+def screenshot(
+    source: Source,
+    history: History,
+    path: Path,
+    size: tuple[int, int] = (120, 40),
+    *,
+    theme: ThemeName = "dark",
+    ascii: bool = False,
+    step: int | None = None,
+    title: str = "stepscope",
+    readonly: bool = False,
+    control_endpoint: str | None = None,
+    page: Page = "live",
+    axis: Axis = "step",
+    zoom: int = 1,
+    request_id: int | None = None,
+    compared: tuple[Origin, Origin, Align] | None = None,
+) -> None:
+    """Render the dashboard without a terminal and write (or replace) the file `path`.
+
+    It is for its owner alone where the engine tells prompts and outputs: they may be on it.
+
+    Args:
+        path: ends in .svg, .png (needs Pillow and matplotlib) or .txt.
+        size: columns and rows.
+        step: pause at this step instead of showing the newest.
+        page: the screen to show.
+        axis, zoom: what a column is, and how many steps (or times 10 ms) of it; one of `ZOOMS`.
+        request_id: the request that is selected.
+        compared: two runs to be read whole and compared, and how they are aligned.
+
+    The other arguments are those of `run_dashboard`. No event loop may run in this thread.
+
+    Raises:
+        MissingPackage: PNG, without a package for it.
+        UnknownRequest: no such request at this step.
+        RecordingError: `path` cannot be written.
+    """
+    app = Dashboard(
+        source,
+        history,
+        control_endpoint=control_endpoint,
+        readonly=readonly,
+        fps=DEFAULT_FPS,
+        ascii_only=ascii,
+        title=title,
+        theme=theme,
+        any_terminal=True,
+        axis=axis,
+    )
+    view = app.main.view
+    view.page, view.selected, view.zoom_idx = page, request_id, ZOOMS.index(zoom)
+    if compared is not None:
+        app.compare(*compared)
+    encode = _ENCODERS[path.suffix.removeprefix(".").lower()]
+    content = asyncio.run(_picture(app, size, step, request_id, encode))
+    is_private = history.info is not None and history.info.with_tokens
+    with writing(path, replace=True, is_private=is_private) as stream:
+        stream.write(content)
+
+
+async def _picture(
+    app: Dashboard,
+    size: tuple[int, int],
+    step: int | None,
+    request_id: int | None,
+    encode: Callable[[App[None]], bytes],
+) -> bytes:
+    try:
+        async with app.run_test(size=size) as pilot:
+            screen = app.main
+            if step is not None:
+                screen.navigator.go(step)
+            comparer = screen.session.compare.comparer
+            while comparer is not None and comparer.is_reading:
+                await asyncio.sleep(_LOOK_S)
+            for _ in range(round(_SETTLED_S / _LOOK_S)):
+                screen.draw()
+                if not screen.is_busy:
+                    break
+                await asyncio.sleep(_LOOK_S)
+            frame = screen.new_frame()
+            if request_id is not None and request_id not in frame.state.requests:
+                known = sorted(frame.state.requests)
+                raise UnknownRequest(
+                    f"r{request_id} is not among the requests at this step"
+                    + (f": r{known[0]} to r{known[-1]}" if known else "")
+                )
+            await pilot.pause()
+            return encode(app)
+    finally:
+        app.close()
+
+
+def cells(app: App[None]) -> list[Cells]:
+    """What an application shows now, row by row; an overlay is above what is below it."""
+    rows = app.screen._compositor.render_update(
+        full=True, screen_stack=app._background_screens, simplify=True
+    )
+    return [
+        [(segment.text, segment.style or Style()) for strip in row for segment in strip]
+        for row in rows.strips  # type: ignore[union-attr]
+    ]
+
+
+def text(app: App[None]) -> str:
+    """What an application shows now, as lines of characters."""
+    return "".join("".join(run for run, _ in row).rstrip() + "\n" for row in cells(app))
+
+
+def _png(app: App[None]) -> bytes:
+    from stepscope.tui.views.picture_png import png
+
+    return png(cells(app))
+
+
+_ENCODERS: Mapping[str, Callable[[App[None]], bytes]] = {
+    "svg": lambda app: svg(app).encode(),
+    "png": _png,
+    "txt": lambda app: text(app).encode(),
+}

@@ -1,0 +1,20 @@
+"""The `stepscope` command: its entry point, whose end is quiet however early Ctrl-C comes."""
+
+import sys
+
+_INTERRUPTED = 130  # as `commands.errors` has it, which takes long to import
+
+
+def main() -> None:
+    """Entry point of the console script; ends the process."""
+    try:
+        from stepscope.tui.cli.command_line import run  # takes a tenth of a second
+
+        exit_code = run()
+    except KeyboardInterrupt:
+        exit_code = _INTERRUPTED
+    sys.exit(exit_code)
+
+
+if __name__ == "__main__":
+    main()

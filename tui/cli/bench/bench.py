@@ -1,0 +1,221 @@
+"""`stepscope bench`: measurements of this machine's engine."""
+
+import datetime
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stepscope.engine.protocol.config import EngineConfig, Knobs
+from stepscope.tui.cli.engines.engine import engine_packages, prepare_process
+from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
+from stepscope.tui.settings.setting_values import resolve
+from stepscope.tui.views.format import three_digits
+
+if TYPE_CHECKING:
+    from stepscope.engine.bench.measured_run import ThroughputProgress, ThroughputResult
+    from stepscope.engine.bench.step_meter import Percentiles
+    from stepscope.engine.bench.throughput import ThroughputSpec
+    from stepscope.engine.protocol.wire import EngineInfo
+
+
+def throughput(
+    num_requests: int | None,
+    input_len: str,
+    output_len: str,
+    temperature: float,
+    num_warmup_requests: int,
+    json_file: str | None,
+    flags: Mapping[str, Any],
+) -> None:
+    """Raises Interrupted when the run was cut short, CommandFailed when requests failed."""
+    config = resolve(EngineConfig, "serve", flags)
+    knobs = resolve(Knobs, "knobs", flags)
+    lengths = (_lengths("--input-len", input_len), _lengths("--output-len", output_len))
+    _check_number("--num-requests", num_requests, 1)
+    _check_number("--warmup", num_warmup_requests, 0)
+    if not 0 <= temperature <= 100:
+        raise WrongUsage(f"--temperature: expected a number from 0 to 100, got {temperature}")
+    file = _writable(json_file)
+    prepare_process()
+    with engine_packages():
+        from stepscope.engine.bench import throughput as engine
+
+        spec = engine.ThroughputSpec(
+            num_requests=num_requests,
+            input_len=engine.LengthRange(*lengths[0]),
+            output_len=engine.LengthRange(*lengths[1]),
+            seed=config.seed,
+            temperature=temperature,
+            num_warmup_requests=num_warmup_requests,
+        )
+        with Progress() as progress:
+
+            def ready(info: "EngineInfo", num: int) -> None:
+                progress.close()
+                for line in _announcement(spec, info, num):
+                    print(line, file=sys.stderr, flush=True)
+
+            def on_progress(so_far: "ThroughputProgress") -> None:
+                progress(*_shown(so_far))
+
+            result, info = engine.run_throughput(
+                config, knobs, spec, loading=progress, ready=ready, progress=on_progress
+            )
+    if file is not None:
+        file.write_bytes(_document(spec, config, knobs, info, result))
+    say(*_table(result))
+    _judge(result)
+
+
+def _announcement(spec: "ThroughputSpec", info: "EngineInfo", num_requests: int) -> Iterator[str]:
+    from stepscope.engine.bench.throughput import YARDSTICK_REQUESTS, num_tokens
+
+    what = ", ".join(
+        part
+        for part in (info.dtype, info.device, info.implementation, info.attention_backend)
+        if part
+    )
+    num_prompt, num_output = num_tokens(spec, num_requests)
+    yield (
+        f"{info.model} ({what}): {num_requests:,} requests, {num_prompt:,} prompt and "
+        f"{num_output:,} output tokens; Ctrl-C ends it"
+    )
+    if spec.num_requests is None and num_requests < YARDSTICK_REQUESTS:
+        share = (num_prompt + num_output) / sum(num_tokens(spec, YARDSTICK_REQUESTS))
+        yield (
+            f"scaled down for a CPU: the first {num_requests} of {YARDSTICK_REQUESTS} requests, "
+            f"{share:.0%} of the tokens; the full yardstick: --num-requests {YARDSTICK_REQUESTS}"
+        )
+
+
+def _shown(so_far: "ThroughputProgress") -> tuple[str, float, str]:
+    rate = so_far.num_output_tokens / so_far.seconds if so_far.seconds else 0.0
+    detail = (
+        f"{so_far.num_finished:,}/{so_far.num_requests:,} finished, "
+        f"{so_far.num_output_tokens:,} tokens, {rate:,.0f} tokens/s"
+    )
+    return ("warming up" if so_far.is_warmup else "measuring", so_far.share, detail)
+
+
+def _table(result: "ThroughputResult") -> Iterator[str]:
+    partial = "  (partial: interrupted)" if result.is_partial else ""
+    yield (
+        f"output     {three_digits(result.output_tokens_per_s)} tokens/s  "
+        f"({result.num_output_tokens:,} in {result.seconds:.1f} s){partial}"
+    )
+    yield f"total      {three_digits(result.total_tokens_per_s)} tokens/s  (prompts and outputs)"
+    yield (
+        f"requests   {three_digits(result.requests_per_s)} requests/s  "
+        f"({result.num_finished:,} of {result.num_requests:,} finished)"
+    )
+    steps = result.steps
+    if steps is not None:
+        yield f"steps      {steps.num_steps:,}; ms {_percentiles(steps.step_ms)}"
+        yield (
+            f"batch      {steps.mean_batch:.1f} requests on average, "
+            f"{_percent(steps.budget_use)} of the token budget used"
+        )
+        shares = steps.shares
+        yield (
+            f"step time  scheduling {_percent(shares.schedule)}, "
+            f"laying out {_percent(shares.prepare)}, "
+            f"model and sampling {_percent(shares.model)}, "
+            f"update and publish {_percent(shares.finish)}"
+        )
+    yield f"TTFT       ms {_percentiles(result.ttft_ms)}"
+    yield f"ITL        ms {_percentiles(result.itl_ms)}"
+    hits = result.num_cached_tokens / result.num_prompt_tokens if result.num_prompt_tokens else 0.0
+    yield (
+        f"KV cache   {result.num_preemptions:,} preemptions, {result.num_cached_tokens:,} prompt "
+        f"tokens ({_percent(hits)}) from the prefix cache"
+    )
+    telemetry = result.telemetry
+    if telemetry is None:
+        yield "telemetry  off: nothing is known of the steps"
+    else:
+        yield (
+            f"telemetry  {telemetry.num_published:,} messages, {telemetry.num_gaps:,} missed by a "
+            f"subscriber, {telemetry.num_dropped:,} dropped"
+        )
+
+
+def _judge(result: "ThroughputResult") -> None:
+    if result.num_failed:
+        message, _ = max(result.failures.items(), key=lambda item: item[1])
+        raise CommandFailed(f"{result.num_failed} requests failed: {message}")
+    if result.is_partial:
+        raise Interrupted(
+            f"interrupted with {result.num_finished} of {result.num_requests} requests finished: "
+            "the figures are of what ran until then"
+        )
+
+
+def _document(
+    spec: "ThroughputSpec",
+    config: EngineConfig,
+    knobs: Knobs,
+    info: "EngineInfo",
+    result: "ThroughputResult",
+) -> bytes:
+    from stepscope.engine.bench.machine import describe_machine
+    from stepscope.engine.execution.machine.environment import num_threads
+
+    document = {
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": describe_machine(),
+        "num_threads": num_threads(config),
+        "engine": info,
+        "config": config,
+        "knobs": knobs,
+        "work": spec,
+        "result": result,
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+
+
+def _lengths(option: str, text: str) -> tuple[int, int]:
+    """Of 'LOW:HIGH', or of one number for both."""
+    low, _, high = text.partition(":")
+    try:
+        bounds = (int(low), int(high or low))
+    except ValueError:
+        bounds = (0, 0)
+    if not 1 <= bounds[0] <= bounds[1]:
+        raise WrongUsage(
+            f"{option}: expected LOW:HIGH, as in 100:1024, or one length, got {text!r}"
+        )
+    return bounds
+
+
+def _check_number(option: str, value: int | None, low: int) -> None:
+    if value is not None and value < low:
+        raise WrongUsage(f"{option}: expected a whole number of at least {low}, got {value}")
+
+
+def _writable(name: str | None) -> Path | None:
+    """Raises CommandFailed now when the file could not be written after minutes of measuring."""
+    if name is None:
+        return None
+    file = Path(name)
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise CommandFailed(f"{name} cannot be written: there is no such folder, or no permission")
+    return file
+
+
+def _percentiles(sample: "Percentiles | None") -> str:
+    if sample is None:
+        return "no samples"
+    return (
+        f"mean {three_digits(sample.mean)}  p50 {three_digits(sample.p50)}  "
+        f"p90 {three_digits(sample.p90)}  p99 {three_digits(sample.p99)}"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if share < 0.1 else f"{share:.0%}"

@@ -1,0 +1,173 @@
+"""`stepscope bench gpu`: measure a GPU by `engine.bench.gpu`, or show what was measured."""
+
+import datetime
+import importlib.util
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from stepscope.engine.bench.gpu import host, results
+from stepscope.engine.bench.gpu.conduct import conduct
+from stepscope.engine.bench.gpu.parts import PARTS, chosen_models, chosen_parts, plan_jobs
+from stepscope.engine.bench.gpu.results import Report
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.tui.cli.bench.bench_gpu_table import side_by_side, table
+from stepscope.tui.cli.engines.engine import engine_packages
+from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
+
+# Of (h): the two that a reader compares.
+RECORDED = {"continuous": "arrivals-continuous.mcap", "chunked": "arrivals-chunked.mcap"}
+# '{endpoint}' and '{file}' are filled in by whoever starts it.
+RECORDER = [
+    *(sys.executable, "-m", "stepscope.tui.cli"),
+    *("record", "{endpoint}", "--output", "{file}"),
+]
+LEAST_S = 10.0
+
+
+def gpu(
+    output: str | None,
+    device: str,
+    only: str | None,
+    skip: str | None,
+    models: str | None,
+    time_limit: float,
+    recordings: str | None,
+    *,
+    quick: bool,
+) -> None:
+    """Measure, write a report and print its table.
+
+    Raises:
+        CommandFailed: there is no GPU, or a file cannot be written.
+        Interrupted: the report has what was measured until then.
+    """
+    if not LEAST_S <= time_limit < float("inf"):
+        raise WrongUsage(f"--time-limit: expected {LEAST_S:g} seconds or more, got {time_limit:g}")
+    is_quick = quick or device == "cpu"
+    try:
+        letters = chosen_parts(only, skip)
+        names = chosen_models(models, is_quick=is_quick)
+    except ConfigError as error:
+        raise WrongUsage(str(error)) from None
+    files = _recordings(recordings, letters)
+    with engine_packages():
+        named = _device_name(device)
+    now = datetime.datetime.now(datetime.UTC)
+    file = Path(output or f"bench-gpu-{now:%Y%m%d-%H%M}-{_slug(named)}.json")
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise CommandFailed(f"{file} cannot be written: there is no such folder, or no permission")
+    report = Report(
+        date=now.isoformat(timespec="seconds"),
+        is_gpu=device != "cpu",
+        is_quick=is_quick,
+        device=named,
+        commit=host.commit(),
+        host=host.describe(),
+        settings={"parts": letters, "models": names, "time_limit_s": time_limit, "device": device},
+    )
+    jobs = plan_jobs(letters, names, device, is_quick=is_quick, for_mode=files)
+    for job in jobs:
+        job.recorder = RECORDER
+    for line in _announcement(report, letters, names, time_limit, file):
+        print(line, file=sys.stderr, flush=True)
+    with Progress() as progress, _all_signals_interrupt():
+        conduct(
+            jobs,
+            report,
+            time_limit,
+            progress=progress,
+            save=lambda so_far: results.write(so_far, file),
+        )
+    say(*table(report))
+    print(f"every sample is in {file}", file=sys.stderr, flush=True)
+    if report.is_interrupted:
+        raise Interrupted(f"interrupted: {file} has what was measured until then")
+
+
+def show(files: list[str]) -> None:
+    """Print the table of one report, or of two side by side. CommandFailed: one cannot be read."""
+    if len(files) > 2:
+        raise WrongUsage(f"--show: one file or two, not {len(files)}")
+    reports = []
+    for name in files:
+        try:
+            reports.append(results.read(Path(name)))
+        except ConfigError as error:
+            raise CommandFailed(str(error)) from None
+    if len(reports) == 1:
+        say(*table(reports[0]))
+    else:
+        say(*side_by_side(*reports))
+
+
+def _device_name(device: str) -> str:
+    """Raises CommandFailed when there is no such device, WrongUsage for what names none."""
+    if importlib.util.find_spec("torch") is None:
+        raise ModuleNotFoundError("torch", name="torch")
+    if device == "cpu":
+        return "CPU"
+    if re.fullmatch(r"cuda(:\d+)?", device) is None:
+        raise WrongUsage(f"--device: expected cuda, cuda:N or cpu, got {device!r}")
+    found = host.gpu_name(device)
+    if found is None:
+        raise CommandFailed(
+            f"torch sees no GPU {device!r}: run it where there is one ('stepscope doctor' says "
+            "what is missing); '--device cpu' tries the bench itself on tiny models"
+        )
+    return found
+
+
+def _announcement(
+    report: Report, letters: str, models: list[str], time_limit: float, file: Path
+) -> Iterator[str]:
+    yield (
+        f"{report.device}: {len(letters)} of {len(PARTS)} parts, {', '.join(models)}; up to "
+        f"{time_limit / 60:.0f} min, into {file}; Ctrl-C ends it and keeps what it has"
+    )
+    if not report.is_gpu:
+        yield "on a CPU with tiny models: it shows that the bench runs; no figure of it is a GPU's"
+    elif report.is_quick:
+        yield "quick: tiny models and few samples; no figure of it says anything about the GPU"
+
+
+def _recordings(folder: str | None, letters: str) -> dict[str, str]:
+    """The file of each mode that is to be recorded."""
+    if folder is None:
+        return {}
+    if "h" not in letters:
+        raise WrongUsage("--recordings: they are of part h, which is not among the parts")
+    path = Path(folder)
+    if not path.is_dir():
+        raise CommandFailed(f"--recordings {folder} is no folder: make it first")
+    files = {mode: path / name for mode, name in RECORDED.items()}
+    for file in files.values():
+        if file.exists():
+            raise CommandFailed(f"{file} is there already; remove it or choose another folder")
+    return {mode: str(file.resolve()) for mode, file in files.items()}
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "device"
+
+
+@contextmanager
+def _all_signals_interrupt() -> Iterator[None]:
+    """SIGTERM and SIGHUP end it like Ctrl-C: what was measured is kept."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {each: signal.signal(each, interrupt) for each in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

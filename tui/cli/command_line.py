@@ -1,0 +1,74 @@
+"""What can be typed: what is common to all of `stepscope.tui.cli.table`, and how it ends."""
+
+import io
+import sys
+from typing import Annotated
+
+import typer
+
+from stepscope.tui.cli.shared.errors import report
+from stepscope.tui.cli.table import bench, dashboard, engines, keys, pictures, recordings
+from stepscope.tui.settings.cli_errors import DONE, WRONG_USAGE
+
+app = typer.Typer(
+    name="stepscope",
+    help="See and steer every forward step of an LLM inference engine, in a terminal.",
+    epilog="Alone, in a terminal, it opens a start screen.\n\n"
+    "\b\nExample:\n  stepscope demo\n\n"
+    "Exit codes: 0 done, 1 it failed, 2 wrong usage, 130 interrupted.",
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+for group in (dashboard, engines, recordings, pictures):
+    app.add_typer(group.commands)
+app.add_typer(keys.commands)
+app.add_typer(bench.commands)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"stepscope {version('stepscope')}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        from stepscope.tui.cli.dashboards import start as command
+
+        if command.can_start():
+            command.start()
+            raise typer.Exit(DONE)
+        print(context.get_help())
+        raise typer.Exit(WRONG_USAGE)
+
+
+def run() -> int:
+    """Do what the arguments of this process ask for; gives the exit code.
+
+    Raises:
+        KeyboardInterrupt: nobody else made anything of it.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Not every terminal has every character, and no table is to end for one that is missing.
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        result = app(prog_name="stepscope", standalone_mode=False)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough ('| head').
+        sys.stdout = None
+        return DONE
+    except Exception as error:  # noqa: BLE001 - the one place where errors meet a person
+        return report(error)
+    return result if isinstance(result, int) else DONE

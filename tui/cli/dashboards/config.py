@@ -1,0 +1,100 @@
+"""`stepscope config`: every setting as it is now, and who says so.
+
+What is printed is a config file itself.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import tomlkit
+
+from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.settings.cli_errors import WrongUsage
+from stepscope.tui.settings.key_names import written
+from stepscope.tui.settings.setting_values import base_and_meta, settled
+from stepscope.tui.settings.settings import (
+    KEYS,
+    SECTIONS,
+    Section,
+    config_path,
+    load_actions,
+    load_settings,
+    unknown_variables,
+)
+
+_SECRET = frozenset({"api_key"})
+_COMMENT_COLUMN = 44
+
+
+def config(section: str | None, path_only: bool, flags: Mapping[str, Any]) -> None:
+    """Print the settings.
+
+    Args:
+        section: one of them; None for all.
+        path_only: print where the file is instead.
+        flags: options of `[dashboard]` that were given.
+
+    Raises:
+        WrongUsage: no such section, or the file or the environment is wrong.
+    """
+    path = config_path()
+    if path_only and section is not None:
+        raise WrongUsage(f"--path is where the file is, whatever the section: leave {section} out")
+    if path_only:
+        say(str(path))
+        return
+    names = [*SECTIONS, KEYS]
+    if section is not None and section not in names:
+        raise WrongUsage(f"there is no section {section!r}; there are: {', '.join(names)}")
+    lines = [f"# {path}" + ("" if path.exists() else " (there is none yet)")]
+    lines += [f"# {name} is set, and no setting is called so" for name in unknown_variables()]
+    for name in SECTIONS:
+        if section in (None, name):
+            lines += ["", f"[{name}]", *_section(name, flags if name == "dashboard" else {})]
+    if section in (None, KEYS):
+        lines += ["", f"[{KEYS}]", *_keys()]
+    say(*lines)
+
+
+def _section(section: Section, flags: Mapping[str, Any]) -> Iterator[str]:
+    kind = SECTIONS[section]
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    for name, (value, origin) in settled(kind, section, flags).items():
+        about = origin or "default"
+        if value is None:
+            yield _line(f"# {name}", about if origin else _told_default(fields[name]) or about)
+        elif name in _SECRET:
+            yield _line(f"# {name}", f"{about}, {'not shown' if value else 'not set'}")
+        else:
+            yield _line(f"{name} = {_toml(value)}", about)
+
+
+def _keys() -> Iterator[str]:
+    lines = load_settings()[KEYS]
+    for action in load_actions():
+        keys = [written(key) for key in action.keys]
+        value = keys[0] if len(keys) == 1 else keys
+        origin = config_path().name if action.id in lines else "default"
+        yield _line(f"{action.id} = {_toml(value)}", origin)
+
+
+def _line(text: str, comment: str) -> str:
+    return f"{text:<{_COMMENT_COLUMN}} # {comment}"
+
+
+def _toml(value: Any) -> str:
+    plain = msgspec.to_builtins(value)
+    if isinstance(plain, dict):
+        table = tomlkit.inline_table()
+        table.update(plain)
+        return table.as_string()
+    return str(tomlkit.item(plain).as_string())
+
+
+def _told_default(field: msgspec.structs.FieldInfo) -> str:
+    """What the description says that happens by default."""
+    _, meta = base_and_meta(field)
+    found = re.search(r"\((default: [^)]*)\)", meta.description or "")
+    return found[1] if found else ""

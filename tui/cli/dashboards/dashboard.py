@@ -1,0 +1,119 @@
+"""What each way into the dashboard needs: a terminal, a history, and its settings."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+from stepscope.recordings.fleets.fleet import Fleet
+from stepscope.recordings.history.history import MAX_BYTES, MAX_STEPS, History
+from stepscope.recordings.live.recorder import Recorder
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.settings.cli_errors import WrongUsage
+from stepscope.tui.settings.preferences import Preferences
+from stepscope.tui.settings.settings import DashboardSettings, config_path, load_actions
+from stepscope.tui.settings.terminal import cannot_be_drawn_on, no_terminal
+from stepscope.tui.views.view import Axis, Sort
+
+if TYPE_CHECKING:
+    from stepscope.tui.settings.action_table import Action
+    from stepscope.tui.views.theme import ThemeName
+
+
+def new_history(
+    settings: DashboardSettings, max_steps: int = MAX_STEPS, max_bytes: int = MAX_BYTES
+) -> History:
+    slo = SLO(ttft_ms=settings.slo_ttft_ms, itl_ms=settings.slo_itl_ms)
+    return History(slo, max_steps, max_bytes)
+
+
+def need_terminal(otherwise: str) -> None:
+    """Raises WrongUsage where there is nothing to draw on."""
+    if (stream := no_terminal()) is not None:
+        raise WrongUsage(f"the dashboard needs a terminal, and {stream} is none; {otherwise}")
+    if (why_not := cannot_be_drawn_on(os.environ)) is not None:
+        raise WrongUsage(f"{why_not}; {otherwise}")
+
+
+def run_live(
+    source: Subscriber,
+    settings: DashboardSettings,
+    recorder: Recorder | None = None,
+    fleet: Fleet | None = None,
+    keeps_levels: bool = True,
+    news: Callable[[], str | None] | None = None,
+) -> None:
+    """The dashboard of a source that has been started, until the operator leaves it.
+
+    Args:
+        news: as in `run_dashboard`.
+    """
+    # Textual is imported here so that an endpoint that is wrong is told of at once.
+    from stepscope.tui.app.run import run_dashboard
+
+    run_dashboard(
+        source,
+        source.history,
+        control_endpoint=source.endpoint.control,
+        recorder=recorder,
+        fleet=fleet,
+        news=news,
+        **dashboard_options(settings, keeps_levels),
+    )
+
+
+class DashboardOptions(TypedDict):
+    """What `run_dashboard` takes from the settings."""
+
+    readonly: bool
+    fps: float | None
+    ascii: bool | None
+    theme: "ThemeName"
+    sort: Sort
+    axis: Axis
+    own_load: bool
+    actions: "tuple[Action, ...]"
+    preferences: Preferences
+    log_file: Path | None
+
+
+def dashboard_options(settings: DashboardSettings, keeps_levels: bool = True) -> DashboardOptions:
+    """The settings and the keys of the config file, for `run_dashboard`.
+
+    Args:
+        keeps_levels: service levels that are changed are for the next time, too.
+    """
+    path, why_not = None, "--readonly"
+    if not settings.keep:
+        why_not = "--no-keep"
+    elif config_path() == Path(os.devnull):
+        why_not = "STEPSCOPE_CONFIG=none"
+    elif not settings.readonly:
+        path = config_path()
+    kept = ["theme", "ascii", "fps", "sort", "axis", "own_load"]
+    if keeps_levels:
+        kept += ["slo_ttft_ms", "slo_itl_ms"]
+    began = {name: getattr(settings, name) for name in kept}
+    return DashboardOptions(
+        readonly=settings.readonly,
+        fps=settings.fps,
+        ascii=settings.ascii,
+        theme=settings.theme,
+        sort=settings.sort,
+        axis=settings.axis,
+        own_load=settings.own_load,
+        actions=load_actions(),
+        preferences=Preferences(path, began, why_not),
+        log_file=None if settings.log is None else _writable(Path(settings.log).expanduser()),
+    )
+
+
+def _writable(path: Path) -> Path:
+    """A file that was named for errors; WrongUsage where none can be written to it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+    except OSError as error:
+        raise WrongUsage(f"--log: {path} cannot be written: {error.strerror}") from error
+    return path

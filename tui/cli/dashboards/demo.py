@@ -1,0 +1,298 @@
+"""`stepscope demo`: engine, workload and dashboard together; nothing is left of them afterwards."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol.commands import SetWorkload
+from stepscope.engine.protocol.config import EngineConfig, Knobs
+from stepscope.engine.protocol.wire import KnobValue
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.recordings.export.output import MissingPackage
+from stepscope.recordings.file.service_levels import levels_of
+from stepscope.recordings.history.history import History
+from stepscope.recordings.live.recorder import Recorder
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.state.series.latency import Series
+from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
+from stepscope.tui.cli.dashboards.demo_pace import Pace
+from stepscope.tui.cli.dashboards.demo_rate import Offer, asked_rate, offer
+from stepscope.tui.cli.shared.engine_process import EngineProcess
+from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.options import DEMO_DEFAULTS
+from stepscope.tui.cli.shared.picture_path import PICTURE_SUFFIXES
+from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.signals import StopSignals
+from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
+from stepscope.tui.settings.recent import remember
+from stepscope.tui.settings.setting_values import resolve
+from stepscope.tui.settings.settings import DashboardSettings
+from stepscope.tui.views.format import file_size
+
+# Chosen on two CPU cores with the demo model: several chats stream all the time, and every few
+# seconds a document is prefilled in chunks beside them. The cache is small enough to fill up.
+# A machine that carries less gets fewer requests (`demo_rate`), and one that becomes busy later has
+# no more of them under way than there are seats: who does not fit comes later.
+KNOBS = Knobs(max_num_batched_tokens=128, max_num_seqs=12)
+KV_MEMORY = "64MB"
+WORKLOAD = WorkloadSpec(
+    rate=2.5,
+    document_share=0.3,
+    chat_tokens=96,
+    document_tokens=2048,
+    output_tokens=640,
+    max_concurrency=KNOBS.max_num_seqs,
+)
+# A chunk of the budget above beside the decodes keeps to these on two cores, a larger one does not.
+SERVICE_LEVELS = DEMO_DEFAULTS
+HEADLESS_SECONDS = 20.0
+_JOIN_S = 10.0
+_TICK_S = 0.2
+
+
+def demo(
+    model: str,
+    headless: bool,
+    seconds: float | None,
+    record: Path | None,
+    screenshot: Path | None,
+    flags: Mapping[str, Any],
+    with_tokens: bool = False,
+    rate: str | None = None,
+) -> None:
+    """Engine, workload and dashboard, or without a screen a summary after `seconds`.
+
+    Raises:
+        CommandFailed: the engine or the recording failed, or messages were lost.
+        Interrupted: without a screen, and a signal came before `seconds` had passed.
+    """
+    asked = asked_rate(rate)
+    settings = resolve(DashboardSettings, "dashboard", flags, SERVICE_LEVELS)
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
+    if not headless:
+        need_terminal("add --headless")
+        if seconds is not None or screenshot is not None:
+            raise WrongUsage("--seconds and --screenshot go with --headless")
+    if screenshot is not None:
+        try:
+            _check_screenshot(screenshot)
+        except MissingPackage as error:
+            raise CommandFailed(f"{error}; {screenshot.stem}.svg needs none") from error
+    if record is not None:
+        _check_writable("--record", record)
+    cut_short: str | None = None
+    stop = StopSignals(signal.SIGINT, signal.SIGTERM)
+    with _ending_on_signals(), Progress() as progress, ExitStack() as until_the_engine_ended:
+        progress("starting the engine", None)
+        with EngineProcess(
+            _options(model, with_tokens), lambda line: progress(line, None)
+        ) as engine:
+            offered = offer(WORKLOAD, engine.wait_until_ready(), asked)
+            history = new_history(settings)
+            source = Subscriber(engine.endpoint, history)
+            recorder = Recorder(source, record, lambda: levels_of(history.slo)) if record else None
+            pace = Pace(WORKLOAD, offered, source.history, partial(_set_workload, engine))
+            if headless:
+                until_the_engine_ended.enter_context(stop)
+            source.start()
+            try:
+                _wait_until_live(engine, source, stop)
+                pace.start(adapts=asked is None)
+                if headless:
+                    seconds = seconds or HEADLESS_SECONDS
+                    cut_short = _wait(engine, source, seconds, progress, pace, stop)
+                else:
+                    progress.close()
+                    say(*_told(pace.offers))
+                    news = _News(engine, pace)
+                    run_live(source, settings, recorder, keeps_levels=False, news=news)
+            finally:
+                pace.stop()
+                source.stop()
+                if recorder is not None:
+                    recorder.stop()
+                    remember(recorder.path)
+    if recorder is not None and recorder.state == "failed":
+        raise CommandFailed(recorder.error or f"{record} could not be written")
+    if stop and source.history.num_steps == 0:
+        raise Interrupted("interrupted before the engine ran a step")
+    if headless:
+        say(*_told(pace.offers))
+        _finish(source, settings, screenshot, recorder)
+    if cut_short is not None:
+        raise Interrupted(cut_short)
+
+
+def _check_screenshot(path: Path) -> None:
+    """Before a session is run that could not be drawn in the end."""
+    if path.suffix.lower() not in PICTURE_SUFFIXES:
+        known = f"{', '.join(PICTURE_SUFFIXES[:-1])} or {PICTURE_SUFFIXES[-1]}"
+        raise WrongUsage(f"--screenshot: expected a name that ends in {known}, got {path}")
+    if path.suffix.lower() == ".png":
+        from stepscope.tui.views.picture_png import check_installed
+
+        check_installed()
+    _check_writable("--screenshot", path)
+
+
+def _check_writable(option: str, path: Path) -> None:
+    if not path.parent.is_dir():
+        raise WrongUsage(f"{option}: {path} cannot be written: {path.parent} is no folder")
+    if option == "--record" and path.is_file():
+        raise CommandFailed(f"{path} is there already; remove it or choose another name")
+    is_writable = os.access(path if path.exists() else path.parent, os.W_OK)
+    if path.is_dir() or not is_writable:
+        raise WrongUsage(f"{option}: {path} cannot be written")
+
+
+def _options(model: str, with_tokens: bool) -> dict[str, KnobValue]:
+    """Everything that the demo relies on, so that no config file can break it."""
+    options: dict[str, KnobValue] = {"model": model, **KNOBS.as_dict()}
+    options["with_tokens"] = with_tokens
+    if model == EngineConfig().model:
+        options["kv_memory"] = KV_MEMORY
+    return options
+
+
+@contextmanager
+def _ending_on_signals() -> Iterator[None]:
+    """SIGTERM and a terminal that goes away end the command the way Ctrl-C does: by cleaning up.
+
+    Ctrl-C does so even where it was ignored at the start, as in the background of a script.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    handlers = (leave, leave, signal.default_int_handler)
+    before = [signal.signal(*pair) for pair in zip(numbers, handlers, strict=True)]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _told(offers: Sequence[Offer]) -> Iterator[str]:
+    first, *later = offers
+    yield f"workload   {first}"
+    for each in later:
+        yield f"           later {each}"
+    if first.measured:
+        yield f"engine     {first.measured}"
+
+
+def _wait_until_live(engine: EngineProcess, source: Subscriber, stop: StopSignals) -> None:
+    """The source receives, so that the session begins with the first request."""
+    deadline_s = time.monotonic() + _JOIN_S
+    while source.status != "live":
+        engine.check()
+        if time.monotonic() > deadline_s:
+            raise CommandFailed(f"no telemetry comes from the engine: {source.error}")
+        if stop.wait(0.02):
+            return
+
+
+class _News:
+    """What there is to tell the operator: called in every frame."""
+
+    def __init__(self, engine: EngineProcess, pace: Pace) -> None:
+        self._engine = engine
+        self._pace = pace
+        self._has_told_end = False
+
+    def __call__(self) -> str | None:
+        if self._has_told_end or self._engine.exit_code is None:
+            return self._pace.news()
+        self._has_told_end = True
+        return "the demo's own engine has ended and does not return"
+
+
+def _set_workload(engine: EngineProcess, workload: WorkloadSpec) -> None:
+    with ControlClient(engine.endpoint) as client:
+        client.ask(SetWorkload(workload=workload, who="stepscope demo"))
+
+
+def _wait(
+    engine: EngineProcess,
+    source: Subscriber,
+    seconds: float,
+    progress: Progress,
+    pace: Pace,
+    stop: StopSignals,
+) -> str | None:
+    """Until the seconds have passed, or a signal comes: what there is to say of that."""
+    start_s = time.monotonic()
+    while not stop and (elapsed_s := time.monotonic() - start_s) < seconds:
+        engine.check()
+        num_steps = source.history.num_steps
+        what = f"running the demo, {pace.offers[-1]}"
+        progress(what, elapsed_s / seconds, f"{elapsed_s:.0f} s, {num_steps} steps")
+        stop.wait(_TICK_S)
+    elapsed_s = time.monotonic() - start_s
+    return None if elapsed_s >= seconds else f"interrupted after {elapsed_s:.0f} of {seconds:g} s"
+
+
+def _finish(
+    source: Subscriber,
+    settings: DashboardSettings,
+    screenshot: Path | None,
+    recorder: Recorder | None,
+) -> None:
+    history = source.history
+    say(*summary(history))
+    if recorder is not None:
+        steps = f"{recorder.num_steps:,} steps, {file_size(recorder.num_bytes)}"
+        say(f"recording  {recorder.path} ({steps})")
+    if screenshot is not None:
+        from stepscope.tui.app import picture
+
+        picture.screenshot(
+            source,
+            history,
+            screenshot,
+            theme=settings.theme,
+            ascii=bool(settings.ascii),
+        )
+        say(f"screenshot {screenshot}")
+    if history.num_steps == 0:
+        raise CommandFailed("the engine ran no step; its messages never came")
+    if history.gaps or history.num_lost:
+        raise CommandFailed(
+            f"{len(history.gaps)} gaps: {history.num_lost} messages of the engine were lost"
+        )
+
+
+def summary(history: History) -> Iterator[str]:
+    """What happened in a session, in a few lines."""
+    rates = history.rates(window_s=None)
+    latency = history.latency(window_s=None)
+    yield f"steps      {rates.num_steps:,} in {rates.seconds:.1f} s ({_rate(rates.steps_per_s)})"
+    yield (
+        f"tokens     out {_rate(rates.output_tokens_per_s)}, "
+        f"prefill {_rate(rates.prefill_tokens_per_s)}"
+    )
+    yield f"TTFT       {_percentiles(latency.ttft)}"
+    yield f"ITL        {_percentiles(latency.itl)}"
+    mixed = "unknown" if rates.mixed_share is None else f"{rates.mixed_share:.0%}"
+    yield f"mixed      {mixed} of the steps held prefill and decode"
+    yield f"gaps       {len(history.gaps)}"
+
+
+def _rate(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.1f}/s"
+
+
+def _percentiles(series: Series) -> str:
+    if series.p50_ms is None or series.p99_ms is None:
+        return "no samples"
+    return f"p50 {series.p50_ms:,.1f} ms  p99 {series.p99_ms:,.1f} ms"

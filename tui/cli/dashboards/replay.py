@@ -1,0 +1,51 @@
+"""`stepscope replay`: the dashboard of a file."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from stepscope.recordings import samples
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.service_levels import levels_in
+from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.replay.tempo import MAX_SPEED, MIN_SPEED
+from stepscope.tui.cli.dashboards.dashboard import dashboard_options, need_terminal, new_history
+from stepscope.tui.cli.shared.levels import judged_as
+from stepscope.tui.cli.shared.recording_path import find_recording
+from stepscope.tui.settings.cli_errors import WrongUsage
+from stepscope.tui.settings.recent import remember
+from stepscope.tui.settings.setting_values import resolve
+from stepscope.tui.settings.settings import DashboardSettings
+
+
+def replay(file: str, speed: float | None, at: int | None, flags: Mapping[str, Any]) -> None:
+    """Raises RecordingError when the file is none, WrongUsage for a step that is not in it."""
+    settings = resolve(DashboardSettings, "dashboard", flags)
+    if speed is not None and not MIN_SPEED <= speed <= MAX_SPEED:
+        raise WrongUsage(f"--speed: expected {MIN_SPEED:g} to {MAX_SPEED:g}, got {speed:g}")
+    with Recording(find_recording(file)) as recording:
+        if recording.message is not None:
+            print(f"stepscope: note: {recording.message}", file=sys.stderr)
+        first, last = recording.first_step, recording.last_step
+        if at is not None and (first is None or last is None or not first <= at <= last):
+            raise WrongUsage(f"--at: {recording.path.name} holds steps {first} to {last}, not {at}")
+        need_terminal("'stepscope explain', 'screenshot' and 'export' work without one")
+        carried = levels_in(recording.metadata)
+        settings = judged_as(settings, flags, carried)
+        source = ReplaySource(recording, new_history(settings), speed or 1.0, playing=at is None)
+        source.start()
+        if recording.path not in samples.shipped().values():
+            remember(recording.path)
+        try:
+            if at is not None:
+                source.seek(at)
+            # What is good enough for one session is not meant for the next.
+            _run_replay(source, settings, keeps_levels=not carried)
+        finally:
+            source.stop()
+
+
+def _run_replay(source: ReplaySource, settings: DashboardSettings, keeps_levels: bool) -> None:
+    from stepscope.tui.app.run import run_dashboard
+
+    run_dashboard(source, source.history, **dashboard_options(settings, keeps_levels))

@@ -1,0 +1,130 @@
+"""`stepscope screenshot`: the dashboard at one step of a recording, as a picture."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stepscope.recordings.export.output import MissingPackage
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.service_levels import levels_in
+from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.tui.cli.dashboards.dashboard import new_history
+from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.levels import judged_as, level_flags
+from stepscope.tui.cli.shared.picture_path import PICTURE_SUFFIXES, picture_path, picture_size
+from stepscope.tui.cli.shared.recording_path import find_recording
+from stepscope.tui.cli.shared.steps import request_number
+from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.settings.page_names import PAGES, Page
+from stepscope.tui.settings.setting_values import resolve
+from stepscope.tui.settings.settings import DashboardSettings
+from stepscope.tui.views.format import file_size
+from stepscope.tui.views.view import ZOOMS
+
+_FILE_EVENTS_S = 5.0  # for what the file has in store; very long ones show what was found by then
+# What is of several engines, or of two runs, is no picture of one recording.
+_PAGE_NAMES: Mapping[str, Page] = {
+    "main": "live",
+    **{page: page for page in PAGES if page not in ("live", "compare", "fleet")},
+}
+
+
+def screenshot_file(
+    file: str,
+    at: int | None,
+    output: str,
+    page: str | None,
+    dimensions: str,
+    zoom: int,
+    request: str | None,
+    slo_itl: str | None,
+    slo_ttft: str | None,
+    flags: Mapping[str, Any],
+) -> None:
+    """Write the picture, and say what is on it.
+
+    Args:
+        flags: of the dashboard; None is one that was not given.
+
+    Raises:
+        WrongUsage: an option that cannot be, or a step that is not in the recording.
+        CommandFailed, RecordingError: it cannot be read or written.
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    given |= level_flags(slo_itl, slo_ttft)
+    settings = resolve(DashboardSettings, "dashboard", given)
+    path = picture_path(output, PICTURE_SUFFIXES)
+    request_id = None if request is None else request_number(request)
+    chosen = _page(page, request_id)
+    num_columns, num_rows = picture_size(dimensions)
+    if zoom not in ZOOMS:
+        known = ", ".join(str(each) for each in ZOOMS)
+        raise WrongUsage(f"--zoom: expected one of {known}, got {zoom}")
+    with Recording(find_recording(file)) as recording:
+        first, last = recording.first_step, recording.last_step
+        if first is None or last is None:
+            raise CommandFailed(f"{file} holds no step")
+        step = last if at is None else at
+        if not first <= step <= last:
+            raise WrongUsage(f"--at: {recording.path.name} holds steps {first} to {last}, not {at}")
+        settings = judged_as(settings, given, levels_in(recording.metadata))
+        source = ReplaySource(recording, new_history(settings), playing=False)
+        source.start()
+        try:
+            source.seek(step)
+            source.wait(60)
+            source.file_events.search.wait(_FILE_EVENTS_S)
+            _draw(source, path, step, chosen, (num_columns, num_rows), zoom, request_id, settings)
+        finally:
+            source.stop()
+        message = recording.message
+    say(f"{path}: step {step:,}, {num_columns}x{num_rows}, {file_size(path.stat().st_size)}")
+    if message is not None:
+        say(message)
+
+
+def _draw(
+    source: ReplaySource,
+    path: Path,
+    step: int,
+    page: Page,
+    dimensions: tuple[int, int],
+    zoom: int,
+    request_id: int | None,
+    settings: DashboardSettings,
+) -> None:
+    from stepscope.tui.app.picture import (  # with Textual, once it is needed
+        UnknownRequest,
+        screenshot,
+    )
+
+    try:
+        screenshot(
+            source,
+            source.history,
+            path,
+            dimensions,
+            theme=settings.theme,
+            ascii=bool(settings.ascii),
+            page=page,
+            axis=settings.axis,
+            zoom=zoom,
+            request_id=request_id,
+        )
+    except UnknownRequest as error:
+        raise WrongUsage(f"--request: {error}") from error
+    except MissingPackage as error:
+        raise CommandFailed(f"{error}; {path.stem}.svg needs none") from error
+
+
+def _page(name: str | None, request_id: int | None) -> Page:
+    if name is None:
+        return "live" if request_id is None else "request"
+    by_key = {str(PAGES.index(page) + 1): page for page in _PAGE_NAMES.values()}
+    page = _PAGE_NAMES.get(name) or by_key.get(name)
+    if page is None:
+        known = ", ".join(_PAGE_NAMES)
+        raise WrongUsage(
+            f"--page: expected one of {known}, or {min(by_key)} to {max(by_key)}, got {name!r}"
+        )
+    return page

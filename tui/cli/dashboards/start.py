@@ -1,0 +1,127 @@
+"""`stepscope` alone, in a terminal: the start screen, and again after each session from it."""
+
+import os
+from collections.abc import Mapping
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.tui.cli.shared.errors import expected
+from stepscope.tui.settings.cli_errors import CommandFailed
+from stepscope.tui.settings.recent import RecentFiles
+from stepscope.tui.settings.setting_values import resolve
+from stepscope.tui.settings.settings import DashboardSettings, FleetSettings, load_actions
+from stepscope.tui.settings.terminal import (
+    cannot_be_drawn_on,
+    no_terminal,
+    only_ascii,
+    said_environment,
+)
+from stepscope.tui.views.pages.start_list import Choice
+
+if TYPE_CHECKING:
+    from stepscope.tui.session.start_finder import Finder
+
+
+def can_start() -> bool:
+    """Whether there is a terminal to draw a start screen on."""
+    return no_terminal() is None and cannot_be_drawn_on(os.environ) is None
+
+
+def start() -> None:
+    """Until the operator quits. Whatever a session ends with becomes a line on the start screen."""
+    # Here, not above: 'stepscope -h' needs no Textual.
+    from stepscope.tui.app.leaving import left_on_signals
+    from stepscope.tui.screens.start.start import StartApp
+    from stepscope.tui.settings.log_file import log_path, logged_to_file
+
+    settings = resolve(DashboardSettings, "dashboard", {})
+    configured = resolve(FleetSettings, "fleet", {}).engines
+    actions = load_actions()
+    is_ascii = settings.ascii
+    if is_ascii is None:
+        is_ascii = only_ascii(said_environment()) is not None
+    theme, selected, notice = settings.theme, None, None
+    flags: dict[str, Any] = {}
+    while True:
+        app = StartApp(
+            check,
+            finder,
+            actions=actions,
+            configured=configured,
+            selected=selected,
+            notice=notice,
+            theme=theme,
+            ascii_only=is_ascii,
+        )
+        with left_on_signals(app, app.close), logged_to_file(log_path()):
+            selected = app.run()
+        if app.return_code:
+            raise SystemExit(app.return_code)
+        if selected is None:
+            return
+        if app.skin.mode in ("dark", "light") and app.skin.mode != theme:
+            theme = flags["theme"] = app.skin.mode
+        if app.skin.ascii_only != is_ascii:
+            is_ascii = flags["ascii"] = app.skin.ascii_only
+        notice = _open(selected, flags)
+
+
+def finder() -> "Finder":
+    from stepscope.tui.session.start_finder import Finder
+
+    return Finder(Path.cwd(), RecentFiles())
+
+
+def check(choice: Choice) -> str | None:
+    """Why a choice cannot be opened, in one line; None when it can. Waits two seconds at most."""
+    return _of_file(choice, _error_of(partial(_try, choice)))
+
+
+def _of_file(choice: Choice, error: str | None) -> str | None:
+    """Without the folder: the list says it, and it would push what is wrong off the line."""
+    if error is None or choice.kind != "file":
+        return error
+    return error.replace(f"{Path(choice.names[0]).parent}{os.sep}", "")
+
+
+def _try(choice: Choice) -> None:
+    if choice.kind == "engines":
+        from stepscope.tui.cli.dashboards import top as top_command
+
+        top_command.check_any(top_command.engines_to_show(choice.names))
+    elif choice.kind == "file":
+        from stepscope.recordings.file.reader import Recording
+        from stepscope.tui.cli.shared.recording_path import find_recording
+
+        Recording(find_recording(choice.names[0])).close()
+    elif find_spec("torch") is None:
+        raise CommandFailed("the demo needs an engine here: pip install 'stepscope[engine]'")
+
+
+def _open(choice: Choice, flags: Mapping[str, Any]) -> str | None:
+    """The session, until the operator leaves it; gives what there is to say about its end."""
+    from stepscope.tui.cli.dashboards import demo as demo_command
+    from stepscope.tui.cli.dashboards import replay as replay_command
+    from stepscope.tui.cli.dashboards import top as top_command
+
+    if choice.kind == "engines":
+        return _error_of(partial(top_command.top, choice.names, flags))
+    if choice.kind == "file":
+        failed = _error_of(partial(replay_command.replay, choice.names[0], None, None, flags))
+        return _of_file(choice, failed)
+    return _error_of(partial(demo_command.demo, "demo", False, None, None, None, flags))
+
+
+def _error_of(work: "partial[None]") -> str | None:
+    try:
+        work()
+    except KeyboardInterrupt:
+        return "interrupted"
+    except Exception as error:
+        known = expected(error)
+        if known is None:
+            raise
+        return " ".join(known[1].split())
+    return None

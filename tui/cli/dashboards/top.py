@@ -1,0 +1,143 @@
+"""`stepscope top`: the dashboard of one engine, or of several side by side."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+from stepscope.engine.client.errors import EngineStarting
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.transport.endpoints import Endpoint, find_local
+from stepscope.recordings.fleets.fleet import FLEET_STEPS, Fleet, shared_bytes
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
+from stepscope.tui.cli.shared.connect import PAST_S, check_past, choose, connect, hello
+from stepscope.tui.cli.shared.errors import expected
+from stepscope.tui.session.control.who import call_me
+from stepscope.tui.session.live_source import receive
+from stepscope.tui.settings.cli_errors import CommandFailed
+from stepscope.tui.settings.setting_values import resolve
+from stepscope.tui.settings.settings import DashboardSettings, FleetSettings
+
+_WITH_WHOLE_PAST = 4  # engines side by side; of more there is less, for all of it is to be read
+
+
+def top(
+    endpoints: Sequence[str],
+    flags: Mapping[str, Any],
+    name: str | None = None,
+    past_s: float = PAST_S,
+) -> None:
+    """One engine, or several side by side.
+
+    Args:
+        name: of the operator, for the audit.
+        past_s: see `show_engines`.
+
+    Raises:
+        EngineUnreachable: nobody listens at the endpoint, nor will soon.
+        CommandFailed: ... at any of several.
+    """
+    call_me(name)
+    check_past(past_s)
+    settings = resolve(DashboardSettings, "dashboard", flags)
+    chosen = engines_to_show(endpoints)
+    check_any(chosen)
+    need_terminal("'stepscope record' and 'stepscope snapshot' work without one")
+    if len(chosen) == 1:
+        connect(chosen[0]).close()  # several show in their rows that they are still starting
+    show_engines(chosen, settings, is_open=not named_engines(endpoints), past_s=past_s)
+
+
+def named_engines(named: Sequence[str]) -> list[str]:
+    """Those named, else those of the environment or the config file."""
+    return list(named) or list(resolve(FleetSettings, "fleet", {}).engines)
+
+
+def engines_to_show(named: Sequence[str]) -> list[Endpoint]:
+    """Those named, else those of the environment or the config file, else all of this machine.
+
+    Raises:
+        ConfigError: one of them is no endpoint.
+        CommandFailed: there is none at all.
+    """
+    names = named_engines(named)
+    if names:
+        return list(dict.fromkeys(Endpoint.parse(name) for name in names))
+    found = find_local()
+    return found if len(found) > 1 else [choose(None, "stepscope top {}")]
+
+
+def check_any(endpoints: Sequence[Endpoint]) -> None:
+    """That there is, or will be, anything to see; of several engines some may be down.
+
+    Raises:
+        EngineUnreachable: the only one does not answer, and is not starting.
+        CommandFailed: none of several does.
+    """
+    if len(endpoints) == 1:
+        with contextlib.suppress(EngineStarting):
+            hello(endpoints[0]).close()
+        return
+    answers: SimpleQueue[str | None] = SimpleQueue()
+
+    def ask(endpoint: Endpoint) -> None:
+        try:
+            hello(endpoint).close()
+        except EngineStarting:
+            answers.put(None)  # which its row says, until it has started
+        except Exception as error:  # noqa: BLE001 - whatever it is: somebody waits for the answer
+            known = expected(error)
+            answers.put(f"{endpoint.name}: {repr(error) if known is None else known[1]}")
+        else:
+            answers.put(None)
+
+    for endpoint in endpoints:
+        Thread(target=ask, args=(endpoint,), name="hello", daemon=True).start()
+    errors: list[str] = []
+    while len(errors) < len(endpoints):
+        error = answers.get()
+        if error is None:
+            return
+        errors.append(error)
+    raise CommandFailed(f"none of {len(errors)} engines answers; {'; '.join(sorted(errors))}")
+
+
+def show_engines(
+    endpoints: Sequence[Endpoint],
+    settings: DashboardSettings,
+    is_open: bool = False,
+    past_s: float = PAST_S,
+) -> None:
+    """The dashboard of these engines, until the operator leaves it.
+
+    Args:
+        is_open: engines that appear on this machine meanwhile are shown too.
+        past_s: seconds of what an engine did before, to begin with; many of them share it.
+    """
+    known = set(endpoints)
+    past_s *= min(1.0, _WITH_WHOLE_PAST / len(endpoints))
+
+    def newcomers() -> list[Subscriber]:
+        try:
+            found = [each for each in find_local() if each not in known]
+        except (ConfigError, OSError):  # the folder of the sockets is not ours any more
+            return []
+        known.update(found)
+        return [receive(each, new_history(settings, FLEET_STEPS), past_s) for each in found]
+
+    if len(endpoints) == 1:
+        sources = [receive(endpoints[0], new_history(settings), past_s)]
+    else:
+        share = shared_bytes(len(endpoints))
+        sources = [
+            receive(endpoint, new_history(settings, FLEET_STEPS, share), past_s)
+            for endpoint in endpoints
+        ]
+    fleet = Fleet(sources, newcomers=newcomers if is_open else None)
+    fleet.start()
+    try:
+        run_live(sources[0], settings, fleet=fleet)
+    finally:
+        fleet.stop()

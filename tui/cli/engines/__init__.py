@@ -1,0 +1,7 @@
+"""Commands that run an engine, send it work, change it or ask it.
+
+May import: engine.client, engine.http, engine.http.server, engine.process, engine.protocol,
+  engine.scheduling, engine.telemetry, engine.transport, engine.workload, recordings.file,
+  recordings.state, tui.cli.shared, tui.session.control, tui.settings, tui.views.
+One module a command.
+"""

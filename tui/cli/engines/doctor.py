@@ -1,0 +1,232 @@
+"""`stepscope doctor`: what is installed here, what would be used, and what is missing."""
+
+import importlib
+import importlib.util
+import os
+import platform
+import stat
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import platformdirs
+
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.telemetry import batch_rows, sender
+from stepscope.engine.transport.endpoints import (
+    Endpoint,
+    find_local,
+    runtime_dir,
+)
+from stepscope.engine.transport.leftovers import stale_files
+from stepscope.engine.transport.local_engines import starting_pid
+from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.settings.settings import config_path, load_settings
+
+_DASHBOARD = (
+    *("msgspec", "pyzmq", "mcap", "zstandard", "textual", "tomlkit", "typer", "platformdirs"),
+    "psutil",
+)
+_CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
+
+
+class Finding(NamedTuple):
+    """One line of the report. Only "bad" makes the command fail."""
+
+    level: Literal["ok", "note", "bad"]
+    name: str
+    text: str
+
+
+class Extra(NamedTuple):
+    """What `pip install 'stepscope[name]'` adds; an engine cannot run without what is needed."""
+
+    name: str
+    what_for: str
+    packages: tuple[str, ...]
+    is_needed: bool = False
+
+
+EXTRAS = (
+    Extra(
+        "engine",
+        "an engine on this machine",
+        ("torch", "transformers", "tokenizers", "safetensors", "jinja2"),
+        is_needed=True,
+    ),
+    Extra(
+        "http",
+        "the OpenAI API of an engine (engine brings it)",
+        ("httptools", "prometheus-client", "starlette", "uvicorn", "uvloop"),
+    ),
+    Extra("gpu", "our kernels on an NVIDIA GPU", ("triton",)),
+    Extra("flash-attn", "faster prefill on an NVIDIA GPU", ("flash-attn",)),
+    Extra(
+        "export",
+        "exports to Perfetto and Parquet, PNG pictures, figures",
+        ("matplotlib", "perfetto", "pillow", "pyarrow"),
+    ),
+)
+
+
+def doctor() -> None:
+    """Print the findings; CommandFailed when an engine could not run here."""
+    bad = []
+    for finding in _findings():
+        say(f"{finding.level:<5} {finding.name:<16} {finding.text}")
+        if finding.level == "bad":
+            bad.append(finding.name)
+    if bad:
+        raise CommandFailed(f"an engine cannot run here yet: see {', '.join(bad)} above")
+
+
+def _findings() -> Iterator[Finding]:
+    yield Finding("ok", "python", f"{platform.python_version()} at {sys.executable}")
+    yield _packages("stepscope", "watching, recording, replaying", _DASHBOARD, "stepscope", True)
+    for each in EXTRAS:
+        wanted = f"'stepscope[{each.name}]'"
+        yield _packages(f"[{each.name}]", each.what_for, each.packages, wanted, each.is_needed)
+    yield _cpu()
+    if importlib.util.find_spec("torch") is not None:
+        yield from _compute()
+    yield from _files()
+    yield from _engines()
+
+
+def _packages(
+    name: str, what_for: str, packages: tuple[str, ...], wanted: str, is_needed: bool
+) -> Finding:
+    """What belongs together in one line, with versions, or with what is missing of it."""
+    found, missing = [], []
+    for package in packages:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            missing.append(package)
+    if not missing:
+        return Finding("ok", name, f"{what_for}: {', '.join(found)}")
+    lacks = "not installed" if not found else f"{', '.join(missing)} not installed"
+    return Finding(
+        "bad" if is_needed else "note", name, f"{what_for}: {lacks}; pip install {wanted}"
+    )
+
+
+def _cpu() -> Finding:
+    flags: set[str] = set()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text("utf-8", errors="replace").splitlines():
+            if line.lower().startswith(("flags", "features")):
+                flags = set(line.partition(":")[2].split())
+                break
+    found = ", ".join(name for name in _CPU_FEATURES if name in flags)
+    features = found or "features unknown"
+    return Finding("ok", "cpu", f"{os.cpu_count()} cores, {platform.machine()}, {features}")
+
+
+def _compute() -> Iterator[Finding]:
+    """The GPU, the C++ kernels, and the attention backends with the reason for each."""
+    try:
+        torch = importlib.import_module("torch")
+        attention = importlib.import_module("stepscope.kernels.dispatch.backends")
+        library = importlib.import_module("stepscope.kernels.cpu.library")
+    except (ImportError, OSError) as error:
+        yield Finding("bad", "torch", f"is installed but does not load: {error}")
+        return
+    device, dtype = "cpu", torch.float32
+    if torch.cuda.is_available():
+        device, dtype = "cuda", torch.bfloat16  # what an engine there takes by itself
+        count = torch.cuda.device_count()
+        yield Finding("ok", "gpu", f"{count} x {torch.cuda.get_device_name(0)}")
+    elif torch.version.cuda is None:
+        yield Finding(
+            "note", "gpu", f"not used: torch {torch.__version__} was built without CUDA support"
+        )
+    else:
+        yield Finding(
+            "note",
+            "gpu",
+            f"none found by torch {torch.__version__} (CUDA {torch.version.cuda}): "
+            "no device, or its driver is missing",
+        )
+    try:
+        levels = library.usable_levels()
+        yield Finding("ok", "kernels", f"C++, {levels[-1]} (of {', '.join(library.LEVELS)})")
+    except library.LibraryMissingError as error:
+        yield Finding("note", "kernels", str(error))
+    if batch_rows.compiled is not None and sender.is_compiled():
+        yield Finding("ok", "telemetry", "encoded by compiled code, sent by a thread of its own")
+    else:
+        yield Finding(
+            "note",
+            "telemetry",
+            "encoded and sent in Python, which takes some 100 us of a step at 256 requests and not "
+            "some 30: there was no C compiler when stepscope was installed, or pyzmq brings a "
+            "libzmq whose functions cannot be found",
+        )
+    try:
+        chosen = attention.choose("auto", device, dtype)
+    except ValueError as error:
+        yield Finding("bad", "attention", str(error))
+        return
+    yield Finding("ok", "attention", f"{chosen.backend.name} is used: {chosen.reason}")
+    for backend in attention.available_backends(device, dtype):
+        if backend.name != chosen.backend.name:
+            state = "could be used" if backend.usable else "cannot be used"
+            yield Finding("note", "attention", f"{backend.name} {state}: {backend.reason}")
+
+
+def _files() -> Iterator[Finding]:
+    try:
+        folder = runtime_dir()
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        Endpoint.parse("engine-0")  # a long folder leaves no room for the name of a socket
+        yield Finding("ok", "sockets", f"{folder} (mode {mode:04o})")
+        wanted = os.environ.get("XDG_RUNTIME_DIR")
+        if wanted and not folder.is_relative_to(wanted):
+            yield Finding(
+                "note", "sockets", f"XDG_RUNTIME_DIR={wanted} is not yours alone (mode 0700)"
+            )
+        stale = stale_files()
+        if stale:
+            names = ", ".join(path.name for path in stale)
+            yield Finding(
+                "note", "stale sockets", f"left by dead engines: {names} (safe to remove)"
+            )
+    except (ConfigError, OSError) as error:
+        yield Finding("bad", "sockets", str(error))
+    try:
+        load_settings()
+        state = "read" if config_path().exists() else "none, all defaults"
+        yield Finding("ok", "config file", f"{config_path()} ({state})")
+    except WrongUsage as error:
+        yield Finding("bad", "config file", str(error))
+    cache = platformdirs.user_cache_path("stepscope")
+    checkpoints = sorted(path.name for path in cache.glob("demo*")) if cache.is_dir() else []
+    held = f"holds {', '.join(checkpoints)}" if checkpoints else "no demo checkpoint yet"
+    parent = next(path for path in (cache, *cache.parents) if path.exists())
+    if os.access(parent, os.W_OK):
+        yield Finding("ok", "cache", f"{cache} ({held})")
+    else:
+        yield Finding("bad", "cache", f"{parent} cannot be written; set XDG_CACHE_HOME")
+
+
+def _engines() -> Iterator[Finding]:
+    try:
+        found = find_local()
+    except (ConfigError, OSError):
+        return  # said above, with the sockets
+    names = "; ".join(_state(each) for each in found) or "none runs on this machine"
+    yield Finding("ok", "engines", names)
+
+
+def _state(endpoint: Endpoint) -> str:
+    from stepscope.tui.cli.shared.connect import (
+        called_text,  # with sockets, which may be what is missing
+    )
+
+    text, pid = called_text(endpoint), starting_pid(endpoint)
+    return text if pid is None else f"{text} (pid {pid}, still starting)"

@@ -1,0 +1,117 @@
+"""`stepscope http`: serves the OpenAI API over HTTP for an engine in another process."""
+
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from stepscope.engine.http.settings import HttpSettings, check_private, parse_address
+from stepscope.engine.protocol.wire import EngineInfo
+from stepscope.engine.transport.endpoints import Endpoint, find_local
+from stepscope.tui.cli.shared.connect import choose
+from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.options import HTTP_DEFAULTS
+from stepscope.tui.settings.cli_errors import CommandFailed
+from stepscope.tui.settings.setting_values import resolve
+
+_EXTRAS = {"starlette", "uvicorn", "prometheus_client"}
+
+
+def http(endpoint: str | None, inherited: int | None, flags: Mapping[str, Any]) -> None:
+    """Serve until a signal.
+
+    Args:
+        endpoint: of the engine; it need not be there yet if it is named.
+        inherited: file descriptor of a listening socket, from `stepscope serve`, which then holds
+            our standard input open while it lives.
+
+    Raises:
+        CommandFailed: no engine runs here and none was named, or a package is missing.
+        ConfigError: the address cannot be had, or would let strangers in.
+    """
+    settings = resolve(HttpSettings, "http", flags, HTTP_DEFAULTS)
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
+    )
+    if inherited is not None:
+        assert endpoint is not None
+        parent_gone = threading.Event()
+        threading.Thread(target=_watch_stdin, args=(parent_gone,), daemon=True).start()
+        _run(settings, Endpoint.parse(endpoint), socket.socket(fileno=inherited), parent_gone)
+        return
+    address = parse_address(settings.bind)
+    check_private(address, settings.api_key)
+    where = choose(endpoint, "stepscope http {}")
+    listener, text = open_listener(settings.bind)
+    say(*announcement(text, settings))
+    if where.name not in {each.name for each in find_local()} and where.is_ipc:
+        say(f"no engine is at {where.control} yet; it is used as soon as it is")
+    with listener:
+        _run(settings, where, listener, None)
+
+
+def open_listener(bind: str) -> tuple[socket.socket, str]:
+    """A listening socket and where it listens, as HOST:PORT.
+
+    Raises:
+        CommandFailed: a package is missing.
+        ConfigError: the address cannot be had.
+    """
+    require_packages()
+    from stepscope.engine.http.server.server import bound_address, listen
+
+    listener = listen(parse_address(bind))
+    return listener, bound_address(listener).text
+
+
+def require_packages() -> None:
+    """Raises CommandFailed when what the server needs is not installed."""
+    try:
+        import stepscope.engine.http.server.server  # noqa: F401 - only whether it can be
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _EXTRAS:
+            raise
+        raise CommandFailed(
+            f"{missing} is not installed, and the HTTP server needs it: "
+            "pip install 'stepscope[http]'"
+        ) from error
+
+
+def announcement(address: str, settings: HttpSettings) -> list[str]:
+    """Lines that tell a person where the API is and how to try it."""
+    key = ' -H "Authorization: Bearer $STEPSCOPE_HTTP_API_KEY"' if settings.api_key else ""
+    return [
+        f"OpenAI API on http://{address}/v1",
+        f"try it: curl http://{address}/v1/completions{key} "
+        """-d '{"prompt": "Once upon a time", "max_tokens": 32}'""",
+    ]
+
+
+def _run(
+    settings: HttpSettings,
+    endpoint: Endpoint,
+    listener: socket.socket,
+    parent_gone: threading.Event | None,
+) -> None:
+    require_packages()
+    from stepscope.engine.http.server.server import serve_http
+
+    names: set[str] = set()
+
+    def found(info: EngineInfo) -> None:
+        if parent_gone is None and info.engine_id not in names:
+            names.add(info.engine_id)
+            say(f"serving {info.model} of {info.name}")
+
+    serve_http(settings, endpoint, listener, parent_gone=parent_gone, found=found)
+
+
+def _watch_stdin(parent_gone: threading.Event) -> None:
+    """Standard input is a pipe that the parent holds open while it lives."""
+    while os.read(sys.stdin.fileno(), 4096):
+        continue
+    parent_gone.set()

@@ -1,0 +1,155 @@
+"""`HttpProcess`: the HTTP server as a child process of `stepscope serve`, started again if it dies.
+
+The parent holds the listening socket: connections wait in it while there is no child, and the
+port stays the same. Settings go by the environment, so that no list of processes shows the key.
+"""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import msgspec
+
+from stepscope.engine.http.settings import Address, HttpSettings, check_private, parse_address
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.transport.sockets import KEY_VARIABLE
+from stepscope.tui.cli.engines.http import announcement, open_listener
+from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.settings.settings import environment_name
+
+_FIRST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 30.0
+_GOOD_RUN_S = 30.0  # after so long a child counts as well again
+_STOP_S = 8.0
+_PROBE_S = 2.0
+_LEAVING_S = 3.0  # of the HTTP server of an engine that was killed
+_UNAWARE_S = 1.0  # ... which takes that long to know that it is gone, and answers as if it were not
+_POLL_S = 0.1
+
+
+class HttpProcess:
+    """Listens from the start; the child runs from `start` to `stop`.
+
+    Args:
+        settings: of the server; `bind` is set.
+
+    Raises:
+        ConfigError: the address cannot be had, or would let strangers in.
+        CommandFailed: a package is missing.
+    """
+
+    def __init__(self, settings: HttpSettings) -> None:
+        self._settings = settings
+        self._endpoint = ""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+        address = parse_address(settings.bind)
+        check_private(address, settings.api_key)
+        self._listener, self.address = _listener_of(address, settings.bind)
+
+    def start(self, endpoint: str) -> None:
+        """The engine is there."""
+        self._endpoint = endpoint
+        say(*announcement(self.address, self._settings))
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the child in good order, by force if need be."""
+        with self._lock:
+            self._stopping.set()
+            process = self._process
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._listener.close()
+
+    def _run(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._stopping.is_set():
+            began_s = time.monotonic()
+            problem = self._run_once()
+            if time.monotonic() - began_s > _GOOD_RUN_S:
+                pause_s = _FIRST_PAUSE_S
+            if self._stopping.is_set():
+                return
+            print(
+                f"stepscope: {problem}; it is started again in {pause_s:g} s",
+                file=sys.stderr,
+                flush=True,
+            )
+            self._stopping.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _run_once(self) -> str:
+        """One life of the child; what ended it."""
+        try:
+            with self._lock:
+                if self._stopping.is_set():
+                    return ""
+                self._process = self._spawn(self._listener)
+        except OSError as error:
+            return f"the HTTP server did not start: {error}"
+        exit_code = self._process.wait()
+        how = f"by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"with {exit_code}"
+        return f"the HTTP server (pid {self._process.pid}) ended {how}"
+
+    def _spawn(self, listener: socket.socket) -> subprocess.Popen[bytes]:
+        descriptor = listener.fileno()
+        arguments = ["http", self._endpoint, "--inherited-socket", str(descriptor)]
+        settings = {
+            environment_name("http", name): str(value)
+            for name, value in msgspec.structs.asdict(self._settings).items()
+        }
+        return subprocess.Popen(
+            [sys.executable, "-m", "stepscope.tui.cli", *arguments],
+            stdin=subprocess.PIPE,  # tells it when we are gone
+            stdout=subprocess.DEVNULL,
+            pass_fds=[descriptor],
+            start_new_session=True,  # Ctrl-C is for us to act on
+            env={**os.environ, KEY_VARIABLE: "", **settings},
+        )
+
+
+def _listener_of(address: Address, bind: str) -> tuple[socket.socket, str]:
+    """As `open_listener`, with patience for the server of an engine that was killed just now."""
+    began_s = time.monotonic()
+    while True:
+        try:
+            return open_listener(bind)
+        except ConfigError:
+            waited_s = time.monotonic() - began_s
+            if waited_s > _LEAVING_S:
+                raise
+            if not _waits_for_an_engine(address) and waited_s > _UNAWARE_S:
+                raise
+        time.sleep(_POLL_S)
+
+
+def _waits_for_an_engine(address: Address) -> bool:
+    """Whether a server of ours listens there that has no engine, or nobody any more."""
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=_PROBE_S)
+    try:
+        connection.request("GET", "/health")
+        response = connection.getresponse()
+        answer = json.loads(response.read(65536))
+        return response.status == 503 and answer["error"]["code"] == "engine_unavailable"
+    except ConnectionError:
+        return True
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
+        return False
+    finally:
+        connection.close()

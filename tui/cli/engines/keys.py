@@ -1,0 +1,123 @@
+"""`stepscope keys`, and the key that other commands come in with."""
+
+import os
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepscope.engine.protocol.asker import LOCAL
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.transport.authorised_keys import ROLES, KeyFolder
+from stepscope.engine.transport.endpoints import Endpoint, find_local
+from stepscope.engine.transport.keys import check_public, read_credentials
+from stepscope.engine.transport.local_engines import local_credentials
+from stepscope.engine.transport.sockets import KEY_VARIABLE, SERVER_KEY_VARIABLE
+from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.settings.cli_errors import WrongUsage
+from stepscope.tui.settings.setting_values import resolve
+from stepscope.tui.settings.settings import ClientSettings
+
+
+def new(
+    name: str, role: str, output: Path | None, endpoint: str | None, folder: Path | None
+) -> None:
+    """Raises ConfigError when there is such a key already, or a file cannot be written."""
+    chosen = next((each for each in ROLES if each == role), None)
+    if chosen is None:
+        raise WrongUsage(f"--role: expected one of {', '.join(ROLES)}, got {role!r}")
+    if name == LOCAL:
+        raise WrongUsage(
+            f"{LOCAL!r} is what the audit calls whoever has the engine's account; another name"
+        )
+    where = None
+    if endpoint is not None:
+        where = Endpoint.parse(endpoint).control
+        if not where.startswith("tcp://"):
+            raise WrongUsage(f"--endpoint: expected tcp://HOST:PORT, got {endpoint}")
+    output = output or Path(f"{name}.key")
+    keys = KeyFolder(folder)
+    credentials = keys.add(name, chosen, output, where)
+    say(
+        f"{name} ({role}) is authorised in {keys.path}; engines that run take the key at once.",
+        f"{output} is all that {name} needs, and a secret: it goes to their machine as",
+        f"  ~/.config/stepscope/keys/{name}.key   (mode 0600)",
+        f"There: stepscope top {where or 'tcp://HOST:PORT'}",
+        f"The engine's public key, which the file pins: {credentials.server}",
+    )
+    if endpoint is not None and Endpoint.parse(endpoint).is_private:
+        say(
+            "Only this machine reaches that endpoint: an engine asks for keys there only with",
+            f"  stepscope serve --endpoint {where} --keys {shlex.quote(str(keys.path))}",
+        )
+
+
+def list_keys(folder: Path | None, as_json: bool) -> None:
+    """Raises ConfigError when the folder cannot be used."""
+    keys = KeyFolder(folder)
+    if folder is not None or keys.path.exists():
+        keys.check()
+    holders = list(keys.holders().values()) if keys.path.exists() else []
+    if as_json:
+        document = [holder._asdict() for holder in holders]
+        say(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+        return
+    if not holders:
+        say(f"no key is authorised in {keys.path}")
+        return
+    width = max(len(holder.name) for holder in holders)
+    say(
+        *(
+            f"{holder.name:<{width}}  {holder.role:<8}  {holder.created:<10}  {holder.public}"
+            for holder in holders
+        )
+    )
+
+
+def revoke(name: str, folder: Path | None) -> None:
+    """Raises ConfigError when there is no such key."""
+    keys = KeyFolder(folder)
+    keys.revoke(name)
+    say(
+        f"{name} is not let in any more; engines that run cut off who is connected with the key",
+        "(engines on 127.0.0.1 or ipc:// ask for keys only with 'stepscope serve --keys DIR')",
+    )
+
+
+def use_key(flags: Mapping[str, Any]) -> None:
+    """Let every connection of this process, and of its children, come in with the chosen key.
+
+    Raises:
+        ConfigError: the key file cannot be used.
+    """
+    settings = resolve(ClientSettings, "client", flags)
+    if not settings.key:
+        if settings.server_key:
+            raise WrongUsage("--server-key: only with --key FILE")
+        return
+    path = Path(settings.key).expanduser().absolute()
+    read_credentials(path)
+    os.environ[KEY_VARIABLE] = str(path)
+    if settings.server_key:
+        os.environ[SERVER_KEY_VARIABLE] = check_public(settings.server_key, "--server-key")
+
+
+def note_unused_key(endpoints: Iterable[str]) -> None:
+    """Say on stderr which of the engines that a --key was given for ask for none.
+
+    Args:
+        endpoints: as the user named them; none: those of this machine.
+    """
+    try:
+        named = [Endpoint.parse(each) for each in endpoints] or find_local()
+        keyless = [each for each in named if local_credentials(each) == (True, None)]
+    except (ConfigError, OSError):
+        return  # the command itself says what is wrong
+    for each in keyless:
+        print(
+            f"stepscope: note: the engine at {each.control} asks for no key; --key is not used",
+            file=sys.stderr,
+        )

@@ -1,0 +1,79 @@
+"""`stepscope serve`: runs an engine in this process, and an HTTP server beside it if asked to."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from stepscope.engine.http.settings import HttpSettings
+from stepscope.engine.protocol.config import EngineConfig, Knobs
+from stepscope.engine.protocol.wire import EngineInfo
+from stepscope.engine.transport.endpoints import Endpoint, runtime_dir
+from stepscope.engine.workload.capacity import in_words
+from stepscope.tui.cli.engines.engine import engine_packages, prepare_process
+from stepscope.tui.cli.engines.http_process import HttpProcess
+from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.settings.setting_values import resolve
+
+_GRACE_S = 5.0
+
+
+def serve(flags: Mapping[str, Any], exit_with_stdin: bool) -> None:
+    """Serve until a signal or `Shutdown`.
+
+    Raises:
+        CommandFailed: the packages an engine needs are not installed.
+        ConfigError: it cannot start with this configuration.
+    """
+    config = resolve(EngineConfig, "serve", flags)
+    knobs = resolve(Knobs, "knobs", flags)
+    settings = resolve(HttpSettings, "http", flags)
+    prepare_process()
+    if exit_with_stdin:
+        threading.Thread(target=_end_with_stdin, name="parent-watch", daemon=True).start()
+    # Before the model is loaded: an address that cannot be had is to be known at once.
+    http = HttpProcess(settings) if settings.bind else None
+    progress = Progress()
+
+    def ready(info: EngineInfo) -> None:
+        progress.close()
+        what = ", ".join(part for part in (info.dtype, info.device, info.attention_backend) if part)
+        print(f"{info.name} serves {info.model} ({what}) on {info.control_endpoint}", flush=True)
+        if info.step_costs is not None:
+            print(in_words(info.step_costs), flush=True)
+        endpoint = Endpoint.parse(info.control_endpoint)
+        has_name = endpoint.path == runtime_dir() / info.name
+        where = info.name if has_name else endpoint.here.control
+        print(f"watch it: stepscope top {where}    stop it: Ctrl-C", flush=True)
+        if info.with_tokens:
+            said = "--with-tokens: whoever watches or records it gets prompts and outputs"
+            print(said, flush=True)
+        if http is not None:
+            http.start(endpoint.here.control)
+
+    try:
+        with engine_packages(), progress:
+            from stepscope.engine.process.serve import serve as run
+
+            run(
+                config,
+                knobs,
+                progress=progress,
+                ready=ready,
+                http_endpoint=http.address if http is not None else None,
+            )
+    finally:
+        if http is not None:
+            http.stop()
+
+
+def _end_with_stdin() -> None:
+    """Stop when standard input ends: it is a pipe that the parent holds open while it lives."""
+    while os.read(sys.stdin.fileno(), 4096):
+        continue
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_GRACE_S)  # a step in flight may finish
+    os._exit(1)

@@ -1,0 +1,124 @@
+"""`stepscope set`: changes knobs of a running engine."""
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused
+from stepscope.engine.protocol.commands import Ack
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import KnobSpec, KnobValue
+from stepscope.engine.transport.endpoints import find_local
+from stepscope.recordings.state.knob_text import typed_text
+from stepscope.tui.cli.shared.connect import choose, connect
+from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.session.control.who import call_me, who
+from stepscope.tui.settings.cli_errors import WrongUsage
+
+_TRIES = 5
+_EXAMPLE = "for example: stepscope set max_num_batched_tokens=512"
+
+
+def set_knobs(
+    assignments: list[str],
+    endpoint: str | None,
+    dry_run: bool,
+    expect_version: int | None,
+    name: str | None = None,
+) -> None:
+    """Print `name: old -> new` and the step from which it holds."""
+    call_me(name)
+    named, assignments = _engine_in(assignments)
+    if named is not None and endpoint is not None:
+        raise WrongUsage(f"one engine at a time: {named!r} in front, and --endpoint {endpoint!r}")
+    texts = _texts(assignments)
+    with connect(choose(named or endpoint, "stepscope set {} KEY=VALUE")) as client:
+        specs = {spec.name: spec for spec in client.info().knobs}
+        changes = {name: _value(specs.get(name), text) for name, text in texts.items()}
+        old, ack = _apply(client, changes, dry_run, expect_version)
+    for name, value in changes.items():
+        say(f"{name}: {typed_text(old.get(name))} -> {typed_text(value)}")
+    if dry_run:
+        say(f"dry run: would hold from step {ack.effective_step:,}; nothing was changed")
+    elif all(old.get(name) == value for name, value in changes.items()):
+        say("nothing to change: these are the values already")
+    else:
+        say(f"holds from step {ack.effective_step:,} (knobs version {ack.version})")
+
+
+def _apply(
+    client: ControlClient,
+    changes: dict[str, KnobValue],
+    dry_run: bool,
+    expect_version: int | None,
+) -> tuple[dict[str, KnobValue], Ack]:
+    """The values from just before the change, and the engine's answer to it."""
+    for _ in range(_TRIES):
+        snapshot = client.snapshot()
+        # Binding the change to the values that were read makes "old -> new" true.
+        expected = snapshot.knobs_version if expect_version is None else expect_version
+        try:
+            ack = client.set_knobs(changes, who(), expected_version=expected, dry_run=dry_run)
+        except CommandRefused as error:
+            if error.code == "conflict" and expect_version is None:
+                continue
+            raise
+        return snapshot.knobs, ack
+    raise CommandRefused("conflict", "somebody else keeps changing the knobs; try again")
+
+
+def _engine_in(words: list[str]) -> tuple[str | None, list[str]]:
+    """The engine that stands in front of the knobs, None where none does; and the rest."""
+    first, *rest = words
+    is_knob = "=" in first and "://" not in first
+    if is_knob or _as_knob(first) is not None or not rest or any("=" not in each for each in rest):
+        return None, words
+    return first, rest
+
+
+def _texts(assignments: list[str]) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for place, assignment in enumerate(assignments):
+        if "=" not in assignment:
+            hint = _hint(assignment, assignments[:place] + assignments[place + 1 :])
+            raise WrongUsage(f"expected KEY=VALUE, got {assignment!r}{hint}; {_EXAMPLE}")
+        name, text = _split(assignment)
+        if name in texts:
+            raise WrongUsage(f"{name} is given twice: {texts[name]!r} and {text!r}")
+        texts[name] = text
+    return texts
+
+
+def _hint(word: str, others: list[str]) -> str:
+    """What a word was probably meant to be that is no KEY=VALUE; nothing where nobody can tell."""
+    if (name := _as_knob(word)) is not None:
+        value = next((each for each in others if "=" not in each), "VALUE")
+        return f"; write {name}={value}"
+    is_address = "/" in word or any(each.name == word for each in find_local())
+    if is_address or any("=" in each for each in others):
+        return f"; an engine is named in front: stepscope set {word} KEY=VALUE"
+    return ""
+
+
+def _as_knob(word: str) -> str | None:
+    name = word.replace("-", "_")
+    return name if name in Knobs.__struct_fields__ else None
+
+
+def _split(assignment: str) -> tuple[str, str]:
+    name, equals, text = assignment.partition("=")
+    if not equals or not name.strip() or not text.strip():
+        raise WrongUsage(f"expected KEY=VALUE, got {assignment!r}; {_EXAMPLE}")
+    return name.strip().replace("-", "_"), text.strip()
+
+
+def _value(spec: KnobSpec | None, text: str) -> KnobValue:
+    """What the text means for this knob; the engine judges what does not fit."""
+    kind = spec.kind if spec is not None else "choice"
+    try:
+        if kind == "int":
+            return int(text)
+        if kind == "float":
+            return float(text)
+    except ValueError:
+        return text
+    if kind == "bool":
+        return {"true": True, "on": True, "false": False, "off": False}.get(text.lower(), text)
+    return text

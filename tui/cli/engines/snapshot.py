@@ -1,0 +1,62 @@
+"""`stepscope snapshot`: what an engine is doing right now, once."""
+
+import sys
+
+import msgspec
+
+from stepscope.engine.protocol.wire import Snapshot
+from stepscope.recordings.state.knob_text import typed_text
+from stepscope.tui.cli.shared.connect import choose, connect
+from stepscope.tui.cli.shared.errors import say, writing_output
+
+
+def snapshot(endpoint: str | None, as_json: bool) -> None:
+    with connect(choose(endpoint, "stepscope snapshot {}")) as client:
+        taken = client.snapshot()
+    if as_json:
+        document = msgspec.json.format(msgspec.json.encode(taken), indent=2) + b"\n"
+        with writing_output():
+            sys.stdout.buffer.write(document)
+        return
+    say(*(f"{name:<10} {text}" for name, text in _summary(taken)))
+
+
+def _summary(taken: Snapshot) -> list[tuple[str, str]]:
+    info = taken.info
+    parts = [info.model, info.architecture, info.dtype, info.device, info.attention_backend]
+    by_status = {"running": 0, "waiting": 0, "preempted": 0}
+    for request in taken.requests:
+        by_status[request.status] = by_status.get(request.status, 0) + 1
+    lines = [
+        ("engine", f"{info.name} (pid {info.pid or 'unknown'}) on {info.control_endpoint}"),
+        ("model", ", ".join(part for part in parts if part)),
+        ("state", f"{taken.state}, step {taken.step:,}"),
+        ("requests", ", ".join(f"{count} {status}" for status, count in by_status.items())),
+    ]
+    if taken.kv is not None:
+        kv = taken.kv
+        total = kv.used + kv.cached + kv.empty
+        share = kv.used / total if total else 0.0
+        lines.append(
+            (
+                "KV blocks",
+                f"{kv.used:,} used ({share:.0%}), {kv.cached:,} cached, {kv.empty:,} empty",
+            )
+        )
+    lines.append(("workload", taken.workload or "none of its own"))
+    knobs = ", ".join(f"{name}={typed_text(value)}" for name, value in taken.knobs.items())
+    lines.append(("knobs", f"version {taken.knobs_version}: {knobs}"))
+    if info.with_tokens:
+        lines.append(("privacy", "whoever watches or records gets prompts and outputs"))
+    if (control := taken.control) is not None:
+        counts = {
+            "bad messages": control.bad,
+            "commands beyond a client's share": control.limited,
+            "commands of viewers": control.denied,
+            "connections without a key": control.keyless,
+        }
+        told = (f"{count:,} {what}" for what, count in counts.items() if count)
+        lines.append(("refused", ", ".join(told)))
+    if taken.num_dropped:
+        lines.append(("dropped", f"{taken.num_dropped:,} telemetry messages so far"))
+    return lines

@@ -1,0 +1,258 @@
+"""`stepscope explain`: why tokens of a recording were late, as a table or as JSON."""
+
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from stepscope.recordings.attribution.causes import Late, Piece
+from stepscope.recordings.attribution.explained import Bound, Explanation, explain_recording
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.service_levels import Levels, levels_in
+from stepscope.recordings.state.session import request_name
+from stepscope.tui.cli.shared.errors import say, writing_output
+from stepscope.tui.cli.shared.levels import level_flags
+from stepscope.tui.cli.shared.recording_path import find_recording
+from stepscope.tui.cli.shared.steps import request_number
+from stepscope.tui.cli.shared.text_table import text_table
+from stepscope.tui.settings.cli_errors import WrongUsage
+from stepscope.tui.views.cause_names import CAUSE_NAMES
+
+_MEDIAN = "median"  # instead of a time: twice the median, also of a file that carries levels
+_LONG_TTFT_MS = 1000.0  # as a median; each is long then
+
+
+def explain(
+    file: str,
+    slo_itl: str | None,
+    slo_ttft: str | None,
+    request: str | None,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """Raises RecordingError when the file is none or holds no such request, WrongUsage for an
+    option that cannot be.
+    """
+    asked = {"slo_itl_ms": slo_itl, "slo_ttft_ms": slo_ttft}
+    given = level_flags(*(None if text == _MEDIAN else text for text in (slo_itl, slo_ttft)))
+    if limit < 0:
+        raise WrongUsage(f"--limit: expected 0 (all) or more, got {limit}")
+    wanted = None if request is None else request_number(request)
+    with Recording(find_recording(file)) as recording:
+        carried = levels_in(recording.metadata)
+        own = {name: value for name, value in carried.items() if asked[name] is None}
+        levels = {**own, **given}
+        found = explain_recording(
+            recording, levels.get("slo_itl_ms"), levels.get("slo_ttft_ms"), wanted
+        )
+        if recording.message is not None:
+            print(f"stepscope: note: {recording.message}", file=sys.stderr)
+    if as_json:
+        with writing_output():
+            document = msgspec.json.encode(_document(file, found))
+            sys.stdout.buffer.write(msgspec.json.format(document, indent=2) + b"\n")
+        return
+    say(*_summary(file, found, own), *_shares(found), *_table(found, limit))
+
+
+# For people
+
+
+def _summary(file: str, found: Explanation, own: Levels) -> list[str]:
+    return [
+        f"{file}: {found.num_steps:,} steps of {found.info.model} on {found.info.name}",
+        _measured(f"gaps between tokens{_of(found)}", "--slo-itl", found.itl, "slo_itl_ms" in own),
+        *_longest_gap(found),
+        _measured(f"first tokens{_of(found)}", "--slo-ttft", found.ttft, "slo_ttft_ms" in own),
+        *_all_late(found.ttft),
+        *_affected(found),
+        *_never_served(found),
+    ]
+
+
+def _of(found: Explanation) -> str:
+    return "" if found.request_id is None else f" of {request_name(found.request_id)}"
+
+
+def _measured(what: str, option: str, bound: Bound, is_own: bool) -> str:
+    if bound.median_ms is None or bound.bound_ms is None:
+        return f"{what}: none"
+    of = option if bound.is_given else f"twice the median; {option} sets another"
+    if is_own:
+        of = f"as the recording says; {option} sets another"
+    share = bound.num_late / bound.num_waits
+    return (
+        f"{what}: {bound.num_late:,} of {bound.num_waits:,} ({share:.2%}) took longer than "
+        f"{bound.bound_ms:,.1f} ms ({of}); median {bound.median_ms:,.1f} ms"
+    )
+
+
+def _longest_gap(found: Explanation) -> list[str]:
+    """The step that held up its streams for the longest."""
+    gaps = [each for each in found.late if each.token_idx > 0 and not each.is_excused]
+    if not gaps:
+        return []
+    longest = max(gaps, key=lambda each: each.gap_ns)
+    num_held_up = sum(each.step == longest.step for each in gaps)
+    streams = "1 stream" if num_held_up == 1 else f"{num_held_up:,} streams"
+    return [
+        f"  the longest: {longest.gap_ns / 1e6:,.1f} ms at step {longest.step:,} "
+        f"({_clock(found.wall_ns(longest.end_ns))}), which held up {streams}"
+    ]
+
+
+def _affected(found: Explanation) -> list[str]:
+    """How many users noticed: a thousand late tokens may be those of one."""
+    number, num_late, num_only_first = found.affected
+    if not num_late or found.request_id is not None:
+        return []
+    first = ""
+    if num_only_first:
+        their = "its" if num_only_first == 1 else "their"
+        first = f"; {num_only_first:,} only waited long for {their} first"
+    return [
+        f"requests with late tokens: {num_late:,} of {number:,} ({num_late / number:.2%}){first}"
+    ]
+
+
+def _never_served(found: Explanation) -> list[str]:
+    """Who got no token at all has waited the longest, and is in no figure of tokens."""
+    number, longest_ms = found.never_served
+    if longest_ms is None:
+        return []
+    who, their = ("1 request", "it") if number == 1 else (f"{number:,} requests", "the longest")
+    return [f"no token at all: {who} by the end; {their} had waited {longest_ms:,.1f} ms"]
+
+
+def _all_late(ttft: Bound) -> list[str]:
+    """Twice the median tells who waited longer than the others, not whether all waited long."""
+    if ttft.is_given or ttft.median_ms is None or ttft.median_ms <= _LONG_TTFT_MS:
+        return []
+    return ["  half of the first tokens took over 1 s: --slo-ttft 3s counts those above a level"]
+
+
+def _shares(found: Explanation) -> list[str]:
+    if not found.shares:
+        return []
+    total = sum(share.ns for share in found.shares)
+    rows = [
+        [
+            CAUSE_NAMES[share.cause],
+            f"{share.num_late:,}",
+            f"{share.ns / 1e6:,.0f} ms",
+            f"{share.ns / total:.1%}",
+        ]
+        for share in found.shares
+    ]
+    return ["", *text_table(["cause", "largest in", "time in late waits", "share"], rows, "<>>>")]
+
+
+def _table(found: Explanation, limit: int) -> list[str]:
+    """One row for all who waited side by side, the longest wait first.
+
+    First tokens and gaps have half of the rows each: where prompts queue, the first ones would hide
+    the step that held up all streams.
+    """
+    late = found.late
+    if not found.num_steps:
+        return ["", "it holds no step: whether a token was late is not known"]
+    if not late:
+        came = " that came" if found.never_served.num_requests else ""
+        return ["", f"no token{_of(found)}{came} was late"]
+    alike: dict[tuple[int, int, int, str], list[Late]] = {}
+    for each in late:
+        key = each.start_ns - each.end_ns, each.step, each.token_idx > 0, each.explanation
+        alike.setdefault(key, []).append(each)
+    groups = [alike[key] for key in sorted(alike)]
+    shown = _shown(groups, limit or len(groups))
+    rows = [
+        [
+            f"{group[0].step:,}",
+            _clock(found.wall_ns(group[0].end_ns)),
+            f"{request_name(group[0].request_id)} #{group[0].token_idx + 1}"
+            + (f" +{len(group) - 1}" if len(group) > 1 else ""),
+            f"{group[0].gap_ns / 1e6:,.1f} ms",
+            group[0].kind + (" (paused)" if group[0].is_excused else ""),
+            group[0].explanation,
+        ]
+        for group in shown
+    ]
+    rest = len(late) - sum(map(len, shown))
+    more = [f"and {rest:,} more late tokens: --limit 0 shows all"] if rest else []
+    heading = ["step", "at", "token (+ alike)", "took", "of", "why, largest first"]
+    return ["", *text_table(heading, rows, "><<><<"), *more]
+
+
+def _shown(groups: list[list[Late]], limit: int) -> list[list[Late]]:
+    num_gaps = sum(group[0].token_idx > 0 for group in groups)
+    gaps_left = min(num_gaps, max(limit - limit // 2, limit - (len(groups) - num_gaps)))
+    firsts_left = limit - gaps_left
+    shown = []
+    for group in groups:
+        if group[0].token_idx > 0:
+            gaps_left -= 1
+            is_shown = gaps_left >= 0
+        else:
+            firsts_left -= 1
+            is_shown = firsts_left >= 0
+        if is_shown:
+            shown.append(group)
+    return shown
+
+
+def _clock(wall_ns: int) -> str:
+    moment = time.strftime("%H:%M:%S", time.localtime(wall_ns // 1_000_000_000))
+    return f"{moment}.{wall_ns // 1_000_000 % 1000:03d}"
+
+
+# For programs
+
+
+def _document(file: str, found: Explanation) -> dict[str, Any]:
+    return {
+        "recording": file,
+        "engine": found.info.name,
+        "model": found.info.model,
+        "num_steps": found.num_steps,
+        "request_id": found.request_id,
+        "itl": found.itl._asdict(),
+        "ttft": found.ttft._asdict(),
+        "requests": found.affected._asdict(),
+        "never_served": found.never_served._asdict(),
+        "causes": [
+            {"cause": share.cause, "num_late": share.num_late, "ms": share.ns / 1e6}
+            for share in found.shares
+        ],
+        "late": [
+            {
+                "request_id": each.request_id,
+                "client_id": each.client_id,
+                "token": each.token_idx,
+                "kind": each.kind,
+                "step": each.step,
+                "wall_ns": found.wall_ns(each.end_ns),
+                "ms": each.gap_ns / 1e6,
+                "cause": each.cause,
+                "only_paused": each.is_excused,
+                "pieces": [_piece(piece) for piece in each.pieces],
+            }
+            for each in found.late
+        ],
+    }
+
+
+def _piece(piece: Piece) -> dict[str, Any]:
+    return {
+        "cause": piece.cause,
+        "ms": piece.ns / 1e6,
+        "step": piece.step,
+        "num_steps": piece.num_steps,
+        "detail": piece.detail or None,
+        "request_id": piece.request_id,
+        "num_tokens": piece.num_tokens or None,
+        "num_other_tokens": piece.num_other_tokens or None,
+        "took_ms": piece.took_ns / 1e6 or None,
+        "usual_ms": piece.usual_ns / 1e6 or None,
+        "text": piece.text,
+    }

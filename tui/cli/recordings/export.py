@@ -1,0 +1,66 @@
+"""`stepscope export`: a recording in the format of another program."""
+
+from stepscope.recordings.check.strip import was_stripped
+from stepscope.recordings.export.export import FORMATS, export
+from stepscope.recordings.export.output import MissingPackage
+from stepscope.recordings.export.tables import TABLE_FORMATS, TABLES
+from stepscope.recordings.file.reader import Recording
+from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.output_path import output_path
+from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.recording_path import find_recording
+from stepscope.tui.cli.shared.steps import step_range
+from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.views.format import file_size
+
+
+def export_file(
+    file: str,
+    target: str,
+    output: str,
+    first: int | None,
+    last: int | None,
+    table: str,
+    with_tokens: bool,
+) -> None:
+    """Write the file, and say what is in it.
+
+    Raises:
+        WrongUsage: no such format or table, or an empty range.
+        CommandFailed, RecordingError: it cannot be read or written.
+    """
+    chosen = next((each for each in FORMATS if each == target), None)
+    if chosen is None:
+        raise WrongUsage(f"--to: expected one of {', '.join(FORMATS)}, got {target!r}")
+    which = next((each for each in TABLES if each == table), None)
+    if which is None:
+        raise WrongUsage(f"--table: expected one of {', '.join(TABLES)}, got {table!r}")
+    if which != TABLES[0] and chosen not in TABLE_FORMATS:
+        raise WrongUsage(f"--table: {chosen} has no tables; {' and '.join(TABLE_FORMATS)} have")
+    if with_tokens and chosen != "jsonl":
+        raise WrongUsage(f"--with-tokens: {chosen} has no place for them; --to jsonl has")
+    steps = step_range(first, last)
+    path = output_path(output, is_new=True)
+    with Recording(find_recording(file)) as recording, Progress() as progress:
+        if with_tokens and not recording.info.with_tokens:
+            why = "its engine ran without --with-tokens"
+            if was_stripped(recording.metadata):
+                why = "they were taken out of it"
+            raise CommandFailed(f"--with-tokens: {file} holds none, {why}")
+        try:
+            done = export(
+                recording,
+                path,
+                chosen,
+                steps,
+                which,
+                lambda share: progress(f"exporting to {chosen}", share),
+                with_tokens=with_tokens,
+            )
+        except MissingPackage as error:
+            raise CommandFailed(str(error)) from error
+        message = recording.message
+    say(f"{path}: {done.num_written:,} {done.unit}, {file_size(path.stat().st_size)}")
+    say(*done.notes)
+    if message is not None:
+        say(message)

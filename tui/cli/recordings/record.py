@@ -1,0 +1,146 @@
+"""`stepscope record`: a session into a file or a series of files, without a screen."""
+
+import signal
+import sys
+import time
+
+from stepscope.engine.protocol.silence import publishes
+from stepscope.recordings.file.writing.rotation import (
+    MIN_ROTATE_BYTES,
+    MIN_ROTATE_S,
+    FileSeries,
+    Limits,
+)
+from stepscope.recordings.history.journal import Journal
+from stepscope.recordings.live.recorder import Recorder
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.tui.cli.shared.connect import check_past, choose, connect
+from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.levels import chosen_levels, level_flags
+from stepscope.tui.cli.shared.output_path import output_path
+from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.signals import StopSignals
+from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
+from stepscope.tui.settings.recent import remember
+from stepscope.tui.views.format import file_size
+
+_TICK_S = 0.2
+_GONE_S = 10.0  # an engine that is silent for so long does not come back in this recording
+
+
+def record(
+    endpoint: str | None,
+    file: str,
+    seconds: float | None,
+    rotate: str | None,
+    keep: str | None,
+    slo_itl: str | None = None,
+    slo_ttft: str | None = None,
+    past_s: float = 0.0,
+) -> None:
+    """Record until a signal, `seconds` have passed, or the engine ends.
+
+    Begins with up to `past_s` seconds of what was before, as far as the engine keeps them. A series
+    of files (`rotate`) does not end with its engine: it waits for the next one.
+
+    Raises:
+        CommandFailed: the file cannot be written, or the engine vanished or started anew.
+        Interrupted: a signal came before `seconds` had passed.
+    """
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
+    if keep is not None and rotate is None:
+        raise WrongUsage("--keep: only with --rotate, which makes many files of one")
+    check_past(past_s)
+    levels = chosen_levels(level_flags(slo_itl, slo_ttft))
+    limits = _limits("--rotate", rotate)
+    kept = _limits("--keep", keep)
+    output = output_path(file, is_new=limits is None)
+    chosen = choose(endpoint, "stepscope record {} -o FILE")
+    with connect(chosen) as client:
+        if not publishes(client.info()):
+            note = "publishes nothing (--no-telemetry): no step of it will be in the recording"
+            print(f"stepscope: note: {chosen.name} {note}", file=sys.stderr)
+    source = Subscriber(chosen, Journal(), past_s=past_s)
+    target = output if limits is None else FileSeries(output, limits, kept)
+    stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    with stop:  # before there is a file that a signal could leave unfinished
+        recorder = Recorder(source, target, lambda: levels)
+        source.start()
+        try:
+            with Progress() as progress:
+                why = _watch(source, recorder, stop, seconds, limits is not None, progress)
+        finally:
+            source.stop()
+            recorder.stop()
+    if recorder.state == "failed":
+        raise CommandFailed(recorder.error or f"{output} could not be written")
+    remember(recorder.path)
+    lost = f"{source.history.num_lost} messages lost"
+    what = f"{recorder.path}: " if recorder.num_files == 1 else f"{recorder.num_files} files, "
+    last = "" if recorder.num_files == 1 else f", the last one {recorder.path}"
+    say(f"{what}{recorder.num_steps:,} steps, {file_size(recorder.num_bytes)}, {lost}{last}")
+    if why is not None:
+        raise type(why)(f"{why}; {recorder.path} holds what came until then")
+    if recorder.error is not None:  # the engine started anew: nothing records the new one
+        raise CommandFailed(recorder.error)
+
+
+def _limits(option: str, text: str | None) -> Limits | None:
+    if text is None:
+        return None
+    try:
+        limits = Limits.parse(text)
+    except ValueError as error:
+        raise WrongUsage(f"{option}: {error}") from error
+    if option == "--rotate" and (limits.num_bytes or MIN_ROTATE_BYTES) < MIN_ROTATE_BYTES:
+        raise WrongUsage(f"--rotate: expected {file_size(MIN_ROTATE_BYTES)} or more, got {text}")
+    if option == "--rotate" and (limits.age_s or MIN_ROTATE_S) < MIN_ROTATE_S:
+        raise WrongUsage(f"--rotate: expected {MIN_ROTATE_S:g} s or more, got {text}")
+    return limits
+
+
+def _watch(
+    source: Subscriber,
+    recorder: Recorder,
+    stop: StopSignals,
+    seconds: float | None,
+    is_series: bool,
+    progress: Progress,
+) -> CommandFailed | None:
+    """Wait for the end; what was wrong when it came too early."""
+    start_s = last_live_s = last_heard_s = time.monotonic()
+    num_steps, is_joined = 0, False
+    while not stop.wait(_TICK_S):
+        now_s = time.monotonic()
+        is_joined = is_joined or source.status == "live"
+        if not is_joined and source.error is None:
+            start_s = now_s  # `seconds` begin when all that was before has come
+        if source.status in ("live", "stale") or recorder.num_steps > num_steps:
+            last_live_s, num_steps = now_s, recorder.num_steps
+        if source.status == "live":
+            last_heard_s = now_s
+        elapsed_s = now_s - start_s
+        share = None if seconds is None else min(1.0, elapsed_s / seconds)
+        written = f"{recorder.num_steps:,} steps, {file_size(recorder.num_bytes)}"
+        if is_series:
+            written += f", file {recorder.num_files}"
+        what = "recording"
+        if now_s - last_heard_s > _GONE_S:  # nobody is to believe for a week that it records
+            what = "waiting for"
+            written += f"; {source.error}"
+        progress(f"{what} {source.name}", share, f"{elapsed_s:.0f} s, {written}")
+        if recorder.state != "recording" or recorder.error is not None:
+            return None
+        if seconds is not None and elapsed_s >= seconds:
+            return None
+        if is_series:
+            continue  # the next engine goes into the next file
+        if source.history.state.state == "stopped":
+            return None
+        if now_s - last_live_s > _GONE_S:
+            return CommandFailed(f"the engine does not answer any more ({source.error})")
+    elapsed_s = time.monotonic() - start_s
+    if seconds is None or elapsed_s >= seconds:
+        return None
+    return Interrupted(f"interrupted after {elapsed_s:.0f} of {seconds:g} s")

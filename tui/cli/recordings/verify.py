@@ -1,0 +1,117 @@
+"""`stepscope verify`: is a recording what it should be, from its bytes to its engine's books?"""
+
+from typing import Any
+
+import msgspec
+
+from stepscope.recordings.check.verify import Check, VerifyReport, verify
+from stepscope.recordings.file.losses import Loss
+from stepscope.recordings.file.service_levels import levels_text
+from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.recording_path import find_recording
+from stepscope.tui.settings.cli_errors import FAILED
+from stepscope.tui.views.format import file_size
+
+
+def verify_file(file: str, as_json: bool) -> int:
+    """Print what was found; returns the exit code, 1 when anything is wrong.
+
+    That a file is being written right now, and so has no end yet, is nothing wrong.
+
+    Raises:
+        CommandFailed: there is no such file.
+        RecordingError: nothing of it can be read.
+    """
+    path = find_recording(file)
+    with Progress() as progress:
+        report = verify(path, lambda share: progress(f"verifying {path.name}", share))
+    if as_json:
+        say(msgspec.json.format(msgspec.json.encode(as_document(report)), indent=2).decode())
+    else:
+        say(*table(report))
+    return 0 if report.is_good else FAILED
+
+
+def as_document(report: VerifyReport) -> dict[str, Any]:
+    """For programs."""
+    return {
+        "file": str(report.path),
+        "ok": report.is_good,
+        "is_being_written": report.is_being_written,
+        "num_bytes": report.num_bytes,
+        "num_chunks": report.num_chunks,
+        "num_messages": report.num_messages,
+        "num_lost_messages": report.num_lost_messages,
+        "num_steps": report.num_steps,
+        "first_step": report.first_step,
+        "last_step": report.last_step,
+        "with_tokens": report.with_tokens,
+        "service_levels": report.levels,
+        "left_out_by_repair": [loss._asdict() for loss in report.losses],
+        "checks": [
+            {
+                "name": check.name,
+                "ok": check.is_good,
+                "unit": check.unit,
+                "num_checked": check.num_checked,
+                "num_problems": check.num_problems,
+                "problems": check.problems,
+            }
+            for check in report.checks
+        ],
+    }
+
+
+def table(report: VerifyReport) -> list[str]:
+    """For people."""
+    steps = "no steps"
+    if report.first_step is not None and report.last_step is not None:
+        steps = f"{report.num_steps:,} steps ({report.first_step:,} to {report.last_step:,})"
+    lines = [
+        f"{report.path}: {file_size(report.num_bytes)}, {report.num_messages:,} messages, {steps}"
+    ]
+    if report.is_being_written:
+        lines.append("  it is being written right now: its end is not in it yet")
+    if report.with_tokens:
+        lines.append(
+            "  it holds prompts and outputs ('stepscope repair --strip-tokens' takes them out)"
+        )
+    if report.levels:
+        lines.append(f"  service levels of who watched: {levels_text(report.levels)}")
+    for check in report.checks:
+        lines.append(f"  {check.name:18} {check.num_checked:>12,} {check.unit:10} {_result(check)}")
+        lines += [f"      {problem}" for problem in check.problems]
+        if check.num_problems > len(check.problems):
+            lines.append(f"      ... and {check.num_problems - len(check.problems):,} more")
+    well = "all is well" if report.num_steps else "nothing is wrong, but it holds no steps"
+    if report.losses:
+        well = f"whole but for {left_out(report.losses)}, repaired"
+    if report.is_being_written:
+        well += " so far"
+    lines.append(well if report.is_good else "something is wrong")
+    return lines
+
+
+def left_out(losses: list[Loss]) -> str:
+    """How many steps a repair could not save: 312 steps and whatever came after step 4,000."""
+    num_steps = sum(loss.num_known or 0 for loss in losses)
+    parts = [f"{num_steps:,} step{'' if num_steps == 1 else 's'}"]
+    for loss in losses:
+        if loss.num_known is not None:
+            continue
+        if loss.after_step is not None:
+            parts.append(f"whatever came after step {loss.after_step:,}")
+        elif loss.before_step is not None:
+            parts.append(f"whatever came before step {loss.before_step:,}")
+        else:
+            parts.append("whatever steps it had")
+    if len(parts) > 1 and not num_steps:
+        del parts[0]
+    return " and ".join(parts)
+
+
+def _result(check: Check) -> str:
+    if not check.is_good:
+        return f"{check.num_problems:,} problem{'s' if check.num_problems > 1 else ''}"
+    return "ok" if check.num_checked else "nothing to check"

@@ -1,0 +1,125 @@
+"""Finding the engine a command is meant for, and connecting to it."""
+
+import time
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import EngineGone, EngineStarting, EngineUnreachable
+from stepscope.engine.protocol.commands import MAX_PAST_S
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.transport.endpoints import Endpoint, find_local
+from stepscope.engine.transport.local_engines import called
+from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+
+PAST_S = 60.0  # of what was before it came, that a dashboard begins with
+_HELLO_S = 2.0  # an engine that lives says who it is at once, whatever it is computing
+_LOOK_S = 0.2  # how often one that is starting is looked for
+_ANSWER_S = 60.0  # other answers come between two steps, and a step may be long
+
+
+def choose(endpoint: str | None, usage: str) -> Endpoint:
+    """The endpoint that was named, or that of the only engine on this machine.
+
+    Args:
+        endpoint: as the user gave it.
+        usage: the command with {} where the endpoint goes, for the error.
+
+    Raises:
+        ConfigError: `endpoint` is not one.
+        CommandFailed: no engine runs here.
+        WrongUsage: several do.
+    """
+    if endpoint is not None:
+        return Endpoint.parse(endpoint)
+    found = find_local()
+    if not found:
+        raise CommandFailed(
+            "no engine runs on this machine; start one with 'stepscope serve', "
+            f"or name one elsewhere: '{usage.format('tcp://HOST:PORT')}'"
+        )
+    if len(found) > 1:
+        names = ", ".join(called_text(each) for each in found)
+        first = found[0].name if found[0].is_ipc else found[0].control
+        raise WrongUsage(
+            f"{len(found)} engines run here ({names}); name one: '{usage.format(first)}'"
+        )
+    return found[0]
+
+
+def called_text(endpoint: Endpoint) -> str:
+    """What a command takes for an engine, and what that calls itself where it is something else."""
+    address = endpoint.name if endpoint.is_ipc else endpoint.control
+    name = called(endpoint)
+    return address if name == endpoint.name else f"{address} (called {name})"
+
+
+def connect(endpoint: Endpoint) -> ControlClient:
+    """A client of an engine that has answered; one that is still starting is waited for.
+
+    Raises:
+        EngineUnreachable: nobody answers within two seconds, nor is about to; says who else would,
+            on this machine.
+        EngineGone: ... and it was about to a moment ago.
+    """
+    starting: EngineStarting | None = None
+    is_over = False
+    with Progress() as progress:
+        while True:
+            try:
+                return hello(endpoint)
+            except EngineStarting as error:
+                starting, is_over = error, False
+                progress(f"{error}; waiting for it, Ctrl-C ends that", None)
+                time.sleep(_LOOK_S)
+            except EngineUnreachable as error:
+                if starting is None:
+                    raise
+                if is_over:
+                    raise EngineGone(
+                        f"{starting.name} (pid {starting.pid}) ended while it was starting: its "
+                        f"terminal or log says why; {_who_runs()}"
+                    ) from error
+                is_over = True  # it may have begun to listen just after we had asked
+
+
+def hello(endpoint: Endpoint) -> ControlClient:
+    """As `connect`, without waiting.
+
+    Raises:
+        EngineStarting: it is still starting.
+        EngineUnreachable: as `connect`.
+    """
+    client = ControlClient(endpoint, timeout_s=_HELLO_S)
+    try:
+        client.info()
+    except EngineStarting:
+        client.close()
+        raise
+    except EngineUnreachable as error:
+        client.close()
+        if isinstance(error, EngineGone):
+            raise EngineGone(f"{error}; {_who_runs()}") from error
+        if endpoint.path is None or endpoint.path.exists():
+            raise
+        raise EngineUnreachable(f"{error}; {_who_runs()}") from error
+    except BaseException:
+        client.close()
+        raise
+    client.timeout_s = _ANSWER_S
+    return client
+
+
+def _who_runs() -> str:
+    try:
+        found = find_local()
+    except (ConfigError, OSError):  # the folder of the sockets is not ours
+        found = []
+    if not found:
+        return "none runs here, 'stepscope serve' starts one"
+    return f"running here: {'; '.join(called_text(each) for each in found)}"
+
+
+def check_past(past_s: float) -> None:
+    """Raises WrongUsage for what no engine keeps."""
+    if not 0 <= past_s <= MAX_PAST_S:
+        raise WrongUsage(f"--past: expected 0 to {MAX_PAST_S:.0f} seconds, got {past_s:g}")

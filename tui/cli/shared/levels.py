@@ -1,0 +1,47 @@
+"""By which service levels a command judges a recording."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from stepscope.recordings.file.service_levels import LEVEL_NAMES, Levels
+from stepscope.tui.settings.durations import milliseconds
+from stepscope.tui.settings.setting_values import settled
+from stepscope.tui.settings.settings import DashboardSettings, from_environment
+
+
+def level_flags(slo_itl: str | None, slo_ttft: str | None) -> dict[str, float]:
+    """These two options, where they were given, by the names of the settings.
+
+    Raises:
+        WrongUsage: one is no duration.
+    """
+    given = {}
+    if slo_itl is not None:
+        given["slo_itl_ms"] = milliseconds("--slo-itl", slo_itl)
+    if slo_ttft is not None:
+        given["slo_ttft_ms"] = milliseconds("--slo-ttft", slo_ttft)
+    return given
+
+
+def chosen_levels(flags: Mapping[str, Any]) -> Levels:
+    """What the operator said of them, with an option, a variable or the config file."""
+    found = settled(DashboardSettings, "dashboard", flags)
+    return {name: each.value for name, each in found.items() if name in LEVEL_NAMES and each.origin}
+
+
+def judged_as(
+    settings: DashboardSettings, flags: Mapping[str, Any], carried: Levels
+) -> DashboardSettings:
+    """The settings with the levels that a recording carries.
+
+    An option or a variable is about this command and wins; what the config file says is for
+    sessions that carry none.
+    """
+    own = {
+        name: value
+        for name, value in carried.items()
+        if name not in flags and from_environment("dashboard", name) is None
+    }
+    return msgspec.structs.replace(settings, **own)

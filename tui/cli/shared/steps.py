@@ -1,0 +1,30 @@
+"""Steps and requests of a recording, as they are named on the command line."""
+
+from stepscope.recordings.export.moments import StepRange
+from stepscope.tui.settings.cli_errors import WrongUsage
+
+
+def step_range(first: int | None, last: int | None) -> StepRange:
+    """What --from and --until name.
+
+    Raises:
+        WrongUsage: no step can be in it.
+    """
+    for option, step in (("--from", first), ("--until", last)):
+        if step is not None and step < 0:
+            raise WrongUsage(f"{option}: expected a step of at least 0, got {step}")
+    if first is not None and last is not None and first > last:
+        raise WrongUsage(f"--from {first} is after --until {last}")
+    return StepRange(first, last)
+
+
+def request_number(text: str) -> int:
+    """What --request names.
+
+    Raises:
+        WrongUsage: it is no request.
+    """
+    number = text.strip().removeprefix("r")
+    if not number.isdecimal():
+        raise WrongUsage(f"--request: expected a request such as r12, got {text!r}")
+    return int(number)

@@ -1,0 +1,195 @@
+"""Commands that open the dashboard."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.cli.table.shared import As, AsJson, RecordingFile, example, with_key
+
+commands = typer.Typer(rich_markup_mode=None)
+
+
+@commands.command(
+    epilog=example(
+        "stepscope demo",
+        "stepscope demo --rate 0.5",
+        "stepscope demo --headless --record out.mcap --screenshot out.svg",
+    )
+)
+@with_options("dashboard")
+def demo(
+    model: Annotated[
+        str, typer.Option(metavar="TEXT", help="what to serve, as in 'stepscope serve'")
+    ] = "demo",
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="requests a second (70 % of what this machine carries, 2.5 at most)",
+            show_default=False,
+        ),
+    ] = None,
+    headless: Annotated[
+        bool, typer.Option("--headless", help="without a terminal; prints a summary at the end")
+    ] = False,
+    seconds: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="how long, with --headless (20)")
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="record the session (MCAP)")
+    ] = None,
+    screenshot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="draw the last moment (.svg, .png or .txt), with --headless"
+        ),
+    ] = None,
+    with_tokens: Annotated[
+        bool, typer.Option("--with-tokens", help="show and record prompts and outputs too")
+    ] = False,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Watch a real engine at work; it ends with the dashboard."""
+    from stepscope.tui.cli.dashboards import demo as command
+
+    command.demo(model, headless, seconds, record, screenshot, flags, with_tokens, rate)
+
+
+@commands.command(
+    epilog=example(
+        "stepscope top",
+        "stepscope top tcp://127.0.0.1:5555 --readonly --past 300",
+        "stepscope top engine-0 engine-1 tcp://127.0.0.1:5555",
+    )
+)
+@with_key
+@with_options("dashboard")
+def top(
+    endpoints: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ENDPOINT",
+            help="names of local engines, ipc://PATH or tcp://HOST:PORT; several are shown side by "
+            "side (default: [fleet] engines of the config file, else those of this machine)",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    past: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="of what the engine has done, to begin with, as far as it keeps it; 0: none",
+        ),
+    ] = 60.0,
+    name: As = None,
+    flags: dict[str, Any],
+) -> None:
+    """Watch and steer running engines."""
+    from stepscope.tui.cli.dashboards import top as command
+
+    command.top(endpoints or (), flags, name, past)
+
+
+@commands.command(
+    epilog=example("stepscope config", "stepscope config dashboard", "stepscope config --path")
+)
+@with_options("dashboard")
+def config(
+    section: Annotated[
+        str | None, typer.Argument(metavar="SECTION", help="show this one only (default: all)")
+    ] = None,
+    path: Annotated[
+        bool, typer.Option("--path", help="print where the config file is, and nothing else")
+    ] = False,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Show the settings, and where each of them comes from."""
+    from stepscope.tui.cli.dashboards import config as command
+
+    command.config(section, path, flags)
+
+
+@commands.command(
+    epilog=example("stepscope replay session.mcap --speed 4", "stepscope replay chunked --at 120")
+)
+@with_options("dashboard")
+def replay(
+    file: RecordingFile,
+    speed: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="2 is twice as fast  [default: 1]")
+    ] = None,
+    at: Annotated[
+        int | None, typer.Option(metavar="STEP", help="stand at this step instead of playing")
+    ] = None,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Show a recording in the dashboard."""
+    from stepscope.tui.cli.dashboards import replay as command
+
+    command.replay(file, speed, at, flags)
+
+
+@commands.command(
+    epilog=example(
+        "stepscope compare freeze chunked",
+        "stepscope compare freeze chunked --align request --table",
+        "stepscope compare before.mcap after.mcap -o compare.svg --size 160x48",
+        "stepscope compare session.mcap --mark 'new budget' --json | jq .figures.itl_p99_ms",
+    )
+)
+@with_options("dashboard")
+def compare(
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="a recording, a shipped sample, or a live engine")
+    ],
+    b: Annotated[
+        str | None, typer.Argument(metavar="B", help="a recording or sample to hold against it")
+    ] = None,
+    mark: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MARK",
+            help="instead of B: A before and after a mark or a knob change, from the change before "
+            "to the one after; or before and after a step, all of it",
+        ),
+    ] = None,
+    align: Annotated[
+        str | None,
+        typer.Option(
+            metavar="time|step|request",
+            help="what stands side by side; in a table also what both did there",
+        ),
+    ] = None,
+    as_table: Annotated[
+        bool, typer.Option("--table", help="print, even where there is a terminal to draw on")
+    ] = False,
+    as_json: AsJson = False,
+    limit: Annotated[
+        int, typer.Option(metavar="INT", help="so many requests in the table, 0 for all")
+    ] = 20,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="draw the screen into a .svg, .png or .txt"
+        ),
+    ] = None,
+    size: Annotated[
+        str, typer.Option(metavar="COLUMNSxROWS", help="of the screen that is drawn")
+    ] = "120x40",
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Say which of two runs is better, in what, and why.
+
+    On a terminal it opens the dashboard, elsewhere it prints. A ratio is B against A. A difference
+    counts where it is hardly chance, and where it is none of the load.
+    """
+    from stepscope.tui.cli.dashboards import compare as command
+
+    command.compare(a, b, mark, align, limit, as_table, as_json, flags, output, size)

@@ -1,0 +1,222 @@
+"""Commands that run an engine, send it work, change it or ask it."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.cli.table.shared import As, Endpoint, example, with_key
+
+commands = typer.Typer(rich_markup_mode=None)
+
+
+@commands.command(
+    epilog=example(
+        "stepscope serve --model demo --max-num-batched-tokens 512",
+        "stepscope serve --http 127.0.0.1:8000",
+    )
+)
+@with_options("serve", "knobs", "http")
+def serve(
+    exit_with_stdin: Annotated[bool, typer.Option("--exit-with-stdin", hidden=True)] = False,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Run an engine, and publish every step of it.
+
+    Every option is also a key of the config file (sections [serve], [knobs] and [http]) and a
+    variable: STEPSCOPE_SERVE_MODEL, STEPSCOPE_KNOBS_ORDER, STEPSCOPE_HTTP_BIND (--http). Flags win
+    over variables, those over the file.
+    """
+    from stepscope.tui.cli.engines import serve as command
+
+    command.serve(flags, exit_with_stdin)
+
+
+@commands.command(epilog=example("stepscope http engine-0 --bind 127.0.0.1:8000"))
+@with_key
+@with_options("http")
+def http(
+    endpoint: Endpoint = None,
+    inherited: Annotated[int | None, typer.Option("--inherited-socket", hidden=True)] = None,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Serve the OpenAI API over HTTP for an engine, now or later."""
+    from stepscope.tui.cli.engines import http as command
+
+    command.http(endpoint, inherited, flags)
+
+
+@commands.command(
+    epilog=example(
+        "stepscope load --rate 2 --document-share 0.2 --seconds 60",
+        "stepscope load engine-0 --trace trace.csv --time-scale 0.1 --limit 200",
+        "stepscope load --num-requests 200 --reset-prefix-cache",
+    )
+)
+@with_key
+@with_options("load")
+def load(
+    endpoint: Endpoint = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="replay a trace: Azure CSV or Mooncake JSONL", metavar="FILE", show_default=False
+        ),
+    ] = None,
+    time_scale: Annotated[
+        float | None,
+        typer.Option(help="multiply the trace's times: 0.1 is ten times as fast", metavar="NUMBER"),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="only the first so many requests of the trace", metavar="INT")
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="send for so long, then wait for the rest", metavar="NUMBER"),
+    ] = None,
+    patience: Annotated[
+        float,
+        typer.Option(
+            help="how long an engine is waited for that answers nothing, in seconds: stopped, or "
+            "cut off; one that was killed is not waited for",
+            metavar="NUMBER",
+        ),
+    ] = 30.0,
+    reset_prefix_cache: Annotated[
+        bool,
+        typer.Option(
+            "--reset-prefix-cache",
+            help="first have the engine forget the prompts it computed, so that the same requests "
+            "are the same work again",
+        ),
+    ] = False,
+    name: As = None,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Send work to an engine: a synthetic mix, or a real trace."""
+    from stepscope.tui.cli.engines import load as command
+
+    limits = command.Limits(limit, seconds, patience)
+    command.load(endpoint, trace, time_scale, limits, flags, reset_prefix_cache, name)
+
+
+@commands.command(
+    "set",
+    epilog=example(
+        "stepscope set max_num_batched_tokens=512 order=arrival",
+        "stepscope set engine-0 max_num_batched_tokens=512 --dry-run",
+    ),
+)
+@with_key
+def set_(
+    assignments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[ENDPOINT] KEY=VALUE",
+            help="knobs and their new values; first an engine, where there are several",
+        ),
+    ],
+    endpoint: Annotated[
+        str | None,
+        typer.Option(help="the engine, the same as in front", metavar="ENDPOINT"),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="only check whether the engine would take it")
+    ] = False,
+    expect_version: Annotated[
+        int | None,
+        typer.Option(help="fail if the knobs are not at this version any more", metavar="INT"),
+    ] = None,
+    name: As = None,
+) -> None:
+    """Change knobs of a running engine; print the step of effect."""
+    from stepscope.tui.cli.engines import set as command
+
+    command.set_knobs(assignments, endpoint, dry_run, expect_version, name)
+
+
+@commands.command(epilog=example("stepscope snapshot --json | jq .kv"))
+@with_key
+def snapshot(
+    endpoint: Endpoint = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="the whole snapshot as one JSON document")
+    ] = False,
+) -> None:
+    """Show what an engine is doing right now, once."""
+    from stepscope.tui.cli.engines import snapshot as command
+
+    command.snapshot(endpoint, as_json)
+
+
+@commands.command(
+    epilog=example("stepscope audit", "stepscope audit session.mcap --json | jq '.[] | .who'")
+)
+@with_key
+def audit(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ENDPOINT|FILE",
+            help="an engine, a recording or a sample (default: the only local engine)",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="as one JSON document")] = False,
+) -> None:
+    """Show who changed an engine, and when, and who was refused to.
+
+    A name after 'key' was proved with that key. Any other is what somebody calls themselves.
+    """
+    from stepscope.tui.cli.engines import audit as command
+
+    command.audit(target, as_json)
+
+
+@commands.command(
+    epilog=example(
+        "stepscope schedule workload.json --batching static --summary",
+        "stepscope schedule workload.json --max-num-batched-tokens 256 | head",
+    )
+)
+@with_options("knobs")
+def schedule(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="a workload (JSON), or - for standard input")
+    ],
+    summary: Annotated[
+        bool, typer.Option("--summary", help="what the steps come to, instead of the steps")
+    ] = False,
+    num_blocks: Annotated[
+        int | None, typer.Option(metavar="INT", help="KV blocks, one of which is never used")
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option(metavar="INT", help="tokens of one KV block")
+    ] = None,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Dry-run the scheduler, without a model: one JSON line a step.
+
+    A workload is an object with num_blocks, requests (arrival_step, prompt_len, output_len each)
+    and any knob by its name.
+    """
+    from stepscope.tui.cli.engines import schedule as command
+
+    settings = {"num_blocks": num_blocks, "block_size": block_size}
+    command.schedule(file, summary, settings, flags)
+
+
+@commands.command(epilog=example("stepscope doctor"))
+def doctor() -> None:
+    """Say what is installed, what will be used, what is missing.
+
+    Ends with 1 when an engine could not run here.
+    """
+    from stepscope.tui.cli.engines import doctor as command
+
+    command.doctor()

@@ -1,0 +1,204 @@
+"""Commands that write, check and read recordings, without a screen."""
+
+from typing import Annotated
+
+import typer
+
+from stepscope.tui.cli.table.shared import (
+    AsJson,
+    Endpoint,
+    FirstStep,
+    LastStep,
+    RecordingFile,
+    example,
+    with_key,
+)
+
+commands = typer.Typer(rich_markup_mode=None)
+
+
+@commands.command(
+    epilog=example(
+        "stepscope record -o session.mcap --seconds 60",
+        "stepscope record -o incident.mcap --past 300 --seconds 1",
+        "stepscope record engine-0 -o week.mcap --rotate 1GB --keep 48h",
+    )
+)
+@with_key
+def record(
+    endpoint: Endpoint = None,
+    *,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="the file to write (MCAP)")
+    ],
+    seconds: Annotated[
+        float | None,
+        typer.Option(metavar="NUMBER", help="for so long (default: until Ctrl-C)"),
+    ] = None,
+    past: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="begin with what the engine did before, as far as it keeps it",
+        ),
+    ] = 0.0,
+    rotate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE,AGE",
+            help="begin a new file at this size or age, or both: 1GB, 1h or 1GB,1h; they are "
+            "named FILE-TIME-NUMBER.mcap, each opens alone, and another engine gets another file",
+        ),
+    ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE,AGE",
+            help="with --rotate: delete this recorder's older files beyond this: 48h, 100GB",
+        ),
+    ] = None,
+    slo_itl: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="write into the file that a longer gap between two tokens is a breach",
+        ),
+    ] = None,
+    slo_ttft: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="write into the file that a later first token is a breach"
+        ),
+    ] = None,
+) -> None:
+    """Record every step of an engine to a file, without a screen.
+
+    The service levels of [dashboard] in the config file, or of these options, go into the file:
+    whoever opens it is shown what was a breach by them.
+    """
+    from stepscope.tui.cli.recordings import record as command
+
+    command.record(endpoint, output, seconds, rotate, keep, slo_itl, slo_ttft, past)
+
+
+@commands.command(
+    epilog=example(
+        "stepscope repair session.mcap.part", "stepscope repair broken.mcap -o mended.mcap"
+    )
+)
+def repair(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="a recording that is not whole")],
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="the new file (default: named after the old one)"
+        ),
+    ] = None,
+    strip_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--strip-tokens", help="leave out all prompts and outputs, of a whole recording too"
+        ),
+    ] = False,
+) -> None:
+    """Make a whole recording of one that is cut or damaged.
+
+    The old file is only read; the new one has a new index. Says what was kept and what was lost.
+    One that is being written is left alone (1): its recorder makes it whole.
+    """
+    from stepscope.tui.cli.recordings import repair as command
+
+    command.repair_file(file, output, strip_tokens)
+
+
+@commands.command(epilog=example("stepscope verify session.mcap", "stepscope verify f.mcap --json"))
+def verify(
+    file: RecordingFile,
+    as_json: Annotated[bool, typer.Option("--json", help="as one JSON document")] = False,
+) -> int:
+    """Check a recording from its bytes to its KV accounting.
+
+    Checksums, lost messages, the order of steps and their times; then the moves of KV blocks are
+    replayed, and every count and reference is held against them. Ends with 1 when anything is
+    wrong. That a file is being written right now is said, and is nothing wrong.
+    """
+    from stepscope.tui.cli.recordings import verify as command
+
+    return command.verify_file(file, as_json)
+
+
+@commands.command(
+    epilog=example(
+        "stepscope explain session.mcap --slo-itl 50ms",
+        "stepscope explain freeze --json | jq '.late[] | {step, ms, cause}'",
+    )
+)
+def explain(
+    file: RecordingFile,
+    slo_itl: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="a longer gap between two tokens is late; 'median': than twice the median "
+            "(default: as the recording says, else median)",
+        ),
+    ] = None,
+    slo_ttft: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="a later first token is late; 'median': later than twice the median "
+            "(default: as the recording says, else median)",
+        ),
+    ] = None,
+    request: Annotated[
+        str | None, typer.Option(metavar="ID", help="only this request, such as r12")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(metavar="INT", help="so many of the longest waits, 0 for all")
+    ] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Say why tokens of a recording were late, cause by cause."""
+    from stepscope.tui.cli.recordings import explain as command
+
+    command.explain(file, slo_itl, slo_ttft, request, limit, as_json)
+
+
+@commands.command(
+    epilog=example(
+        "stepscope export session.mcap --to perfetto -o session.pftrace",
+        "stepscope export session.mcap --to csv --table requests --from 100 --until 200 -o r.csv",
+    )
+)
+def export(
+    file: RecordingFile,
+    target: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            "--format",
+            metavar="FORMAT",
+            help="perfetto, chrome, parquet, csv, jsonl or mooncake",
+        ),
+    ],
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="the file to write")
+    ],
+    first: FirstStep = None,
+    last: LastStep = None,
+    table: Annotated[
+        str,
+        typer.Option(metavar="TABLE", help="for csv and parquet: steps, rows or requests"),
+    ] = "steps",
+    with_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--with-tokens", help="prompts and outputs too, if the recording has them (jsonl)"
+        ),
+    ] = False,
+) -> None:
+    """Write a recording in the format of another program."""
+    from stepscope.tui.cli.recordings import export as command
+
+    command.export_file(file, target, output, first, last, table, with_tokens)

@@ -1,0 +1,97 @@
+"""What several commands have in common."""
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from stepscope.tui.settings.cli_errors import WRONG_USAGE
+
+Endpoint = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="ENDPOINT",
+        help="name of a local engine, ipc://PATH or tcp://HOST:PORT (default: the only local one)",
+    ),
+]
+
+As = Annotated[
+    str | None,
+    typer.Option(
+        "--as",
+        metavar="NAME",
+        help="what the audit is to call you: a claim, unlike a key (default: [client] name, else "
+        "account, terminal and machine)",
+        show_default=False,
+    ),
+]
+RecordingFile = Annotated[
+    str, typer.Argument(metavar="FILE", help="a recording, or the name of a shipped sample")
+]
+FirstStep = Annotated[
+    int | None, typer.Option("--from", metavar="STEP", help="the first step of it")
+]
+LastStep = Annotated[
+    int | None, typer.Option("--until", metavar="STEP", help="the last step of it")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="everything as one JSON document")]
+
+_KEY_OPTIONS = {
+    "key": typer.Option(
+        metavar="FILE",
+        help="key file, for an engine that asks for one (default: the one for it in the config "
+        "folder's keys/)",
+        show_default=False,
+    ),
+    "server_key": typer.Option(
+        metavar="KEY",
+        help="the engine's public key, if not the one in the key file",
+        show_default=False,
+    ),
+}
+
+
+def help_alone(context: typer.Context) -> None:
+    """Callback of a group of commands: its name alone is no command, and gets the list."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(WRONG_USAGE)
+
+
+def with_key(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command that connects to an engine the options about keys. Goes above all others."""
+
+    def run(**arguments: Any) -> Any:
+        from stepscope.tui.cli.engines.keys import note_unused_key, use_key
+
+        given = {name: arguments.pop(name) for name in _KEY_OPTIONS}
+        use_key({name: value for name, value in given.items() if value is not None})
+        if given["key"] is not None:
+            named = arguments.get("endpoints") or [
+                arguments.get("endpoint") or arguments.get("target")  # an engine or a file
+            ]
+            note_unused_key([each for each in named if each])
+        return command(**arguments)
+
+    own = list(inspect.signature(command).parameters.values())
+    made = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[str | None, option],
+        )
+        for name, option in _KEY_OPTIONS.items()
+    ]
+    parameters = [*own, *made]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__name__ = command.__name__
+    run.__doc__ = command.__doc__
+    return run
+
+
+def example(*lines: str) -> str:
+    """The epilog of a command's help."""
+    return "\b\nExample:\n" + "\n".join("  " + line for line in lines)

@@ -1,0 +1,258 @@
+"""`Canvas`: the widgets of the main screen, where they stand, and what each of them shows."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, ParamSpec
+
+from textual.geometry import Region, Size
+from textual.widget import Widget
+
+from stepscope.tui.screens.drawing.changed_lines import Placed
+from stepscope.tui.session.session import Session
+from stepscope.tui.settings.log_file import see_log
+from stepscope.tui.settings.page_names import Page
+from stepscope.tui.views import layout
+from stepscope.tui.views.charts import budget_chart, kv_map, lanes, scrub_bar
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.lines import Line, Lines
+from stepscope.tui.views.pages import compare_page, fleet_page
+from stepscope.tui.views.pages.page_views import PAGE_VIEWS
+from stepscope.tui.views.panels import (
+    event_list,
+    footer,
+    header,
+    inspector,
+    key_figures,
+    knob_panel,
+    latency_panel,
+)
+from stepscope.tui.views.theme import Skin
+
+log = logging.getLogger("stepscope.tui")
+
+_P = ParamSpec("_P")
+
+
+class _View(NamedTuple):
+    """A view of the main screen.
+
+    Most are read rather than watched. The fast ones name a step, or count what it left running and
+    waiting, as the header does: all of them tell of the same one, in every frame.
+    """
+
+    draw: Callable[[Frame, int, int, int], list[Line]]
+    is_fast: bool = False
+
+
+_VIEWS: Mapping[str, _View] = {
+    "figures": _View(key_figures.draw, is_fast=True),
+    "chart": _View(budget_chart.draw, is_fast=True),
+    "lanes": _View(lanes.draw, is_fast=True),
+    "kv": _View(kv_map.draw),
+    "latency": _View(latency_panel.draw),
+    "latency_line": _View(latency_panel.one_line),
+    "inspector": _View(inspector.draw, is_fast=True),
+    "events": _View(event_list.draw),
+    "scrub": _View(scrub_bar.draw),
+}
+# Of all that has a place on a screen; the others are drawn from more than a frame.
+NAMES = ("header", *_VIEWS, "knobs", "notice", "footer", "page", "too_small")
+
+
+class Canvas:
+    """Draws frames into widgets; knows nothing of keys, clocks or sources.
+
+    A view that fails says so in its place, and the others go on; see `failure`.
+    """
+
+    def __init__(self, session: Session, skin: Skin) -> None:
+        self.widgets = {name: Lines(skin, id=name) for name in NAMES}
+        self.places: dict[str, Region] = {}
+        self.page: Page = "live"  # that the places are for
+        self.size = Size(0, 0)
+        self._session = session
+        self._label_width = 14
+        self._small: list[Line] = []
+        self._broken: dict[str, str] = {}  # views that failed when they were drawn last
+        self._logged: set[str] = set()
+
+    @property
+    def is_too_small(self) -> bool:
+        """Nothing can be drawn but that."""
+        return "too_small" in self.places
+
+    @property
+    def failure(self) -> str | None:
+        """Why a view that should be there is not, in one line."""
+        return next(iter(self._broken.values()), None)
+
+    def set_skin(self, skin: Skin) -> None:
+        for widget in self.widgets.values():
+            widget.skin = skin
+
+    def place(self, size: Size, page: Page) -> None:
+        """Put the widgets where they belong on a screen of this size."""
+        self.size, self.page = size, page
+        self.places = layout.plan(size.width, size.height, page)
+        self._broken.clear()
+        for name, widget in self.widgets.items():
+            region = self.places.get(name)
+            widget.display = region is not None and region.area > 0
+            if region is None or not region.area:
+                continue
+            widget.styles.offset = (region.x, region.y)
+            widget.styles.width, widget.styles.height = region.width, region.height
+
+    def height_of(self, name: str) -> int:
+        """Rows of a view inside its frame, 0 where it is not shown."""
+        place = self.places.get(name)
+        return 0 if place is None else max(0, place.height - 2)
+
+    @property
+    def label_width(self) -> int:
+        """Cells before the first column, the same in the chart and in the lanes."""
+        return lanes.MAX_LABEL if self.size.width >= layout.WIDE_WIDTH else self._label_width
+
+    def fit(self, frame: Frame) -> bool:
+        """Make room for the names of lanes; True if a frame has fewer columns from now on."""
+        before = self.label_width
+        self._label_width = lanes.label_width(frame.lanes, self._label_width)
+        return self.label_width != before
+
+    @property
+    def num_columns(self) -> int:
+        place = self.places.get("chart") or self.places.get("lanes")
+        if place is None:
+            return 0
+        return max(0, place.width - 2 - self.label_width)
+
+    def draw(
+        self,
+        frame: Frame,
+        connection: header.Connection,
+        pending: str,
+        following: bool,
+        everything: bool,
+    ) -> None:
+        """A frame; the views that need not move ten times a second only with `everything`.
+
+        Args:
+            pending: what the engine has been asked for and has not answered yet.
+            following: the picture moves by itself.
+        """
+        width = self.size.width
+        if self.is_too_small:
+            room = max(1, self.size.height - 2)
+            if self.page == "fleet":
+                said = fleet_page.small(frame, width, room)
+            elif self.page == "compare":
+                said = compare_page.small(frame, width, room)
+            else:
+                said = key_figures.draw(frame, width, 1, 0)
+            lines = [*said, ((_wanted(self.size), "caution"),)]
+            self._small = lines[-self.size.height :]
+            self.widgets["too_small"].put(self._small)
+            return
+        page = self.places.get("page")
+        if page is not None and everything:
+            self._show("page", PAGE_VIEWS[self.page].draw, frame, page.width, page.height)
+        gutter = self.label_width
+        for name, view in _VIEWS.items():
+            place = self.places.get(name)
+            is_fast = view.is_fast and page is None
+            if place is not None and (everything or is_fast):
+                self._show(name, view.draw, frame, place.width, place.height, gutter)
+        if self.page == "fleet":
+            self._show("header", fleet_page.header, frame, connection.title, connection.fps, width)
+        elif self.page == "compare":
+            title, fps = connection.title, connection.fps
+            self._show("header", compare_page.header, frame, title, fps, width)
+        else:
+            self._show("header", header.draw, frame, connection, width)
+        if everything:
+            self._draw_rest(frame, pending, following)
+
+    def _show(
+        self, name: str, draw: Callable[_P, list[Line]], *args: _P.args, **kw: _P.kwargs
+    ) -> None:
+        """What `draw` gives for these arguments."""
+        try:
+            lines = draw(*args, **kw)
+        except Exception as error:  # whatever it is: the next frame tries again
+            text = f"drawing failed, {see_log(error)} ({name})"
+            if text not in self._logged:  # it may happen ten times a second
+                self._logged.add(text)
+                log.exception("drawing failed: %s", name)
+            self._broken[name] = text
+            lines = [((" ? this could not be drawn", "caution"),)]
+        else:
+            self._broken.pop(name, None)
+        self.widgets[name].put(lines)
+
+    def _draw_rest(self, frame: Frame, pending: str, following: bool) -> None:
+        abilities = self._session.abilities
+        if (place := self.places.get("knobs")) is not None:
+            editable = abilities.allows(abilities.action("knobs"))
+            size = place.width, place.height
+            self._show("knobs", knob_panel.draw, frame, *size, pending, editable)
+        self._show("footer", footer.draw, abilities, following, self.size.width, self.page)
+
+    def notice(self, line: Line) -> None:
+        """What the operator is told; on a screen too small for anything else, too."""
+        if self.is_too_small:
+            self.widgets["too_small"].put([*self._small, line])
+        else:
+            self.widgets["notice"].put([line])
+
+    def changed(self, shown: Mapping[Widget, tuple[Region, Region]]) -> list[Placed]:
+        """The lines to write; what does not stand yet where it belongs is left to Textual.
+
+        Args:
+            shown: where widgets are on the screen, and the part of it that they may fill.
+        """
+        lines: list[Placed] = []
+        for name, widget in self.widgets.items():
+            place = self.places.get(name)
+            found = shown.get(widget)
+            if (
+                place is None
+                or found is None
+                or found[0] != place
+                or not found[1].contains_region(place)
+            ):
+                widget.refresh_changed()
+            else:
+                lines += [Placed(place.x, y, strip) for y, strip in widget.take_changed(place)]
+        return lines
+
+    def touch(self, shown: Mapping[Widget, tuple[Region, Region]]) -> bool:
+        """Have all lines count as changed, if they are all that there is on the screen.
+
+        False, and nothing has changed, where something else may be seen beside them, or they do
+        not stand yet where they belong.
+        """
+        places = {self.widgets[name]: place for name, place in self.places.items() if place.area}
+        if sum(place.area for place in places.values()) != self.size.area:
+            return False
+        found = {widget: where[0] for widget, where in shown.items() if widget in places}
+        if found != places:
+            return False
+        for widget, place in places.items():
+            widget.touch(place.height)
+        return True
+
+    def refresh_changed(self) -> None:
+        """Have Textual draw what has changed."""
+        for widget in self.widgets.values():
+            widget.refresh_changed()
+
+    def text_of(self, names: Iterable[str]) -> list[str]:
+        """What some of the views show."""
+        return [line for name in names for line in self.widgets[name].plain_text()]
+
+
+def _wanted(size: Size) -> str:
+    """What is missing, whole: the beginning of `80x20` would be another size."""
+    has = f"{size.width}x{size.height}"
+    texts = (f"stepscope wants 80x20, has {has}", f"wants 80x20, has {has}", "wants 80x20", "80x20")
+    return next((text for text in texts if len(text) <= size.width), "!")

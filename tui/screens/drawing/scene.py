@@ -1,0 +1,97 @@
+"""`Scene`: the frames of one history, with what is shown of other engines and runs beside it."""
+
+from stepscope.recordings.history.history import History
+from stepscope.tui.screens.drawing.canvas import Canvas
+from stepscope.tui.session.session import Session
+from stepscope.tui.session.time.navigator import recorded_extent, replay_of
+from stepscope.tui.settings.page_names import Page
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.frame.frame_builder import FrameBuilder
+from stepscope.tui.views.pages import compare_page, fleet_page
+from stepscope.tui.views.pages.page_views import targets
+from stepscope.tui.views.view import View
+
+_GROWING: frozenset[Page] = frozenset({"latency", "knobs", "request"})  # lists, at their top
+
+
+class Scene:
+    """Builds frames for a canvas. `history` is the one that is shown."""
+
+    def __init__(self, session: Session, view: View, canvas: Canvas) -> None:
+        self.history = session.history
+        self._session = session
+        self._view = view
+        self._canvas = canvas
+        self._replay = replay_of(session.source)
+        self.forget()
+
+    def look_at(self, history: History) -> None:
+        """Show another history of this source."""
+        self.history = history
+        self.forget()
+
+    def forget(self) -> None:
+        """Sum everything up anew: keys, levels or the history are others."""
+        session = self._session
+        keys = {action.id: action.key for action in session.abilities.actions}
+        extent = recorded_extent(session.source)
+        in_file = None if self._replay is None else self._replay.file_events
+        self._builder = FrameBuilder(
+            self.history, extent, session.clock, keys, in_file, self._stands
+        )
+
+    def _stands(self) -> bool:
+        return self._replay is not None and self._replay.status != "playing"
+
+    @property
+    def is_busy(self) -> bool:
+        """Something is being worked out that the next frame may show."""
+        return self._builder.is_busy
+
+    @property
+    def is_behind(self) -> bool:
+        """The next frame would show something newer, though nothing has changed since the last."""
+        return self._builder.is_behind
+
+    def frame(self) -> Frame:
+        """What there is to see now."""
+        session, view, canvas = self._session, self._view, self._canvas
+        num_events = max(8, canvas.height_of("events")) if "events" in canvas.places else 0
+        num_lanes = canvas.height_of("lanes")
+        if self._replay is not None and view.axis == "step" and canvas.num_columns:
+            self._replay.show(canvas.num_columns * view.zoom)
+        if self._replay is not None:
+            self._replay.look_at(view.cursor)
+        frame = self._builder.build(view, canvas.num_columns, num_lanes, num_events)
+        frame.status = session.source.status
+        if view.page == "fleet":
+            desk = session.desk
+            desk.shown = fleet_page.columns(canvas.size.width)
+            recorded = frozenset(desk.name_of(each) for each in session.switches.active)
+            frame.fleet = desk.page(desk.name_of(session.source), self.history.slo, recorded)
+        is_compare = view.page == "compare"
+        session.compare.watch(is_compare, session.source)
+        if is_compare:
+            frame.compare = session.compare.page(compare_page.chart_columns(canvas.size.width))
+        if view.page != "live":
+            _keep_row(view, frame)
+        return frame
+
+
+def _keep_row(view: View, frame: Frame) -> None:
+    """The row of a request stays with it from step to step, that of an entry with the entry."""
+    rows = targets(frame)
+    if frame.fleet is not None:
+        view.row = frame.fleet.selected or 0
+    if frame.compare is not None:
+        view.row = frame.compare.selected
+    if view.page == "step" and view.selected is not None:
+        mine = (n for n, target in enumerate(rows) if target.request_id == view.selected)
+        view.row = next(mine, view.row)
+    if view.page in _GROWING and view.entry is not None:
+        at: dict[object, int] = {target: row for row, target in enumerate(rows)}
+        if view.row >= len(rows) or rows[view.row] != view.entry:
+            view.row = at.get(view.entry, 0)
+        if view.entry not in at:
+            view.entry = None  # it has left the list: the newest, until another is chosen
+    view.row = max(0, min(view.row, len(rows) - 1))

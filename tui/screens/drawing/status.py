@@ -1,0 +1,106 @@
+"""How the source, the recorder and the dashboard itself do, for the header and the notice line."""
+
+from dataclasses import astuple
+
+from stepscope.recordings.fleets.fleet import LOOK_S
+from stepscope.recordings.history.history import History
+from stepscope.tui.session.control.operator import Operator
+from stepscope.tui.session.session import Session
+from stepscope.tui.session.time.navigator import replay_of
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.frame.frame_meter import Load
+from stepscope.tui.views.notices import Tone
+from stepscope.tui.views.panels import header
+from stepscope.tui.views.view import View
+
+
+def standing(
+    session: Session, operator: Operator, view: View, failure: str | None
+) -> list[tuple[str, Tone]]:
+    """What is asked for and not answered yet, and what is wrong for as long as it is.
+
+    Args:
+        failure: why the picture is not whole.
+    """
+    switch = session.record_switch
+    lines: list[tuple[str, Tone]] = []
+    if session.exports.active is not None:
+        key = session.abilities.key("back")
+        lines.append((f"{session.exports.active}, {key} cancels", "text"))
+    if operator.pending:
+        lines.append((f"asking: {operator.pending} …", "muted"))
+    errors = [failure, session.background_error]
+    if view.page == "fleet":
+        told = session.switches.errors.items()
+        errors += [f"{session.desk.name_of(source)}: {error}" for source, error in told]
+    else:
+        errors += [_source_error(session), None if switch is None else switch.error]
+        previous = session.history.previous
+        if previous is not None and previous.num_steps and not session.history.num_steps:
+            key, number = session.abilities.key("previous_session"), session.history.num_displaced
+            lost = f"; of {fmt.plural(number, 'earlier one')} nothing is kept" if number else ""
+            lines.append((f"{key} shows the session before the engine started anew{lost}", "text"))
+    for error in errors:
+        if error is not None:
+            lines.append((error, "caution"))
+    return lines
+
+
+def _source_error(session: Session) -> str | None:
+    """What is wrong with the source; of an engine that is gone, also what can be saved of it."""
+    error, switch = session.source.error, session.record_switch
+    key = session.abilities.key("keep_steps")
+    if error is None or session.source.status != "down" or switch is None:
+        return error
+    if not key or not session.history.num_steps:
+        return error
+    # The file of a recording that runs has none of those from before it.
+    which = ", those before the recording too" if switch.active else ""
+    return f"{error}; {key} keeps the steps shown{which}"
+
+
+def seen(session: Session, operator: Operator, view: View) -> object:
+    """Something else whenever there is something else to draw."""
+    switch, now_s = session.record_switch, session.clock()
+    replay = replay_of(session.source)
+    news: object = session.history.version
+    if view.page == "fleet":
+        news = round(now_s / LOOK_S)
+    elif view.page == "compare":
+        news = session.compare.key
+    return (
+        news,
+        astuple(view),
+        session.source.status,
+        session.source.error,
+        replay and (len(replay.file_events.found), replay.file_events.is_done),
+        session.background_error,
+        operator.pending,
+        round(now_s) if switch is not None and switch.active else round(now_s / 4),
+    )
+
+
+def connection(
+    session: Session, shown: History, fps: float, load: Load | None
+) -> header.Connection:
+    """What the header says beside the history.
+
+    Args:
+        shown: the history on the screen, this one or the one before a restart.
+        load: of the dashboard itself, where it is to be told.
+    """
+    switch, replay = session.record_switch, replay_of(session.source)
+    recording = None
+    if switch is not None and switch.active:
+        recording = (switch.seconds, switch.num_bytes)
+    return header.Connection(
+        session.title,
+        session.endpoint,
+        session.source.status,
+        fps,
+        None if replay is None else replay.speed,
+        recording,
+        shown is not session.history,
+        load,
+        None if replay is None else replay.extent_ns,
+    )

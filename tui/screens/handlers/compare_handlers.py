@@ -1,0 +1,159 @@
+"""What the actions do on the compare screen; time there is that of the comparison."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from stepscope.recordings.compare.side.points import PREEMPTED
+from stepscope.recordings.errors import RecordingError
+from stepscope.tui.screens.handlers.stage import Stage
+from stepscope.tui.screens.overlays.prompt import Prompt
+from stepscope.tui.session.compare.desk import EVENTS
+from stepscope.tui.session.session import Session
+from stepscope.tui.settings.page_names import Page
+from stepscope.tui.views.frame.compare_choices import file_origin, session_origin
+from stepscope.tui.views.frame.compare_origin import Origin
+from stepscope.tui.views.notices import Notices
+from stepscope.tui.views.view import View
+
+
+class CompareHandlers:
+    """Of one screen.
+
+    Args:
+        show: goes to a screen.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        view: View,
+        notices: Notices,
+        stage: Stage,
+        show: Callable[[Page], None],
+    ) -> None:
+        self._session = session
+        self._view = view
+        self._notices = notices
+        self._stage = stage
+        self._show = show
+
+    def handlers(self) -> Mapping[str, Callable[[], None]]:
+        """Action id -> what to do there; of all others the usual."""
+        desk = self._session.compare
+        return {
+            "step_back": partial(desk.move, -1),
+            "step_forward": partial(desk.move, 1),
+            "ten_back": partial(desk.move, -10),
+            "ten_forward": partial(desk.move, 10),
+            "screen_back": partial(desk.move_screen, -1),
+            "screen_forward": partial(desk.move_screen, 1),
+            "oldest": partial(desk.go_to_end, -1),
+            "live": partial(desk.go_to_end, 1),
+            "previous_event": partial(self._event, -1, EVENTS),
+            "next_event": partial(self._event, 1, EVENTS),
+            "previous_preemption": partial(self._event, -1, PREEMPTED),
+            "next_preemption": partial(self._event, 1, PREEMPTED),
+            "zoom_in": partial(desk.zoom, 1),
+            "zoom_out": partial(desk.zoom, -1),
+            "lane_up": partial(self._select, -1),
+            "lane_down": partial(self._select, 1),
+            "sort": desk.next_align,
+            "inspect": self._inspect,
+            "back": self._back,
+        }
+
+    def choose(self) -> None:
+        """What is there to compare with?"""
+        self._session.compare.choose(self._session.source)
+        self._show("compare")
+
+    def go_home(self) -> None:
+        """Where a comparison is shown, it is on the screen of the session that is compared."""
+        if self._view.page == "compare":
+            self._session.compare.go_home("compare")
+
+    def _event(self, direction: int, flags: int) -> None:
+        if not self._session.compare.event(direction, flags):
+            what = "preemption" if flags == PREEMPTED else "event"
+            where = "after" if direction > 0 else "before"
+            self._notices.say(f"no {what} {where} the cursor on either side", "caution")
+
+    def _select(self, direction: int) -> None:
+        desk = self._session.compare
+        if desk.chooser.choices is not None or desk.align == "request":
+            desk.select(direction)
+        else:
+            key = self._session.abilities.key("sort")
+            self._notices.say(f"{key} aligns by request; then these choose one", "caution")
+
+    def _back(self) -> None:
+        self._notices.dismiss()
+        if not self._session.compare.back():
+            self._view.leave()
+
+    def _inspect(self) -> None:
+        desk = self._session.compare
+        if desk.chooser.choices is not None:
+            self._take_choice()
+        elif desk.align == "request" and desk.pairs:
+            pair = desk.pairs[min(desk.selected, len(desk.pairs) - 1)]
+            run = pair.a if desk.focus == "a" else pair.b
+            self._open(run.worst_step or run.first_token_step, run.request_id)
+        else:
+            page = None if self._stage.frame is None else self._stage.frame.compare
+            point = None if page is None else page.points[0 if desk.focus == "a" else 1]
+            if point is None:
+                self._notices.say(f"{desk.focus.upper()} has no step here", "caution")
+            else:
+                self._open(point.first, None)
+
+    def _open(self, step: int | None, request_id: int | None) -> None:
+        """A step or a request on the side in focus."""
+        desk = self._session.compare
+        if desk.origins is not None:
+            with _errors_said(self._notices):
+                desk.open(desk.origins[0 if desk.focus == "a" else 1], step, request_id)
+
+    def _take_choice(self) -> None:
+        choice = self._session.compare.chooser.chosen
+        if choice is None:
+            return
+        if choice.origins is not None:
+            self.begin(*choice.origins)
+            return
+
+        def use(text: str | None) -> None:
+            if text is not None and text.strip():
+                session = session_origin(self._session.source)
+                self.begin(session, file_origin(Path(text.strip()).expanduser(), session))
+                self._stage.draw()
+
+        question = "compare with this recording:"
+        self._stage.open_overlay(Prompt(self._stage.skin, question, check=_no_such_file), use)
+
+    def begin(self, a: Origin, b: Origin) -> None:
+        """Compare these two; what is wrong with one of them is said."""
+        with _errors_said(self._notices):
+            self._session.compare.begin(a, b)
+
+
+def _no_such_file(text: str) -> str | None:
+    path = Path(text.strip()).expanduser()
+    return None if not text.strip() or path.is_file() else f"there is no file {path}"
+
+
+class _errors_said:  # noqa: N801 - reads as what it does
+    """What cannot be read is a line on the screen."""
+
+    def __init__(self, notices: Notices) -> None:
+        self._notices = notices
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, RecordingError | OSError):
+            self._notices.say(str(error), "breach")
+            return True
+        return False

@@ -1,0 +1,100 @@
+"""What the keys that go through lanes do there, and through the lists of the other screens."""
+
+from stepscope.tui.screens.handlers.compare_handlers import CompareHandlers
+from stepscope.tui.screens.handlers.page_handlers import PageHandlers
+from stepscope.tui.screens.handlers.stage import Stage
+from stepscope.tui.session.session import Session
+from stepscope.tui.session.time.navigator import Navigator
+from stepscope.tui.views.notices import Notices
+from stepscope.tui.views.view import View
+
+_ROWS = 10  # of a list at a time
+
+
+class ListHandlers:
+    """Of one screen."""
+
+    def __init__(
+        self,
+        session: Session,
+        view: View,
+        navigator: Navigator,
+        notices: Notices,
+        stage: Stage,
+        pages: PageHandlers,
+        comparing: CompareHandlers,
+    ) -> None:
+        self._session = session
+        self._view = view
+        self._navigator = navigator
+        self._notices = notices
+        self._stage = stage
+        self._pages = pages
+        self._comparing = comparing
+
+    def column(self, direction: int) -> None:
+        """One column on in time, or to the next one that engines are ordered by."""
+        if self._view.page == "fleet":
+            self._session.desk.move_sort(direction)
+        else:
+            self._navigator.move(direction)
+
+    def screen(self, direction: int) -> None:
+        """A screen on in time, or through a list."""
+        if self._view.page == "live":
+            self._navigator.move_screen(direction)
+        else:
+            self._pages.select(direction * _ROWS)
+
+    def sort(self) -> None:
+        if self._view.page == "fleet":
+            self._session.desk.move_sort(1)
+        else:
+            self._view.next_order()
+            self._session.preferences.set("sort", self._view.sort)
+
+    def reverse(self) -> None:
+        """The other way round: engines, or late tokens."""
+        if self._view.page == "fleet":
+            self._session.desk.reverse()
+        else:
+            self._view.longest_first = not self._view.longest_first
+
+    def select_lane(self, direction: int) -> None:
+        if self._view.page != "live":
+            self._pages.select(direction)
+            return
+        rows = self._stage.frame.lanes if self._stage.frame is not None else []
+        if not rows:
+            return
+        ids = [row.request_id for row in rows]
+        selected = self._view.selected
+        if selected not in ids:
+            self._view.selected = ids[0] if direction > 0 else ids[-1]
+            return
+        at = ids.index(selected) + direction
+        if 0 <= at < len(ids):
+            self._view.selected = ids[at]
+        else:
+            self._view.scroll_lanes(direction, self._stage.num_lanes)
+            shown = self._stage.new_frame().lanes
+            if shown:
+                self._view.selected = shown[-1 if direction > 0 else 0].request_id
+
+    def back(self) -> None:
+        self._notices.dismiss()
+        self._session.background_error = None
+        if self._view.page != "live":
+            self._view.leave()
+            self._comparing.go_home()
+            return
+        if self._view.trail == ("compare",):
+            self._view.leave()
+            self._comparing.go_home()
+            return
+        if self._view.selected is None and self._view.first_lane is None:
+            if len(self._session.desk.fleet) > 1:
+                self._pages.show("fleet")
+            return
+        self._view.selected = None
+        self._view.first_lane = None

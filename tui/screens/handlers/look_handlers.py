@@ -1,0 +1,74 @@
+"""How the dashboard looks: what is changed here is kept for the next time."""
+
+from collections.abc import Callable
+
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.screens.handlers.stage import Looks
+from stepscope.tui.session.session import Session
+from stepscope.tui.settings.service_levels import said
+from stepscope.tui.views.notices import Notices
+from stepscope.tui.views.theme import Skin, ThemeName
+from stepscope.tui.views.view import View
+
+
+class LookHandlers:
+    """Of one screen.
+
+    Args:
+        forget: what was summed up with other service levels.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        view: View,
+        notices: Notices,
+        looks: Looks,
+        forget: Callable[[], None],
+    ) -> None:
+        self._session = session
+        self._view = view
+        self._notices = notices
+        self._looks = looks
+        self._forget = forget
+
+    def axis(self) -> None:
+        self._view.next_axis()
+        self._session.preferences.set("axis", self._view.axis)
+
+    def glyphs(self) -> None:
+        self._looks.set_skin(Skin(self._looks.skin.mode, not self._looks.skin.ascii_only))
+        self._session.preferences.set("ascii", self._looks.skin.ascii_only)
+
+    def theme(self) -> None:
+        mode = self._looks.skin.mode
+        if mode not in ("dark", "light"):
+            self._notices.say(
+                "this terminal's own colours are used; there is no other theme", "caution"
+            )
+            return
+        other: ThemeName = "light" if mode == "dark" else "dark"
+        self._looks.set_skin(Skin(other, self._looks.skin.ascii_only))
+        self._session.preferences.set("theme", other)
+
+    def frames(self, change: int) -> None:
+        self._looks.set_fps(self._looks.fps + change)
+        self._session.preferences.set("fps", self._looks.fps)
+
+    def own_load(self) -> None:
+        self._view.own_load = not self._view.own_load
+        self._session.preferences.set("own_load", self._view.own_load)
+
+    def use_levels(self, slo: SLO) -> None:
+        """These service levels, for all engines of this dashboard; says which hold now."""
+        session = self._session
+        preferences = session.preferences
+        # The demo's, and those of a file that carries its own, are for nothing else.
+        for_now = "" if preferences.has("slo_ttft_ms") else ", for this session only"
+        self._notices.say(f"service levels: {said(slo)}{for_now}", "good")
+        for history in {session.history, *(each.history for each in session.desk.fleet.sources)}:
+            history.set_slo(slo)
+        self._forget()
+        preferences.set("slo_ttft_ms", slo.ttft_ms)
+        preferences.set("slo_itl_ms", slo.itl_ms)
+        self._looks.draw()

@@ -1,0 +1,154 @@
+"""What the mouse does: the cursor, lanes, the scrub bar, key figures and footer."""
+
+from collections.abc import Mapping
+from typing import cast
+
+from textual import events
+
+from stepscope.tui.screens.drawing.canvas import Canvas
+from stepscope.tui.screens.handlers.page_handlers import PageHandlers
+from stepscope.tui.screens.handlers.stage import Stage
+from stepscope.tui.session.session import Session
+from stepscope.tui.session.time.navigator import Navigator
+from stepscope.tui.settings.page_names import Page
+from stepscope.tui.views.charts import scrub_bar
+from stepscope.tui.views.frame.fleet_desk import ColumnKey
+from stepscope.tui.views.pages import compare_page, fleet_page
+from stepscope.tui.views.panels import footer, key_figures
+from stepscope.tui.views.view import LATENCIES, View
+
+# Panels of the main screen, and the screens that say more of the same.
+_DETAILS: Mapping[str, Page] = {
+    "kv": "kv",
+    "latency": "latency",
+    "latency_line": "latency",
+    "inspector": "step",
+    "knobs": "knobs",
+}
+
+
+class Mouse:
+    """On one screen."""
+
+    def __init__(
+        self,
+        session: Session,
+        view: View,
+        navigator: Navigator,
+        canvas: Canvas,
+        stage: Stage,
+        pages: PageHandlers,
+    ) -> None:
+        self._session = session
+        self._view = view
+        self._navigator = navigator
+        self._canvas = canvas
+        self._stage = stage
+        self._pages = pages
+
+    def click(self, event: events.Click) -> None:
+        """A click on one of the views; twice inspects."""
+        name = "" if event.widget is None else event.widget.id
+        frame, width = self._stage.frame, self._canvas.size.width
+        abilities = self._session.abilities
+        if frame is None:
+            return
+        if name in ("chart", "lanes"):
+            if name == "lanes" and 0 < event.y <= len(frame.lanes):
+                self._view.selected = frame.lanes[event.y - 1].request_id
+            self._navigator.of_column(event.x - 1 - self._canvas.label_width)
+            if event.chain == 2:
+                self._stage.action_do("inspect")
+        elif name == "scrub":
+            self.scrub_to(event.x)
+        elif name == "figures":
+            found = key_figures.action_at(frame, width, event.x, event.y)
+            if found is not None and abilities.allows(abilities.action(found)):
+                self._stage.action_do(found)
+        elif name == "page" and frame.fleet is not None:
+            self._click_fleet(event)
+        elif name == "page" and frame.compare is not None and self._click_charts(event):
+            pass
+        elif name in ("page", "events", *_DETAILS):
+            self._click_spot(event, name)
+        elif name == "header" and self._is_badge(event.x):
+            self._stage.action_do("pause")
+        elif name == "footer":
+            found = footer.action_at(
+                abilities, self._stage.following, width, event.x, self._view.page
+            )
+            if found is not None:
+                self._stage.action_do(found)
+
+    def _is_badge(self, x: int) -> bool:
+        """The state of the picture: a click on it pauses, or goes on."""
+        line = self._canvas.widgets["header"].content(0)
+        begin = 0
+        for text, style in line:
+            if begin <= x < begin + len(text):
+                return style.startswith("badge_")
+            begin += len(text)
+        return False
+
+    def _click_spot(self, event: events.Click, name: str) -> None:
+        """What stands at this place leads somewhere; twice on a panel opens the screen of it."""
+        view = self._view
+        kind, value = self._canvas.widgets[name].spot_at(event.x, event.y) or ("", "")
+        if kind == "row":
+            view.row = int(value)
+            self._pages.select(0)
+            if event.chain == 2:
+                self._stage.action_do("inspect")
+        elif kind == "step":
+            self._navigator.go(int(value))
+        elif kind == "latency":
+            view.latency = next(each for each in LATENCIES if each == value)
+            self._pages.show("latency")
+        elif kind == "knob" and event.chain == 2:
+            self._pages.edit(value)
+        elif event.chain == 2 and name in _DETAILS:
+            self._pages.show(_DETAILS[name])
+
+    def _click_charts(self, event: events.Click) -> bool:
+        """A column of two runs; False beside the charts."""
+        line = "".join(text for text, _ in self._canvas.widgets["page"].content(event.y))
+        column = compare_page.column_at(line, self._canvas.size.width, event.x)
+        if column is None:
+            return False
+        self._session.compare.go_to_column(column)
+        if event.chain == 2:
+            self._stage.action_do("inspect")
+        return True
+
+    def _click_fleet(self, event: events.Click) -> None:
+        """An engine, or the heading of a column to order by."""
+        place, desk = self._canvas.places["page"], self._session.desk
+        assert self._stage.frame is not None
+        found = fleet_page.hit(self._stage.frame, place.width, place.height, event.x, event.y)
+        if found in desk.fleet.names:
+            desk.selected = found
+            if event.chain == 2:
+                self._stage.action_do("inspect")
+        elif found is not None:
+            desk.sort_by(cast(ColumnKey, found))
+
+    def scrub_to(self, x: int) -> None:
+        """The cursor to a place on the scrub bar."""
+        step = (
+            None
+            if self._stage.frame is None
+            else scrub_bar.step_at(self._stage.frame, x, self._canvas.size.width)
+        )
+        if step is not None:
+            self._navigator.go(step)
+
+    def scroll(self, direction: int, through_time: bool) -> None:
+        """The wheel: lanes or rows, with shift time."""
+        if through_time and self._view.page == "compare":
+            self._session.compare.move(direction * 3)
+        elif through_time:
+            self._navigator.move(direction * 3)
+        elif self._view.page != "live":
+            self._stage.action_do("lane_down" if direction > 0 else "lane_up")
+        else:
+            self._view.scroll_lanes(direction * 3, self._stage.num_lanes)

@@ -1,0 +1,166 @@
+"""What the actions do on the screens beyond the main one, and on the way there."""
+
+from collections.abc import Callable
+
+from stepscope.tui.screens.handlers.stage import Stage
+from stepscope.tui.session.session import Session
+from stepscope.tui.session.time.navigator import Navigator, lane_keys
+from stepscope.tui.settings.page_names import Page
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.framed_panels import Target
+from stepscope.tui.views.notices import Notices
+from stepscope.tui.views.pages.page_views import targets
+from stepscope.tui.views.pages.request_page import request_id_of
+from stepscope.tui.views.panels import latency_panel
+from stepscope.tui.views.view import View
+
+
+class PageHandlers:
+    """Of one screen.
+
+    Args:
+        edit_knob: opens the editor at a knob.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        view: View,
+        navigator: Navigator,
+        notices: Notices,
+        stage: Stage,
+        edit_knob: Callable[[str], None],
+        to_clipboard: Callable[[str], None],
+    ) -> None:
+        self._session = session
+        self._view = view
+        self._navigator = navigator
+        self._notices = notices
+        self._stage = stage
+        self._edit_knob = edit_knob
+        self._to_clipboard = to_clipboard
+
+    def show(self, page: Page) -> None:
+        """Go to a screen; on the main one already, to the newest step."""
+        view = self._view
+        if view.page == "fleet" and page != "fleet":
+            self.open_engine(page)
+            return
+        if page == "compare":
+            view.show(page)
+            self._session.compare.go_home(page)
+            return
+        if page == "live" and view.page == "live":
+            self._navigator.follow()
+        if page == "request" and view.selected is None and self._stage.frame is not None:
+            # Which one it is must not change with every step.
+            view.selected = request_id_of(self._stage.frame)
+        view.show(page)
+
+    def open_engine(self, page: Page) -> None:
+        """From several engines to a screen of the chosen one."""
+        chosen_engine = self._session.desk.selected
+        if chosen_engine is not None:
+            self._session.desk.open(chosen_engine, page)
+
+    def select(self, direction: int) -> None:
+        """Another row of the screen."""
+        view = self._view
+        if view.page == "compare":
+            self._session.compare.take_row(view.row + direction)
+            return
+        rows = targets(self._stage.frame) if self._stage.frame is not None else []
+        view.row = max(0, min(view.row + direction, len(rows) - 1))
+        view.entry = rows[view.row] if rows else None
+        if view.page == "fleet" and rows:
+            self._session.desk.selected = rows[view.row].engine
+        if view.page == "step" and rows:
+            view.selected = rows[view.row].request_id
+
+    def chosen(self) -> Target | None:
+        """What the selected row leads to."""
+        rows = targets(self._stage.frame) if self._stage.frame is not None else []
+        return rows[self._view.row] if self._view.row < len(rows) else None
+
+    def inspect(self) -> None:
+        """Enter: from the main screen to a request or step, elsewhere where the row leads."""
+        view, frame = self._view, self._stage.frame
+        if view.page == "fleet":
+            self.open_engine("live")
+            return
+        if frame is None or frame.cursor is None:
+            return
+        if view.page == "live":
+            self.show("step" if view.selected is None else "request")
+            return
+        target = self.chosen()
+        if target is None:
+            self._notices.say("there is no row to go on from", "caution")
+        elif target.knob is not None:
+            self.edit(target.knob)
+        elif view.page in ("step", "kv"):
+            view.selected = target.request_id
+            view.show("request")
+        elif target.step is not None:
+            if target.request_id is not None:
+                view.selected = target.request_id
+            self._navigator.go(target.step)
+            view.show("live" if view.page == "knobs" else "step")
+            self._find_row(target.request_id)
+
+    def _find_row(self, request_id: int | None) -> None:
+        """Select the row of a request on the screen that has just been opened."""
+        rows = targets(self._stage.new_frame())
+        for number, target in enumerate(rows):
+            if request_id is not None and target.request_id == request_id:
+                self._view.row = number
+                return
+
+    def edit(self, name: str) -> None:
+        abilities = self._session.abilities
+        action = abilities.action("knobs")
+        if abilities.allows(action):
+            self._edit_knob(name)
+        else:
+            self._notices.refuse(abilities.why_not(action))
+
+    def follow(self) -> None:
+        """Keep the selected request in sight, or let it go."""
+        view, key = self._view, self._session.abilities.key
+        if view.followed is not None and view.selected in (None, view.followed):
+            self._notices.say(f"r{view.followed} is not followed any more")
+            view.followed = None
+            return
+        if view.selected is None:
+            self._notices.say(f"select a request first ({lane_keys(key)})", "caution")
+            return
+        view.followed = view.selected
+        self._notices.say(
+            f"r{view.followed} stays in sight; {key('previous_of_request')} and "
+            f"{key('next_of_request')} go to its steps, {key('follow')} lets go",
+            "good",
+        )
+
+    def copy(self) -> None:
+        """What the screen says, to the clipboard of the terminal."""
+        if self._view.page == "live":
+            text = "\n".join(line.rstrip() for line in self._stage.text_of("header", "figures"))
+            if self._stage.frame is not None:
+                text += _stalls(self._stage.frame)
+            what = "the key figures"
+        else:
+            text = "\n".join(line.rstrip() for line in self._stage.text_of("page"))
+            what = "this screen"
+        self._to_clipboard(text.strip())
+        self._notices.say(f"{what} sent to the terminal's clipboard (if it takes OSC 52)", "good")
+
+
+def _stalls(frame: Frame) -> str:
+    """The last stall, and the worst one where that is another; a line each."""
+    text = "" if frame.stall is None else f"\nlast stall: {frame.stall.text}"
+    worst = latency_panel.other_worst(frame)
+    if worst is not None:
+        late = frame.history.wait(worst.step, worst.request_id)
+        why = f"step {worst.step:,} → {worst.kind} {worst.ns / 1e6:.0f} ms"
+        text += f"\nworst in memory: {why if late is None else late.text}"
+    return text

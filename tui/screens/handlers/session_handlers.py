@@ -1,0 +1,86 @@
+"""What the actions do that show another session, or write down what is shown of this one."""
+
+from collections.abc import Callable
+
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.history.source import Source
+from stepscope.tui.screens.handlers.stage import Stage
+from stepscope.tui.screens.handlers.svg_picture import new_picture
+from stepscope.tui.session.session import Session
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.notices import Notices
+from stepscope.tui.views.view import View
+
+
+class SessionHandlers:
+    """Of one screen.
+
+    Args:
+        picture: what is on the screen now, as an SVG document.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        view: View,
+        notices: Notices,
+        stage: Stage,
+        picture: Callable[[], str],
+    ) -> None:
+        self._session = session
+        self._view = view
+        self._notices = notices
+        self._stage = stage
+        self._picture = picture
+
+    def previous_session(self) -> None:
+        current, shown = self._session.history, self._stage.history
+        if shown is not current:
+            self._stage.look_at(current)
+        elif current.previous is None:
+            self._notices.refuse("the engine has not started anew since this dashboard began")
+        elif current.previous.last_step is None:
+            self._notices.refuse("no step of the session before the restart has come")
+        else:
+            self._stage.look_at(current.previous)
+            key = self._session.abilities.key
+            back = f"{key('previous_session')} or {key('live')} goes back"
+            number = current.num_displaced
+            lost = f"of {fmt.plural(number, 'earlier one')} nothing is kept; " if number else ""
+            self._notices.say_of_place(f"the session before the restart; {lost}{back}")
+
+    def record(self) -> None:
+        """Begin or end a recording: of this engine, or of the selected one of several."""
+        session, who = self._session, ""
+        source: Source | None = session.source
+        if self._view.page == "fleet":
+            source, who = session.desk.chosen, f"{session.desk.selected}: "
+        switch = None if source is None else session.switches.of(source)
+        if source is None or switch is None:
+            return
+        if switch.active:
+            switch.stop()
+            self._notices.say(f"{who}recording ended: {switch.path}", "good")
+            return
+        if not switch.has_engine:
+            self._notices.say(f"{who}nothing to record: no engine answers", "caution")
+            return
+        try:
+            path = switch.start()
+        except RecordingError as error:
+            self._notices.say(f"{who}cannot record: {error}", "breach")
+        else:
+            num_marks = len(source.history.marks)
+            before = (
+                f" ({fmt.plural(num_marks, 'mark')} from before not in it)" if num_marks else ""
+            )
+            self._notices.say(f"{who}recording{before} to {path}", "good")
+
+    def screenshot(self) -> None:
+        name = self._session.source.name
+        try:
+            path = new_picture(self._picture(), "engines" if self._view.page == "fleet" else name)
+        except OSError as error:
+            self._notices.say(f"no screenshot: {error.filename}: {error.strerror}", "breach")
+        else:
+            self._notices.say(f"screenshot: {path}", "good")

@@ -1,0 +1,74 @@
+"""What handlers ask of the screen that they act on: `Stage`, and `Looks` for what it looks like."""
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from textual.screen import Screen
+
+from stepscope.recordings.history.history import History
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.theme import Skin
+
+_T = TypeVar("_T")
+
+
+class Stage(Protocol):
+    """The picture that is shown, and what may open above it."""
+
+    @property
+    def skin(self) -> Skin: ...
+
+    @property
+    def frame(self) -> Frame | None:
+        """What the picture was drawn from; None before the first one."""
+
+    @property
+    def history(self) -> History:
+        """The one that is shown: that of the session, or the one before a restart."""
+
+    @property
+    def num_lanes(self) -> int:
+        """That there are, whether there is room for them or not."""
+
+    @property
+    def following(self) -> bool:
+        """Whether the picture moves by itself."""
+
+    def new_frame(self) -> Frame:
+        """What there is to see now."""
+
+    def look_at(self, history: History) -> None:
+        """Show another history of this source."""
+
+    def draw(self) -> None:
+        """A frame, now."""
+
+    def draw_next(self) -> None:
+        """A frame, now; where a replay seeks, of what it finds."""
+
+    def text_of(self, *names: str) -> list[str]:
+        """What some of the views show."""
+
+    def action_do(self, action_id: str) -> None:
+        """Carry out an action of the table and show what it did at once."""
+
+    def open_overlay(
+        self, overlay: Screen[_T], use: Callable[[_T | None], None] | None = None
+    ) -> None:
+        """Show an overlay; `use` gets what it is closed with."""
+
+
+class Looks(Protocol):
+    """How the dashboard looks, as keys change it."""
+
+    @property
+    def skin(self) -> Skin: ...
+
+    @property
+    def fps(self) -> float: ...
+
+    def set_skin(self, skin: Skin) -> None: ...
+
+    def set_fps(self, fps: float) -> None: ...
+
+    def draw(self) -> None: ...

@@ -1,0 +1,181 @@
+"""The help page: the keys that work here, and how to read the glyphs. Made from the tables."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from textual.geometry import Region
+
+from stepscope.tui.screens.overlays.overlay import Overlay
+from stepscope.tui.settings.action_table import GROUPS, Place
+from stepscope.tui.settings.actions import Abilities
+from stepscope.tui.settings.page_names import Page
+from stepscope.tui.views.charts.life_line import CAUSE_NAMES
+from stepscope.tui.views.lines import Line, Run, clean, fitted, framed
+from stepscope.tui.views.pages.page_views import PAGE_VIEWS
+from stepscope.tui.views.theme import CAUSE_GLYPHS, LEGEND, Skin
+
+_KEY_WIDTH = 8
+_TWO_COLUMNS = 116  # from here on
+_MAX_WIDTH = 190
+_READING = (
+    "The budget chart has two scales: the rows above show prefill tokens of each step against "
+    "the token budget (the dotted line); the row below says which steps decoded, its label how "
+    "many requests did at the cursor (RUN: how many have one of the max_num_seqs seats, with those "
+    "that prefill). Below it each request has a lane; a column "
+    "is the same step in both. A column that merges several steps shows the worst of them: "
+    "preempted, then ended, then prefill, then decode. Latencies are exact samples of the last "
+    "minute, from the engine's own clock; the operator's pauses are not counted."
+)
+_START_READING = (
+    "The engines of this machine and of the config file, recordings used lately or lying in this "
+    "folder, the samples, and the demo. {inspect} or a click opens the selected line, a digit the "
+    "line that has it. Engines are looked for once a second, and nothing here waits for one. What "
+    "went wrong in a session is said below the list when it has ended."
+)
+_KV_LEGEND: tuple[Run, ...] = (
+    ("█", "kv_shared"),
+    ("▓", "kv_used"),
+    ("░", "kv_cached"),
+    ("·", "kv_empty"),
+    ("    KV blocks: shared by requests, used, cached and free, empty", "text"),
+)
+_ON_BAR = "✗◆▼!?"  # the scrub bar, and figures
+_GLYPHS: Mapping[Page, str] = {"compare": "▓━·✗●◆▼!?", "fleet": "!"}  # others than these
+
+
+def help_lines(
+    abilities: Abilities, page: Place = "live", width: int = 0, log_file: Path | None = None
+) -> list[Line]:
+    """The whole page in one column, without its frame; wrapped where there is a width."""
+    return [line for block in _blocks(abilities, page, width, log_file) for line in block]
+
+
+def _blocks(
+    abilities: Abilities, page: Place, width: int, log_file: Path | None
+) -> list[list[Line]]:
+    """Each with its heading: the screen, its keys, its glyphs."""
+    name, reading = _about(page)
+    keys = {action.id: action.key for action in abilities.actions}
+    reading = reading.format_map(keys)
+    blocks: list[list[Line]] = [[_heading(f"This is the {name}"), *_text(reading, width)]]
+    available = abilities.on(page)
+    for group, title in GROUPS.items():
+        actions = [action for action in available if action.group == group]
+        if actions:
+            block = [_heading(f"{title}: keys")]
+            for action in actions:
+                block += _entry(action.shown, "key", action.help, width)
+            blocks.append(block)
+    if page != "start":
+        blocks.append([_heading("Glyphs"), *_glyphs(page, width)])
+    if log_file is not None:
+        blocks.append([(), *_text(f"Errors are written to {clean(str(log_file), 80)}", width)])
+    return blocks
+
+
+def _about(page: Place) -> tuple[str, str]:
+    """What the screen is called, and how to read it."""
+    if page == "start":
+        return "start screen", _START_READING
+    view = PAGE_VIEWS.get(page)
+    return ("main screen", _READING) if view is None else (view.name, view.reading)
+
+
+def _heading(text: str) -> Line:
+    return ((f" {text}", "title"),)
+
+
+def _text(text: str, width: int) -> list[Line]:
+    return [((f"  {line}", "text"),) for line in _wrapped(text, width - 4)]
+
+
+def _entry(key: str, style: str, text: str, width: int) -> list[Line]:
+    first, *more = _wrapped(text, width - _KEY_WIDTH - 4)
+    gap = " " * max(1, _KEY_WIDTH - len(key))
+    line: Line = (("  ", "text"), (key, style), (gap, "text"), (first, "text"))
+    return [line, *(((" " * (_KEY_WIDTH + 2) + rest, "text"),) for rest in more)]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width) if width > 20 else [text]
+
+
+def _glyphs(page: Page, width: int) -> list[Line]:
+    lines: list[Line] = []
+    if page == "request":
+        for cause, (glyph, style) in CAUSE_GLYPHS.items():
+            lines += _entry(glyph, style, CAUSE_NAMES[cause], width)
+        return lines
+    for glyph, style, meaning in LEGEND:
+        if page == "live" or glyph in _GLYPHS.get(page, _ON_BAR):
+            lines += _entry(glyph, style, meaning, width)
+    return [*lines, (("  ", "text"), *_KV_LEGEND)] if page in ("live", "kv") else lines
+
+
+class HelpPage(Overlay[None]):
+    """Scrolls; any other key closes it.
+
+    Args:
+        page: the screen it is about.
+        log_file: where errors are written.
+    """
+
+    def __init__(
+        self, skin: Skin, abilities: Abilities, page: Place, log_file: Path | None = None
+    ) -> None:
+        super().__init__(skin)
+        self._abilities = abilities
+        self._page: Place = page
+        self._log_file = log_file
+        self._first = 0
+
+    def _content(self, width: int) -> list[Line]:
+        if width < _TWO_COLUMNS:
+            return _joined(_blocks(self._abilities, self._page, width, self._log_file))
+        half = width // 2
+        blocks = _blocks(self._abilities, self._page, half, self._log_file)
+        total = sum(len(block) + 1 for block in blocks)
+        left: list[list[Line]] = []
+        while blocks and sum(len(block) + 1 for block in left) + len(blocks[0]) <= total // 2 + 4:
+            left.append(blocks.pop(0))
+        columns = _joined(left), _joined(blocks)
+        height = max(len(column) for column in columns)
+        return [
+            (*fitted(columns[0][y] if y < len(columns[0]) else (), half), *right)
+            for y, right in enumerate([*columns[1], *[()] * (height - len(columns[1]))])
+        ]
+
+    def place(self, width: int, height: int) -> Region:
+        box_width = min(width, _MAX_WIDTH)
+        box_height = min(height, len(self._content(box_width - 2)) + 2)
+        return Region((width - box_width) // 2, (height - box_height) // 2, box_width, box_height)
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        content = self._content(width - 2)
+        self._first = max(0, min(self._first, len(content) - (height - 2)))
+        more = len(content) - self._first - (height - 2)
+        below = f" {more} more lines below;" if more > 0 else ""
+        hint = self.hint(f"{below} ↑/↓ PgUp/PgDn scroll, any other key closes")
+        if len(hint) > width - 16:
+            hint = self.hint(f"{below} ↑/↓ scroll" if more > 0 else " ↑/↓ scroll")
+        legend: Line = ((hint, "muted"),)
+        return framed(content[self._first :], width, height, (("help", "title"),), legend)
+
+    def clicked(self, x: int, y: int) -> None:
+        self.dismiss(None)
+
+    def pressed(self, key: str, character: str | None) -> None:
+        page = max(1, self.size.height - 6)
+        steps = {"down": 1, "j": 1, "up": -1, "k": -1, "pagedown": page, "pageup": -page}
+        if key in steps:
+            self._first += steps[key]
+        else:
+            self.dismiss(None)
+
+
+def _joined(blocks: Sequence[list[Line]]) -> list[Line]:
+    lines: list[Line] = []
+    for block in blocks:
+        lines += [*block, ()]
+    return lines[:-1]

@@ -1,0 +1,244 @@
+"""The knob editor: all knobs of the engine with their bounds; Enter changes one.
+
+They are shown as they are, whoever changes them. What somebody else changed while a value was being
+typed has to be taken note of before that value is applied; so has another engine, whose knobs are
+shown as soon as it answers.
+"""
+
+from collections.abc import Callable, Sequence
+
+from textual.geometry import Region
+
+from stepscope.engine.protocol.wire import KnobsChanged, KnobSpec, KnobValue
+from stepscope.recordings.state.knob_text import value_text
+from stepscope.tui.screens.overlays.engine_watch import EngineWatch
+from stepscope.tui.screens.overlays.overlay import Overlay
+from stepscope.tui.session.control.knob_change import KnobChange, KnobsNow
+from stepscope.tui.views.lines import Line, clean, framed
+from stepscope.tui.views.panels.knob_panel import bounds_text
+from stepscope.tui.views.theme import Skin
+
+_LOOK_S = 0.2  # how often it is seen whether somebody else has changed one
+
+
+class KnobEditor(Overlay[KnobChange]):
+    """Chooses a knob and a new value for it.
+
+    Numbers are typed; switches and choices begin as they are and go round with the arrows. Enter
+    on another value gives it, on the same one nothing; Escape drops it.
+
+    Args:
+        look: at the knobs as they are.
+        watch: whose knobs they are.
+        name: the knob to begin with.
+        overtaken: what somebody was quicker than; it is as if it were still being typed.
+    """
+
+    def __init__(
+        self,
+        skin: Skin,
+        look: Callable[[], KnobsNow],
+        watch: EngineWatch,
+        name: str | None = None,
+        overtaken: KnobChange | None = None,
+    ) -> None:
+        super().__init__(skin)
+        self._look = look
+        self._watch = watch
+        self._now = look()
+        self._specs = self._now.specs
+        version = self._now.version if overtaken is None else overtaken.version
+        self._opened_version = version
+        self._begun_version = version  # when what is typed was begun
+        self._noted_version = version  # changes up to it were taken note of
+        name = name if overtaken is None else overtaken.name
+        self._at = self._place_of(name) or 0
+        # Of the knob that is being edited.
+        self._draft: str | None = None if overtaken is None else _typed(overtaken.value)
+
+    def place(self, width: int, height: int) -> Region:
+        box_width = min(width, 110)
+        box_height = min(height, len(self._specs) + 4)
+        return Region((width - box_width) // 2, (height - box_height) // 2, box_width, box_height)
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        first = self._first(height)
+        body = [
+            self._row(idx, width - 2)
+            for idx in range(first, min(len(self._specs), first + height - 4))
+        ]
+        spec = self._specs[self._at]
+        overtaken = self._overtaken()
+        trouble = self._watch.trouble(width - 4)
+        wrong = self._wrong() if trouble is None else f" {trouble}"
+        about = f" {spec.help} (default {value_text(spec.default)})"
+        style = "breach" if wrong else "caution" if overtaken else "muted"
+        body.append(((clean(wrong or overtaken or about, width - 3), style),))
+        keys = " ↑/↓ choose  Enter edit"
+        if self._draft is not None:
+            again = "" if overtaken is None else " again" if self._is_noted else " twice"
+            applies = f" Enter{again} applies{' it all the same' if again else ''} "
+            keys = f"{applies if trouble is None else ''} Esc drops  " + (
+                "←/→ change" if spec.kind in ("bool", "choice") else "type a value"
+            )
+        body.append(((self.hint(keys), "key"),))
+        return framed(body, width, height, (("knobs of the engine", "title"),))
+
+    def _first(self, height: int) -> int:
+        """The first knob that a box of this height shows."""
+        return max(0, self._at - (height - 6)) if height > 5 else self._at
+
+    def clicked(self, x: int, y: int) -> None:
+        """Choose a knob; the chosen one: edit it, or apply what was edited."""
+        height = self.place(*self.size).height
+        at = self._first(height) + y - 1
+        if 1 <= y < height - 3 and at < len(self._specs):
+            if at == self._at:
+                self.pressed("enter", None)
+            elif self._draft is None:
+                self._at = at
+
+    def _row(self, idx: int, width: int) -> Line:
+        spec = self._specs[idx]
+        editing = idx == self._at and self._draft is not None
+        value = self._shown(spec) if editing else value_text(self._now.values.get(spec.name))
+        mark = "+cursor" if idx == self._at else ""
+        told = _told(spec.name, self._now.since(self._opened_version))
+        about = clean(told or bounds_text(spec), max(0, width - 49))
+        return (
+            ("▶ " if idx == self._at else "  ", f"text{mark}"),
+            (f"{clean(spec.name, 30):<30} ", f"text{mark}"),
+            (f"{value:>14} ", "badge_paused" if editing else f"strong{mark}"),
+            (f" {about:<{max(0, width - 49)}}", f"{'caution' if told else 'muted'}{mark}"),
+        )
+
+    def _shown(self, spec: KnobSpec) -> str:
+        return f"{self._draft}_" if spec.kind in ("int", "float") else f"◀ {self._draft} ▶"
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self.set_interval(_LOOK_S, self._look_again)
+
+    def _look_again(self) -> None:
+        before = self._now.version, self._watch.trouble(0)
+        is_another = self._watch.look()
+        self._now = self._look()
+        if is_another and self._now.specs:
+            self._take_engine()
+        if (self._now.version, self._watch.trouble(0)) != before:
+            self.redraw()
+
+    def _take_engine(self) -> None:
+        """Show the knobs of another engine; what is typed stays if it has such a knob."""
+        name = self._specs[self._at].name
+        self._specs = self._now.specs
+        at = self._place_of(name)
+        self._at, self._draft = at or 0, None if at is None else self._draft
+        self._opened_version = self._begun_version = self._noted_version = self._now.version
+
+    def _place_of(self, name: str | None) -> int | None:
+        return next((at for at, spec in enumerate(self._specs) if spec.name == name), None)
+
+    @property
+    def _is_noted(self) -> bool:
+        """Whoever edits has taken note of the knobs as they are."""
+        return self._now.version == self._noted_version
+
+    def _overtaken(self) -> str | None:
+        """What somebody has changed since a value was begun to be typed."""
+        if self._draft is None or self._now.version == self._begun_version:
+            return None
+        changes = self._now.since(self._begun_version)
+        name = self._specs[self._at].name
+        names = [name, *(each for change in changes for each in change.new)]
+        which = next((each for each in names if _told(each, changes)), None)
+        what = "the knobs" if which is None else f"{which} {_told(which, changes)}"
+        return f" changed meanwhile: {what}"
+
+    def pressed(self, key: str, character: str | None) -> None:
+        spec = self._specs[self._at]
+        if self._draft is None:
+            if key in ("down", "j"):
+                self._at = min(len(self._specs) - 1, self._at + 1)
+            elif key in ("up", "k"):
+                self._at = max(0, self._at - 1)
+            elif key == "enter":
+                self._watch.begin()
+                self._draft = value_text(self._now.values.get(spec.name))
+                self._begun_version = self._noted_version = self._now.version
+                if spec.kind not in ("bool", "choice"):
+                    self._draft = ""
+            elif key == "q":
+                self.dismiss(None)
+            return
+        if key == "enter" and not self._draft:
+            self._draft = None
+        elif key == "enter":
+            self._look_again()
+            if self._draft is None or self._wrong() is not None or not self._watch.admits():
+                return
+            if self._holds_already(spec):
+                self._draft = None
+                return
+            if self._is_noted:
+                value = parse_value(spec, self._draft)
+                self.dismiss(KnobChange(spec.name, value, self._noted_version))
+            self._noted_version = self._now.version
+        elif spec.kind in ("bool", "choice"):
+            if key in ("left", "right", "up", "down", "space"):
+                self._turn(-1 if key in ("left", "up") else 1)
+        elif key == "backspace":
+            self._draft = self._draft[:-1]
+        elif character is not None and character in "0123456789.-" and len(self._draft) < 12:
+            self._draft += character
+
+    def _holds_already(self, spec: KnobSpec) -> bool:
+        """What a switch or choice stands at is what holds already."""
+        goes_round = spec.kind in ("bool", "choice")
+        return goes_round and self._draft == value_text(self._now.values.get(spec.name))
+
+    def _turn(self, direction: int) -> None:
+        spec = self._specs[self._at]
+        choices = spec.choices if spec.kind == "choice" else ("off", "on")
+        at = choices.index(self._draft) if self._draft in choices else 0
+        self._draft = choices[(at + direction) % len(choices)]
+
+    def _wrong(self) -> str | None:
+        if self._draft is None or self._draft == "":
+            return None
+        spec = self._specs[self._at]
+        try:
+            value = parse_value(spec, self._draft)
+        except ValueError:
+            return f" {spec.name} takes a number within {bounds_text(spec)}"
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            low = value if spec.low is None else spec.low
+            high = value if spec.high is None else spec.high
+            if not low <= value <= high:
+                return f" {spec.name} must be within {bounds_text(spec)}"
+        return None
+
+
+def _told(name: str, changes: Sequence[KnobsChanged]) -> str:
+    """What became of a knob in these changes and who made the last one; empty if nothing did."""
+    mine = [change for change in changes if name in change.new]
+    if not mine:
+        return ""
+    before, now = mine[0].old.get(name), mine[-1].new[name]
+    return f"{value_text(before)}→{value_text(now)} by {mine[-1].who}"
+
+
+def _typed(value: KnobValue) -> str:
+    """What gives this value to `parse_value`."""
+    return value_text(value) if isinstance(value, bool) else str(value)
+
+
+def parse_value(spec: KnobSpec, text: str) -> KnobValue:
+    """The value that `text` means for this knob; ValueError when it means none."""
+    if spec.kind == "bool":
+        if text not in ("on", "off"):
+            raise ValueError(text)
+        return text == "on"
+    if spec.kind == "choice":
+        return text
+    return int(text) if spec.kind == "int" else float(text)

@@ -1,0 +1,116 @@
+"""What opens above the main screen: one widget of lines, and every key for itself."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.geometry import Region
+from textual.screen import ModalScreen
+
+from stepscope.tui.settings.key_names import spelled
+from stepscope.tui.views.lines import Line, Lines
+from stepscope.tui.views.theme import Skin
+
+log = logging.getLogger("stepscope.tui")
+
+_Result = TypeVar("_Result")
+
+
+class Overlay(ModalScreen[_Result], Generic[_Result]):
+    """A modal screen that shows `lines` at `place`; the screen below goes on drawing itself.
+
+    Escape closes it without a result; every other key goes to `pressed`.
+    """
+
+    DEFAULT_CSS = "Overlay { background: transparent; }"
+
+    def __init__(self, skin: Skin) -> None:
+        super().__init__()
+        self.skin = skin
+        self._box = Lines(skin, id="overlay")
+
+    def compose(self) -> ComposeResult:
+        yield self._box
+
+    def place(self, width: int, height: int) -> Region:
+        """Where on a screen of this size."""
+        raise NotImplementedError
+
+    def lines(self, width: int, height: int) -> Sequence[Line]:
+        """The content of the box, which has this size."""
+        raise NotImplementedError
+
+    def pressed(self, key: str, character: str | None) -> None:
+        """A key other than Escape."""
+        raise NotImplementedError
+
+    def clicked(self, x: int, y: int) -> None:
+        """A click on the box, at a cell of it; one beside it closes."""
+
+    def hint(self, text: str) -> str:
+        """A text that names arrow keys, as this terminal can show them."""
+        return spelled(text) if self.skin.ascii_only else text
+
+    def redraw(self) -> None:
+        region = self.place(*self.size)
+        styles = self._box.styles
+        styles.offset = (region.x, region.y)
+        styles.width = max(1, region.width)
+        styles.height = max(1, region.height)
+        self._box.show(self.lines(region.width, region.height))
+
+    def on_mount(self) -> None:
+        self.redraw()
+
+    def on_resize(self) -> None:
+        self.redraw()
+
+    def on_key(self, event: events.Key) -> None:
+        if event.key == "ctrl+c":
+            return
+        event.stop()
+        event.prevent_default()
+        if not self.is_current:  # typed in one burst with the key that closed it
+            self.app.screen.post_message(events.Key(event.key, event.character))
+            return
+        if event.key == "escape":
+            self.dismiss(None)
+            return
+        with self._failures_logged():
+            self.pressed(event.key, event.character if event.is_printable else None)
+
+    def on_click(self, event: events.Click) -> None:
+        event.stop()
+        if not self.is_current:  # as with keys; this was meant for what has just gone
+            return
+        if event.widget is not self._box:
+            self.dismiss(None)
+            return
+        with self._failures_logged():
+            self.clicked(event.x, event.y)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self._scroll(event, "up")
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self._scroll(event, "down")
+
+    def _scroll(self, event: events.MouseEvent, key: str) -> None:
+        event.stop()
+        if self.is_current:
+            with self._failures_logged():
+                self.pressed(key, None)
+
+    @contextmanager
+    def _failures_logged(self) -> Iterator[None]:
+        """A bug here closes the overlay; the dashboard below goes on."""
+        try:
+            yield
+            if self.is_current:
+                self.redraw()
+        except Exception:
+            log.exception("%s failed", type(self).__name__)
+            self.dismiss(None)

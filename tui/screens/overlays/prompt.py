@@ -1,0 +1,146 @@
+"""A line to type into, above the footer."""
+
+import textwrap
+from collections.abc import Callable
+
+from textual.geometry import Region
+
+from stepscope.tui.screens.overlays.engine_watch import EngineWatch
+from stepscope.tui.screens.overlays.overlay import Overlay
+from stepscope.tui.views.lines import Line, Run, clean
+from stepscope.tui.views.theme import Skin
+
+_MAX_LENGTH = 200
+_MIN_ROOM = 22  # cells to type in
+_LOOK_S = 0.2  # how often it is seen whether the engine is still there
+_MOST_BENEATH = 4  # lines of a note, or about what is wrong where it does not fit beside the text
+_KEEPS = frozenset({"left", "right", "home", "end"})  # what is selected, to go on from there
+
+
+class Prompt(Overlay[str]):
+    """Asks for one line of text; Enter gives it, Escape nothing.
+
+    With `submit` it stays open until somebody else dismisses it: what became of the text may take
+    a while, and where it was wrong it is mended rather than typed again.
+
+    Args:
+        question: what is asked, with an example.
+        text: to begin with. It is selected: typing replaces it, an arrow key keeps it.
+        check: one line about what is wrong with a text, None when it is fine.
+        submit: takes a text that is fine; `refuse` says later what is wrong with it after all.
+        note: says what there is to know, in lines of its own.
+        watch: the engine that takes the text.
+    """
+
+    def __init__(
+        self,
+        skin: Skin,
+        question: str,
+        text: str = "",
+        check: Callable[[str], str | None] | None = None,
+        submit: Callable[[str], None] | None = None,
+        note: Callable[[], str] | None = None,
+        watch: EngineWatch | None = None,
+    ) -> None:
+        super().__init__(skin)
+        self._question = question
+        self._text = text
+        self._is_selected = bool(text)
+        self._check = check
+        self._submit = submit
+        self._note = note
+        self._watch = watch
+        self._wrong: str | None = None
+        self._is_waiting = False
+
+    def refuse(self, text: str) -> None:
+        """What is wrong with the text that was submitted."""
+        self._is_waiting, self._wrong = False, text
+        self.redraw()
+
+    def place(self, width: int, height: int) -> Region:
+        num_rows = min(1 + len(self._beneath(width)), max(1, height - 1))
+        return Region(0, max(0, height - 1 - num_rows), width, num_rows)
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        beneath = self._beneath(width)
+        wrong = "" if self._wrong is None or not self._fits(width) else f"  {self._wrong}"
+        if self._is_waiting:
+            wrong = "  …"
+        question = f" {clean(self._question, max(1, width - _MIN_ROOM))} "
+        if len(question) + len(self._text) + 1 + len(wrong) > width and wrong:
+            question = " "  # what is wrong is worth more than what was asked
+        room = max(1, width - len(question) - 2)
+        typed = self._text[-room:]
+        line: Line = (
+            (question, "edit"),
+            (clean(typed, room), "selected" if self._is_selected else "edit"),
+            ("_", "edit"),
+            (clean(wrong, max(0, room - len(typed))), "breach"),
+        )
+        rest = max(0, width - sum(len(text) for text, _ in line))
+        hint = self._hint()
+        return [
+            (*line, (f"{hint if len(hint) < rest else '':<{rest}}", "edit")),
+            *(((f" {clean(each, width - 1):<{width - 1}}", style),) for each, style in beneath),
+        ]
+
+    def _hint(self) -> str:
+        """What becomes of the text that is there."""
+        if self._is_selected:
+            return self.hint("  typing replaces it, → keeps it")
+        return "  ^u empties it" if self._wrong is not None else ""
+
+    def _beneath(self, width: int) -> list[Run]:
+        """What is wrong, in lines of its own where there is no room for it; else the note."""
+        room = max(1, width - 2)
+        trouble = None if self._watch is None else self._watch.trouble(room)
+        is_note = self._wrong is None or self._fits(width)
+        text = ("" if self._note is None else self._note()) if is_note else self._wrong or ""
+        lines = textwrap.wrap(text, room)[:_MOST_BENEATH]
+        style = "edit" if is_note else "breach"
+        return [*([(trouble, "breach")] if trouble else []), *((line, style) for line in lines)]
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        if self._watch is not None:
+            self.set_interval(_LOOK_S, self._look_again)
+
+    def _look_again(self) -> None:
+        if self._watch is not None:
+            before = self._watch.trouble(0)
+            self._watch.look()
+            if self._watch.trouble(0) != before:
+                self.redraw()
+
+    def _fits(self, width: int) -> bool:
+        """What is wrong has room beside what was typed."""
+        return self._wrong is None or len(self._text) + len(self._wrong) + 4 <= width
+
+    def pressed(self, key: str, character: str | None) -> None:
+        if key == "enter":
+            if self._is_waiting:
+                return
+            self._look_again()
+            self._is_selected = False
+            self._wrong = None if self._check is None else self._check(self._text)
+            if self._wrong is None and self._watch is not None and not self._watch.admits():
+                return
+            if self._wrong is None and self._submit is not None:
+                self._is_waiting = True
+                self._submit(self._text)
+            elif self._wrong is None:
+                self.dismiss(self._text)
+        elif key in _KEEPS:
+            self._is_selected = False
+        elif key == "backspace":
+            self._become("" if self._is_selected else self._text[:-1])
+        elif key == "ctrl+u" or (key == "delete" and self._is_selected):
+            self._become("")
+        elif character is not None:
+            before = "" if self._is_selected else self._text
+            if len(before) < _MAX_LENGTH:
+                self._become(before + character)
+
+    def _become(self, text: str) -> None:
+        self._text, self._wrong, self._is_selected = text, None, False

@@ -1,0 +1,292 @@
+"""The start screen: engines found here, recordings, samples, the demo, and a line for an address.
+
+It is an application of its own, which ends with a `Choice`; whoever runs it opens what was chosen
+and may run it again. The first picture is drawn before anything is looked for.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import events
+from textual.app import App
+from textual.binding import Binding, BindingType
+from textual.types import CSSPathType
+
+from stepscope.recordings import samples
+from stepscope.tui.screens.overlays.overlay import Overlay
+from stepscope.tui.screens.overlays.prompt import Prompt
+from stepscope.tui.screens.start.start_handlers import handlers
+from stepscope.tui.screens.start.start_screen import StartScreen
+from stepscope.tui.settings.action_table import Action
+from stepscope.tui.settings.actions import ACTIONS, Abilities
+from stepscope.tui.settings.log_file import see_log
+from stepscope.tui.views.lines import Line, clean
+from stepscope.tui.views.notices import Notices, Tone
+from stepscope.tui.views.pages import start_list, start_page
+from stepscope.tui.views.pages.start_list import Choice, Entry, Section
+from stepscope.tui.views.theme import Skin, ThemeName, colour_mode
+
+if TYPE_CHECKING:
+    from stepscope.tui.session.start_finder import Finder
+
+log = logging.getLogger("stepscope.tui")
+
+_TICK_S = 0.5
+_AIRY_ROWS = 30
+_NOTICE_LINES = 4
+_LEAST_FOR_LINES = 15  # rows, for a notice of more than one line
+_QUESTION = "endpoint (tcp://HOST:PORT or a name; several with blanks), or a recording:"
+
+
+class StartApp(App[Choice], inherit_bindings=False):
+    """Ends with what was chosen, or with None.
+
+    Args:
+        check: tries, on a thread of its own, whether a choice can be opened; gives one line about
+            what is wrong, or None.
+        finder: makes what looks for engines and recordings; called after the first picture.
+        actions: the action table, with the keys that the operator wants.
+        configured: engines of the config file.
+        selected: the entry to begin at, by its choice.
+        notice: to be said at once, such as why a session ended.
+        theme, ascii_only: looks to begin with.
+        any_terminal: do not ask what the terminal can show; for pictures.
+    """
+
+    CSS_PATH: ClassVar[CSSPathType | None] = "../../app/app.tcss"
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
+    ]
+
+    def __init__(
+        self,
+        check: Callable[[Choice], str | None],
+        finder: "Callable[[], Finder]",
+        *,
+        actions: tuple[Action, ...] = ACTIONS,
+        configured: Sequence[str] = (),
+        selected: Choice | None = None,
+        notice: str | None = None,
+        theme: ThemeName = "dark",
+        ascii_only: bool = False,
+        any_terminal: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__()
+        mode = (
+            theme if any_terminal else colour_mode(theme, self.console.color_system, self.no_color)
+        )
+        self.theme = {"light": "textual-light", "dark": "textual-dark"}.get(mode, "ansi-dark")
+        self.skin = Skin(mode, ascii_only)
+        self.abilities = Abilities(actions=actions).written(ascii_only)
+        self._handlers = handlers(self, self)
+        self.notices = Notices(clock)
+        if notice is not None:
+            self.notices.say(notice, "caution")
+        self._check = check
+        self._make_finder = finder
+        self._finder: Finder | None = None
+        self._configured = tuple(configured)
+        self._selected = selected
+        self._wall_clock = wall_clock
+        self._checking: Choice | None = None
+        self._answers: queue.SimpleQueue[tuple[Choice, str | None]] = queue.SimpleQueue()
+        self._prompt: Prompt | None = None  # while it is open
+        self._rows: list[int | None] = []
+        self._page = StartScreen(self, self.skin)
+
+    def get_default_screen(self) -> StartScreen:
+        return self._page
+
+    def on_mount(self) -> None:
+        self.set_interval(_TICK_S, self._tick)
+        self.call_after_refresh(self._begin_to_look)
+
+    def _begin_to_look(self) -> None:
+        self._finder = self._make_finder()
+        self._tick()
+
+    def close(self) -> None:
+        """End what looks for engines and recordings."""
+        if self._finder is not None:
+            self._finder.stop()
+
+    # What there is
+
+    def sections(self) -> list[Section]:
+        """What can be chosen now."""
+        finder = self._finder
+        demo = "a real engine with chats and documents to serve; it ends with the dashboard"
+        if find_spec("torch") is None:
+            demo = "needs an engine on this machine: pip install 'stepscope[engine]'"
+        shows = [(name, samples.SHOWS.get(name, "")) for name in samples.shipped()]
+        return [
+            start_list.engines_section(
+                () if finder is None else finder.engines(), self._configured, finder is None
+            ),
+            start_list.recordings_section(
+                () if finder is None else finder.files(), self._wall_clock()
+            ),
+            start_list.samples_section(shows, demo),
+            start_list.elsewhere_section(self.abilities.key("endpoint")),
+        ]
+
+    def _tick(self) -> None:
+        try:
+            if self._finder is not None:
+                self._finder.look()
+            self.take_answers()
+            self.draw()
+        except Exception as error:  # the next tick tries again
+            log.exception("looking for engines failed")
+            self.notices.say(f"looking failed, {see_log(error)}", "breach")
+
+    # Drawing
+
+    def draw(self) -> None:
+        """The list as it is now."""
+        width, height = self.size
+        sections = self.sections()
+        entries = start_page.entries_of(sections)
+        chosen = self._number(entries)
+        said: list[Line] = []
+        if height >= _LEAST_FOR_LINES and self._checking is None:
+            said = self.notices.lines(width, _NOTICE_LINES)
+        rest = 2 + max(1, len(said)) if height >= 6 else 0  # header, notice and footer
+        gap = 1 if height >= _AIRY_ROWS else 0  # below the header
+        drawn = start_page.draw(sections, chosen, width, max(1, height - rest - gap))
+        lines: list[Line] = [*[()] * gap, *drawn.lines]
+        self._rows = [*[None] * gap, *drawn.entries]
+        if rest:
+            standing: list[tuple[str, Tone]] = []
+            if self._checking is not None:
+                standing.append((f"opening {' '.join(self._checking.names)} …", "muted"))
+            notice = self.notices.line(standing, width)
+            if not notice and entries:
+                notice = ((f" {clean(entries[chosen].about, width - 1)}", "muted"),)
+            header = start_page.header(version("stepscope"), width)
+            lines = [header, *lines, *(said or [notice]), start_page.footer(self.abilities, width)]
+            self._rows = [None, *self._rows]
+        self._page.widget.show(lines)
+
+    def set_skin(self, skin: Skin) -> None:
+        if skin.ascii_only != self.skin.ascii_only:
+            self.abilities = self.abilities.written(skin.ascii_only)
+        self.skin = self._page.widget.skin = skin
+        self._page.styles.background = skin.background
+        self.draw()
+
+    # Choosing
+
+    def _number(self, entries: Sequence[Entry]) -> int:
+        """The selected entry; the first one where it is gone."""
+        numbers = (n for n, entry in enumerate(entries) if entry.choice == self._selected)
+        return next(numbers, 0)
+
+    def move(self, direction: int) -> None:
+        entries = start_page.entries_of(self.sections())
+        number = self._number(entries) + direction
+        if entries:
+            self._selected = entries[max(0, min(len(entries) - 1, number))].choice
+        self.draw()
+
+    def pressed(self, key: str) -> None:
+        """A key that no overlay took: an action's, or the digit of a line."""
+        action = next((each for each in self.actions if key in each.keys), None)
+        if action is not None:
+            self.do(action.id)
+        elif key.isdigit() and 0 < int(key) <= start_page.NUM_DIGITS:
+            entries = start_page.entries_of(self.sections())
+            if int(key) <= len(entries):
+                self.choose(entries[int(key) - 1].choice)
+
+    def do(self, action_id: str) -> None:
+        """Carry out an action of the table."""
+        self._handlers[action_id]()
+
+    def choose_selected(self) -> None:
+        entries = start_page.entries_of(self.sections())
+        if entries:
+            self.choose(entries[self._number(entries)].choice)
+
+    @property
+    def actions(self) -> list[Action]:
+        """Those of the table that are for this screen."""
+        return [action for action in self.abilities.available() if "start" in action.pages]
+
+    def clicked(self, x: int, y: int) -> None:
+        spot = self._page.widget.spot_at(x, y)
+        if spot is not None and spot[0] == "do":
+            self.do(spot[1])
+            return
+        entries = start_page.entries_of(self.sections())
+        number = self._rows[y] if 0 <= y < len(self._rows) else None
+        if number is not None and number < len(entries):
+            self.choose(entries[number].choice)
+
+    def choose(self, choice: Choice) -> None:
+        """Open it, once it is known that it can be."""
+        self._selected = choice
+        if choice.kind == "ask":
+            self._checking = None
+            self._prompt = Prompt(
+                self.skin, _QUESTION, check=start_list.what_is_wrong, submit=self._typed
+            )
+            self.push_screen(self._prompt, self._prompt_closed)
+        elif self._checking is None:
+            self._checking = choice
+            self.notices.dismiss()
+            threading.Thread(
+                target=self._check_choice, args=(choice,), name="start check", daemon=True
+            ).start()
+        self.draw()
+
+    def _check_choice(self, choice: Choice) -> None:
+        """On a thread of its own."""
+        try:
+            error = self._check(choice)
+        except Exception as failure:  # ours to repair, but no reason to leave the list
+            log.exception("checking %s failed", choice)
+            error = f"internal error, {see_log(failure)}"
+        self._answers.put((choice, error))
+        self.call_later(self.take_answers)
+
+    def take_answers(self) -> None:
+        """What became of the last choice."""
+        while not self._answers.empty():
+            choice, error = self._answers.get()
+            if choice is not self._checking:
+                continue  # the operator did not wait for it
+            self._checking = None
+            if error is None:
+                self.exit(choice)
+            elif self._prompt is not None:
+                self._prompt.refuse(error)
+            else:
+                self.notices.say(error, "breach")
+                self.draw()
+
+    def _typed(self, text: str) -> None:
+        """Into the prompt, which stays open until it is known that it can be opened."""
+        if not text.strip() and self._prompt is not None:
+            self._prompt.dismiss(None)
+        else:
+            self.choose(start_list.typed_choice(text))
+
+    def _prompt_closed(self, text: str | None) -> None:
+        self._prompt = self._checking = None
+        self.draw()
+
+    def on_key(self, event: events.Key) -> None:
+        """What was typed for the prompt before it was there."""
+        if isinstance(self.screen, Overlay):
+            event.prevent_default()
+            self.screen.post_message(events.Key(event.key, event.character))

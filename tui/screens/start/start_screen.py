@@ -1,0 +1,60 @@
+"""The screen of the start list: one widget of lines, and where keys and clicks go."""
+
+from typing import Protocol
+
+from textual import events
+from textual.app import ComposeResult
+from textual.screen import Screen
+
+from stepscope.tui.views.lines import Lines
+from stepscope.tui.views.theme import Skin
+
+
+class StartList(Protocol):
+    """What keys, clicks and sizes go to."""
+
+    def draw(self) -> None: ...
+
+    def set_skin(self, skin: Skin) -> None: ...
+
+    def pressed(self, key: str) -> None: ...
+
+    def clicked(self, x: int, y: int) -> None: ...
+
+    def move(self, direction: int) -> None: ...
+
+
+class StartScreen(Screen[None]):
+    """The list. Keys choose, Enter opens; nothing here waits for anything."""
+
+    DEFAULT_CSS = "StartScreen { layout: vertical; overflow: hidden; }"
+    BLANK = True
+
+    def __init__(self, start: StartList, skin: Skin) -> None:
+        super().__init__()
+        self._start = start
+        self.widget = Lines(skin, id="start")
+
+    def compose(self) -> ComposeResult:
+        yield self.widget
+
+    def on_mount(self) -> None:
+        self._start.set_skin(self.widget.skin)
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.widget.styles.width = max(1, event.size.width)
+        self.widget.styles.height = max(1, event.size.height)
+        self._start.draw()
+
+    def on_key(self, event: events.Key) -> None:
+        event.stop()
+        self._start.pressed(event.key)
+
+    def on_click(self, event: events.Click) -> None:
+        self._start.clicked(event.x, event.y)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self._start.move(-1)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self._start.move(1)

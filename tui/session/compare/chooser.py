@@ -1,0 +1,65 @@
+"""`CompareChooser`: the list of what a session can be compared with, while somebody chooses."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepscope.recordings.history.source import Source
+from stepscope.tui.views.frame.compare_choices import Choice, LandmarkSearch, choices
+
+
+@dataclass(slots=True)
+class CompareChooser:
+    """Belongs to the screen's thread.
+
+    Attributes:
+        choices: None while nobody chooses.
+        selected: place among them.
+    """
+
+    choices: list[Choice] | None = None
+    selected: int = 0
+    _source: Source | None = None
+    _search: LandmarkSearch | None = None
+    _num_recorded: int = -1  # landmarks among the choices
+
+    def open(self, source: Source) -> None:
+        """Show what this session can be compared with."""
+        recording = getattr(source, "recording", None)
+        if recording is not None and (self._search is None or self._search.path != recording.path):
+            self._search = LandmarkSearch(recording.path)
+        self._source = source
+        self._num_recorded = -1
+        self.selected = 0
+        self.choices = []
+        self.refresh()
+
+    def close(self) -> None:
+        self.choices = self._source = None
+
+    def select(self, direction: int) -> None:
+        self.selected = max(0, min(self.selected + direction, len(self.choices or ()) - 1))
+
+    @property
+    def chosen(self) -> Choice | None:
+        """The row that is selected."""
+        found = self.choices or []
+        return found[min(self.selected, len(found) - 1)] if found else None
+
+    @property
+    def key(self) -> object:
+        """Changes whenever there is something else to draw."""
+        is_searched = self._search is not None and self._search.found is not None
+        return self.choices is not None, self.selected, is_searched
+
+    def refresh(self) -> None:
+        """Anew when the search has found more; the row stays with what it shows."""
+        source, search = self._source, self._search
+        found = () if search is None else search.found or ()
+        if source is None or len(found) == self._num_recorded:
+            return
+        self._num_recorded = len(found)
+        chosen = self.chosen if self.selected else None
+        folders = [Path.cwd(), *([] if search is None else [search.path.absolute().parent])]
+        self.choices = choices(source, folders, found)
+        if chosen in self.choices:
+            self.selected = self.choices.index(chosen)

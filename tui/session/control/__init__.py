@@ -1,0 +1,6 @@
+"""What the operator does to an engine: knobs, workload, pauses; and who says so.
+
+May import: engine.client, engine.protocol, engine.workload, recordings.history,
+  recordings.state, tui.settings, tui.views.
+A new change of the engine is a method of `Operator`.
+"""

@@ -1,0 +1,115 @@
+"""`EngineLink`: asks the engine from a thread of its own, so that the screen never waits."""
+
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused, EngineUnreachable, NoAnswer
+from stepscope.engine.protocol.commands import AnyReply, Command
+from stepscope.tui.settings.log_file import see_log
+
+log = logging.getLogger("stepscope.tui")
+
+_IDLE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a command: a reply, or one line about why there is none."""
+
+    what: str  # as it was announced to the operator
+    command: Command
+    reply: AnyReply | None = None
+    error: str | None = None
+    code: str = ""  # of the engine's refusal
+    may_follow: bool = False  # it was sent and not answered: it may be done later
+    action: str = ""  # of the table, that has asked for it
+
+
+class EngineLink:
+    """A queue of commands to one engine, answered in order.
+
+    The thread and its socket come into being with the first command. `ask`, `answers` and `pending`
+    belong to the UI thread.
+
+    Args:
+        connect: makes the client, in the thread that uses it.
+    """
+
+    def __init__(self, connect: Callable[[], ControlClient]) -> None:
+        self._connect = connect
+        self._commands: queue.SimpleQueue[tuple[str, Command, str] | None] = queue.SimpleQueue()
+        self._answers: deque[Answer] = deque()
+        self._asked: deque[str] = deque()
+        self._thread: threading.Thread | None = None
+
+    def ask(self, what: str, command: Command, action: str = "") -> None:
+        """Send `command` when those before it are answered.
+
+        Args:
+            action: of the table, that has asked for it.
+        """
+        self._asked.append(what)
+        self._commands.put((what, command, action))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="engine link", daemon=True)
+            self._thread.start()
+
+    @property
+    def pending(self) -> str:
+        """What has been asked and not been answered yet."""
+        return ", ".join(self._asked)
+
+    def answers(self) -> list[Answer]:
+        """The answers that came since the last call."""
+        found = []
+        while self._answers:
+            found.append(self._answers.popleft())
+            self._asked.popleft()
+        return found
+
+    def close(self) -> None:
+        """Let the thread end after the command it is at."""
+        self._commands.put(None)
+
+    def _run(self) -> None:
+        client: ControlClient | None = None
+        try:
+            while True:
+                try:
+                    job = self._commands.get(timeout=_IDLE_S)
+                except queue.Empty:
+                    if client is not None:
+                        client.idle()
+                    continue
+                if job is None:
+                    return
+                what, command, action = job
+                reply: AnyReply | None = None
+                error: str | None = None
+                code = ""
+                may_follow = False
+                try:
+                    if client is None:
+                        client = self._connect()
+                    reply = client.ask(command)
+                except (EngineUnreachable, CommandRefused) as refusal:
+                    error = str(refusal)
+                    may_follow = isinstance(refusal, NoAnswer)
+                    code = refusal.code if isinstance(refusal, CommandRefused) else ""
+                    if isinstance(refusal, EngineUnreachable) and client is not None:
+                        # What it never took must not reach an engine that starts later.
+                        client.close()
+                        client = None
+                except Exception as failure:
+                    log.exception("asking the engine failed")
+                    error = f"internal error, {see_log(failure)}"
+                answer = Answer(what, command, reply, error, code, may_follow, action)
+                self._answers.append(answer)
+        finally:
+            if client is not None:
+                client.close()

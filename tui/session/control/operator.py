@@ -1,0 +1,310 @@
+"""`Operator`: what the operator does to the engine, and what the engine answers.
+
+What was sent and not answered in time may be done later, by an engine that was held up. The audit
+trail in the telemetry then says what became of it.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from stepscope.engine.protocol.commands import (
+    Ack,
+    Change,
+    Command,
+    Pause,
+    Resume,
+    SetKnobs,
+    SetWorkload,
+    StepOnce,
+)
+from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobSpec
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.knob_text import value_text
+from stepscope.recordings.state.knob_trail import known_changes
+from stepscope.tui.session.control.asked_workload import AskedWorkload
+from stepscope.tui.session.control.engine_link import Answer, EngineLink
+from stepscope.tui.session.control.knob_change import KnobChange
+from stepscope.tui.session.control.who import who
+from stepscope.tui.views.notices import Notices
+
+BUDGET = "max_num_batched_tokens"
+
+
+class _Unanswered(NamedTuple):
+    """A change that was sent to an engine which has not said anything to it yet."""
+
+    engine_id: str
+    what: str
+    command: Change
+
+
+class Operator:
+    """Sends commands through the link and turns the answers into notices.
+
+    Args:
+        link: None where there is no engine to ask.
+        key: of an action.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        link: EngineLink | None,
+        notices: Notices,
+        key: Callable[[str], str],
+    ) -> None:
+        self._key = key
+        self._history = history
+        self._link = link
+        self._notices = notices
+        self.who = who()
+        self._own: set[tuple[str, int]] = set()  # engines, and versions that we made of their knobs
+        self._undos: set[tuple[str, int]] = set()  # of our own versions, those that are an undo
+        self._unanswered: list[_Unanswered] = []
+        self._overtaken: tuple[str, KnobChange] | None = None  # of an engine; see `take_overtaken`
+        self.workload = AskedWorkload()
+        self._num_knobs_asked = 0  # changes of knobs without an answer so far
+        self._num_undos_put_off = 0  # until it is known what there is to take back
+
+    @property
+    def pending(self) -> str:
+        return "" if self._link is None else self._link.pending
+
+    def spec(self, name: str) -> KnobSpec | None:
+        info = self._history.info
+        return next((spec for spec in info.knobs if spec.name == name), None) if info else None
+
+    def set_knob(self, change: KnobChange, action: str) -> None:
+        """Ask for a change; refused when somebody changed a knob since its version.
+
+        Args:
+            action: of the table, that has asked for it.
+        """
+        name, value, version = change
+        before = self._history.state.knobs.get(name)
+        if before == value:
+            self._notices.say(f"{name} is {value_text(value)} already")
+            return
+        self._ask(
+            f"{name} {value_text(before)}→{value_text(value)}",
+            SetKnobs(changes={name: value}, expected_version=version),
+            action,
+        )
+
+    def take_overtaken(self, name: str | None = None) -> KnobChange | None:
+        """The last change that was refused because somebody was quicker, once.
+
+        Args:
+            name: of a knob, whose change alone is meant.
+        """
+        kept, self._overtaken = self._overtaken, None
+        info = self._history.info
+        if kept is None or info is None or kept[0] != info.engine_id:
+            return None
+        return kept[1] if name in (None, kept[1].name) else None
+
+    def undo(self) -> None:
+        """Take this operator's own last change of a knob back, if it still holds."""
+        self.take_answers()  # they say which changes are our own
+        if self._is_settled():
+            self._undo()
+        else:
+            self._num_undos_put_off += 1
+            self._notices.say("one moment: taken back when the engine has answered")
+
+    def _is_settled(self) -> bool:
+        """Every change of ours is answered, and those that were made are in the telemetry."""
+        state = self._history.state
+        engine_id = "" if state.info is None else state.info.engine_id
+        newest = max((version for owner, version in self._own if owner == engine_id), default=0)
+        return not self._num_knobs_asked and newest <= state.knobs_version
+
+    def _undo(self) -> None:
+        changes = known_changes(self._history.knob_changes, self._history.state.audit)
+        own = [change for change in changes if self._is_own(change)]
+        if not own:
+            said = f"; the last one is {_change_text(changes[-1])}" if changes else ""
+            self._notices.say(f"this dashboard has changed no knob{said}", "caution")
+            return
+        last = own[-1]
+        for later in reversed(changes):
+            if later.version > last.version and later.new.keys() & last.new.keys():
+                self._notices.say(f"not undone: since then {_change_text(later)}", "caution")
+                return
+        back = {name: value for name, value in last.old.items() if name in last.new}
+        what = ", ".join(
+            f"{name} {value_text(last.new[name])}→{value_text(value)}"
+            for name, value in back.items()
+        )
+        engine_id = "" if self._history.info is None else self._history.info.engine_id
+        is_redo = (engine_id, last.version) in self._undos
+        now = changes[-1].version
+        if not is_redo:
+            self._undos.add((engine_id, now + 1))
+        self._ask(
+            f"{'redo' if is_redo else 'undo'}: {what}",
+            SetKnobs(changes=back, expected_version=now),
+            "undo",
+        )
+
+    def _is_own(self, change: KnobsChanged) -> bool:
+        info = self._history.info
+        return info is not None and (info.engine_id, change.version) in self._own
+
+    def pause_or_resume(self) -> None:
+        if self._history.state.state in ("paused", "draining"):
+            self._ask("resume the engine", Resume())
+        else:
+            self._ask("pause the engine", Pause())
+
+    def run_one_step(self) -> None:
+        self._ask("run one step", StepOnce(n=1))
+
+    def set_workload(self, spec: WorkloadSpec | None) -> None:
+        """Start, replace or (None) stop what the engine gives itself to do."""
+        what = "stop the workload" if spec is None else f"workload of {spec.rate:g} requests/s"
+        self._ask(what, SetWorkload(workload=spec))
+        if self._link is not None:
+            self.workload.ask(spec, self._history.state)
+
+    def _ask(self, what: str, command: Change, action: str = "") -> None:
+        """Ask as this operator, who has seen what is on the screen: else it is a conflict."""
+        if self._link is None:
+            self._notices.say("there is no engine to ask: this is a recording", "caution")
+            return
+        self._notices.dismiss()
+        self._num_knobs_asked += isinstance(command, SetKnobs)
+        audit = self._history.state.audit
+        seen = audit[-1].number if audit else 0
+        self._link.ask(what, msgspec.structs.replace(command, who=self.who, seen=seen), action)
+
+    def take_answers(self) -> None:
+        """Say what the engine has answered since the last call."""
+        for answer in [] if self._link is None else self._link.answers():
+            info = self._history.state.info
+            if isinstance(answer.command, SetKnobs):
+                self._num_knobs_asked -= 1
+                if answer.error is not None:
+                    self._num_undos_put_off = 0  # of what was not done
+            self._keep_overtaken(answer)
+            if isinstance(answer.command, SetWorkload) and answer.error is not None:
+                self.workload.forget()
+            if answer.may_follow and info is not None and isinstance(answer.command, Change):
+                self._unanswered.append(_Unanswered(info.engine_id, answer.what, answer.command))
+                said = f"no answer yet, it may still take effect: {answer.what}"
+                self._notices.say(said, "caution")
+            elif answer.error is not None:
+                said = self._conflict(answer) or f"{answer.what}: {answer.error}"
+                self._notices.say(said, "breach")
+            else:
+                if isinstance(answer.reply, Ack):
+                    self._remember(answer.command, answer.reply.version)
+                self._notices.say(_told(answer, self._has_requests), "good")
+        self._take_late_ones()
+        self.workload.look(self._history.state)
+        if self._num_undos_put_off and self._is_settled():
+            self._num_undos_put_off -= 1
+            self._undo()
+
+    def _keep_overtaken(self, answer: Answer) -> None:
+        """What a person has chosen is not to be chosen again where it was refused for another's."""
+        command, info = answer.command, self._history.state.info
+        if not isinstance(command, SetKnobs):
+            return
+        self._overtaken = None
+        if answer.code == "conflict" and answer.action in ("budget", "knobs") and info is not None:
+            ((name, value),) = command.changes.items()
+            change = KnobChange(name, value, command.expected_version or 0)
+            self._overtaken = info.engine_id, change
+
+    def _conflict(self, answer: Answer) -> str | None:
+        """Who was quicker, in short, where it is about knobs and known already."""
+        command = answer.command
+        if answer.code != "conflict" or not isinstance(command, SetKnobs):
+            return None
+        later = [
+            change
+            for change in known_changes(self._history.knob_changes, self._history.state.audit)
+            if change.version > (command.expected_version or 0)
+        ]
+        if not later:
+            return None
+        same = [change for change in later if change.new.keys() & command.changes.keys()]
+        last = (same or later)[-1]
+        what = ", ".join(f"{name} to {value_text(value)}" for name, value in last.new.items())
+        again = f"; {self._key(answer.action)} again" if answer.action else ""
+        return f"not changed: {last.who} set {what} meanwhile{again}"
+
+    def _take_late_ones(self) -> None:
+        """What has become of changes that were not answered in time."""
+        if not self._unanswered:
+            return
+        state = self._history.state
+        for each in list(self._unanswered):
+            if state.info is None or state.info.engine_id != each.engine_id:
+                self._unanswered.remove(each)  # no other engine takes it
+                continue
+            entry = next((e for e in state.audit if self._tells_of(e, each.command)), None)
+            if entry is None:
+                continue
+            self._unanswered.remove(each)
+            if entry.code:
+                self._notices.say(f"{each.what} refused: {entry.detail}", "breach")
+            else:
+                self._remember(each.command, entry.version)
+                step = entry.effective_step or 0
+                self._notices.say(_done(each, step, self._has_requests), "good")
+
+    def _tells_of(self, entry: Audited, command: Change) -> bool:
+        """Whether an entry is about a change that was asked for here."""
+        if (entry.who, entry.command) != (self.who, type(command).__name__):
+            return False
+        if entry.number <= (command.seen or 0):
+            return False
+        if entry.code or not isinstance(command, SetKnobs):
+            return True
+        is_next = entry.version == (command.expected_version or 0) + 1
+        return is_next and entry.new == command.changes
+
+    @property
+    def _has_requests(self) -> bool:
+        state = self._history.state
+        return state.num_running + state.num_waiting > 0
+
+    def _remember(self, command: Command, version: int | None) -> None:
+        """Keep which changes are ours: a name may be that of several dashboards."""
+        info = self._history.state.info
+        if info is None or version is None or not isinstance(command, SetKnobs):
+            return
+        if version != command.expected_version:
+            self._own.add((info.engine_id, version))
+
+
+def _change_text(change: KnobsChanged) -> str:
+    what = ", ".join(
+        f"{name} {value_text(change.old.get(name))}→{value_text(value)}"
+        for name, value in change.new.items()
+    )
+    return f"{change.who}: {what} at step {change.effective_step:,}"
+
+
+def _told(answer: Answer, has_requests: bool) -> str:
+    reply = answer.reply
+    if isinstance(reply, Ack):
+        done = _done(answer, reply.effective_step, has_requests)
+        # The sentence about a step says all of it.
+        is_told = isinstance(answer.command, StepOnce) or not reply.detail
+        return done if is_told else f"{done} ({reply.detail})"
+    return f"{answer.what}: {type(reply).__name__}"
+
+
+def _done(asked: Answer | _Unanswered, step: int, has_requests: bool) -> str:
+    if isinstance(asked.command, SetKnobs):
+        return f"{asked.what} applied at step {step:,}"
+    if isinstance(asked.command, StepOnce):
+        when = "" if has_requests else " once a request comes"
+        return f"the engine runs step {step:,}{when}, then pauses"
+    return f"{asked.what}: done before step {step:,}"

@@ -1,0 +1,6 @@
+"""What of a session is written in which format, on a thread of its own.
+
+May import: recordings, recordings.export, recordings.file, recordings.history, tui.settings,
+  tui.views.
+A new format gets a `FormatChoice` in `order.py`.
+"""

@@ -1,0 +1,6 @@
+"""Recordings that are started from the dashboard.
+
+May import: recordings.file, recordings.file.mcap, recordings.history, recordings.live,
+  tui.settings, tui.views.
+What `R` does goes here.
+"""

@@ -1,0 +1,109 @@
+"""`RecordSwitch`: what `R` does. One recording after another, of one live source."""
+
+import threading
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepscope.recordings.file.file_name import default_name
+from stepscope.recordings.file.mcap.format import PART_SUFFIX
+from stepscope.recordings.file.service_levels import levels_of
+from stepscope.recordings.history.source import NO_ENGINE, Source
+from stepscope.tui.settings.recent import remember
+from stepscope.tui.views import format as fmt
+
+if TYPE_CHECKING:
+    from stepscope.recordings.live.recorder import Recorder
+
+
+class RecordSwitch:
+    """Starts and ends recordings of `source`. Belongs to the UI thread.
+
+    Args:
+        source: a live one.
+        folder: where the files go; they are named after the source and the time of day.
+        recorder: one that is under way already.
+    """
+
+    def __init__(self, source: Source, folder: Path, recorder: "Recorder | None" = None) -> None:
+        self._source = source
+        self._folder = folder
+        self._recorder = recorder
+        self._ending: threading.Thread | None = None
+        self._is_ending = False
+        self._is_seen = False  # why the last one ended
+
+    @property
+    def active(self) -> bool:
+        recorder = self._recorder
+        return recorder is not None and recorder.state == "recording" and not self._is_ending
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether anybody answers whose steps would come into a file."""
+        return self._source.status not in NO_ENGINE
+
+    @property
+    def path(self) -> Path | None:
+        """Of the file that is being written, or was written last."""
+        return None if self._recorder is None else self._recorder.path
+
+    @property
+    def num_bytes(self) -> int:
+        return 0 if self._recorder is None else self._recorder.num_bytes
+
+    @property
+    def seconds(self) -> float:
+        return 0.0 if self._recorder is None else self._recorder.elapsed_s
+
+    @property
+    def error(self) -> str | None:
+        """Why a recording ended by itself, in one line; None once somebody has seen it."""
+        return None if self._recorder is None or self._is_seen else self._recorder.error
+
+    def seen(self) -> None:
+        """Somebody is at the keys, with the error in front of them if there is one."""
+        self._is_seen = self._recorder is not None and self._recorder.error is not None
+
+    def start(self) -> Path:
+        """Begin a new file, over none that is there; gives its path.
+
+        Raises:
+            RecordingError: it cannot be written.
+        """
+        from stepscope.recordings.live.recorder import Recorder  # loads mcap and zstd
+
+        history = self._source.history
+        self._recorder = Recorder(self._source, self.new_path(), lambda: levels_of(history.slo))
+        self._is_ending = self._is_seen = False
+        remember(self._recorder.path)
+        return self._recorder.path
+
+    def new_path(self) -> Path:
+        """Of a file that is not there, named after the source and the second."""
+        path = first = self._folder / default_name(self._source.name)
+        for number in count(2):
+            if not path.exists() and not path.with_name(path.name + PART_SUFFIX).exists():
+                break
+            path = first.with_stem(f"{first.stem}-{number}")
+        return path
+
+    def stop(self) -> None:
+        """End the recording; the file is finished by a thread of its own."""
+        if self._recorder is not None and self.active:
+            self._is_ending = True
+            # Not a daemon: leaving the dashboard waits until the file is whole.
+            self._ending = threading.Thread(target=self._recorder.stop, name="end of the recording")
+            self._ending.start()
+
+    def last(self) -> str | None:
+        """What the last recording came to, once its file is whole; None where there was none."""
+        recorder = self._recorder
+        if recorder is None:
+            return None
+        if self._ending is not None:
+            self._ending.join()
+        steps = fmt.plural(recorder.num_steps, "step")
+        told = f"{steps}, {fmt.duration(recorder.elapsed_s)}, {fmt.size(recorder.num_bytes)}"
+        why = "" if recorder.error is None else f": {recorder.error}"
+        return f"recording  {recorder.path} ({told}){why}"

@@ -1,0 +1,62 @@
+"""`RecordSwitches`: the recordings of all engines of a dashboard, also of those never opened."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepscope.recordings.history.source import Source
+from stepscope.tui.session.recording.record_switch import RecordSwitch
+
+if TYPE_CHECKING:
+    from stepscope.recordings.live.recorder import Recorder
+
+
+class RecordSwitches:
+    """One for each live source that anybody has asked for. Belongs to the UI thread.
+
+    Args:
+        folder: where the files go, by default that in which the dashboard was started.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or Path.cwd()
+        self._switches: dict[Source, RecordSwitch] = {}
+
+    def of(self, source: Source, recorder: "Recorder | None" = None) -> RecordSwitch | None:
+        """That of a source; None for a recording.
+
+        Args:
+            recorder: one that is under way already.
+        """
+        if not source.is_live:
+            return None
+        if source not in self._switches:
+            self._switches[source] = RecordSwitch(source, self._folder, recorder)
+        return self._switches[source]
+
+    @property
+    def active(self) -> Collection[Source]:
+        """The sources that are being recorded."""
+        return [source for source, switch in self._switches.items() if switch.active]
+
+    @property
+    def errors(self) -> dict[Source, str]:
+        """Why recordings ended by themselves, until somebody has seen it."""
+        found = {source: switch.error for source, switch in self._switches.items()}
+        return {source: error for source, error in found.items() if error is not None}
+
+    def seen(self, source: Source | None) -> None:
+        """Somebody is at the keys, and the errors of one source (None: of all) are in front."""
+        for each, switch in self._switches.items():
+            if source is None or each is source:
+                switch.seen()
+
+    def stop(self) -> None:
+        """End all recordings; threads of their own finish the files."""
+        for switch in self._switches.values():
+            switch.stop()
+
+    def last(self) -> list[str]:
+        """After `stop`: what became of the last recording of each that had one."""
+        told = [switch.last() for switch in self._switches.values()]
+        return [line for line in told if line is not None]

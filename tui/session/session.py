@@ -1,0 +1,43 @@
+"""`Session`: what the dashboard was started with. Made once, read by the screens."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import Source
+from stepscope.tui.session.compare.desk import CompareDesk
+from stepscope.tui.session.control.engine_link import EngineLink
+from stepscope.tui.session.export.desk import ExportDesk
+from stepscope.tui.session.recording.record_switch import RecordSwitch
+from stepscope.tui.session.recording.record_switches import RecordSwitches
+from stepscope.tui.settings.actions import Abilities
+from stepscope.tui.settings.log_file import log_path
+from stepscope.tui.settings.preferences import Preferences
+from stepscope.tui.views.frame.fleet_desk import FleetDesk
+
+
+@dataclass(slots=True)
+class Session:
+    """What the dashboard was started with."""
+
+    source: Source
+    history: History
+    link: EngineLink | None
+    switches: RecordSwitches  # the same for all engines
+    abilities: Abilities
+    title: str
+    endpoint: str
+    desk: FleetDesk  # all engines of this dashboard, this one among them
+    compare: CompareDesk = field(default_factory=CompareDesk)  # the same for all of them
+    exports: ExportDesk = field(default_factory=ExportDesk)  # this too
+    preferences: Preferences = field(default_factory=Preferences)
+    log_file: Path = field(default_factory=log_path)
+    clock: Callable[[], float] = time.monotonic
+    background_error: str | None = None  # of a thread that died, in one line
+
+    @property
+    def record_switch(self) -> RecordSwitch | None:
+        """That of this source; None for a recording."""
+        return self.switches.of(self.source)

@@ -1,0 +1,80 @@
+"""`SessionMaker`: what a dashboard needs for each engine or recording that it shows."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import Source
+from stepscope.tui.session.compare.desk import CompareDesk
+from stepscope.tui.session.control.engine_link import EngineLink
+from stepscope.tui.session.export.desk import ExportDesk
+from stepscope.tui.session.recording.record_switches import RecordSwitches
+from stepscope.tui.session.session import Session
+from stepscope.tui.settings.action_table import Action, Need
+from stepscope.tui.settings.actions import ACTIONS, Abilities
+from stepscope.tui.settings.log_file import log_path
+from stepscope.tui.settings.preferences import Preferences
+from stepscope.tui.views.frame.fleet_desk import FleetDesk
+
+if TYPE_CHECKING:
+    from stepscope.recordings.live.recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class SessionMaker:
+    """What is the same for all sessions of a dashboard; see `run_dashboard`."""
+
+    desk: FleetDesk
+    title: str
+    readonly: bool = False
+    actions: tuple[Action, ...] = ACTIONS
+    preferences: Preferences = field(default_factory=Preferences)
+    log_file: Path = field(default_factory=log_path)
+    clock: Callable[[], float] = time.monotonic
+    compare: CompareDesk = field(default_factory=CompareDesk)
+    exports: ExportDesk = field(default_factory=ExportDesk)
+    switches: RecordSwitches = field(default_factory=RecordSwitches)
+
+    def make(
+        self,
+        source: Source,
+        history: History,
+        control_endpoint: str | None,
+        recorder: "Recorder | None" = None,
+    ) -> Session:
+        """A session over one source; the arguments are those of `run_dashboard`."""
+        needs: set[Need] = {"live" if source.is_live else "replay"}
+        if control_endpoint is not None:
+            needs.add("engine")
+        if self.switches.of(source, recorder) is not None:
+            needs.add("recorder")
+        link = None
+        if control_endpoint is not None and not self.readonly:
+            link = EngineLink(partial(ControlClient, control_endpoint))
+        return Session(
+            source,
+            history,
+            link,
+            self.switches,
+            Abilities(self.readonly, frozenset(needs), self.actions),
+            self.title,
+            shown_endpoint(control_endpoint) or source.name,
+            self.desk,
+            self.compare,
+            self.exports,
+            preferences=self.preferences,
+            log_file=self.log_file,
+            clock=self.clock,
+        )
+
+
+def shown_endpoint(control: str | None) -> str | None:
+    """An address as people read it: without the folder that holds the sockets."""
+    if control is None or not control.startswith("ipc://"):
+        return control
+    return f"ipc://{Path(control.removeprefix('ipc://')).name}"

@@ -1,0 +1,132 @@
+"""`Finder`: looks for engines and recordings, for the start screen, without ever making it wait.
+
+Engines are followed like those of a fleet, with hardly any history; files are opened by a thread.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.transport.endpoints import Endpoint, find_local
+from stepscope.recordings.file.overview import Overview, overview, recordings_in
+from stepscope.recordings.fleets.fleet import EngineLine, Fleet
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import Source
+from stepscope.tui.session.live_source import receive
+from stepscope.tui.settings.recent import RecentFiles
+from stepscope.tui.views.pages.start_list import MAX_RECORDINGS, File
+
+_MAX_STEPS = 512  # of each engine: rates are over ten seconds
+_MAX_BYTES = 1024 * 1024
+_FIND_S = 1.0  # between two looks for engines
+_FILES_S = 3.0  # ... and for recordings
+_GROWING_S = 30.0  # a file that is being written is opened again so often
+
+
+class Finder:
+    """Belongs to the screen's thread, but for the one that opens files.
+
+    Args:
+        folder: where recordings are looked for, besides those that were opened lately.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        recent: RecentFiles,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder = folder
+        self._recent = recent
+        self._clock = clock
+        self._sources: dict[Endpoint, Source] = {}
+        self._fleet = Fleet([], clock)
+        self._find_due_s = 0.0
+        self._files: tuple[File, ...] = ()
+        self._stopping = threading.Event()
+        threading.Thread(target=self._run, name="recordings", daemon=True).start()
+
+    def look(self) -> None:
+        """Once more for engines, if it is time to, and at those there are."""
+        now_s = self._clock()
+        if now_s >= self._find_due_s:
+            self._find_due_s = now_s + _FIND_S
+            try:
+                found = find_local()
+            except (ConfigError, OSError):
+                found = []  # the runtime folder is not ours: no engine of ours is in it
+            self._follow(found)
+        self._fleet.look()
+
+    def engines(self) -> list[tuple[str, EngineLine]]:
+        """Address and figures of each engine that is alive here."""
+        lines = self._fleet.picture.lines
+        addresses = [endpoint.control for endpoint in self._sources]
+        return list(zip(addresses, lines, strict=False))
+
+    def files(self) -> tuple[File, ...]:
+        """Recordings, those used last first."""
+        return self._files
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._fleet.stop()
+
+    def _follow(self, found: Iterable[Endpoint]) -> None:
+        endpoints = list(found)
+        for endpoint in endpoints:
+            if endpoint not in self._sources:
+                history = History(max_steps=_MAX_STEPS, max_bytes=_MAX_BYTES)
+                source = self._sources[endpoint] = receive(endpoint, history)
+                self._fleet.add(source)
+                source.start()
+        for endpoint in [each for each in self._sources if each not in endpoints]:
+            gone = self._sources.pop(endpoint)
+            self._fleet.remove(gone)
+            # It may be waiting for an answer that does not come.
+            threading.Thread(target=gone.stop, name="end of a source", daemon=True).start()
+
+    # Files: the thread
+
+    def _run(self) -> None:
+        known: dict[Path, tuple[tuple[int, float], float, Overview]] = {}
+        while not self._stopping.is_set():
+            self._files = tuple(self._listed(known))
+            for file in self._files:
+                if self._stopping.is_set():
+                    return
+                self._open(file, known)
+                self._files = tuple(self._listed(known))
+            self._stopping.wait(_FILES_S)
+
+    def _listed(self, known: dict[Path, tuple[tuple[int, float], float, Overview]]) -> list[File]:
+        used = dict(self._recent.files())
+        for path in recordings_in(self._folder):
+            used.setdefault(path.absolute(), 0.0)
+        files = []
+        for path, used_s in used.items():
+            try:
+                status = path.stat()
+            except OSError:
+                continue  # gone since
+            seen = known.get(path)
+            about = None if seen is None else seen[2]
+            file = File(path, status.st_size, status.st_mtime, about)
+            files.append((max(used_s, status.st_mtime), file))
+        files.sort(key=lambda each: -each[0])
+        return [file for _, file in files[:MAX_RECORDINGS]]
+
+    def _open(
+        self, file: File, known: dict[Path, tuple[tuple[int, float], float, Overview]]
+    ) -> None:
+        try:
+            status = file.path.stat()
+        except OSError:
+            return
+        state, now_s = (status.st_size, status.st_mtime), time.monotonic()
+        seen = known.get(file.path)
+        if seen is not None and (seen[0] == state or now_s - seen[1] < _GROWING_S):
+            return
+        known[file.path] = state, now_s, overview(file.path)

@@ -1,0 +1,301 @@
+"""`Navigator`: moves the view through time, in a live session and in a replay.
+
+In a replay the newest step in memory is where the replay stands; going on from there plays the
+file, and what is not in memory is sought in it.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Protocol, cast
+
+from stepscope.engine.protocol.wire import Phase
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import Source, SourceStatus
+from stepscope.recordings.state.series.events import mark_event
+from stepscope.tui.session.time import searched
+from stepscope.tui.session.time.goto import FileTimes, Wanted, wanted
+from stepscope.tui.session.time.oldest import Oldest
+from stepscope.tui.session.time.searched import FileEvents, FileWaits
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.frame.frame import NOTABLE, Frame
+from stepscope.tui.views.notices import Notices, Tone
+from stepscope.tui.views.view import View
+
+_MAX_SEARCH = 5_000  # steps decoded in search of one of a request
+
+
+class Replay(FileTimes, Protocol):
+    """What a replay can do that a live source cannot."""
+
+    file_events: FileEvents
+    file_waits: FileWaits
+    on_found: Callable[[], None] | None  # called on its thread once what was sought is shown
+
+    @property
+    def speed(self) -> float: ...
+
+    @property
+    def status(self) -> SourceStatus: ...
+
+    @property
+    def is_seeking(self) -> bool: ...
+
+    def play(self, speed: float | None = None) -> None: ...
+
+    def pause(self) -> None: ...
+
+    def seek(self, step: int) -> None: ...
+
+    def skip(self, num_steps: int) -> None: ...
+
+    def show(self, num_steps: int) -> None: ...
+
+    def look_at(self, step: int | None) -> None: ...
+
+    def has_room_at(self, step: int) -> bool: ...
+
+    def wait(self, timeout_s: float = 10.0) -> bool: ...
+
+
+def replay_of(source: Source) -> Replay | None:
+    return None if source.is_live else cast(Replay, source)
+
+
+def recorded_extent(source: Source) -> tuple[int, int] | None:
+    """First and last step of the file that is replayed; None for a live source."""
+    replay = replay_of(source)
+    return None if replay is None else replay.extent
+
+
+class Navigator:
+    """Changes `view`; belongs to the UI thread. `frame` is the picture that is on the screen.
+
+    Args:
+        key: the key of an action, for what is said.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        history: History,
+        source: Source,
+        notices: Notices,
+        key: Callable[[str], str],
+    ) -> None:
+        self.view = view
+        self._key = key
+        self.frame: Frame | None = None
+        self._history = history
+        self._replay = replay_of(source)
+        self._notices = notices
+        self._oldest = Oldest(view, source, notices, key, self.go)
+
+    def look_at(self, history: History) -> None:
+        """Move through another history from now on."""
+        self._history = history
+
+    # Pause and follow
+
+    def pause(self) -> None:
+        replay, view = self._replay, self.view
+        if replay is None:
+            if view.live:
+                view.pause(self._history.last_step)
+            else:
+                self.follow()
+        elif view.live and replay.status == "playing":
+            replay.pause()
+        else:
+            if replay.status == "ended" and replay.extent is not None:
+                replay.seek(replay.extent[0])
+            self.follow()
+            replay.play()
+
+    def live(self) -> None:
+        """To the newest step, and on with what comes; of a replay to the end of the file."""
+        if self._replay is not None and self._replay.extent is not None:
+            self.go(self._replay.extent[1])
+        self.follow()
+
+    def follow(self) -> None:
+        """The newest step in memory, and what comes after it."""
+        self._notices.leave_place()
+        self.view.follow()
+
+    def oldest(self) -> None:
+        replay = self._replay
+        if replay is not None and replay.extent is not None:
+            self.go(replay.extent[0])
+        else:
+            self._oldest.press(self._history)
+
+    def news(self) -> tuple[str, Tone] | None:
+        """How it ended with what was asked for of before the oldest step, once."""
+        return self._oldest.news()
+
+    @property
+    def progress(self) -> str | None:
+        """How it stands with that."""
+        return self._oldest.progress
+
+    # Steps
+
+    def go(self, step: int) -> None:
+        """To a step, in memory or in the file."""
+        self._notices.leave_place()
+        history, replay = self._history, self._replay
+        first, last = history.first_step, history.last_step
+        if replay is not None:
+            if replay.status == "playing":
+                replay.pause()
+            is_held = first is not None and last is not None and first <= step <= last
+            if not is_held or not replay.has_room_at(step):
+                self.view.follow()
+                replay.seek(step)
+                return
+        if first is not None and last is not None:
+            self.view.go(step, first, last)
+
+    def move(self, columns: int) -> None:
+        """So many columns on, or back if negative."""
+        at = self._at_or_say()
+        if at is None:
+            return
+        step = at + columns * self._steps_of_column(at)
+        last = self._history.last_step or 0
+        if step > last and self._replay is not None:
+            self.view.follow()
+            self._replay.skip(step - last)
+            return
+        self.go(step)
+
+    def move_screen(self, direction: int) -> None:
+        frame, at = self.frame, self._at()
+        shown = [c for c in (frame.columns if frame else ()) if c is not None]
+        if at is None or not shown:
+            return
+        steps = shown[-1].last - shown[0].first + 1
+        if self.view.right is None:
+            self.view.right = self._history.last_step
+        self.go(at + direction * steps)
+        if self.view.right is not None and self.view.cursor is not None:
+            last = self._history.last_step or 0
+            first = self._history.first_step or 0
+            self.view.right = min(last, max(first + steps - 1, self.view.right + direction * steps))
+
+    def of_column(self, x: int) -> None:
+        """To the last step of a column of the chart."""
+        columns = self.frame.columns if self.frame is not None else []
+        column = columns[x] if 0 <= x < len(columns) else None
+        if column is not None:
+            self.go(column.last)
+
+    # Landmarks
+
+    def event(self, direction: int, kinds: Collection[str] = NOTABLE) -> None:
+        at = self._at_or_say()
+        if at is None:
+            return
+        history, file, kinds = self._history, self._replay, frozenset(kinds)
+        found = searched.nearest(history, file, at, direction, kinds)
+        if found is None:
+            text = searched.nothing(history, file, at, direction, kinds)
+            self._notices.say_of_place(text, "caution")
+            return
+        over = searched.passed_over(history, file, at, found.step, kinds)
+        self.go(found.step)
+        self._notices.say_of_place(found.text + over, "caution" if over else "text")
+
+    def mark(self) -> None:
+        """To the mark before this step, or from before the first one to the last."""
+        at = self._at()
+        found = {mark_event(mark) for mark in self._history.marks}
+        if self._replay is not None:
+            found |= {each for each in self._replay.file_events.found if each.kind == "mark"}
+        marks = sorted((each.step, each.text) for each in found)
+        if not marks or at is None:
+            is_done = self._replay is None or self._replay.file_events.is_done
+            text = f"no mark yet; {self._key('mark')} sets one"
+            if not is_done:
+                text = "no mark yet; the rest of the file is still looked through"
+            self._notices.say_of_place(text, "caution")
+            return
+        is_newest = self.view.live and self._replay is None
+        before = [mark for mark in marks if mark[0] < at] if not is_newest else marks
+        step, text = (before or marks)[-1]
+        self.go(step)
+        self._notices.say_of_place(f"mark: {text}")
+
+    def of_request(self, direction: int) -> None:
+        """To the next step in which the selected request has a row."""
+        at, request_id = self._at(), self.view.selected
+        request_id = self.view.followed if request_id is None else request_id
+        if at is None or request_id is None:
+            self._notices.say(f"select a request first ({lane_keys(self._key)})", "caution")
+            return
+        first, last = self._history.first_step or 0, self._history.last_step or 0
+        ended = self._history.end_of(request_id, at) if direction < 0 else None
+        if ended is not None:
+            at = min(at, ended.step + 1)  # however long ago that was
+        end = min(last, at + _MAX_SEARCH) if direction > 0 else max(first, at - _MAX_SEARCH)
+        for step in range(at + direction, end + direction, direction):
+            record = self._history.record(step)
+            if record and any(row.request_id == request_id for row in record.batch or ()):
+                row = next(row for row in record.batch or () if row.request_id == request_id)
+                self.go(step)
+                what = Phase(row.phase).name.lower()
+                tokens = fmt.plural(row.num_tokens, "token")
+                self._notices.say_of_place(f"r{request_id}: {what} of {tokens}")
+                return
+        self._notices.say_of_place(f"r{request_id} has no such step in memory", "caution")
+
+    # Words
+
+    def goto(self, text: str) -> None:
+        """To a step, a time of day, or so many seconds back."""
+        if text.strip():
+            step, note = self._wanted(text)
+            self.go(step)
+            if note is not None:
+                is_oldest = step == self._history.first_step
+                more = self._oldest.more(self._history) if is_oldest else ""
+                self._notices.say_of_place(note + more, "caution", (note,) if more else ())
+
+    def check_target(self, text: str) -> str | None:
+        try:
+            if text.strip():
+                self._wanted(text)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def _wanted(self, text: str) -> Wanted:
+        return wanted(text, self._at(), self._history, self._replay)
+
+    # Replay
+
+    def change_speed(self, factor: float) -> None:
+        if self._replay is not None:
+            self._replay.play(self._replay.speed * factor)
+            self.view.follow()
+
+    def _at(self) -> int | None:
+        return self._history.last_step if self.view.cursor is None else self.view.cursor
+
+    def _at_or_say(self) -> int | None:
+        """Where one is; says so where there is no step to move from."""
+        if (at := self._at()) is None:
+            self._notices.say_of_place("there is no step in memory yet", "caution")
+        return at
+
+    def _steps_of_column(self, step: int) -> int:
+        if self.view.axis == "step":
+            return self.view.zoom
+        for column in self.frame.columns if self.frame is not None else ():
+            if column is not None and column.first <= step <= column.last:
+                return column.last - column.first + 1
+        return 1
+
+
+def lane_keys(key: Callable[[str], str]) -> str:
+    """What selects a request."""
+    return f"{key('lane_up')} and {key('lane_down')}"

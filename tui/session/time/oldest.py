@@ -1,0 +1,131 @@
+"""`Oldest`: what the key for the oldest step does in a live session.
+
+Pressed once it goes to the oldest step in memory; there, it asks the engine for what it still keeps
+of before, and goes on to the step that is the oldest then.
+"""
+
+from collections.abc import Callable
+
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import NO_ENGINE, Source
+from stepscope.recordings.live.backfill import Backfill
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.notices import Notices, Tone
+from stepscope.tui.views.view import View
+
+
+class Oldest:
+    """Belongs to the UI thread.
+
+    Args:
+        view: where the operator looks.
+        key: the key of an action, for what is said.
+        go: goes to a step.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        source: Source,
+        notices: Notices,
+        key: Callable[[str], str],
+        go: Callable[[int], None],
+    ) -> None:
+        self._view = view
+        self._source = source
+        self._notices = notices
+        self._key = key
+        self._go = go
+        self._asked_at: int | None = None  # the oldest step then; None: nothing is on the way
+
+    def press(self, history: History) -> None:
+        """The key was pressed while `history` is shown."""
+        first = history.first_step
+        is_there = self._view.cursor == first
+        if first is not None:
+            self._go(first)
+        backfill = self._backfill(history)
+        if backfill is None:
+            if first is not None:
+                self._notices.say_of_place(f"the oldest step in memory, {_clock(history)}")
+        elif is_there:
+            self._ask(history, backfill)
+        elif first is not None:
+            self._say_oldest(history)
+
+    def _say_oldest(self, history: History) -> None:
+        clock, info = _clock(history), history.info
+        if info is None or not info.keeps_snapshots:
+            self._notices.say_of_place(f"the oldest step in memory, {clock}")
+            return
+        again = f"{self._key('oldest')} again"
+        shorter = (
+            f"oldest in memory, {clock}; {again}: what the engine still keeps",
+            f"oldest in memory, {clock}; {again}: more",
+        )
+        text = f"the oldest step in memory, {clock}; {again}: what the engine still keeps of before"
+        self._notices.say_of_place(text, shorter=shorter)
+
+    def more(self, history: History) -> str:
+        """How to have what was before the oldest step in memory, where that can be."""
+        info = history.info
+        is_first = history.first_step == 0
+        if self._backfill(history) is None or is_first or info is None or not info.keeps_snapshots:
+            return ""
+        return f"; {self._key('oldest')}: what the engine still keeps of before"
+
+    @property
+    def progress(self) -> str | None:
+        """How it stands with what was asked for; None where nothing is on the way."""
+        backfill = self._backfill(self._source.history)
+        if backfill is None or self._asked_at is None or not backfill.is_active:
+            return None
+        before = _before(self._source.history)
+        return f"{_ASKING} {before} … {fmt.percent(backfill.share)}"
+
+    def news(self) -> tuple[str, Tone] | None:
+        """How it ended with what was asked for, once."""
+        backfill, asked_at = self._backfill(self._source.history), self._asked_at
+        if backfill is None or asked_at is None or backfill.is_active:
+            return None
+        history = self._source.history
+        self._asked_at = None
+        if backfill.state != "done":
+            return f"nothing of {_before(history)}: {backfill.note}", "caution"
+        if self._view.cursor == asked_at and history.first_step is not None:
+            self._go(history.first_step)
+            where = f"the oldest is of {_clock(history)}"
+        else:
+            where = f"from {_clock(history)} on; {self._key('oldest')} goes there"
+        note = f" ({backfill.note})" if backfill.note else ""
+        return f"{fmt.plural(backfill.num_steps, 'more step')}, {where}{note}", "good"
+
+    def _ask(self, history: History, backfill: Backfill) -> None:
+        if self._source.status in NO_ENGINE:
+            text = f"nothing of {_before(history)}: the engine does not answer"
+            self._notices.say_of_place(text, "caution")
+            return
+        self._asked_at = history.first_step if history.first_step is not None else -1
+        backfill.ask()
+
+    def _backfill(self, history: History) -> Backfill | None:
+        """None where nobody can be asked for what was before this history."""
+        source = self._source
+        if not isinstance(source, Subscriber) or history is not source.history:
+            return None
+        return source.backfill
+
+
+_ASKING = "asking the engine for what it keeps of"
+
+
+def _clock(history: History) -> str:
+    """When the oldest step was."""
+    first = history.first_step
+    summary = None if first is None else history.summary(first)
+    return fmt.moment(None if summary is None else history.wall_ns(summary.tokens_ns))
+
+
+def _before(history: History) -> str:
+    return "before" if history.first_step is None else f"before {_clock(history)}"

@@ -1,0 +1,137 @@
+"""The nearest event, and what was searched for it, in words: in a replay not all may be by now."""
+
+from collections.abc import Collection
+from typing import Protocol
+
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.windows import Stalls
+from stepscope.recordings.state.series.events import SessionEvent
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.views.frame.frame_builder import InFile
+
+# What takes longer to find in a file than all else: it has to be reckoned.
+RECKONED = frozenset({"slo", "gap"})
+
+
+class FileEvents(InFile, Protocol):
+    """What happened in a file, also in what is not played yet."""
+
+    @property
+    def is_done(self) -> bool: ...
+
+    def next(self, step: int, direction: int, kinds: Collection[str]) -> SessionEvent | None: ...
+
+
+class FileWaits(Protocol):
+    """Late tokens and lost messages of a file, also in what is not played yet."""
+
+    @property
+    def is_done(self) -> bool: ...
+
+    @property
+    def share(self) -> float: ...
+
+    def spans(self) -> list[tuple[int, int]]: ...
+
+    def stalls(self, slo: SLO, limit: int) -> Stalls: ...
+
+    def next(
+        self, step: int, direction: int, kinds: Collection[str], slo: SLO
+    ) -> SessionEvent | None: ...
+
+
+class SearchedFile(Protocol):
+    """A file that is replayed."""
+
+    file_events: FileEvents
+    file_waits: FileWaits
+
+    @property
+    def extent(self) -> tuple[int, int] | None: ...
+
+
+def nearest(
+    history: History,
+    file: SearchedFile | None,
+    at: int,
+    direction: int,
+    kinds: frozenset[str],
+) -> SessionEvent | None:
+    """The nearest event after (direction 1) or before (-1) a step, in memory or in the file."""
+    in_memory = kinds
+    if file is not None and is_searched(history, file):
+        in_memory = kinds - {"slo"}  # of the seconds at its two ends it has a part
+    events = [history.next_event(at, direction, in_memory)]
+    if file is not None:
+        events.append(file.file_events.next(at, direction, kinds))
+        events.append(file.file_waits.next(at, direction, kinds, history.slo))
+    # Of the same step the first says more.
+    found = [each for each in events if each is not None]
+    return min(found, key=lambda each: (each.step - at) * direction, default=None)
+
+
+def is_searched(history: History, file: SearchedFile) -> bool:
+    """Whether what is in memory was searched for late tokens in the file, too."""
+    spans = file.file_waits.spans()
+    return all(
+        any(begin <= first and last <= end for begin, end in spans)
+        for first, last in _in_memory(history)
+    )
+
+
+def passed_over(
+    history: History, file: SearchedFile | None, at: int, step: int, kinds: Collection[str]
+) -> str:
+    """Of a jump from `at` to `step`: what may lie between them and was not searched for."""
+    if file is None or not set(kinds) & RECKONED:
+        return ""
+    number = _num_unsearched(history, file, at, step)
+    yet = "" if file.file_waits.is_done else "yet "
+    return f"; {_steps(number)} between not {yet}searched for late tokens" if number else ""
+
+
+def nothing(
+    history: History, file: SearchedFile | None, at: int, direction: int, kinds: Collection[str]
+) -> str:
+    """That nothing was found from `at` on, and where that is not all of what there is."""
+    kind = "preemption" if set(kinds) == {"preempt"} else "event"
+    where = f"{'after' if direction > 0 else 'before'} step {at:,}"
+    if file is None or file.extent is None:
+        return f"no {kind} {where} in memory"
+    end = file.extent[direction > 0]
+    if at == end:
+        return f"no {kind} {where}, the {'last' if direction > 0 else 'first'} of the file"
+    beyond = end + direction
+    if not file.file_events.is_done and _num_outside(_in_memory(history), at, beyond):
+        return f"no {kind} {where} in memory; the rest of the file is still looked through"
+    number = _num_unsearched(history, file, at, beyond) if set(kinds) & RECKONED else 0
+    if number and not file.file_waits.is_done:
+        return f"no {kind} {where} so far; {_steps(number)} not yet searched for late tokens"
+    if number:
+        rest = f"{_steps(number)} could not be searched for them"
+        return f"{where} at most late tokens or lost messages: {rest}"
+    return f"no {kind} {where} in all of the file"
+
+
+def _num_unsearched(history: History, file: SearchedFile, at: int, step: int) -> int:
+    """How many steps between these two were not searched for what has to be reckoned."""
+    return _num_outside([*_in_memory(history), *file.file_waits.spans()], at, step)
+
+
+def _in_memory(history: History) -> list[tuple[int, int]]:
+    first, last = history.first_step, history.last_step
+    return [] if first is None or last is None else [(first, last)]
+
+
+def _num_outside(spans: Collection[tuple[int, int]], at: int, step: int) -> int:
+    """How many steps between these two are in none of the spans."""
+    begin, end = min(at, step) + 1, max(at, step)
+    number = 0
+    for first, last in sorted(spans):
+        number += max(0, min(first, end) - begin)
+        begin = max(begin, last + 1)
+    return number + max(0, end - begin)
+
+
+def _steps(number: int) -> str:
+    return f"{number:,} step{'' if number == 1 else 's'}"

@@ -1,0 +1,156 @@
+"""`WorstStalls`: leads the cursor from one stall to the next, the worst first."""
+
+from collections.abc import Callable
+
+from stepscope.recordings.attribution.longest import Breach
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.windows import Stalls
+from stepscope.tui.session.time.navigator import Navigator, Replay
+from stepscope.tui.session.time.searched import is_searched
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.notices import Notices
+
+_MOST = 200  # of the worst; after them the first of them comes again
+_SUFFIXES = {1: "st", 2: "nd", 3: "rd"}
+
+
+class WorstStalls:
+    """Belongs to the UI thread. Whoever moves the cursor otherwise begins with the worst again.
+
+    Args:
+        history: gives the one that is shown.
+        replay: what is replayed; None for a live source.
+        key: the key of an action, for what is said.
+    """
+
+    def __init__(
+        self,
+        navigator: Navigator,
+        history: Callable[[], History],
+        replay: Replay | None,
+        notices: Notices,
+        key: Callable[[str], str],
+    ) -> None:
+        self._navigator = navigator
+        self._history = history
+        self._replay = replay
+        self._notices = notices
+        self._key = key
+        self._shown: Breach | None = None  # where it led to last
+
+    def next(self) -> None:
+        """To the worst; from there to the next worst, and from the last one to the worst again."""
+        of_file = self._is_of_file
+        stalls = self._known(of_file)
+        if not stalls.longest:
+            text, *shorter = self._nothing(of_file)
+            self._notices.say_of_place(text, "caution", shorter=shorter)
+            return
+        place = 0
+        shown = self._shown
+        if shown is not None and self._at() == shown.step:
+            told = [(each.step, each.kind) for each in stalls.longest]
+            if (shown.step, shown.kind) in told:
+                place = (told.index((shown.step, shown.kind)) + 1) % len(told)
+        self._shown = stalls.longest[place]
+        text, *shorter = self._told(stalls, place, of_file)
+        self._navigator.go(self._shown.step)
+        self._notices.say_of_place(text, shorter=shorter)
+
+    def _known(self, of_file: bool) -> Stalls:
+        """All that one can go to: in memory, or in the file as far as that was searched."""
+        history, replay = self._history(), self._replay
+        if replay is not None and of_file:
+            return replay.file_waits.stalls(history.slo, _MOST)
+        return history.stalls(None, _MOST)
+
+    def _at(self) -> int | None:
+        """The step looked at; of what moves on by itself none, but where a replay stands still."""
+        cursor = self._navigator.view.cursor
+        if cursor is None and self._replay is not None and self._replay.status != "playing":
+            return self._history().last_step
+        return cursor
+
+    # Words
+
+    def _told(self, stalls: Stalls, place: int, of_file: bool) -> list[str]:
+        """Where it leads, each time in fewer words."""
+        stall, number = stalls.longest[place], stalls.number
+        is_itl = stall.kind == "ITL"
+        what = "stall" if is_itl else "late first token"
+        what, whats = f"second with a {what}", f"seconds with a {what}"
+        rank = f"{'' if not place else _ordinal(place + 1) + ' '}worst"
+        if number == 1:
+            which, hint = f"the only {what}", ""
+        else:
+            which = f"{rank} of {number:,} {whats}"
+            is_last = place + 1 == len(stalls.longest)
+            hint = f" ({self._key('worst')}: the {'worst again' if is_last else 'next'})"
+        where = self._where(of_file)
+        when = fmt.clock(self._history().wall_ns(stall.time_ns))
+        moment = f"{fmt.with_ms(stall.ns / 1e6)} at {when}"
+        who = f"r{stall.request_id}"
+        if is_itl:
+            streams = fmt.plural(stall.num_tokens, "stream")
+            # A file was searched for all levels: only those who waited the longest were counted.
+            who = f"{streams} waited so long" if of_file else f"held up {streams}"
+        return [
+            f"{which}{where}: {moment}, {who}{hint}",
+            f"{which}{where}: {moment}, {who}",
+            f"{rank}{where}: {moment}, {who}",
+            f"{rank}: {moment}, {who}",
+            f"{rank}: {moment}",
+        ]
+
+    def _nothing(self, of_file: bool) -> list[str]:
+        """That there is nowhere to go, or that nobody knows yet; each time in fewer words."""
+        history = self._history()
+        frame = self._navigator.frame
+        if not history.num_steps:
+            return ["there is no step yet"]
+        if frame is not None and not frame.tells_requests:
+            return ["the engine does not tell when whose tokens came"]
+        if self._replay is not None and self._is_searching:
+            share = f"{int(100 * self._replay.file_waits.share)}%"
+            again = f"{self._key('worst')} again in a moment"
+            return [
+                f"no late token found yet: {share} of the file searched so far; {again}",
+                f"nothing yet: {share} of the file searched; {again}",
+            ]
+        slo, where = history.slo, self._where(of_file)
+        levels = f"TTFT {slo.ttft_ms:g} ms, ITL {slo.itl_ms:g} ms"
+        return [f"no token{where} came later than {levels} ({self._key('service_levels')})"]
+
+    def _where(self, of_file: bool) -> str:
+        """What was searched, where that is not all there is."""
+        if self._replay is None or self._is_all:
+            return ""
+        if not of_file:
+            return " in memory (the file is still searched)" if self._is_searching else " in memory"
+        share = self._replay.file_waits.share
+        return "" if share == 1 else f" in {int(100 * share)}% of the file"
+
+    @property
+    def _is_searching(self) -> bool:
+        """What is late in the file will be known, and is not yet."""
+        replay = self._replay
+        return replay is not None and not self._is_all and not replay.file_waits.is_done
+
+    @property
+    def _is_of_file(self) -> bool:
+        """Whether more of what is replayed was searched than is in memory."""
+        replay = self._replay
+        return replay is not None and not self._is_all and is_searched(self._history(), replay)
+
+    @property
+    def _is_all(self) -> bool:
+        """Nothing that could be replayed is outside of memory; true of what is live."""
+        extent = None if self._replay is None else self._replay.extent
+        history = self._history()
+        return extent is None or (history.first_step, history.last_step) == extent
+
+
+def _ordinal(number: int) -> str:
+    """2 -> 2nd."""
+    suffix = "th" if number % 100 in (11, 12, 13) else _SUFFIXES.get(number % 10, "th")
+    return f"{number}{suffix}"

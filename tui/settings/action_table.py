@@ -1,0 +1,275 @@
+"""The table of what an operator can do, and on which screens. `actions` makes the rest from it.
+
+Lower case looks; upper case changes something or writes a file.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from stepscope.tui.settings.key_names import shown
+from stepscope.tui.settings.page_names import PAGES, Page
+
+# The screens of the dashboard, and the one that `stepscope` alone opens.
+Place: TypeAlias = Page | Literal["start"]
+Group: TypeAlias = Literal["global", "screens", "time", "view", "act", "start"]
+GROUPS: dict[Group, str] = {
+    "screens": "Screens",
+    "time": "Time",
+    "view": "View",
+    "act": "Act",
+    "global": "Everywhere",
+    "start": "Start screen",
+}
+# Where an action may do something else than usually: on a screen, or in a replay.
+Where: TypeAlias = Place | Literal["replay"]
+WHERE: dict[Where, str] = {
+    "live": "main screen",
+    "kv": "KV map",
+    "latency": "latencies",
+    "compare": "two runs",
+    "fleet": "several engines",
+    "start": "start screen",
+    "replay": "replay",
+}
+NO_KEY = "no key"
+# What must be there for an action to make sense.
+Need: TypeAlias = Literal["engine", "recorder", "replay", "live"]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing an operator can do.
+
+    `id` names the binding and the line of the config file; `keys` are Textual's names of the keys.
+    In `help`, `{id}` stands for the first key of an action; `elsewhere` is what it does where that
+    is something else. `footer` is the place in the footer (1 first), 0 for none.
+    """
+
+    id: str
+    keys: tuple[str, ...]
+    label: str
+    help: str
+    group: Group
+    footer: int = 0
+    needs: frozenset[Need] = frozenset()
+    changes_engine: bool = False
+    pages: frozenset[Place] = frozenset(PAGES)  # the screens it does something on
+    ascii_only: bool = False  # of how its keys are written
+    elsewhere: tuple[tuple[Where, str], ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """Its keys as they are written for people."""
+        return " ".join(shown(key, self.ascii_only) for key in self.keys) or NO_KEY
+
+    def told(self, page: Place, *, is_replay: bool) -> str:
+        """What it does on a screen."""
+        told = dict(self.elsewhere)
+        return told.get(page) or (told.get("replay") if is_replay else None) or self.help
+
+    @property
+    def key(self) -> str:
+        """The first of them."""
+        return shown(self.keys[0], self.ascii_only) if self.keys else NO_KEY
+
+
+_ENGINE: frozenset[Need] = frozenset({"engine"})
+_MAIN: frozenset[Place] = frozenset({"live"})
+_FLEET: frozenset[Place] = frozenset({"fleet"})
+_COMPARE: frozenset[Place] = frozenset({"compare"})
+_REVERSED: frozenset[Place] = frozenset({"latency", "fleet"})
+_ORDERED: frozenset[Place] = frozenset({"live", "kv", "latency", "compare", "fleet"})
+_START: frozenset[Place] = frozenset({"start"})
+
+_ACTIONS: tuple[Action, ...] = (
+    # screens
+    Action("screen_live", ("1",), "Screens",
+           "main screen; there already: follow the newest step", "screens", footer=6,
+           elsewhere=(("replay", "main screen; there already: to where the replay stands"),
+                      ("fleet", "main screen of the chosen engine; the other screens likewise"))),
+    Action("screen_step", ("2",), "Step", "everything about the step at the cursor",
+           "screens"),
+    Action("screen_request", ("3",), "Request",
+           "one request: its life, its gaps, and why each late token was late", "screens"),
+    Action("screen_kv", ("4",), "KV map", "every KV block, by state or by owner ({sort})",
+           "screens"),
+    Action("screen_latency", ("5",), "Latency",
+           "latencies against the service levels, histogram, breaches and their causes",
+           "screens"),
+    Action("screen_knobs", ("6",), "Knobs screen",
+           "knobs, who changed them, and the latencies before and after", "screens"),
+    Action("screen_compare", ("7",), "Compare",
+           "two runs side by side: which is better, in what, and where it comes from", "screens"),
+    Action("screen_fleet", ("8",), "Fleet", "several engines: a line each, and which of them "
+           "stands out", "screens"),
+    # time
+    Action(
+        "pause", ("space",), "Pause", "stop here, or go on (receiving never stops)",
+        "time", footer=1,
+        elsewhere=(("replay", "stop, or play on from where the replay stands; at its end from "
+                              "the beginning"),),
+    ),
+    Action("step_back", ("left", "h"), "Step", "one column back in time", "time", footer=2,
+           elsewhere=(("fleet", "order engines by the column before"),)),
+    Action("step_forward", ("right", "l"), "Step", "one column on in time", "time",
+           elsewhere=(("fleet", "order engines by the next column"),)),
+    Action("ten_back", ("shift+left",), "×10", "ten columns back", "time"),
+    Action("ten_forward", ("shift+right",), "×10", "ten columns on", "time"),
+    Action("screen_back", ("pageup",), "Screen",
+           "a screen back in time; in a list ten rows up", "time"),
+    Action("screen_forward", ("pagedown",), "Screen",
+           "a screen on in time; in a list ten rows down", "time"),
+    Action("oldest", ("home",), "Oldest", "the oldest step in memory; there already: what the "
+           "engine still keeps of before", "time",
+           elsewhere=(("replay", "the first step of the file"), ("compare", "the first column"),
+                      ("start", "the first line"))),
+    Action("live", ("L", "end"), "Live", "the newest step, and follow it", "time", footer=10,
+           elsewhere=(("replay", "the end of the file"), ("compare", "the last column"),
+                      ("start", "the last line"))),
+    Action("previous_event", ("left_square_bracket",), "Find event", "previous event: a change, "
+           "mark, preemption, abort, refusal, late token or loss", "time", footer=3,
+           elsewhere=(("replay", "previous event in the file: a change, mark, preemption, abort, "
+                       "refusal, late token or loss"),
+                      ("compare", "previous change, mark, preemption, late token or loss of either "
+                       "run"))),
+    Action("next_event", ("right_square_bracket",), "Find event", "next event", "time"),
+    Action("previous_preemption", ("left_curly_bracket",), "Preempt", "previous preemption",
+           "time", footer=12),
+    Action("next_preemption", ("right_curly_bracket",), "Preempt", "next preemption", "time"),
+    Action("previous_of_request", ("comma",), "Request", "previous step of the selected "
+           "request (in memory)", "time"),
+    Action("next_of_request", ("full_stop",), "Request", "next step of the selected request "
+           "(in memory)", "time"),
+    Action("previous_mark", ("apostrophe",), "Mark", "previous mark (the last, from before "
+           "the first)", "time"),
+    Action("worst", ("w",), "Worst stall", "the worst stall in memory, of each second the "
+           "longest; again: the next worst", "time",
+           elsewhere=(("replay", "the worst stall of the file, one a second, as far as it was "
+                       "searched; again: the next worst"),)),
+    Action("goto", ("g",), "Go to", "go to a step (1200), a time (12:41:58), or so far from "
+           "here (-30s, +2m)", "time", footer=13),
+    Action("previous_session", ("p",), "Before restart",
+           "the session before the engine started anew (again, or {live}: back)", "time",
+           needs=frozenset({"live"})),
+    Action("slower", ("less_than_sign",), "Speed", "play at half the speed", "time",
+           footer=5, needs=frozenset({"replay"})),
+    Action("faster", ("greater_than_sign",), "Speed", "play at twice the speed", "time",
+           needs=frozenset({"replay"})),
+    # view
+    Action("zoom_in", ("z",), "Zoom", "fewer steps in a column", "view", footer=11,
+           pages=_MAIN | _COMPARE),
+    Action("zoom_out", ("x",), "Zoom",
+           "more steps in a column; it shows the worst state among them", "view",
+           pages=_MAIN | _COMPARE),
+    Action("axis", ("t",), "Axis", "columns are steps, or equal stretches of time", "view",
+           footer=14, pages=_MAIN),
+    Action("lane_up", ("up", "k"), "Lane", "select the line above", "view",
+           elsewhere=(("live", "select the request above"),)),
+    Action("lane_down", ("down", "j"), "Lane", "select the line below", "view",
+           elsewhere=(("live", "select the request below"),)),
+    Action("follow", ("f",), "Follow", "keep the selected request in sight (again: let go)",
+           "view", footer=23),
+    Action("sort", ("o",), "Sort", "order of the lanes: arrival, state, blocks, latest first",
+           "view", footer=15, pages=_ORDERED,
+           elsewhere=(("kv", "blocks by state or by owner"), ("latency", "kind of latency"),
+                      ("compare", "align runs by time, step or request"),
+                      ("fleet", "order engines by the next column"))),
+    Action("compare_with", ("c",), "Compare with", "choose what to compare: a recording, or this "
+           "session before and after a mark or a knob change", "view", footer=24),
+    Action("other_side", ("s",), "Other side", "the side of the comparison that {inspect} opens",
+           "view", footer=9, pages=_COMPARE),
+    Action("reverse", ("i",), "Turn round", "breaches newest first, or longest first", "view",
+           footer=16, pages=_REVERSED,
+           elsewhere=(("fleet", "order engines the other way round"),)),
+    Action("filter", ("slash",), "Filter",
+           "lanes to show: state:dec state:pre state:wait state:end id:12, text, !regex", "view",
+           footer=7, pages=_MAIN),
+    Action("service_levels", ("b",), "Levels",
+           "service levels: a latency above is a breach (ttft=500 itl=50, in ms)", "view",
+           pages=frozenset(PAGES) - _COMPARE),
+    Action("glyphs", ("v",), "Glyphs", "block or ASCII characters", "view"),
+    Action("inspect", ("enter",), "Inspect", "go where the selected line leads", "view", footer=5,
+           elsewhere=(("live", "the selected request; with none selected the step at the cursor"),
+                      ("compare", "the step or request at the cursor, on the chosen side"),
+                      ("fleet", "the screens of the chosen engine"),
+                      ("start", "open the selected line"))),
+    Action("copy", ("y",), "Copy", "put what this screen says on the clipboard", "view",
+           elsewhere=(("live", "put key figures, the last and the worst stall on the clipboard"),)),
+    # act
+    Action("budget", ("B",), "Budget",
+           "token budget of a step: ←/→ 5 %, ⇧←/→ 25 %, digits type it, Enter applies, Esc drops",
+           "act", footer=4, needs=_ENGINE, changes_engine=True),
+    Action("knobs", ("K",), "Knobs", "all knobs of the engine, with their bounds", "act",
+           footer=8, needs=_ENGINE, changes_engine=True),
+    Action("undo", ("U",), "Undo", "take your last knob change back (again: redo)", "act",
+           footer=18, needs=_ENGINE, changes_engine=True),
+    Action("pause_engine", ("P",), "Pause engine", "pause the engine itself, or resume it",
+           "act", footer=22, needs=_ENGINE, changes_engine=True),
+    Action("step_engine", ("N",), "Run a step", "let the engine run one step, then pause",
+           "act", footer=16, needs=_ENGINE, changes_engine=True),
+    Action("workload", ("W",), "Workload",
+           "what the engine gives itself to do: rate=2 output_tokens=64, or off", "act",
+           footer=24, needs=_ENGINE, changes_engine=True),
+    Action("record", ("R",), "Record", "start or end a recording", "act", footer=6,
+           needs=frozenset({"recorder"}),
+           elsewhere=(("fleet", "start or end a recording of the chosen engine"),)),
+    Action("screenshot", ("S",), "Screenshot", "write this screen to an SVG file", "act",
+           footer=19),
+    Action("export", ("E",), "Export", "write the recording, or a part of it, for other programs "
+           "(Perfetto, Parquet, CSV)", "act"),
+    Action("keep_steps", ("D",), "Keep steps", "write all steps in memory to a recording: what was "
+           "seen before anybody recorded it", "act", needs=frozenset({"recorder"})),
+    Action("mark", ("M",), "Mark", "put a mark with a note at this step: in this dashboard "
+           "and what it records, nowhere else", "act", footer=17,
+           elsewhere=(("replay", "put a mark with a note at this step, until the replay is left "
+                       "(not into the file)"),)),
+    # global
+    Action("help", ("question_mark", "f1"), "Help", "the keys and the legend", "global",
+           footer=20),
+    Action("palette", ("ctrl+p",), "Palette", "find an action by name", "global", footer=21),
+    Action("theme", ("T",), "Theme", "dark or light", "global"),
+    Action("more_frames", ("plus", "equals_sign"), "Faster frames",
+           "one more frame a second", "global"),
+    Action("fewer_frames", ("minus",), "Fewer frames", "one frame a second less", "global"),
+    Action("own_load", ("percent_sign",), "Own load",
+           "frames a second, CPU share and dropped frames of the dashboard itself", "global"),
+    Action("redraw", ("ctrl+l",), "Redraw", "draw the whole screen again", "global"),
+    Action("back", ("escape",), "Back",
+           "the screen before", "global",
+           elsewhere=(("live", "let go of the selected request, and the lanes choose by themselves "
+                       "again; then back to several engines, if there are"),)),
+    Action("suspend", ("ctrl+z",), "Suspend", "back to the shell; 'fg' there goes on", "global"),
+    Action("quit", ("q",), "Quit",
+           "leave, as ctrl+c always does (an engine goes on, unless 'demo' started it)", "global",
+           footer=25),
+    # start screen
+    Action("endpoint", ("e",), "Address",
+           "type an engine's address or name (several with blanks), or a recording's path", "start",
+           pages=_START),
+)  # fmt: skip
+
+# Where several engines are shown, one can be recorded; nothing is done to it, nor to its time.
+_ON_FLEET = frozenset({"step_back", "step_forward", "screenshot", "record"})
+# A comparison has a time of its own, and no step to mark.
+_NOT_ON_COMPARE = frozenset(
+    {"pause", "previous_of_request", "next_of_request", "previous_mark", "worst", "goto", "slower"}
+    | {"faster", "previous_session", "mark", "follow", "export", "keep_steps"}
+)
+
+
+# A list that one moves through, and what is everywhere.
+_ON_START = frozenset(
+    {"lane_up", "lane_down", "screen_back", "screen_forward", "oldest", "live", "inspect"}
+    | {"glyphs", "help", "palette", "theme", "redraw", "suspend", "quit"}
+)
+
+
+def _pages(action: Action) -> frozenset[Place]:
+    pages = action.pages | _START if action.id in _ON_START else action.pages
+    of_one_engine = action.group in ("time", "act") or action.id in ("follow", "compare_with")
+    if of_one_engine and action.id not in _ON_FLEET:
+        pages -= _FLEET
+    return pages - _COMPARE if action.id in _NOT_ON_COMPARE else pages
+
+
+TABLE = tuple(replace(each, pages=_pages(each)) for each in _ACTIONS)

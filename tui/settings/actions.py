@@ -1,0 +1,144 @@
+"""What is made of the one table of actions: bindings, footer, help, palette, documentation."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from stepscope.tui.settings.action_table import GROUPS, TABLE, WHERE, Action, Need, Place
+from stepscope.tui.settings.key_names import spelled
+from stepscope.tui.settings.page_names import PAGES
+
+
+def named(actions: Sequence[Action]) -> tuple[Action, ...]:
+    """The actions with the keys that their help speaks of."""
+    keys = {action.id: action.key for action in actions}
+
+    def told(text: str, action: Action) -> str:
+        return (spelled(text) if action.ascii_only else text).format_map(keys)
+
+    return tuple(
+        replace(
+            action,
+            help=told(action.help, action),
+            elsewhere=tuple((where, told(text, action)) for where, text in action.elsewhere),
+        )
+        for action in actions
+    )
+
+
+def with_keys(keys: Mapping[str, tuple[str, ...]], ascii_only: bool = False) -> tuple[Action, ...]:
+    """The table with other keys (Textual's names) for some of the actions.
+
+    Args:
+        ascii_only: keys are written with ASCII characters.
+    """
+    return named(
+        [replace(each, keys=keys.get(each.id, each.keys), ascii_only=ascii_only) for each in TABLE]
+    )
+
+
+ACTIONS = named(TABLE)  # with the keys that nobody has changed
+BY_ID = {action.id: action for action in ACTIONS}
+
+# Shown once in the footer for the pair.
+_PAIRS = {
+    "step_back": "step_forward",
+    "previous_event": "next_event",
+    "previous_preemption": "next_preemption",
+    "zoom_in": "zoom_out",
+    "slower": "faster",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What this dashboard was started with, and the keys that its actions have."""
+
+    readonly: bool = False
+    has: frozenset[Need] = frozenset()
+    actions: tuple[Action, ...] = ACTIONS
+
+    def written(self, ascii_only: bool) -> "Abilities":
+        """The same, with keys as they are written in these characters."""
+        keys = {each.id: each.keys for each in self.actions}
+        return replace(self, actions=with_keys(keys, ascii_only))
+
+    def action(self, action_id: str) -> Action:
+        return next(each for each in self.actions if each.id == action_id)
+
+    def key(self, action_id: str) -> str:
+        """The first key of an action, for a sentence."""
+        return self.action(action_id).key
+
+    def allows(self, action: Action) -> bool:
+        if action.changes_engine and self.readonly:
+            return False
+        return action.needs <= self.has
+
+    def why_not(self, action: Action) -> str:
+        """One line on why an action is not allowed."""
+        if action.changes_engine and self.readonly:
+            return f"{action.shown} changes the engine, and this dashboard only looks (--readonly)"
+        if "replay" in action.needs:
+            return f"{action.shown} is for replays: this is a live engine"
+        return f"{action.shown} needs a live engine: this is a recording"
+
+    def where_else(self, action: Action, page: Place) -> str:
+        """One line on where an action does something, which on this screen does nothing."""
+        text = f"{action.shown} does nothing here; "
+        if "live" not in action.pages:
+            where = next(each for each in PAGES if each in action.pages)
+            return f"{text}it is for {WHERE[where]} ({self.key(f'screen_{where}')})"
+        text += f"{self.key('screen_live')} is the main screen"
+        if page == "fleet":
+            text += f" of the chosen engine, {self.key('inspect')} opens it"
+        return text
+
+    def available(self) -> Iterator[Action]:
+        return (action for action in self.actions if self.allows(action))
+
+    def on(self, page: Place) -> list[Action]:
+        """What can be done on a screen, with the help of each as it is there."""
+        is_replay = "replay" in self.has
+        return [
+            replace(each, help=each.told(page, is_replay=is_replay))
+            for each in self.available()
+            if page in each.pages
+        ]
+
+
+def footer_entries(abilities: Abilities, page: Place = "live") -> list[tuple[str, str, str]]:
+    """(action id, keys, label), most useful first: a narrow footer shows as many as fit."""
+    chosen = sorted(
+        (a for a in abilities.available() if a.footer and a.keys and page in a.pages),
+        key=lambda a: a.footer,
+    )
+    return [(a.id, _footer_keys(abilities, a), a.label) for a in chosen]
+
+
+def _footer_keys(abilities: Abilities, action: Action) -> str:
+    if action.id == "screen_live":
+        keys = [abilities.key(f"screen_{page}") for page in PAGES]
+        numbers = [str(number) for number in range(1, len(PAGES) + 1)]
+        return f"{keys[0]}-{keys[-1]}" if keys == numbers else " ".join(keys)
+    if action.id not in _PAIRS:
+        return action.key
+    first, second = action.key, abilities.key(_PAIRS[action.id])
+    return f"{first} {second}" if first in "[{(<" else f"{first}/{second}"
+
+
+def key_table(actions: Iterable[Action] = ACTIONS) -> str:
+    """The keys as a Markdown table, for the documentation."""
+    rows = ["| keys | what it does | in `[keys]` |", "|---|---|---|"]
+    actions = list(actions)
+    for group, name in GROUPS.items():
+        rows.append(f"| **{name}** | | |")
+        for each in actions:
+            if each.group == group:
+                rows.append(f"| `{each.shown}` | {_all_help(each)} | `{each.id}` |")
+    return "\n".join(rows)
+
+
+def _all_help(action: Action) -> str:
+    """What an action does anywhere."""
+    told = (f"*{WHERE[where]}*: {text}" for where, text in action.elsewhere)
+    return "; ".join((action.help, *told))

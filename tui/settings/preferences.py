@@ -1,0 +1,115 @@
+"""`Preferences`: what the operator changes in the dashboard and finds again the next time."""
+
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+Value: TypeAlias = str | bool | float
+News: TypeAlias = tuple[str, Literal["text", "caution"]]
+
+log = logging.getLogger("stepscope.tui")
+
+_QUIET_S = 1.0  # after the last change, so that four presses of a key are one write
+
+
+class Preferences:
+    """Writes changed settings of `[dashboard]` into the config file, a moment after the change.
+
+    `set` and `news` belong to the UI thread; the writing is done by a thread of its own.
+
+    Args:
+        path: the config file; None keeps nothing.
+        began: the settings that the dashboard was started with.
+        why_not: why nothing is kept, where `path` is None.
+    """
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        began: Mapping[str, Value | None] | None = None,
+        why_not: str = "",
+    ) -> None:
+        self._path = path
+        self._why_not = why_not
+        self._current = dict(began or {})
+        self._written = dict(self._current)  # as a reader of the file would have it
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()  # is held for as long as the disk takes
+        self._timer: threading.Timer | None = None
+        self._news: News | None = None
+        self._unkept: dict[str, str] = {}  # of those that are not told yet
+
+    def has(self, name: str) -> bool:
+        """Whether it is for the next time; what is not is of this session alone."""
+        return name in self._current
+
+    def set(self, name: str, value: Value) -> None:
+        """The operator has chosen a value."""
+        with self._lock:
+            if name not in self._current or self._current[name] == value:
+                return
+            self._current[name] = value
+            if self._path is None:
+                if self._why_not:
+                    self._unkept[name] = _in_words(name, value)
+                    what = ", ".join(self._unkept.values())
+                    self._news = (f"{what}: for this session only, {self._why_not}", "text")
+                return
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = threading.Timer(_QUIET_S, self.flush)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def news(self) -> News | None:
+        """What became of the last change, once."""
+        with self._lock:
+            news, self._news = self._news, None
+            self._unkept.clear()
+        return news
+
+    def flush(self) -> None:
+        """Write what has changed; an error becomes news and a log entry."""
+        with self._writing:
+            with self._lock:
+                if self._timer is not None:
+                    self._timer.cancel()
+                    self._timer = None
+                changes = {
+                    name: value
+                    for name, value in self._current.items()
+                    if value is not None and value != self._written.get(name)
+                }
+            if self._path is None or not changes:
+                return
+            news = self._write(self._path, changes)
+            with self._lock:
+                self._news = news
+
+    def _write(self, path: Path, changes: Mapping[str, Value]) -> News:
+        from stepscope.tui.settings.config_file import ConfigFileError, changed  # loads tomlkit
+
+        try:
+            changed(path, "dashboard", changes)
+        except ConfigFileError as error:
+            log.warning("preferences are not kept: %s", error)
+            return f"not kept: {error}", "caution"
+        self._written |= changes
+        what = ", ".join(f"{name} {_said(value)}" for name, value in changes.items())
+        return f"kept for the next time: {what} ({path})", "text"
+
+
+def _said(value: Value) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else value
+
+
+_WORDS = {"slo_ttft_ms": "TTFT within", "slo_itl_ms": "ITL within", "own_load": "own load",
+          "ascii": "ASCII only", "fps": "frames a second"}  # fmt: skip
+
+
+def _in_words(name: str, value: Value) -> str:
+    return f"{_WORDS.get(name, name)} {_said(value)}{' ms' if name.endswith('_ms') else ''}"

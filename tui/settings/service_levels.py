@@ -1,0 +1,31 @@
+"""Service levels as an operator types them: `ttft=0.5s itl=50`, in milliseconds without a unit."""
+
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.settings.durations import in_milliseconds
+from stepscope.tui.settings.settings import MAX_LEVEL_MS
+
+EXAMPLE = "ttft=500 itl=50"
+
+
+def parse_levels(text: str, now: SLO) -> SLO:
+    """The levels that `text` means; what it does not name stays as it is `now`.
+
+    Raises:
+        ValueError: it means none; the message says what would.
+    """
+    found: dict[str, float] = {}
+    for word in text.lower().split():
+        name, _, value = word.partition("=")
+        milliseconds = in_milliseconds(value)
+        is_level = milliseconds is not None and milliseconds <= MAX_LEVEL_MS
+        if name not in ("ttft", "itl") or milliseconds is None or not is_level:
+            raise ValueError(f"{word!r}: write {EXAMPLE}, above 0 and in ms, or ttft=0.5s")
+        found[f"{name}_ms"] = milliseconds
+    if not found:
+        raise ValueError(f"write {EXAMPLE}, in ms, or ttft=0.5s")
+    return now._replace(**found)
+
+
+def said(slo: SLO) -> str:
+    """Both in words."""
+    return f"TTFT within {slo.ttft_ms:,g} ms, ITL within {slo.itl_ms:,g} ms"

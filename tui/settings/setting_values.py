@@ -1,0 +1,151 @@
+"""The value of each setting: option over environment over config file over default, checked.
+
+Errors name the place that a value came from.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import FieldInfo
+
+from stepscope.tui.settings.cli_errors import WrongUsage
+from stepscope.tui.settings.durations import milliseconds
+from stepscope.tui.settings.settings import (
+    Section,
+    config_path,
+    environment_name,
+    from_environment,
+    load_settings,
+)
+
+# Durations, which may have a unit on the command line; the other name is not told of any more.
+DURATIONS: Mapping[str, str] = {"slo_ttft_ms": "--slo-ttft", "slo_itl_ms": "--slo-itl"}
+
+_S = TypeVar("_S", bound=Struct)
+KINDS: dict[object, tuple[str, str]] = {
+    bool: ("", "true or false"),
+    int: ("INT", "a whole number"),
+    float: ("NUMBER", "a number"),
+    str: ("TEXT", "text"),
+}
+
+
+def resolve(
+    kind: type[_S],
+    section: Section,
+    flags: Mapping[str, Any],
+    defaults: Mapping[str, Any] | None = None,
+) -> _S:
+    """The Struct of a section: flag over environment over file over `defaults` over its own.
+
+    Raises:
+        WrongUsage: a value that the field does not take; the message says where it came from.
+    """
+    chosen = settled(kind, section, flags, defaults)
+    return kind(**{name: each.value for name, each in chosen.items() if each.origin})
+
+
+class Setting(NamedTuple):
+    """The value of a field, and who said so: empty where nobody did."""
+
+    value: Any
+    origin: str
+
+
+def settled(
+    kind: type[Struct],
+    section: Section,
+    flags: Mapping[str, Any],
+    defaults: Mapping[str, Any] | None = None,
+) -> dict[str, Setting]:
+    """Every field of a section with where its value comes from; arguments and errors of `resolve`.
+
+    The origin is an option, a name in the environment, `config.toml` or `the default`.
+    """
+    from_file = load_settings()[section]
+    found: dict[str, Setting] = {}
+    for field in msgspec.structs.fields(kind):
+        name = field.name
+        if name in flags:
+            value, origin = flags[name], flag_of(name)
+        elif (value := from_environment(section, name)) is not None:
+            origin = environment_name(section, name)
+        elif name in from_file:
+            # It has been checked when the file was read, with the name of the file.
+            value, origin = from_file[name], config_path().name
+        elif defaults and name in defaults:
+            value, origin = defaults[name], "the default"
+        else:
+            found[name] = Setting(_default(field), "")
+            continue
+        found[name] = Setting(_converted(field, value, origin), origin)
+    return found
+
+
+def _default(field: FieldInfo) -> Any:
+    if field.default is not msgspec.NODEFAULT:
+        return field.default
+    return None if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+
+
+def convert_flags(kind: type[Struct], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of the options that were given, and of nothing else.
+
+    Raises:
+        WrongUsage: a value that the field does not take.
+    """
+    return {
+        field.name: _converted(field, flags[field.name], flag_of(field.name))
+        for field in msgspec.structs.fields(kind)
+        if field.name in flags
+    }
+
+
+def _converted(field: FieldInfo, value: Any, source: str) -> Any:
+    if isinstance(value, str) and _is_list(field):
+        value = value.replace(",", " ").split()
+    if isinstance(value, str) and field.name in DURATIONS:
+        value = milliseconds(source, value)
+    try:
+        return msgspec.convert(value, field.type, strict=False)
+    except msgspec.ValidationError:
+        raise WrongUsage(f"{source}: expected {_expected(field)}, got {value!r}") from None
+
+
+def base_and_meta(field: FieldInfo) -> tuple[Any, msgspec.Meta]:
+    """The plain type of a field, and its bounds and description."""
+    kind = next((each for each in get_args(field.type) if get_origin(each) is Annotated), None)
+    base, meta = get_args(kind if kind is not None else field.type)
+    return base, meta
+
+
+def _is_list(field: FieldInfo) -> bool:
+    return get_origin(base_and_meta(field)[0]) is tuple
+
+
+def _expected(field: FieldInfo) -> str:
+    base, meta = base_and_meta(field)
+    if _is_list(field):
+        return "texts with commas between them"
+    if get_origin(base) is Literal:
+        return "one of " + ", ".join(get_args(base))
+    bounds = []
+    if meta.gt is not None:
+        bounds.append(f"above {_number(meta.gt)}")
+    if meta.ge is not None:
+        bounds.append(f"of at least {_number(meta.ge)}")
+    if meta.le is not None:
+        bounds.append(f"of at most {_number(meta.le)}")
+    if meta.max_length is not None:
+        bounds.append(f"of at most {meta.max_length} characters")
+    return " ".join([KINDS[base][1], " and ".join(bounds)]).strip()
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
+
+
+def flag_of(name: str) -> str:
+    return DURATIONS.get(name) or "--" + name.replace("_", "-")

@@ -1,0 +1,217 @@
+"""`Settings`: the user's config file, checked whole before anything of it is used.
+
+One file with a few sections; a key of a section is an option of the commands it belongs to, with
+underscores. What wins is always: flag, then environment (`STEPSCOPE_<SECTION>_<KEY>`), then file.
+`[keys]` has no options: it gives actions of the dashboard other keys.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+import msgspec
+import platformdirs
+from msgspec import Meta, Struct
+
+from stepscope.engine.http.settings import HttpSettings
+from stepscope.engine.protocol.config import EngineConfig, Knobs
+from stepscope.engine.protocol.field_errors import in_words
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.tui.settings.cli_errors import WrongUsage
+
+if TYPE_CHECKING:
+    from stepscope.tui.settings.action_table import Action
+
+Section: TypeAlias = Literal["serve", "knobs", "http", "dashboard", "fleet", "load", "client"]
+KEYS = "keys"
+MAX_LEVEL_MS = 1e9  # no wait is that long
+MAX_NAME = 40  # characters of an operator's own
+NO_FILE = "none"  # as the name of the config file: read none, write none
+
+
+class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the dashboard looks, and which latencies are good enough."""
+
+    fps: (
+        Annotated[
+            float,
+            Meta(ge=0.5, le=60, description="frames a second (default: 10, over SSH 5)"),
+        ]
+        | None
+    ) = None
+    theme: Annotated[Literal["dark", "light"], Meta(description="colours to begin with")] = "dark"
+    ascii: (
+        Annotated[
+            bool,
+            Meta(description="draw with ASCII characters only (default: as the terminal can)"),
+        ]
+        | None
+    ) = None
+    sort: Annotated[
+        Literal["arrival", "state", "blocks", "latest"], Meta(description="order of the lanes")
+    ] = "arrival"
+    axis: Annotated[Literal["step", "time"], Meta(description="what a column of the charts is")] = (
+        "step"
+    )
+    own_load: Annotated[
+        bool, Meta(description="show the dashboard's own frames, CPU share and dropped frames")
+    ] = False
+    readonly: Annotated[
+        bool,
+        Meta(
+            description="hide and disable everything that changes the engine, and keep nothing in "
+            "the config file; R, D, S, E and M still write what they are asked for"
+        ),
+    ] = False
+    slo_ttft_ms: Annotated[
+        float,
+        Meta(
+            gt=0, le=MAX_LEVEL_MS, description="a first token that takes longer is a breach, in ms"
+        ),
+    ] = 500.0
+    slo_itl_ms: Annotated[
+        float,
+        Meta(
+            gt=0, le=MAX_LEVEL_MS, description="a longer gap between two tokens is a breach, in ms"
+        ),
+    ] = 50.0
+    keep: Annotated[
+        bool, Meta(description="write what is changed in the dashboard to the config file")
+    ] = True
+    log: (
+        Annotated[
+            str, Meta(description="file for errors (default: dashboard.log in the state folder)")
+        ]
+        | None
+    ) = None
+
+
+class FleetSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The engines of `stepscope top`, when it is given none."""
+
+    engines: Annotated[
+        tuple[str, ...],
+        Meta(description="endpoints to show side by side (default: those of this machine)"),
+    ] = ()
+
+
+class ClientSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who gives commands: the key they come in with, where an engine asks for one, and a name."""
+
+    key: Annotated[
+        str,
+        Meta(
+            description="key file from 'stepscope keys new', for an engine that asks for one "
+            "(default: the one for it in the config folder's keys/)"
+        ),
+    ] = ""
+    server_key: Annotated[
+        str, Meta(description="the engine's public key, if not the one in the key file")
+    ] = ""
+    name: Annotated[
+        str,
+        Meta(
+            max_length=MAX_NAME,
+            description="what the audit is to call you (default: account, terminal and machine)",
+        ),
+    ] = ""
+
+
+SECTIONS: dict[Section, type[Struct]] = {
+    "serve": EngineConfig,
+    "knobs": Knobs,
+    "http": HttpSettings,
+    "dashboard": DashboardSettings,
+    "fleet": FleetSettings,
+    "load": WorkloadSpec,
+    "client": ClientSettings,
+}
+
+
+def config_path() -> Path:
+    """Where the file is looked for; it need not exist. `STEPSCOPE_CONFIG` names another one."""
+    named = os.environ.get("STEPSCOPE_CONFIG")
+    if named:
+        return Path(os.devnull) if named == NO_FILE else Path(named).expanduser()
+    return platformdirs.user_config_path("stepscope") / "config.toml"
+
+
+def load_settings(path: Path | None = None) -> dict[str, dict[str, Any]]:
+    """The sections of the file, every key known and every value checked.
+
+    Raises:
+        WrongUsage: it is not TOML, or a section, a key or a value is not one; the message names it.
+    """
+    path = path or config_path()
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        document = {}
+    except (OSError, ValueError) as error:
+        raise WrongUsage(f"{path}: {error}") from error
+    names: dict[str, Section] = {name: name for name in SECTIONS}
+    for section, values in document.items():
+        if section not in names and section != KEYS:
+            known = ", ".join(f"[{name}]" for name in (*SECTIONS, KEYS))
+            raise WrongUsage(f"{path}: unknown key {section!r}; the sections are {known}")
+        if not isinstance(values, dict):
+            raise WrongUsage(f"{path}: {section} is a section: write [{section}]")
+        if section == KEYS:
+            _actions(path, values)
+        else:
+            _check(path, names[section], values)
+    return {section: document.get(section, {}) for section in (*SECTIONS, KEYS)}
+
+
+def load_actions() -> "tuple[Action, ...]":
+    """The action table of the dashboard, with the keys of the file.
+
+    Raises:
+        WrongUsage: as `load_settings`.
+    """
+    return _actions(config_path(), load_settings()[KEYS])
+
+
+def from_environment(section: Section, key: str) -> str | None:
+    """The environment's word for one option."""
+    return os.environ.get(environment_name(section, key))
+
+
+def unknown_variables() -> list[str]:
+    """What the environment says of our sections and no option has the name of."""
+    known = {
+        environment_name(section, field.name)
+        for section, kind in SECTIONS.items()
+        for field in msgspec.structs.fields(kind)
+    }
+    ours = tuple(environment_name(section, "") for section in SECTIONS)
+    return sorted(name for name in os.environ if name.startswith(ours) and name not in known)
+
+
+def environment_name(section: Section, key: str) -> str:
+    return f"STEPSCOPE_{section}_{key}".upper()
+
+
+def _actions(path: Path, lines: Mapping[str, object]) -> "tuple[Action, ...]":
+    from stepscope.tui.settings.keymap import KeyMapError, remapped  # most commands have no keys
+
+    try:
+        return remapped(lines)
+    except KeyMapError as error:
+        raise WrongUsage(f"{path}: {error}") from error
+
+
+def _check(path: Path, section: Section, values: dict[str, Any]) -> None:
+    fields = {field.name: field for field in msgspec.structs.fields(SECTIONS[section])}
+    for key, value in values.items():
+        if key not in fields:
+            known = ", ".join(fields)
+            raise WrongUsage(f"{path}: unknown key {key!r} in [{section}]; there are: {known}")
+        try:
+            msgspec.convert(value, fields[key].type)
+        except msgspec.ValidationError as error:
+            raise WrongUsage(
+                f"{path}: [{section}] {key} = {value!r}: {in_words(error).message}"
+            ) from error

@@ -1,0 +1,228 @@
+"""The budget chart: prefill tokens of each step against the token budget, decodes below.
+
+Two scales: fifty decodes among 8,192 tokens would be less than a cell, so the rows above the last
+two show prefill *tokens* up to the budget line, and one row says which steps decoded, with the
+number of *decodes* at the cursor as its label. The budget line is drawn in idle dots where no
+prefill covers it. Padding, which a static batch spends on no request, stands dashed on top of the
+prefill.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+from stepscope.recordings.state.series.columns import StepSummary
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.frame.chart_columns import ChartColumn
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.lines import Line, Run, framed
+from stepscope.tui.views.theme import LEVELS
+
+_RUNS = re.compile(
+    "(?P<prefill>[▓▁▂▃▄▅▆▇]+)|(?P<decode>━+)|(?P<idle>[·╌]+)|(?P<mark>[◆▼]+)"
+    "|(?P<preempted>✗+)|(?P<muted>[0-9:.,?]+)|(?P<text> +)"
+)
+_STRETCH = 20  # columns from one time to the next
+_AXIS_RUNS = re.compile(
+    "(?P<frame>[─┴]+)|(?P<mark>[◆▼]+)|(?P<preempted>✗+)|(?P<breach>!+)|(?P<muted>[^─┴◆▼✗!]+)"
+)
+
+
+def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
+    """The panel, `width` x `height` with its frame; the columns begin after `gutter` cells."""
+    num_rows = height - 4  # frame, decodes, axis
+    columns = frame.columns
+    scale = max((c.token_budget or 0 for c in columns if c is not None), default=0)
+    top_label = f"budget {_fitting(scale, gutter - 9)}" if scale else ""
+    scale = scale or max((c.num_prefill_tokens for c in columns if c is not None), default=0) or 1
+    top_label = top_label or f"most {_fitting(scale, gutter - 7)}"
+    bars = []
+    before: int | None = None
+    for column in columns:
+        if column is None or column.is_lost:
+            bars.append(" " * num_rows)
+            continue
+        budget = column.token_budget
+        is_change = column.has_knob_change and before is not None and before != budget
+        padded = column.num_padded_tokens
+        bars.append(_bar(column.num_prefill_tokens, padded, budget, is_change, scale, num_rows))
+        before = budget
+    body: list[Line] = []
+    for row, cells in enumerate(zip(*bars, strict=True) if bars else ()):
+        label = _label(row, num_rows, scale) if row else top_label
+        body.append((*_gutter(label, gutter), *_runs("".join(cells), frame, _RUNS)))
+    decodes = "".join([" " if c is None or not c.num_decode_rows else "━" for c in columns])
+    body.append(
+        (*_gutter(_decodes(frame.summary, gutter - 2), gutter), *_runs(decodes, frame, _RUNS))
+    )
+    label = "step" if frame.view.axis == "step" else "time"
+    body.append((*_gutter(label, gutter, "┤"), *_runs(_axis(frame), frame, _AXIS_RUNS)))
+    return framed(body, width, height, _title(frame), _LEGEND)
+
+
+def _decodes(summary: StepSummary | None, room: int) -> str:
+    """How many decoded at the cursor, which is fewer than have a seat where one prefills."""
+    if summary is None:
+        return "decodes"
+    number = fmt.count(summary.num_decode_tokens)
+    names = (f"decodes {number}", f"dec {number}", number)
+    return next((name for name in names if len(name) <= room), number)
+
+
+_LEGEND: Line = (
+    ("▓", "prefill"), ("prefill ", "muted"),
+    ("━", "decode"), ("decode ", "muted"),
+    ("░", "cached"), ("cached ", "muted"),
+    ("·", "idle"), ("idle ", "muted"),
+    ("◆", "mark"), ("knob ", "muted"),
+    ("✗", "preempted"), ("preempt ", "muted"),
+    ("!", "breach"), ("late ", "muted"),
+    ("●", "finished"), ("end", "muted"),
+)  # fmt: skip
+
+
+def _title(frame: Frame) -> Line:
+    zoom = frame.view.zoom
+    if frame.view.axis == "time":
+        unit = f"1 col = {10 * zoom} ms"
+    else:
+        unit = f"1 col = {fmt.plural(zoom, 'step')}" + (", worst of them" if zoom > 1 else "")
+    return (("steps: token budget", "title"), (f" ({unit})", "muted"))
+
+
+def _gutter(label: str, width: int, edge: str = "│") -> tuple[Run, Run]:
+    return (f"{label[: width - 2]:>{width - 2}} ", "muted"), (edge, "frame")
+
+
+def _fitting(number: int, room: int) -> str:
+    """A number is never cut: that would be another one."""
+    whole = fmt.count(number)
+    return whole if len(whole) <= room else fmt.short(number)
+
+
+def _label(row: int, num_rows: int, scale: int) -> str:
+    if row == num_rows // 2 and num_rows >= 4:
+        return fmt.count(scale * (num_rows - row) / num_rows)
+    return "prefill tok" if row == num_rows - 1 else ""
+
+
+@lru_cache(maxsize=4096)
+def _bar(
+    num_prefill_tokens: int,
+    num_padded_tokens: int,
+    budget: int | None,
+    is_change: bool,
+    scale: int,
+    num_rows: int,
+) -> str:
+    """One column from top to bottom."""
+    eighths = min(8 * num_rows, round(num_prefill_tokens / scale * num_rows * 8))
+    if num_prefill_tokens:
+        eighths = max(1, eighths)
+    full, rest = divmod(eighths, 8)
+    bar = "▓" * full + (LEVELS[rest - 1] if rest else "")
+    if num_padded_tokens:
+        top = min(num_rows, -(-(num_prefill_tokens + num_padded_tokens) * num_rows // scale))
+        bar += "╌" * (top - len(bar))
+    cells = list(bar.ljust(num_rows))
+    if budget is not None:
+        line = max(0, min(num_rows - 1, -(-budget * num_rows // scale) - 1))
+        if cells[line] == " ":
+            cells[line] = "·"
+        if is_change:
+            cells[line] = "◆"
+    cells.reverse()
+    return "".join(cells)
+
+
+def _axis(frame: Frame) -> str:
+    """The bottom line: a tick now and then, and what happened above it."""
+    columns = frame.columns
+    cells = ["─"] * len(columns)
+    _put_marks(cells, columns)
+    if frame.view.axis == "step":
+        _put_step_ticks(cells, columns, frame.view.zoom)
+    else:
+        _put_time_ticks(cells, frame)
+    return "".join(cells)
+
+
+def _put_marks(cells: list[str], columns: Sequence[ChartColumn | None]) -> None:
+    for x, column in enumerate(columns):
+        # On the time axis a long step fills several columns, and is marked where it begins.
+        before = columns[x - 1] if x else None
+        if column is None or (before is not None and before[:2] == column[:2]):
+            continue
+        if column.is_lost:
+            cells[x] = "?"
+        elif column.has_preemption:
+            cells[x] = "✗"
+        elif column.has_knob_change:
+            cells[x] = "◆"
+        elif column.has_mark:
+            cells[x] = "▼"
+        elif column.has_breach:
+            cells[x] = "!"
+
+
+def _put_label(cells: list[str], x: int, label: str) -> None:
+    """A tick with its label; where something happened under it, of the label or both nothing."""
+    if all(cell == "─" for cell in cells[x + 1 : x + 1 + len(label)]):
+        cells[x + 1 : x + 1 + len(label)] = label
+    if cells[x] == "─":
+        cells[x] = "┴"
+
+
+def _put_step_ticks(cells: list[str], columns: Sequence[ChartColumn | None], zoom: int) -> None:
+    shown = [x for x, column in enumerate(columns) if column is not None]
+    first, last = (columns[x] for x in (shown[0], shown[-1])) if shown else (None, None)
+    if first is None or last is None:
+        return
+    interval = 20 * zoom
+    for step in range(-(-first.first // interval) * interval, last.last + 1, interval):
+        x = shown[-1] - (last.first // zoom - step // zoom)
+        label = f"{step:,}"
+        if x + 1 + len(label) <= len(cells):
+            _put_label(cells, x, label)
+
+
+def _put_time_ticks(cells: list[str], frame: Frame) -> None:
+    """A time in every stretch of columns, where nothing happened that it would cover.
+
+    Where no time of day has room between breaches, the seconds have.
+    """
+    for first in range(0, len(cells), _STRETCH):
+        last = min(first + _STRETCH, len(cells))
+        if not _put_time(cells, frame, first, last, slice(None)):
+            _put_time(cells, frame, first, last, slice(5, None))
+
+
+def _put_time(cells: list[str], frame: Frame, first: int, last: int, part: slice) -> bool:
+    """Args: part: of hh:mm:ss.s that is written."""
+    for x in range(first, last):
+        column = frame.columns[x]
+        if column is None or column.start_ns is None:
+            continue
+        wall_ns = frame.history.wall_ns(column.start_ns)
+        if wall_ns is None:
+            return False
+        label = f"{fmt.clock(wall_ns)}.{wall_ns // 100_000_000 % 10}"[part]
+        end = x + 1 + len(label)
+        if end <= last and all(cell == "─" for cell in cells[x:end]):
+            _put_label(cells, x, label)
+            return True
+    return False
+
+
+def _runs(text: str, frame: Frame, pattern: "re.Pattern[str]") -> Line:
+    """Split a row into runs of one style; the column of the cursor is raised."""
+    at = frame.cursor_column
+    if at is None:
+        return _split(text, pattern)
+    under = _split(text[at : at + 1], pattern)
+    raised = tuple((run, f"{style}+cursor") for run, style in under)
+    return (*_split(text[:at], pattern), *raised, *_split(text[at + 1 :], pattern))
+
+
+def _split(text: str, pattern: "re.Pattern[str]") -> Line:
+    return tuple([(match.group(), match.lastgroup or "text") for match in pattern.finditer(text)])

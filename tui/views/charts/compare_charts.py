@@ -1,0 +1,234 @@
+"""Mirrored charts of two runs: A grows up and B down from one axis, one cursor goes through both.
+
+The budget charts show prefill tokens against each side's own token budget, and next to the axis
+which columns decoded and what happened in them. The wait charts below have one scale: the longest
+wait for a token that ended in a column.
+"""
+
+from collections.abc import Sequence
+
+from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, Point
+from stepscope.recordings.compare.side.requests import RequestRun
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.frame.compare_picture import ComparePage
+from stepscope.tui.views.lines import Field, Line, Run, fitted, whole
+from stepscope.tui.views.theme import LEVELS
+
+GUTTER = 11
+MIN_HEIGHT = 5  # the axis, what happened on both sides, and a row of budget each
+LEGEND: Line = (
+    ("▓", "prefill"), ("prefill of budget ", "muted"),
+    ("━", "decode"), ("decode ", "muted"),
+    ("!", "breach"), ("late ", "muted"),
+    ("✗", "preempted"), ("preempt ", "muted"),
+    ("◆", "mark"), ("knob", "muted"),
+)  # fmt: skip
+# What is shown of several things in a column, the most telling first.
+_HAPPENED = (
+    (PREEMPTED, "✗", "preempted"),
+    (KNOB, "◆", "mark"),
+    (MARKED, "▼", "mark"),
+    (LATE, "!", "breach"),
+    (LOST, "?", "muted"),
+)
+_Cell = tuple[str, str]
+
+
+def draw(page: ComparePage, slo_itl_ms: float, height: int) -> list[Line]:
+    """Both pairs of charts, or the budget alone where there are few rows."""
+    if height < MIN_HEIGHT:
+        return []
+    wait_rows = 0 if height < 10 else max(1, (height - 4) // 5)
+    budget_rows = (height - 3 - (2 * wait_rows + 1 if wait_rows else 0)) // 2
+    lines = _budgets(page, budget_rows)
+    if wait_rows:
+        lines += _waits(page, wait_rows, slo_itl_ms)
+    return lines
+
+
+def _budgets(page: ComparePage, num_rows: int) -> list[Line]:
+    lines: list[Line] = []
+    for number, letter in enumerate("AB"):
+        columns = page.columns[number]
+        scale, label = _budget_scale(columns)
+        shares = [None if p is None else p.num_prefill_tokens / scale for p in columns]
+        styles = ["prefill"] * len(columns)
+        bars = _bars(shares, styles, num_rows, is_down=letter == "B", full="▓")
+        happened = [_happened(point) for point in columns]
+        name = f"{letter} decode"
+        if page.align == "request" and page.pair is not None:
+            happened = _life(page, page.pair[number], happened)
+            name = f"{letter} {page.pair.name}"
+        labels = [label, *[""] * (num_rows - 1)]
+        if letter == "A":
+            rows = [_row(page, text, cells) for text, cells in zip(labels, bars, strict=True)]
+            lines += [*rows, _row(page, name, happened), _axis(page)]
+        else:
+            labels.reverse()
+            rows = [_row(page, text, cells) for text, cells in zip(labels, bars, strict=True)]
+            lines += [_row(page, name, happened), *rows]
+    return lines
+
+
+def _budget_scale(columns: Sequence[Point | None]) -> tuple[int, str]:
+    budget = max((p.token_budget or 0 for p in columns if p is not None), default=0)
+    if budget:
+        return budget, f"of {budget:,}"
+    most = max((p.num_prefill_tokens for p in columns if p is not None), default=0)
+    return max(1, most), f"tok {fmt.short(most)}"
+
+
+def _happened(point: Point | None) -> _Cell:
+    if point is None:
+        return " ", "text"
+    for flag, glyph, style in _HAPPENED:
+        if point.flags & flag:
+            return glyph, style
+    return ("━", "decode") if point.num_decode_tokens else ("·", "idle")
+
+
+def _life(page: ComparePage, run: RequestRun, happened: Sequence[_Cell]) -> list[_Cell]:
+    """What happened, while the request was there; else whether it waited or decoded."""
+    first_ns = None if run.ttft_ns is None else run.ttft_ns
+    end_ns = None if run.end_ns is None else run.end_ns - run.arrival_ns
+    cells: list[_Cell] = []
+    for x, cell in enumerate(happened):
+        start = page.start + x * page.width
+        if start + page.width <= 0 or (end_ns is not None and start > end_ns):
+            cells.append((" ", "text"))
+        elif end_ns is not None and start <= end_ns < start + page.width:
+            cells.append(("●", "finished"))
+        elif cell[0] not in "━· ":
+            cells.append(cell)
+        elif first_ns is None or start + page.width <= first_ns:
+            cells.append(("·", "idle"))
+        else:
+            cells.append(("━", "decode"))
+    return cells
+
+
+def _waits(page: ComparePage, num_rows: int, slo_itl_ms: float) -> list[Line]:
+    known = [p.longest_us or 0 for side in page.columns for p in side if p is not None]
+    scale = max(known, default=0) or 1
+    label = fmt.with_ms(scale / 1000)
+    lines: list[Line] = []
+    for number, letter in enumerate("AB"):
+        columns = page.columns[number]
+        shares = [
+            None if p is None or p.longest_us is None else p.longest_us / scale for p in columns
+        ]
+        late = [p is not None and (p.longest_us or 0) > slo_itl_ms * 1000 for p in columns]
+        styles = ["breach" if each else "text" for each in late]
+        bars = _bars(shares, styles, num_rows, is_down=letter == "B", full="█")
+        labels = [""] * num_rows
+        labels[0 if letter == "A" else -1] = label
+        if num_rows > 1:
+            labels[-1 if letter == "A" else 0] = f"{letter} waits"
+        rows = [_row(page, text, cells) for text, cells in zip(labels, bars, strict=True)]
+        lines += rows
+        if letter == "A":
+            lines.append(_row(page, "", [("─", "frame")] * len(columns), "┤"))
+    return lines
+
+
+def _bars(
+    shares: Sequence[float | None],
+    styles: Sequence[str],
+    num_rows: int,
+    *,
+    is_down: bool,
+    full: str,
+) -> list[list[_Cell]]:
+    """Rows of cells from top to bottom; what is not zero shows at least a sliver."""
+    rows: list[list[_Cell]] = []
+    for y in range(num_rows):
+        from_axis = y if is_down else num_rows - 1 - y
+        cells: list[_Cell] = []
+        for share, style in zip(shares, styles, strict=True):
+            eighths = 0
+            if share is not None and share > 0:
+                eighths = max(1, round(min(1.0, share) * num_rows * 8)) - from_axis * 8
+            if eighths <= 0:
+                cells.append((" ", "text"))
+            elif eighths >= 8:
+                cells.append((full, style))
+            elif is_down:
+                cells.append(("▔" if eighths < 3 else "▀" if eighths < 7 else full, style))
+            else:
+                cells.append((LEVELS[eighths - 1], style))
+        rows.append(cells)
+    return rows
+
+
+def _axis(page: ComparePage) -> Line:
+    """Ticks with what they stand for."""
+    num = len(page.columns[0])
+    cells = ["─"] * num
+    for x in range(0, num - 8, 20):
+        label = f"┴{offset_text(page, page.start + x * page.width)}"
+        if x + len(label) <= num:
+            cells[x : x + len(label)] = label
+    name = {"time": "time", "step": "steps", "request": "arrival"}[page.align]
+    styled = [(cell, "frame" if cell in "─┴" else "muted") for cell in cells]
+    return _row(page, name, styled, "┤")
+
+
+def offset_text(page: ComparePage, offset: int) -> str:
+    """An offset on the common axis, in as few cells as it takes."""
+    if page.align == "step":
+        return f"{offset:,}"
+    seconds = offset / 1e9
+    if page.width < 100_000_000 and abs(seconds) < 100:
+        return f"{seconds:.2f}s"
+    return f"{seconds:.1f}s" if abs(seconds) < 600 else fmt.duration(seconds)
+
+
+def _row(page: ComparePage, label: str, cells: Sequence[_Cell], edge: str = "│") -> Line:
+    """Cells of one style joined; the column of the cursor is raised."""
+    runs: list[Run] = [(f"{label[: GUTTER - 2]:>{GUTTER - 2}} ", "muted"), (edge, "frame")]
+    for x, (glyph, style) in enumerate(cells):
+        if x == page.cursor_column:
+            style += "+cursor"
+        if runs[-1][1] == style and len(runs) > 2:
+            runs[-1] = (runs[-1][0] + glyph, style)
+        else:
+            runs.append((glyph, style))
+    return tuple(runs)
+
+
+def cursor_lines(page: ComparePage, slo_itl_ms: float, width: int) -> list[Line]:
+    """What both sides did at the cursor."""
+    return [
+        fitted(_cursor_line(page, letter, page.points[number], slo_itl_ms, width), width)
+        for number, letter in enumerate("AB")
+    ]
+
+
+def _cursor_line(
+    page: ComparePage, letter: str, point: Point | None, slo_itl_ms: float, width: int
+) -> Line:
+    mark = "▶" if page.focus == letter.lower() else " "
+    at = offset_text(page, page.cursor)
+    head: Line = ((f"{mark}{letter} ", "strong"), (f"{at:>8} ", "muted"))
+    if point is None:
+        return (*head, ("no step here", "muted"))
+    steps = f"step {point.first:,}"
+    if point.last != point.first:
+        steps = f"steps {point.first:,}–{point.last:,}"
+    wait_ms = None if point.longest_us is None else point.longest_us / 1000
+    is_late = wait_ms is not None and wait_ms > slo_itl_ms
+    late = "!" if is_late else " "
+    most: Line = (("up to ", "muted"),) if point.last != point.first else ()
+    took = fmt.with_ms(point.duration_us / 1000)
+    prefill = f"{point.num_prefill_tokens:,}/{fmt.count(point.token_budget)}"
+    waited: Run = (f"{fmt.with_ms(wait_ms)}{late}", "breach" if is_late else "text")
+    fields = (
+        Field(0, (*head, (f"{steps:<18} ", "text"))),
+        Field(5, most),
+        Field(1, ((f"{took:>8}", "strong"),)),
+        Field(3, (("  prefill ", "muted"), (prefill, "prefill"))),
+        Field(4, (("  decode ", "muted"), (f"{point.num_decode_tokens}", "decode"))),
+        Field(2, (("  wait ", "muted"), waited)),
+        Field(6, (("  queue ", "muted"), (f"{point.num_waiting}", "text"))),
+    )
+    return whole(fields, width)

@@ -1,0 +1,135 @@
+"""The figures of a comparison: a matrix of latencies, then everything else, and who is better."""
+
+from collections.abc import Sequence
+
+from stepscope.recordings.compare.comparison import Comparison
+from stepscope.recordings.compare.figures import KINDS, Figure, Verdict
+from stepscope.recordings.compare.like_work import BESIDE_PREFILL, DECODE_ONLY
+from stepscope.tui.views.frame import compare_text as words
+from stepscope.tui.views.lines import Line, Run, clean
+
+_LABEL = 7
+_BLOCK = 22  # cells of a percentile, with the bar before it
+_RANKS: tuple[tuple[int | None, str], ...] = (
+    (50, "p50"),
+    (95, "p95"),
+    (99, "p99"),
+    (100, "max"),
+    (None, "in SLO"),
+)
+_LIKE = {DECODE_ONLY: "├decode", BESIDE_PREFILL: "└beside"}
+_BY_NEED = (99, 50, 100, None, 95)  # what is left out first where there is no room: the last
+MARKS: dict[Verdict, tuple[str, str]] = {
+    "a": ("A", "caution"),
+    "b": ("B", "good"),
+    "alike": ("=", "muted"),
+    "unclear": ("?", "muted"),
+    "differs": (" ", "muted"),
+    "unknown": (" ", "muted"),
+}
+_ALIKE: Line = (
+    ("=", "muted"), (" alike ", "muted"), ("?", "muted"), (" not sure", "muted"),
+)  # fmt: skip
+
+
+def key(found: Comparison) -> Line:
+    """What the marks behind the figures say."""
+    if found.different_work is not None and not found.better("a") + found.better("b"):
+        return (("A→B  ", "muted"), ("▼▲", "text"), (" lower, higher in B ", "muted"), *_ALIKE)
+    return (
+        ("A→B  ", "muted"),
+        ("B", "good"), (" or ", "muted"), ("A", "caution"), (" is better ", "muted"), *_ALIKE,
+    )  # fmt: skip
+
+
+def matrix(found: Comparison, width: int, *, with_like: bool) -> list[Line]:
+    """A line for each kind of latency, a block for each percentile as far as they fit.
+
+    Args:
+        with_like: below ITL its parts, without and beside a prefill, where as many decode.
+    """
+    num = max(1, (width - _LABEL) // _BLOCK)
+    kept = set(_BY_NEED[:num])
+    ranks = [(rank, name) for rank, name in _RANKS if rank in kept]
+    head: list[Run] = [(f"{'ms':>{_LABEL - 1}} ", "muted")]
+    for _, name in ranks:
+        head += [("│", "frame"), (f"{name:^{_BLOCK - 1}}", "muted")]
+    lines: list[Line] = [tuple(head)]
+    rows: list[tuple[str, list[Figure]]] = []
+    for kind, label in KINDS.items():
+        of_kind = [figure for figure in found.figures if figure.kind == kind]
+        rows.append((" " + label.removesuffix(" time"), of_kind))
+        if kind == "itl" and with_like:
+            rows += [
+                (label, [figure for figure in found.figures if figure.like == like])
+                for like, label in _LIKE.items()
+            ]
+    for label, of_row in rows:
+        figures = {figure.rank: figure for figure in of_row}
+        line: list[Run] = [(f"{label:<{_LABEL}}", "strong")]
+        for rank, _ in ranks:
+            line += [("│", "frame"), *_block(figures.get(rank))]
+        lines.append(tuple(line))
+    return lines
+
+
+def _block(figure: Figure | None) -> Line:
+    room = _BLOCK - 1
+    if figure is None:
+        return ((" " * room, "text"),)
+    mark, style = _mark(figure)
+    is_said = figure.verdict in ("a", "b")
+    shown = words.change(figure)
+    width = 13
+    is_told = figure.verdict in ("a", "b", "differs") or words.is_large(figure)
+    has_factor = figure.rank is not None and is_told
+    factor = words.times(figure) if has_factor else ""
+    return (
+        (f"{shown:>{width}} ", "strong" if is_said else "text"),
+        (mark, style),
+        (f"{factor:>{room - width - 2}}", style if is_said else "muted"),
+    )
+
+
+def _mark(figure: Figure) -> Run:
+    if figure.verdict == "differs":
+        return "▲" if (figure.b or 0) > (figure.a or 0) else "▼", "muted"
+    return MARKS[figure.verdict]
+
+
+def others(found: Comparison, width: int, height: int) -> list[Line]:
+    """What is no latency, in as many columns as fit."""
+    num = max(1, width // 38)
+    room = width // num
+    figures = [each for each in found.figures if each.kind is None and each.like not in _LIKE]
+    figures = _by_need(figures)
+    figures = figures[: num * height]
+    lines: list[Line] = []
+    for first in range(0, len(figures), num):
+        line: list[Run] = []
+        for figure in figures[first : first + num]:
+            line += _entry(figure, room)
+        lines.append(tuple(line))
+    return lines
+
+
+def _by_need(figures: Sequence[Figure]) -> list[Figure]:
+    """Those that say who is better first, those that are nothing on both sides last."""
+    rank = {"a": 0, "b": 0, "unclear": 1, "differs": 1, "alike": 2, "unknown": 4}
+    return sorted(figures, key=lambda f: rank[f.verdict] + (1 if not f.a and not f.b else 0))
+
+
+def _entry(figure: Figure, room: int) -> Line:
+    mark, style = _mark(figure)
+    is_said = figure.verdict in ("a", "b")
+    factor = words.times(figure) if figure.verdict in ("a", "b", "differs") else ""
+    tail = f" {mark}{factor:>6} "
+    label = clean(figure.label, 16)
+    shown = words.change(figure)
+    gap = room - len(label) - len(shown) - len(tail) - 1
+    return (
+        (f" {label}", "muted"),
+        (" " * max(1, gap), "muted"),
+        (shown, "strong" if is_said else "text"),
+        (tail, style),
+    )

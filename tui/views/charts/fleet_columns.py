@@ -1,0 +1,297 @@
+"""The columns of the fleet screen: what a line says of an engine, at each width."""
+
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import NamedTuple
+
+from stepscope.recordings.fleets.fleet import NUM_LOADS, EngineLine
+from stepscope.recordings.fleets.imbalance import Figure
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.frame.fleet_desk import ColumnKey, FleetPage
+from stepscope.tui.views.lines import Line, Run, clean
+from stepscope.tui.views.theme import LEVELS
+
+UNKNOWN = "-"
+
+
+class Column(NamedTuple):
+    """One column; widths are in cells, for a narrow and a wide screen, 0 where it is left out.
+
+    `draw` gives its text and style.
+    """
+
+    key: ColumnKey
+    short: str
+    name: str
+    narrow: int
+    wide: int
+    draw: Callable[[EngineLine, FleetPage], Run]
+    figure: Figure | None = None  # that the imbalance is about
+    is_right: bool = True
+
+
+def state_text(line: EngineLine) -> Run:
+    """What an engine is doing, in a word, and for how long where it matters."""
+    figures = line.figures
+    if figures.status == "connecting":
+        return "CONNECTING", "badge_down"
+    if figures.status == "starting":
+        return "STARTING", "caution"
+    if figures.status == "down":
+        return f"DOWN {_ago(line.status_s)}", "badge_down"
+    if figures.status == "stale":
+        return f"STALE {_ago(line.silent_s or line.status_s)}", "badge_down"
+    if figures.status in ("playing", "paused", "ended"):
+        return "RECORDING", "mark"
+    if figures.state in ("paused", "draining", "stopped"):
+        return figures.state.upper(), "caution"
+    if line.new_s is not None:
+        return f"LIVE new {_ago(line.new_s)}", "mark"
+    return ("LIVE idle", "muted") if figures.state == "idle" else ("LIVE", "good")
+
+
+def _ago(seconds: float) -> str:
+    """At most five cells: 3.2s, 42s, 12:41, 3h."""
+    if seconds < 9.95:
+        return f"{seconds:.1f}s"
+    if seconds < 99.5:
+        return f"{seconds:.0f}s"
+    if seconds < 5999.5:
+        return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+    return f"{seconds / 3600:.0f}h"
+
+
+def _text(value: str | None, style: str = "text") -> Run:
+    """What is not known is a dash, never a nought."""
+    return (UNKNOWN, "muted") if value is None else (value, style)
+
+
+def _engine(line: EngineLine, page: FleetPage) -> Run:
+    figures = line.figures
+    return figures.name, "strong" if figures.is_up else "caution"
+
+
+def _running(line: EngineLine, page: FleetPage) -> Run:
+    figures = line.figures
+    if figures.num_running is None:
+        return _text(None)
+    seats = "" if figures.num_seats is None else f"/{fmt.short(figures.num_seats)}"
+    return _text(f"{fmt.short(figures.num_running)}{seats}")
+
+
+def _waiting(line: EngineLine, page: FleetPage) -> Run:
+    number = line.figures.num_waiting
+    return _text(None if number is None else fmt.short(number))
+
+
+def _share(share: float | None) -> Run:
+    return _text(None if share is None else fmt.percent(share))
+
+
+def _latency(ms: float | None, bound_ms: float | None) -> Run:
+    if ms is None:
+        return _text(None)
+    if bound_ms is not None and ms > bound_ms:
+        return f"{fmt.milliseconds(ms)}!", "breach"
+    return _text(fmt.milliseconds(ms))
+
+
+def _preemptions(line: EngineLine, page: FleetPage) -> Run:
+    number = line.figures.num_preempted
+    return _text(None if number is None else fmt.short(number), "caution" if number else "text")
+
+
+def _lost(line: EngineLine, page: FleetPage) -> Run:
+    lost = line.figures.num_lost
+    return _text(None if lost is None else fmt.short(lost), "caution" if lost else "text")
+
+
+def _rate(value: float | None) -> Run:
+    if value is None:
+        return _text(None)
+    return _text(f"{value:.1f}" if value < 99.95 else fmt.short(value))
+
+
+def _model(line: EngineLine, page: FleetPage) -> Run:
+    info = line.figures.info
+    return _text(None if info is None else info.model, "muted")
+
+
+def _no_text(line: EngineLine, page: FleetPage) -> Run:
+    return "", "text"
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column("engine", "engine", "engine", 10, 20, _engine, is_right=False),
+    Column("state", "state", "state", 11, 14, lambda line, _: state_text(line), is_right=False),
+    Column("run", "run", "running", 7, 9, _running),
+    Column("wait", "wait", "waiting", 5, 8, _waiting, "waiting"),
+    Column("kv", "KV", "KV", 5, 5, lambda line, _: _share(line.figures.kv_used), "kv"),
+    Column("ttft", "TTFT", "TTFT p95", 6, 9,
+           lambda line, page: _latency(line.figures.ttft_p95_ms, page.slo.ttft_ms), "ttft"),
+    Column("itl", "ITL", "ITL p95", 6, 8,
+           lambda line, page: _latency(line.figures.itl_p95_ms, page.slo.itl_ms), "itl"),
+    Column("budget", "bud", "budget", 4, 7, lambda line, _: _share(line.figures.budget_used)),
+    Column("preempt", "pre", "preempt/m", 4, 10, _preemptions, "preemptions"),
+    Column("gap", "gap", "gap", 4, 4, _lost),
+    Column("steps", "", "steps/s", 0, 8, lambda line, _: _rate(line.figures.steps_per_s)),
+    Column("out", "", "tok/s", 0, 7, lambda line, _: _rate(line.figures.output_tokens_per_s)),
+    Column("hit", "", "hit", 0, 5, lambda line, _: _share(line.figures.prefix_hit_rate), "hits"),
+    Column("model", "", "model", 0, 18, _model, is_right=False),
+    Column("load", "load", "load: requests in it", 0, 0, _no_text, is_right=False),
+)  # fmt: skip
+_LEAST_SPARK = 5
+_WIDE_ONLY: tuple[ColumnKey, ...] = ("model", "hit", "out", "steps")  # the first to go first
+_ROOMY_SPARK = 24
+
+
+class Placed(NamedTuple):
+    """A column on the screen."""
+
+    column: Column
+    x: int
+    width: int
+    name: str
+
+
+def placed(width: int) -> list[Placed]:
+    """The columns that fit into so many cells, and where; the last one is the spark."""
+    is_wide = width >= 100
+    kept = [column for column in COLUMNS if column.key != "load"]
+    kept = [column for column in kept if (column.wide if is_wide else column.narrow)]
+    spark = COLUMNS[-1]
+    for key in _WIDE_ONLY:
+        if _sum(kept, is_wide) + _ROOMY_SPARK <= width:
+            break
+        kept = [column for column in kept if column.key != key]
+    while len(kept) > 1 and _sum(kept, is_wide) > width:
+        kept.pop()
+    found = []
+    x = 1
+    for column in kept:
+        room = column.wide if is_wide else column.narrow
+        found.append(Placed(column, x, room, column.name if is_wide else column.short))
+        x += room + 1
+    left = width - x
+    if left >= _LEAST_SPARK:
+        name = spark.name if left >= len(spark.name) else "load"
+        found.append(Placed(spark, x, left, name))
+    return found
+
+
+def _sum(columns: Sequence[Column], is_wide: bool) -> int:
+    return 1 + sum((column.wide if is_wide else column.narrow) + 1 for column in columns)
+
+
+def labels(names: Sequence[str], width: int) -> dict[str, str]:
+    """Names in at most so many cells, without what all of them end or begin with.
+
+    Engines of one kind differ in the middle (gpu-03.rack7:5555) or at the end (10.0.0.7:5556).
+    """
+    plain = {name: clean(name, max(len(name), 1)) for name in names}
+    if max((len(name) for name in names), default=0) <= width:
+        return plain
+    end = start = 0
+    if len(plain) > 1:
+        end, start = _common([name[::-1] for name in plain]), _common(list(plain))
+    found = {}
+    for name, label in plain.items():
+        if end and len(label) > width:
+            label = label[:-end] + "…"
+        if len(label) > width and start:
+            label = "…" + label[start:]
+        if len(label) > width:
+            label = "…" + label[len(label) - width + 1 :]
+        found[name] = label
+    return found
+
+
+def _common(names: Sequence[str]) -> int:
+    """How many characters all of them begin with."""
+    return sum(1 for _ in takewhile(lambda each: len(set(each)) == 1, zip(*names, strict=False)))
+
+
+def looks_of_cell(width: int) -> int:
+    """How many samples of the load one of so many cells stands for."""
+    return max(1, round(NUM_LOADS / max(1, width)))
+
+
+def spark_values(load: Sequence[int | None], num_looks: int, width: int) -> list[int | None]:
+    """The most requests in each stretch of the last two minutes or so, the newest last.
+
+    Stretches begin at multiples of their length, so that the picture stands still while time goes
+    on. None where nothing was known.
+    """
+    per_cell = looks_of_cell(width)
+    end = len(load)
+    size = num_looks % per_cell or per_cell  # of the newest stretch
+    values: list[int | None] = []
+    while len(values) < width:
+        known = [each for each in load[max(0, end - size) : max(0, end)] if each is not None]
+        values.append(max(known) if known else None)
+        end, size = end - size, per_cell
+    return values[::-1]
+
+
+def spark(load: Sequence[int | None], num_looks: int, width: int, top: int) -> str:
+    """The load of an engine in one line, `top` its full height; a point is no request at all."""
+    values = spark_values(load, num_looks, width)
+    return "".join(" " if value is None else _level(value, top) for value in values)
+
+
+def _level(value: int, top: int) -> str:
+    if value <= 0:
+        return "·"
+    # Never a full cell: those of two engines above each other would be one block.
+    eighths = round(value / max(1, top) * (len(LEVELS) - 1))
+    return LEVELS[max(1, min(len(LEVELS) - 1, eighths)) - 1]
+
+
+def heading(places: Sequence[Placed], page: FleetPage) -> Line:
+    """Names of the columns; the one that orders the lines is marked."""
+    runs: list[Run] = [(" ", "muted")]
+    for place in places:
+        is_sorted = place.column.key == page.sort
+        name = place.name
+        if is_sorted:
+            arrow = "▲" if page.is_ascending else "▼"
+            name = name[: place.width - 1] + arrow
+        text = name[: place.width]
+        text = text.rjust(place.width) if place.column.is_right else text.ljust(place.width)
+        runs.append((text, "key" if is_sorted else "muted"))
+        runs.append((" ", "muted"))
+    return tuple(runs[:-1])
+
+
+def row(places: Sequence[Placed], line: EngineLine, page: FleetPage, is_selected: bool) -> Line:
+    """One engine. What stands out among the engines has a sign of its own before the figure."""
+    mark = "+cursor" if is_selected else ""
+    figures = page.standing_out.get(line.figures.name, frozenset())
+    names = [each.name for each in page.engines]
+    top = max((each for other in page.lines for each in other.load if each is not None), default=0)
+    runs: list[Run] = [("▶" if is_selected else " ", f"text{mark}")]
+    for place in places:
+        column = place.column
+        if column.key == "load":
+            runs.append(
+                (spark(line.load, page.picture.num_looks, place.width, top), f"decode{mark}")
+            )
+            break
+        text, style = column.draw(line, page)
+        if line.figures.status == "stale" and style in ("text", "good"):
+            style = "muted"  # of before it fell silent
+        is_name = column.key == "engine"
+        text = labels(names, place.width)[text] if is_name else clean(text, place.width)
+        if column.figure is not None and column.figure in figures:
+            style = style if style == "breach" else "caution"
+            if len(text) < place.width:
+                text = f"▲{text}" if column.figure != "hits" else f"▼{text}"
+        before = place.width - len(text) if column.is_right else 0
+        after = place.width - len(text) - before + 1
+        plain = f"text{mark}"  # a badge is as long as its text
+        runs += [(" " * before, plain), (text, f"{style}{mark}")]
+        if is_name and line.figures.name in page.recorded:
+            runs.append((" ●"[-after:], f"mark{mark}"))
+            after -= min(2, after)
+        runs.append((" " * after, plain))
+    return tuple(runs)

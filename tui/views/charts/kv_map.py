@@ -1,0 +1,169 @@
+"""The KV map: every block by state, in the order of block ids."""
+
+import re
+from array import array
+from functools import lru_cache
+from itertools import pairwise, product, starmap
+
+from stepscope.engine.protocol.wire import CACHED, EMPTY
+from stepscope.recordings.state.session import request_name
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.lines import Line, Run, clean, framed
+from stepscope.tui.views.theme import (
+    KV_CACHED,
+    KV_EMPTY,
+    KV_GLYPHS,
+    KV_SHARED,
+    KV_STYLES,
+    KV_USED,
+)
+
+_NAMES = ("free", "cached", "used", "shared")
+_OWNERS_WIDTH = 26
+_MAX_SAMPLED = 16_384  # blocks looked at one by one
+_FEW = 3  # blocks
+
+
+def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
+    """The panel, `width` x `height` with its frame."""
+    inner = width - 4
+    with_owners = inner >= 90
+    map_width = inner - (_OWNERS_WIDTH if with_owners else 0)
+    rows = height - 3
+    body = state_map(frame, map_width, rows)
+    if with_owners:
+        owners = _owners(frame, rows)
+        body = [
+            (*line, (" " * (map_width + 3 - sum(len(text) for text, _ in line)), "text"), *owner)
+            for line, owner in zip(body, owners, strict=True)
+        ]
+    body = [((" ", "text"), *line) for line in body]
+    body.append(((" ", "text"), *key(frame, inner + 1)))
+    return framed(body, width, height, _title(frame))
+
+
+def _title(frame: Frame) -> Line:
+    info = frame.state.info
+    if info is None or info.num_blocks is None:
+        return (("KV map", "title"),)
+    size = "" if info.block_size is None else f" × {info.block_size} tok"
+    evictions = frame.rates.evictions_per_s
+    lost = "" if evictions is None else f"  evict {evictions:.0f}/s"
+    return (("KV map", "title"), (f"  {info.num_blocks:,} blocks{size}{lost}", "muted"))
+
+
+def key(frame: Frame, width: int) -> Line:
+    """Shares of the pool as far as there is room, and what the glyphs stand for."""
+    kv = frame.state.kv
+    figures = ""
+    if kv is not None:
+        total = max(1, kv.used + kv.cached + kv.empty)
+        figures = f"{kv.used / total:.0%} used  {kv.cached / total:.0%} cached   "
+    names = sum(len(_NAMES[state]) + 2 for state in (KV_SHARED, KV_USED, KV_CACHED, KV_EMPTY))
+    while figures and len(figures) + names - 1 > width:
+        figures = figures.rstrip().rpartition("  ")[0] + "  " if "  " in figures.strip() else ""
+    runs: list[Run] = [(figures, "text")]
+    for state in (KV_SHARED, KV_USED, KV_CACHED, KV_EMPTY):
+        runs += [(KV_GLYPHS[state], KV_STYLES[state]), (f"{_NAMES[state]} ", "muted")]
+    return tuple(runs)
+
+
+def state_map(frame: Frame, width: int, rows: int, block_width: int = 1) -> list[Line]:
+    """Every block by state, `rows` lines of at most `width` cells, so many of them a block."""
+    owner, refs = frame.state.block_owner, frame.state.block_refs
+    if owner is None or refs is None or not len(owner):
+        text = "the engine does not tell where its blocks are"
+        return [((text[:width], "muted"),), *((),) * (rows - 1)]
+    states = block_states(owner, refs)
+    if block_width > 1:
+        states = bytes([state for state in states for _ in range(block_width)])
+        width -= width % block_width
+    num_cells = width * rows
+    cells = states if len(states) <= num_cells else merged(states, num_cells)
+    return [state_runs(cells[y * width : (y + 1) * width]) for y in range(rows)]
+
+
+def block_states(owner: "array[int]", refs: "array[int]") -> bytes:
+    """One state a block; of very many blocks, evenly spaced ones."""
+    stride = -(-len(owner) // _MAX_SAMPLED)
+    if stride > 1:
+        owner, refs = owner[::stride], refs[::stride]
+    return bytes(
+        [
+            KV_EMPTY
+            if who == EMPTY
+            else KV_CACHED
+            if who == CACHED
+            else KV_SHARED
+            if count > 1
+            else KV_USED
+            for who, count in zip(owner, refs, strict=True)
+        ]
+    )
+
+
+def merged(states: bytes, num_cells: int) -> bytes:
+    """The most frequent state of each group, the more precious one of two equals."""
+    most = _of_few if len(states) <= _FEW * num_cells else _of_many
+    return bytes([most(states[group]) for group in _groups(len(states), num_cells)])
+
+
+@lru_cache(maxsize=4)
+def _groups(num_states: int, num_cells: int) -> list[slice]:
+    ends = [num_states * cell // max(1, num_cells) for cell in range(num_cells + 1)]
+    return list(starmap(slice, pairwise(ends)))
+
+
+def _most(states: bytes) -> int:
+    return max(range(KV_SHARED, -1, -1), key=states.count)
+
+
+_of_many = lru_cache(maxsize=8192)(_most)
+# A table is asked in a third of the time; there are not many groups of a few.
+_of_few = {
+    bytes(states): _most(bytes(states))
+    for size in range(_FEW + 1)
+    for states in product(range(KV_SHARED + 1), repeat=size)
+}.__getitem__
+
+
+_TO_GLYPHS = dict(enumerate(KV_GLYPHS))
+_STYLE_OF = dict(zip(KV_GLYPHS, KV_STYLES, strict=True))
+_SAME = re.compile(r"((.)\2*)")
+
+
+def state_runs(cells: bytes) -> Line:
+    """Cells of states as a line."""
+    text = cells.decode("latin-1").translate(_TO_GLYPHS)
+    return tuple([(run, _STYLE_OF[glyph]) for run, glyph in _SAME.findall(text)])
+
+
+def _owners(frame: Frame, rows: int) -> list[Line]:
+    """Who holds most, and how much of what is held is not filled."""
+    state = frame.state
+    holders = sorted(
+        (view for view in state.requests.values() if view.num_blocks),
+        key=lambda view: -view.num_blocks,
+    )
+    if not holders and state.kv is None:
+        return [()] * rows
+    lines: list[Line] = [(("holds most", "muted"),)]
+    for view in holders[: max(0, rows - 2)]:
+        name = clean(request_name(view.request_id), 10)
+        lines.append(((f"{name:<10}", "text"), (f"{view.num_blocks:>6} blocks", "muted")))
+    lines += [()] * (rows - 1 - len(lines))
+    unfilled = fmt.percent(unfilled_share(frame))
+    lines.append((("unfilled ", "muted"), (unfilled, "text"), (" of slots", "muted")))
+    return lines
+
+
+def unfilled_share(frame: Frame) -> float | None:
+    """Fragmentation: the share of slots in held blocks that no token fills; None where unknown."""
+    info = frame.state.info
+    holders = [view for view in frame.state.requests.values() if view.num_blocks]
+    if info is None or not info.block_size or not holders:
+        return None
+    held = sum(view.num_blocks for view in holders) * info.block_size
+    filled = sum(view.num_computed_tokens for view in holders)
+    return max(0.0, 1 - filled / held)

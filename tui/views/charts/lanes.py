@@ -1,0 +1,134 @@
+"""Request lanes: what each request did in each step."""
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.frame.lane_rows import LaneRow
+from stepscope.tui.views.lines import Line, Run, clean, framed
+from stepscope.tui.views.theme import LANE_GLYPHS, LANE_STYLES
+
+MAX_LABEL = 20
+_TO_GLYPHS = dict(enumerate(LANE_GLYPHS))
+_MERGED_TO_GLYPHS = _TO_GLYPHS | {cell: "▓" for cell, glyph in _TO_GLYPHS.items() if glyph == "▒"}
+_RUNS = re.compile(r"[▓▒]+|✗+|●|○|━+|═+|░+|[·╌─]+|\?+| +")
+_STATUS_STYLES = {
+    "WAIT": "muted",
+    "PRE": "prefill",
+    "DEC": "decode",
+    "OUT": "breach",
+    "END": "muted",
+    "ABRT": "muted",
+}
+
+
+def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
+    """The panel, `width` x `height` with its frame; the cells begin after `gutter`."""
+    glyphs = _TO_GLYPHS if frame.view.zoom == 1 else _MERGED_TO_GLYPHS
+    body = [
+        (
+            *_label(row, gutter, row.request_id == frame.view.selected),
+            *_cells(row.cells.decode("latin-1").translate(glyphs), frame.cursor_column),
+        )
+        for row in frame.lanes
+    ]
+    if not body:
+        body = [((" " * gutter, "text"), (_empty(frame), "muted"))]
+    title: Line = (("requests × steps", "title"), (_extent(frame), "muted"))
+    return framed(body, width, height, title, _legend(frame))
+
+
+def label_width(rows: Iterable[LaneRow], least: int) -> int:
+    """Cells before the columns that names and sizes need, from `least` to `MAX_LABEL`.
+
+    Sizes in their shortest form: the columns move seldom.
+    """
+    wide = least
+    for row in rows:
+        size = "" if row.context is None else _rougher(row.context)
+        # Three letters of a status are four cells; two cells of a size are what is usual.
+        needed = 8 + len(row.name) + max(2, len(size)) - (len(row.status) <= 3)
+        wide = max(wide, needed)
+    return min(wide, MAX_LABEL)
+
+
+def _empty(frame: Frame) -> str:
+    if frame.view.filter:
+        return f"no request matches {frame.view.filter!r}; {frame.key('filter')} changes the filter"
+    if frame.last_step is None:
+        return "no step yet: the engine has not run one since this dashboard began to listen"
+    if not frame.tells_requests:
+        return "the engine does not tell who is in its steps"
+    return "no request in these steps"
+
+
+def _extent(frame: Frame) -> str:
+    """How many of the lanes are shown."""
+    shown, total = len(frame.lanes), frame.num_lanes
+    return f" ({shown} of {total})" if shown < total else ""
+
+
+def _legend(frame: Frame) -> Line:
+    state = frame.state
+    waiting = f"{state.num_running} run {state.num_waiting} wait"
+    reasons = ""
+    if state.waiting_reasons:
+        reasons = " (" + ", ".join(f"{n} {why}" for why, n in state.waiting_reasons.items()) + ")"
+    sort = f"   sort: {frame.view.sort}  filter: {clean(frame.view.filter, 24) or '-'}"
+    return ((waiting + reasons, "text"), (sort, "muted"))
+
+
+def _label(row: LaneRow, width: int, selected: bool) -> tuple[Run, ...]:
+    context = () if row.context is None else (_rough(row.context), _rougher(row.context))
+    return _label_runs(row.name, row.status, context, width, selected)
+
+
+@lru_cache(maxsize=1024)
+def _label_runs(
+    name: str, status: str, context: tuple[str, ...], width: int, selected: bool
+) -> tuple[Run, ...]:
+    """Name, status and the tokens in the cache; `width` cells.
+
+    Args:
+        context: ways to write the tokens, the shortest last; none where there is no room.
+    """
+    mark = "+cursor" if selected else ""
+    name = clean(name, width - 7)
+    room = width - len(name) - 7
+    # A status of four letters needs a blank before the figure.
+    room_for = room - (len(status) > 3)
+    text = next((each for each in context if len(each) <= room_for), "")
+    return (
+        (f"{'▶' if selected else ' '}{name} ", f"text{mark}"),
+        (f"{status:<4}", f"{_STATUS_STYLES.get(status, 'muted')}{mark}"),
+        (f"{text:>{room}} ", f"muted{mark}"),
+    )
+
+
+def _rough(tokens: int) -> str:
+    """Two digits are enough, and a line that stays the same need not be drawn again."""
+    return f"{tokens / 1000:.1f}k" if 100 <= tokens < 9950 else fmt.short(tokens)
+
+
+def _rougher(tokens: int) -> str:
+    """Beside a long name: `4k`, `.3k`."""
+    if tokens < 100 or tokens >= 999_500:
+        return _rough(tokens)
+    return f"{tokens / 1000:.0f}k" if tokens >= 950 else f".{(tokens + 50) // 100}k"
+
+
+def _cells(text: str, cursor_column: int | None) -> Line:
+    if cursor_column is None:
+        return _split(text)
+    under = text[cursor_column : cursor_column + 1]
+    return (
+        *_split(text[:cursor_column]),
+        (under, f"{LANE_STYLES.get(under, 'text')}+cursor"),
+        *_split(text[cursor_column + 1 :]),
+    )
+
+
+def _split(text: str) -> Line:
+    return tuple([(run, LANE_STYLES[run[0]]) for run in _RUNS.findall(text)])

@@ -1,0 +1,122 @@
+"""The life of a request on a line of time, and what its time went to."""
+
+from collections.abc import Sequence
+
+from stepscope.engine.protocol.wire import RequestView
+from stepscope.recordings.attribution.causes import Cause, Piece
+from stepscope.recordings.history.lives import Life
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.framed_panels import pairs
+from stepscope.tui.views.lines import Line, Run
+from stepscope.tui.views.theme import CAUSE_GLYPHS
+
+GUTTER = 9  # cells before the line
+CAUSE_NAMES: dict[Cause, str] = {
+    "queued": "queued",
+    "prompt": "own prompt",
+    "prefill": "beside a prefill",
+    "budget": "budget spent",
+    "left_out": "left out",
+    "preempted": "preempted",
+    "recompute": "recomputed",
+    "paused": "paused",
+    "between": "between steps",
+    "idle": "engine idle",
+    "step": "decode",
+    "held_up": "held up",
+    "unknown": "unknown",
+}
+
+
+def draw(frame: Frame, view: RequestView, life: Life | None, width: int, height: int) -> list[Line]:
+    """The line of time, and under it where the time went."""
+    pieces = _pieces(frame, view, life)
+    if not pieces:
+        return [((" nothing of its life is in memory", "muted"),)]
+    begin_ns = pieces[0].start_ns
+    end_ns = pieces[-1].start_ns + pieces[-1].ns
+    room = max(10, width - GUTTER - 10)
+    line: Line = (
+        (f" {'life':<{GUTTER - 1}}", "muted"),
+        *_cells(pieces, begin_ns, end_ns, room),
+        (f" {with_unit((end_ns - begin_ns) / 1e6)}", "text"),
+    )
+    totals = _exact(pieces)
+    total = max(1, sum(totals.values()))
+    entries = [
+        (
+            f"{CAUSE_GLYPHS[cause][0]} {CAUSE_NAMES[cause]}",
+            f"{ns / total:.0%} {with_unit(ns / 1e6)}",
+            "text",
+        )
+        for cause, ns in sorted(totals.items(), key=lambda item: -item[1])
+    ]
+    spent = [_coloured(each) for each in pairs(entries, width - GUTTER)]
+    shown = [((" " * GUTTER, "text"), *each) for each in spent[: max(0, height - 1)]]
+    if shown:
+        shown[0] = ((f" {'went to':<{GUTTER - 1}}", "muted"), *shown[0][1:])
+    return [line, *shown]
+
+
+def _coloured(line: Line) -> Line:
+    """The glyphs before the names of causes in their own style."""
+    styles = dict(CAUSE_GLYPHS.values())
+    runs: list[Run] = []
+    for text, style in line:
+        glyph = text[1:2]
+        if style == "muted" and glyph in styles:
+            runs += [(" ", "text"), (glyph, styles[glyph]), (text[2:], "muted")]
+        else:
+            runs.append((text, style))
+    return tuple(runs)
+
+
+def _exact(pieces: Sequence[Piece]) -> dict[Cause, int]:
+    totals: dict[Cause, int] = {}
+    for piece in pieces:
+        totals[piece.cause] = totals.get(piece.cause, 0) + piece.ns
+    return totals
+
+
+def _pieces(frame: Frame, view: RequestView, life: Life | None) -> list[Piece]:
+    """Up to the cursor; what it waits for since is not known before its token comes."""
+    if life is None:
+        return []
+    now_ns = frame.state.time_ns
+    pieces = [piece for piece in life.pieces if piece.start_ns < now_ns]
+    if view.status in ("waiting", "preempted"):
+        begin_ns = view.arrival_ns
+        if pieces:
+            begin_ns = pieces[-1].start_ns + pieces[-1].ns
+        if begin_ns < now_ns and not (view.is_partial and not pieces):
+            cause: Cause = "queued" if view.status == "waiting" else "preempted"
+            pieces.append(Piece(cause, begin_ns, now_ns - begin_ns, frame.cursor or 0))
+    return pieces
+
+
+def _cells(pieces: Sequence[Piece], begin_ns: int, end_ns: int, width: int) -> Line:
+    """Each cell shows the worst of what is in it, in the order of `CAUSE_GLYPHS`."""
+    rank = {cause: number for number, cause in enumerate(CAUSE_GLYPHS)}
+    cells = [-1] * width
+    extent = max(1, end_ns - begin_ns)
+    for piece in pieces:
+        first = (piece.start_ns - begin_ns) * width // extent
+        last = (piece.start_ns + piece.ns - 1 - begin_ns) * width // extent
+        for x in range(max(0, first), min(width, last + 1)):
+            cells[x] = max(cells[x], rank[piece.cause])
+    glyphs = list(CAUSE_GLYPHS.values())
+    runs: list[Run] = []
+    for cell in cells:
+        glyph, style = (" ", "text") if cell < 0 else glyphs[cell]
+        if runs and runs[-1][1] == style:
+            runs[-1] = (runs[-1][0] + glyph, style)
+        else:
+            runs.append((glyph, style))
+    return tuple(runs)
+
+
+def with_unit(value: float | None) -> str:
+    """Milliseconds as people read them, with their unit."""
+    text = fmt.milliseconds(value)
+    return text if value is None or text.endswith("s") else f"{text} ms"

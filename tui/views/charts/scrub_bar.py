@@ -1,0 +1,85 @@
+"""The scrub bar: steps from left to right, with what one may want to go back to.
+
+Those in memory, or all of a replayed file.
+"""
+
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.lines import Line, Run
+
+_MARKS = {"preempt": "✗", "knobs": "◆", "mark": "▼", "gap": "?"}
+_RANK = " ✗?◆▼"  # of several in a cell the last in here is shown
+_STYLES = {"✗": "preempted", "◆": "mark", "▼": "mark", "?": "caution"}
+_LEFT = len(" 00:00:00 ├")
+_RIGHT = len("┤ 00:00:00 STALE 100,000 steps in memory")
+
+
+def bar_width(width: int) -> int:
+    """Cells of the bar itself."""
+    return max(0, width - _LEFT - _RIGHT)
+
+
+def step_at(frame: Frame, x: int, width: int) -> int | None:
+    """The step under column `x` of the line, None beside the bar."""
+    cells = bar_width(width)
+    x -= _LEFT
+    if frame.extent is None or not 0 <= x < cells:
+        return None
+    first, last = frame.extent
+    return first + round((last - first) * x / max(1, cells - 1))
+
+
+def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
+    cells = bar_width(width)
+    if frame.extent is None or cells < 4:
+        return [((f" {_nothing(frame)}", "muted"),)]
+    first, last = frame.extent
+    extent = max(1, last - first)
+
+    def place(step: int) -> int:
+        return round((min(max(step, first), last) - first) / extent * (cells - 1))
+
+    bar = ["─"] * cells
+    for event in frame.landmarks:
+        x, glyph = place(event.step), _MARKS[event.kind]
+        if bar[x] == "─" or _RANK.index(glyph) > _RANK.index(bar[x]):
+            bar[x] = glyph
+    start, end = _ends(frame, first, last)
+    runs: list[Run] = [(f" {start:>8} ", "muted"), ("├", "frame")]
+    at = place(last if frame.cursor is None else frame.cursor)
+    for x, glyph in enumerate(bar):
+        if x == at:
+            runs.append(("█", "strong"))
+        else:
+            runs.append((glyph, _STYLES.get(glyph, "frame")))
+    runs += [
+        ("┤", "frame"),
+        (f" {end:<8} ", "muted"),
+        _state(frame),
+        (f"{fmt.plural(frame.history.num_steps, 'step')} in memory", "muted"),
+    ]
+    return [tuple(runs)]
+
+
+def _state(frame: Frame) -> Run:
+    """That the newest step is shown as it comes, or why it is not one that has just come."""
+    if frame.is_replay or not frame.view.live:
+        return "     ", "good"
+    if frame.status in ("stale", "down"):
+        return f"{frame.status.upper():<5} ", "caution"
+    return ("LIVE " if frame.status == "live" else "     "), "good"
+
+
+def _nothing(frame: Frame) -> str:
+    if frame.extent is None and frame.step is not None and frame.state.state == "idle":
+        return f"idle since step {fmt.count(frame.step)}; 'stepscope load' gives it work"
+    return "no step in memory yet"
+
+
+def _ends(frame: Frame, first: int, last: int) -> tuple[str, str]:
+    """When the bar begins and ends, or with which steps where one of them is not in memory."""
+    times = [frame.wall_ns(step) for step in (first, last)]
+    start, end = (None if wall_ns is None else fmt.clock(wall_ns) for wall_ns in times)
+    if start is None or end is None:
+        return fmt.count(first), fmt.count(last)
+    return start, end

@@ -1,0 +1,144 @@
+"""Chart columns: which steps a column of the screen stands for, and the worst of each.
+
+A column is one step, several, or a stretch of time; what does not change any more is merged once.
+"""
+
+from typing import NamedTuple
+
+from stepscope.recordings.history.history import History
+from stepscope.tui.views.view import View
+
+COLUMN_NS = 10_000_000  # of the time axis, at zoom 1
+_MAX_MERGED = 8192
+
+
+class ChartColumn(NamedTuple):
+    """The steps `first` to `last` as one column: the worst of them, not an average."""
+
+    first: int
+    last: int
+    start_ns: int | None  # where the column begins
+    num_prefill_tokens: int
+    num_decode_rows: int
+    token_budget: int | None
+    max_num_seqs: int | None
+    has_preemption: bool
+    has_knob_change: bool
+    has_mark: bool
+    has_breach: bool  # somebody waited for a token longer than the ITL bound
+    is_lost: bool  # none of its steps was received
+    is_pending: bool = False  # on the time axis: its last step had no tokens yet
+    num_padded_tokens: int = 0
+
+
+class ChartColumns:
+    """Finds and merges the columns that are visible. Belongs to the UI thread."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._merged: dict[tuple[int, int], ChartColumn] = {}
+        self._merged_for: tuple[str | None, int] = (None, 0)
+
+    def visible(
+        self, view: View, width: int, newest: int | None = None
+    ) -> list[ChartColumn | None]:
+        """`width` columns, the last of them at the right edge of `view`.
+
+        None stands for before the history, and on the time axis for time without a step.
+
+        Args:
+            newest: the last step to show of a picture that tells of one moment.
+        """
+        history = self._history
+        first_step = history.first_step
+        last_step = history.last_step if newest is None else newest
+        if first_step is None or last_step is None or width <= 0:
+            return [None] * max(0, width)
+        self._forget_outdated()
+        right = last_step if view.right is None else max(first_step, min(last_step, view.right))
+        if view.axis == "step":
+            ranges = self._by_step(first_step, last_step, right, view.zoom, width)
+            return [None if steps is None else self._merge(*steps, last_step) for steps in ranges]
+        return self._by_time(first_step, last_step, right, view.zoom, width)
+
+    def _by_step(
+        self, first_step: int, last_step: int, right: int, zoom: int, width: int
+    ) -> list[tuple[int, int] | None]:
+        ranges: list[tuple[int, int] | None] = []
+        last_column = right // zoom
+        for column in range(last_column - width + 1, last_column + 1):
+            first = max(first_step, column * zoom)
+            last = min(last_step, column * zoom + zoom - 1)
+            ranges.append((first, last) if first <= last else None)
+        return ranges
+
+    def _by_time(
+        self, first_step: int, last_step: int, right: int, zoom: int, width: int
+    ) -> list[ChartColumn | None]:
+        history = self._history
+        right_summary = history.summary(right)
+        first_summary = history.summary(first_step)
+        if right_summary is None or first_summary is None:
+            return [None] * width
+        column_ns = COLUMN_NS * zoom
+        last_column = (right_summary.tokens_ns - 1) // column_ns
+        start_ns = (last_column - width + 1) * column_ns
+        ended = history.step_at(start_ns) if start_ns >= first_summary.tokens_ns else None
+        columns: list[ChartColumn | None] = []
+        for column in range(last_column - width + 1, last_column + 1):
+            end_ns = (column + 1) * column_ns
+            first = first_step if ended is None else ended + 1
+            ended = history.step_at(end_ns) if end_ns >= first_summary.tokens_ns else None
+            last = first_step - 1 if ended is None else ended
+            is_pending = False
+            beyond = history.summary(last + 1) if last < last_step else None
+            if beyond is not None and beyond.schedule_start_ns < end_ns:
+                last += 1
+                is_pending = True
+            if first > last:
+                columns.append(None)
+                continue
+            merged = self._merge(first, last, last_step)
+            columns.append(merged._replace(start_ns=column * column_ns, is_pending=is_pending))
+        return columns
+
+    def _merge(self, first: int, last: int, last_step: int) -> ChartColumn:
+        known = self._merged.get((first, last))
+        if known is not None:
+            return known
+        merged = self._merge_now(first, last)
+        # The newest step may still get a flag, and a lost one may be healed.
+        if last < last_step and not merged.is_lost:
+            if len(self._merged) >= _MAX_MERGED:
+                self._merged.clear()
+            self._merged[first, last] = merged
+        return merged
+
+    def _merge_now(self, first: int, last: int) -> ChartColumn:
+        span = self._history.span(first, last)
+        if span is None:
+            return ChartColumn(
+                first, last, None, 0, 0, None, None, False, False, False, False, is_lost=True
+            )
+        return ChartColumn(
+            first,
+            last,
+            span.start_ns,
+            span.max_prefill_tokens,
+            span.max_decode_tokens,
+            span.token_budget,
+            span.max_num_seqs,
+            span.has_preemption,
+            span.has_knob_change,
+            span.has_mark,
+            (span.max_itl_ns or 0) > self._history.slo.itl_ms * 1e6,
+            is_lost=False,
+            num_padded_tokens=span.max_padded_tokens,
+        )
+
+    def _forget_outdated(self) -> None:
+        info = self._history.info
+        current = (None if info is None else info.engine_id, len(self._history.marks))
+        if current != self._merged_for:
+            self._merged.clear()
+            self._merged_for = current

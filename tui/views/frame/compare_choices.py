@@ -1,0 +1,149 @@
+"""What the session on the screen can be compared with: its own past, and recordings."""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from stepscope.recordings import samples
+from stepscope.recordings.compare.division import divide
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.landmarks import Landmark, landmark_of, landmarks
+from stepscope.recordings.history.source import Source
+from stepscope.tui.settings.recent import RecentFiles
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.frame.compare_origin import Origin
+
+MAX_SPLITS, MAX_FILES = 8, 12
+
+
+class Choice(NamedTuple):
+    """A row to choose from; without origins it asks for the name of a file."""
+
+    kind: str
+    name: str
+    detail: str
+    origins: tuple[Origin, Origin] | None
+
+
+def choices(
+    source: Source, folders: Iterable[Path], recorded: Iterable[Landmark] = ()
+) -> list[Choice]:
+    """The session before and after its marks and knob changes, then files, then samples.
+
+    Args:
+        folders: where recordings are looked for, besides those that were used lately.
+        recorded: landmarks of a replayed file, of which only a part is in memory.
+    """
+    session = session_origin(source)
+    known = _landmarks(source, recorded)
+    found = [_split(session, each, known) for each in known if each.kind != "workload"][:MAX_SPLITS]
+    own = None if session.path is None else session.path.absolute()
+    shipped = sorted(Path(samples.__file__).parent.absolute().glob("*.mcap"))
+    recent = [path for path, _ in RecentFiles().files()]
+    files = {path: status for path, status in _recordings(recent, folders) if path not in shipped}
+    newest = sorted(files, key=lambda path: -files[path].st_mtime)
+    for path in [path for path in newest if path != own][:MAX_FILES]:
+        status = files[path]
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_mtime))
+        detail = f"{when}, {fmt.size(status.st_size)}, {path.parent}"
+        both = session, file_origin(path, session)
+        found.append(Choice("recording", path.name, detail, both))
+    for path in [path for path in shipped if path != own]:
+        both = session, file_origin(path, session)
+        found.append(Choice("sample", path.stem, "shipped with stepscope", both))
+    return [*found, Choice("file", "another file …", "type its name", None)]
+
+
+def session_origin(source: Source) -> Origin:
+    """What the dashboard shows: of a replay all of the file, of an engine what is in memory."""
+    recording = getattr(source, "recording", None)
+    slo = source.history.slo
+    if recording is not None:
+        path = Path(recording.path)
+        return Origin(path.name.removesuffix(".mcap"), slo, path=path, is_shown=True)
+    info = source.history.info
+    name = source.name if info is None else info.name
+    return Origin(name, slo, history=source.history, is_shown=True)
+
+
+def file_origin(path: Path, session: Origin) -> Origin:
+    return Origin(path.name.removesuffix(".mcap"), session.slo, path=path)
+
+
+class Split(NamedTuple):
+    """Where a session is divided; `found`: all marks and changes in it."""
+
+    mark: Landmark
+    found: list[Landmark]
+
+
+def split_origins(
+    session: Origin, mark: Landmark, found: Iterable[Landmark]
+) -> tuple[Origin, Origin]:
+    """A whole session before and after a step; `found`: all that changed in it."""
+    before, after = divide(mark, found)
+    return (
+        session._replace(name=before.name, stretch=before.stretch),
+        session._replace(name=after.name, stretch=after.stretch),
+    )
+
+
+def _split(session: Origin, mark: Landmark, found: Iterable[Landmark]) -> Choice:
+    origins = split_origins(session, mark, found)
+    first, last = origins[0].stretch.first, origins[1].stretch.last
+    detail = f"before and after step {mark.step:,}"
+    if first is not None and last is not None:
+        detail += f", of {first:,} to {last:,}"
+    elif first is not None or last is not None:
+        detail += f", from {first:,} on" if first is not None else f", up to {last:,}"
+    return Choice(mark.kind, mark.text, detail, origins)
+
+
+def _landmarks(source: Source, recorded: Iterable[Landmark]) -> list[Landmark]:
+    """The newest first; none at the very beginning."""
+    recording = getattr(source, "recording", None)
+    history = source.history
+    first = history.first_step if recording is None else recording.first_step
+    found = list(recorded)
+    for message in (*history.marks, *history.knob_changes, *history.state.audit):
+        mark = landmark_of(message)
+        if mark is not None and mark not in found:
+            found.append(mark)
+    found = [each for each in found if first is not None and each.step > first]
+    found.sort(key=lambda each: -each.step)
+    return found
+
+
+def _recordings(
+    files: Iterable[Path], folders: Iterable[Path]
+) -> Iterator[tuple[Path, os.stat_result]]:
+    for path in (*files, *(path for folder in folders for path in folder.glob("*.mcap"))):
+        with contextlib.suppress(OSError):  # it may be gone meanwhile
+            if path.is_file():
+                yield path.absolute(), path.stat()
+
+
+class LandmarkSearch:
+    """Finds the marks and knob changes of a recording, in a thread: all of it has to be looked at.
+
+    Attributes:
+        found: None until it is done.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.found: list[Landmark] | None = None
+        threading.Thread(target=self._run, name="marks of a recording", daemon=True).start()
+
+    def _run(self) -> None:
+        from stepscope.recordings.file.reader import Recording  # with mcap, only when needed
+
+        try:
+            with Recording(self.path) as recording:
+                self.found = list(landmarks(recording))
+        except (RecordingError, OSError):
+            self.found = []  # whoever shows it says what is wrong with it

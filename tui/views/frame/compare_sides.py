@@ -1,0 +1,80 @@
+"""What each side of a comparison did, and what its late waits were made of, in words."""
+
+from typing import Literal
+
+from stepscope.recordings.compare.comparison import CauseShare, Comparison, Work
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.cause_names import CAUSE_NAMES
+from stepscope.tui.views.frame.compare_text import percent
+
+SIDES: tuple[Literal["a", "b"], ...] = ("a", "b")
+_CAUSES = ((3, 2), (2, 2), (2, 1), (1, 1), (1, 0), (0, 1), (0, 0))  # told of late ITL, TTFT
+
+
+def sizes(found: Comparison, width: int) -> str:
+    """Of how many requests and how long each side is; nothing where there is no room."""
+    (num_a, num_b), (a, b) = (
+        [work.num_requests for work in found.works],
+        [fmt.duration(work.seconds) for work in found.works],
+    )
+    texts = (
+        f"A {fmt.plural(num_a, 'request')} in {a}, B {fmt.plural(num_b, 'request')} in {b}",
+        f"A {num_a:,} requests {a}, B {num_b:,} {b}",
+        f"requests {num_a:,} {a} | {num_b:,} {b}",
+        f"A {num_a:,}, B {num_b:,} requests",
+    )
+    return next((text for text in texts if len(text) <= width), "")
+
+
+def work_text(work: Work) -> str:
+    return (
+        f"{work.num_steps:,} steps in {fmt.duration(work.seconds)}, "
+        f"{fmt.plural(work.num_requests, 'request')}, "
+        f"{work.num_in_tokens:,} tokens in, {work.num_out_tokens:,} out"
+    )
+
+
+def late(found: Comparison, side: Literal["a", "b"], width: int) -> str:
+    """As many causes as there is room for; how many were late, and how long, in any case."""
+    text = ""
+    for num_itl, num_ttft in _CAUSES:
+        itl = causes_of(found, "ITL", side, num_itl)
+        ttft = causes_of(found, "TTFT", side, num_ttft)
+        text = f"ITL: {itl}  │  TTFT: {ttft}" if ttft != "none" else f"ITL: {itl}"
+        if len(text) <= width:
+            break
+        text = text.replace(" of waiting", "").replace("  │  ", " │ ")
+        if len(text) <= width:
+            break
+    return text
+
+
+def causes_of(found: Comparison, kind: str, side: Literal["a", "b"], limit: int = 3) -> str:
+    """In one line: how many waits of a kind were late on a side, how long they were, and why.
+
+    Args:
+        limit: so many causes.
+    """
+    shares = [share for share in found.causes if share.kind == kind]
+    total_ns = sum(share.a_ns if side == "a" else share.b_ns for share in shares)
+    number = sum(share.num_a if side == "a" else share.num_b for share in shares)
+    if not number or not total_ns:
+        return "none"
+    mine = sorted(shares, key=lambda share: -(share.a_ns if side == "a" else share.b_ns))
+    parts = [
+        cause_text(share, side, total_ns)
+        for share in mine[:limit]
+        if (share.a_ns if side == "a" else share.b_ns) >= total_ns / 100
+    ]
+    late = f"{number:,} late, {total_ns / 1e9:,.1f} s of waiting"
+    return f"{late}: {', '.join(parts)}" if parts else late
+
+
+def cause_text(share: CauseShare, side: Literal["a", "b"], total_ns: int) -> str:
+    """What part of the late waits of a side had this cause."""
+    spent_ns = share.a_ns if side == "a" else share.b_ns
+    return f"{CAUSE_NAMES[share.cause]} {percent(spent_ns / total_ns)}"
+
+
+def bound_of(found: Comparison, kind: str) -> float:
+    return found.slo.itl_ms if kind == "ITL" else found.slo.ttft_ms

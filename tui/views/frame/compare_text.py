@@ -1,0 +1,294 @@
+"""What a comparison says, in words and figures; for the screen and for the command line."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from stepscope.engine.protocol.wire import KnobValue
+from stepscope.recordings.compare.comparison import Comparison
+from stepscope.recordings.compare.division import reaches
+from stepscope.recordings.compare.figures import KINDS, RANKS, Figure, Verdict
+from stepscope.recordings.compare.settings import Setting
+from stepscope.recordings.state.knob_text import value_text
+from stepscope.recordings.state.series.latency import LatencyKind
+from stepscope.tui.views import format as fmt
+
+VERDICTS: dict[Verdict, str] = {
+    "a": "A better",
+    "b": "B better",
+    "alike": "alike",
+    "unclear": "may be chance",
+    "differs": "",
+    "unknown": "not told",
+}
+TOO_FEW = "too few to be sure"
+NOTHING = "in nothing for sure"
+NONE_LOWER = "in no latency"
+_LARGE = 1.5  # so large a difference is not called chance, but not sure
+SAME_SETTINGS = "the same, as far as they tell"
+# In which order a reader wants to know; the time of a step is what made the waits.
+_TOLD: tuple[LatencyKind, ...] = ("itl", "ttft", "tpot")
+
+
+def value(figure: Figure, number: float | None) -> str:
+    """One of its values, without the unit; what is not known is a dash."""
+    if number is None:
+        return "—"
+    if figure.unit == "ms":
+        return fmt.milliseconds(number)
+    if figure.unit == "share":
+        return percent(number)
+    if abs(number) >= 99.95 or number == int(number):
+        return f"{number:,.0f}" if abs(number) < 99_999 else fmt.short(number)
+    return f"{number:.1f}" if abs(number) >= 0.095 else f"{number:.2g}"
+
+
+def percent(share: float) -> str:
+    """Never 100 % or 0 % for what is not quite that."""
+    if share >= 1 or share <= 0:
+        return f"{share:.0%}"
+    return f"{min(0.999, max(0.001, share)):.1%}"
+
+
+def ratio(figure: Figure) -> str:
+    """B / A, a dash where that says nothing."""
+    found = figure.ratio
+    if found is None:
+        return "—"
+    if found >= 99.5 or (found and found < 0.0095):
+        return f"{found:.3g}x"
+    return f"{found:.2f}x"
+
+
+def times(figure: Figure) -> str:
+    """How many times the larger one is the smaller one."""
+    return "" if figure.factor is None else factor_text(figure.factor)
+
+
+def factor_text(factor: float) -> str:
+    if factor >= 99.5:
+        return f"{factor:.0f}x"
+    return f"{factor:.2g}x" if factor >= 1.995 else f"{factor:.2f}x"
+
+
+def between(figure: Figure) -> str:
+    """What B / A surely lies between; nothing where that is not known."""
+    if figure.interval is None:
+        return ""
+    low, high = figure.interval
+    if low and high < math.inf:
+        return f"{_number(low)}-{_number(high)}x"
+    return f"> {_number(low)}x" if low else f"< {_number(high)}x" if high < math.inf else ""
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+
+
+def verdict(figure: Figure) -> str:
+    """Who is better, in words."""
+    if figure.verdict == "differs" and figure.a is not None and figure.b is not None:
+        more, less = ("higher", "lower") if figure.kind is not None else ("more", "less")
+        return f"{more if figure.b > figure.a else less} in B"
+    if figure.like is not None and figure.verdict == "unknown":
+        return "too little in common"
+    return TOO_FEW if is_large(figure) else VERDICTS[figure.verdict]
+
+
+def is_large(figure: Figure) -> bool:
+    """Whether what is not sure differs so much that more of the same might well show it."""
+    if figure.verdict != "unclear":
+        return False
+    factor = figure.factor or 0.0
+    if figure.unit == "share" and figure.a is not None and figure.b is not None:
+        missing = sorted((1 - figure.a, 1 - figure.b))  # 98 % and 86 %: 7 times as many were late
+        factor = max(factor, missing[1] / missing[0] if missing[0] > 0 else math.inf)
+    return factor >= _LARGE
+
+
+def change(figure: Figure) -> str:
+    """765.7→90.1; where one of them is in seconds both say so: 3.2s→18.0s, 17.1s→19.5ms"""
+    a, b = value(figure, figure.a), value(figure, figure.b)
+    if figure.unit == "ms" and a.endswith("s") != b.endswith("s"):
+        a, b = (fmt.either_unit(each) for each in (figure.a, figure.b))
+    return f"{a}→{b}"
+
+
+# Sentences
+
+
+def load(found: Comparison) -> str | None:
+    """How what both were asked for differs, and what can be judged nevertheless; None: the same.
+
+    Its figures are what was asked for; those of the table with the same units what was served.
+    """
+    told = found.load.difference
+    if told is None:
+        return None
+    if found.load.is_chance:
+        return f"asked for other work, maybe by chance; only larger differences count: {told}"
+    if any(figure.kind is not None for figure in (*found.better("a"), *found.better("b"))):
+        return f"asked for other work; like waits judge, and who was better with more: {told}"
+    return f"asked for other work; like waits judge: {told}"
+
+
+def outcome(found: Comparison, side: Literal["a", "b"]) -> tuple[str, list[str]]:
+    """A heading and what belongs below it: in what a side is better, or only lower."""
+    letter = side.upper()
+    if found.names_winner(side):
+        sure = _phrases(found.better(side)) + _same_requests(found, side)
+        perhaps = _perhaps(found, side)
+        if not found.better(side) and perhaps:
+            sure = [f"{', '.join(sure) or NOTHING}; perhaps {', '.join(perhaps)}: {TOO_FEW}"]
+        return f"{letter} better", sure or [NOTHING]
+    lower = [
+        figure
+        for figure in found.figures
+        if figure.kind is not None
+        and figure.rank is not None
+        and figure.verdict == "differs"
+        and figure.a is not None
+        and figure.b is not None
+        and (figure.a < figure.b) == (side == "a")
+    ]
+    return f"{letter} lower", _phrases(lower) or [NONE_LOWER]
+
+
+def _same_requests(found: Comparison, side: Literal["a", "b"]) -> list[str]:
+    """In what a side was better request by request."""
+    phrases = []
+    for each in found.paired:
+        if each.winner == side:
+            mine, others = sorted((each.num_a, each.num_b), reverse=True)
+            factor = factor_text(max(each.factor, 1 / each.factor))
+            phrases.append(
+                f"{each.what} of the same requests: shorter for {mine:,}, longer for {others:,} "
+                f"of {len(found.requests.pairs):,} ({factor} at the median)"
+            )
+    return phrases
+
+
+def _perhaps(found: Comparison, side: Literal["a", "b"]) -> list[str]:
+    """What a side may well be better in, and that is not sure."""
+    return _phrases(
+        [
+            figure
+            for figure in found.figures
+            if is_large(figure)
+            and figure.a is not None
+            and figure.b is not None
+            and (figure.a < figure.b) == ((figure.better == "lower") == (side == "a"))
+        ]
+    )
+
+
+def _phrases(figures: Sequence[Figure]) -> list[str]:
+    """One for each kind of figure, the largest difference first."""
+    phrases: list[tuple[float, str]] = []
+    for kind in _TOLD:
+        of_kind = [figure for figure in figures if figure.kind == kind]
+        if of_kind:
+            parts = [_part(figure) for figure in _outstanding(of_kind)]
+            weight = max(min(figure.weight, 10) for figure in of_kind)
+            phrases.append((weight, f"{KINDS[kind]} {', '.join(parts)}"))
+    for figure in figures:
+        if figure.kind is None and figure.like is None:
+            phrases.append((figure.weight, f"{figure.label} {change(figure)}{_times(figure)}"))
+    phrases.sort(key=lambda phrase: -phrase[0])
+    return [text for _, text in phrases] + _like_phrases(figures)
+
+
+def _like_phrases(figures: Sequence[Figure]) -> list[str]:
+    """One for each kind of like work; they explain what comes before them."""
+    alike: dict[str, list[Figure]] = {}
+    for figure in figures:
+        if figure.like is not None:
+            alike.setdefault(figure.like, []).append(figure)
+    groups = sorted(alike.items(), key=lambda group: -max(each.weight for each in group[1]))
+    return [
+        f"{like} {', '.join(_part(figure) for figure in _outstanding(found))}"
+        for like, found in groups
+    ]
+
+
+def _outstanding(figures: Sequence[Figure]) -> list[Figure]:
+    """Of one kind the largest differences; equal ones are told once."""
+    kept: list[Figure] = []
+    for figure in sorted(figures, key=lambda each: -each.weight):
+        if not any((figure.a, figure.b) == (other.a, other.b) for other in kept):
+            kept.append(figure)
+    return kept[:3]
+
+
+def _part(figure: Figure) -> str:
+    if figure.rank is None:
+        return f"{figure.label.split(' ', 1)[1]} {change(figure)}"
+    unit = fmt.ms_unit(change(figure))
+    return f"{RANKS[figure.rank]} {change(figure)}{unit}{_times(figure)}"
+
+
+def _times(figure: Figure) -> str:
+    text = times(figure)
+    least = figure.least_factor
+    if text and least is not None and figure.verdict in ("a", "b"):
+        text += f", at least {factor_text(least)}"
+    return f" ({text})" if text else ""
+
+
+def unclear(found: Comparison) -> list[str]:
+    """What differs and may be chance, a phrase for each kind of latency.
+
+    So many waits count for themselves only where both runs had the same requests.
+    """
+    judges = found.different_work is None  # else more of the same would not tell, either
+    phrases = []
+    for kind, label in KINDS.items():
+        figures = [f for f in found.figures if f.kind == kind and f.verdict == "unclear"]
+        if figures:
+            ranks = ", ".join(_unsure(f, judges) for f in figures)
+            a, b = figures[0].num_a, figures[0].num_b
+            number = f"{a:,}" if a == b else f"{a:,} and {b:,}"
+            notes = [f"of {number}"] if found.load.is_same else []
+            notes += [TOO_FEW] if judges and any(is_large(f) for f in figures) else []
+            phrases.append(f"{label} {ranks}" + (f" ({', '.join(notes)})" if notes else ""))
+    ranks_of: dict[str, list[str]] = {}
+    for figure in found.figures:
+        if figure.kind is None and figure.verdict == "unclear":
+            told = ranks_of.setdefault(figure.like or figure.label, [])
+            if figure.rank is not None:
+                told.append(RANKS[figure.rank])
+    others = [f"{label} {', '.join(told)}".rstrip() for label, told in ranks_of.items()]
+    return phrases + others
+
+
+def _unsure(figure: Figure, has_values: bool) -> str:
+    if has_values and is_large(figure):
+        return _part(figure)
+    return "within SLO" if figure.rank is None else RANKS[figure.rank]
+
+
+def paired(found: Comparison) -> list[str]:
+    """In how many of the same requests each side was better, a phrase for each latency."""
+    number = len(found.requests.pairs)
+    return [
+        f"{each.what} shorter in A for {each.num_a:,}, in B for {each.num_b:,} of {number:,}"
+        + (" (hardly chance)" if each.is_sure else " (may be chance)")
+        for each in found.paired
+    ]
+
+
+def values_text(values: Iterable[KnobValue]) -> str:
+    """All values a side had, in order."""
+    return "→".join(value_text(each) for each in values)
+
+
+def reach(found: Comparison) -> list[str]:
+    """Of parts of one session, where they end for another change; in a phrase, or none."""
+    known = reaches(*found.names)
+    parts = [] if known is None else zip("AB", known[1:], strict=True)
+    told = ", ".join(f"{letter} {text}" for letter, text in parts if text)
+    return [told] if told else []
+
+
+def setting_text(setting: Setting) -> str:
+    return f"{setting.name} {values_text(setting.a)} | {values_text(setting.b)}"

@@ -1,0 +1,147 @@
+"""`FleetDesk`: how the operator looks at several engines: their order, and which one is chosen.
+
+One desk serves the screens of all engines of a dashboard, so that the order stays when one is
+opened and left again.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+from stepscope.recordings.fleets.figures import EngineFigures
+from stepscope.recordings.fleets.fleet import EngineLine, Fleet, FleetPicture
+from stepscope.recordings.fleets.imbalance import Figure
+from stepscope.recordings.history.source import Source
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.settings.page_names import Page
+
+ColumnKey: TypeAlias = Literal[
+    "engine", "state", "run", "wait", "kv", "ttft", "itl", "budget", "preempt", "gap",
+    "steps", "out", "hit", "model", "load",
+]  # fmt: skip
+_Rank: TypeAlias = Callable[[EngineLine], float | str | None]
+
+# Worst first: down, silent, held by somebody, at work.
+_STATUSES = ("down", "stale", "starting", "connecting", "live", "playing", "paused", "ended")
+_STATES = ("stopped", "draining", "paused", "running", "idle", None)
+
+
+def natural(name: str) -> str:
+    """A text by which engine-2 comes before engine-10."""
+    return re.sub(r"\d+", lambda digits: digits[0].zfill(12), name)
+
+
+def _state_rank(line: EngineLine) -> float:
+    figures = line.figures
+    return -(_STATUSES.index(figures.status) * 10 + _STATES.index(figures.state))
+
+
+# What a column is sorted by; what is unknown comes last in either direction.
+SORTS: dict[ColumnKey, _Rank] = {
+    "engine": lambda line: natural(line.figures.name),
+    "state": _state_rank,
+    "run": lambda line: line.figures.num_running,
+    "wait": lambda line: line.figures.num_waiting,
+    "kv": lambda line: line.figures.kv_used,
+    "ttft": lambda line: line.figures.ttft_p95_ms,
+    "itl": lambda line: line.figures.itl_p95_ms,
+    "budget": lambda line: line.figures.budget_used,
+    "preempt": lambda line: line.figures.num_preempted,
+    "gap": lambda line: line.figures.num_lost,
+    "steps": lambda line: line.figures.steps_per_s,
+    "out": lambda line: line.figures.output_tokens_per_s,
+    "hit": lambda line: line.figures.prefix_hit_rate,
+    "model": lambda line: None if line.figures.info is None else line.figures.info.model,
+    "load": lambda line: line.figures.load,
+}
+_ASCENDING = frozenset({"engine", "model"})  # of figures the highest come first
+
+
+class FleetPage(NamedTuple):
+    """The fleet as it is to be drawn."""
+
+    picture: FleetPicture
+    lines: tuple[EngineLine, ...]  # in order
+    sort: ColumnKey
+    is_reversed: bool  # against the column's own direction
+    selected: int | None  # place among `lines`
+    current: str | None  # the engine whose screens are open
+    slo: SLO
+    standing_out: dict[str, frozenset[Figure]]  # engine -> figures
+    recorded: frozenset[str] = frozenset()  # engines that are being recorded
+
+    @property
+    def is_ascending(self) -> bool:
+        return (self.sort in _ASCENDING) != self.is_reversed
+
+    @property
+    def engines(self) -> list[EngineFigures]:
+        return [line.figures for line in self.lines]
+
+
+@dataclass(slots=True)
+class FleetDesk:
+    """Belongs to the screen's thread."""
+
+    fleet: Fleet
+    sort: ColumnKey = "engine"
+    is_reversed: bool = False
+    selected: str | None = None  # name of an engine
+    shown: tuple[ColumnKey, ...] = tuple(SORTS)  # the columns there was room for
+    # Shows a screen of an engine; the dashboard knows how.
+    open: Callable[[str, Page], None] = lambda name, page: None
+
+    def name_of(self, source: Source) -> str:
+        return self.fleet.names[self.fleet.sources.index(source)]
+
+    def page(
+        self, current: str | None, slo: SLO, recorded: frozenset[str] = frozenset()
+    ) -> FleetPage:
+        """What there is to draw now."""
+        picture = self.fleet.look()
+        lines = self._ordered(picture)
+        names = [line.figures.name for line in lines]
+        if self.selected not in names:
+            self.selected = current if current in names else (names[0] if names else None)
+        return FleetPage(
+            picture,
+            lines,
+            self.sort,
+            self.is_reversed,
+            None if self.selected is None else names.index(self.selected),
+            current,
+            slo,
+            {each.name: frozenset(each.figures) for each in picture.imbalances},
+            recorded,
+        )
+
+    @property
+    def chosen(self) -> Source | None:
+        """The source of the selected engine."""
+        names = self.fleet.names
+        return self.fleet.sources[names.index(self.selected)] if self.selected in names else None
+
+    def sort_by(self, column: ColumnKey) -> None:
+        """The same one again turns the order round."""
+        if column == self.sort:
+            self.is_reversed = not self.is_reversed
+        else:
+            self.sort, self.is_reversed = column, False
+
+    def move_sort(self, direction: int) -> None:
+        """To the next column that is shown, or the one before it."""
+        columns = [each for each in self.shown if each in SORTS]
+        at = columns.index(self.sort) if self.sort in columns else 0
+        self.sort, self.is_reversed = columns[(at + direction) % len(columns)], False
+
+    def reverse(self) -> None:
+        self.is_reversed = not self.is_reversed
+
+    def _ordered(self, picture: FleetPicture) -> tuple[EngineLine, ...]:
+        rank = SORTS[self.sort]
+        known = [line for line in picture.lines if rank(line) is not None]
+        unknown = [line for line in picture.lines if rank(line) is None]
+        descending = (self.sort in _ASCENDING) == self.is_reversed
+        known.sort(key=rank, reverse=descending)  # type: ignore[arg-type]
+        return (*known, *unknown)

@@ -1,0 +1,260 @@
+"""`FrameBuilder`: makes each `Frame`, and keeps what is dear between two of them."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from stepscope.engine.protocol.wire import KnobsChanged
+from stepscope.recordings.attribution.causes import Late
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.rates import Rates
+from stepscope.recordings.history.windows import Stalls
+from stepscope.recordings.state.series.events import SessionEvent, Told
+from stepscope.recordings.state.series.latency import LatencyReport
+from stepscope.recordings.state.session import SessionState
+from stepscope.tui.views.frame.chart_columns import ChartColumn, ChartColumns
+from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, NOTABLE, RATES_WINDOW_S, Frame
+from stepscope.tui.views.frame.lane_rows import lane_rows
+from stepscope.tui.views.frame.latency_windows import LatencyWindows
+from stepscope.tui.views.view import View
+
+_EVENTS_S = 0.5  # between two looks at the log of a live picture
+_REFRESH_S = 1.0  # of what is too dear, or too restless to read, ten times a second
+
+
+class InFile(Protocol):
+    """What a whole file holds, as far as it is known."""
+
+    found: Sequence[SessionEvent]  # marks and changes of knobs
+    changes: Sequence[KnobsChanged]
+    told: Sequence[Told]
+
+    def landmarks(self) -> Sequence[SessionEvent]: ...
+
+
+class _Figures(NamedTuple):
+    """What is read, not watched."""
+
+    latency: LatencyReport
+    rates: Rates
+    stall: Late | None
+    worst: Stalls
+    waiting_trend: int
+
+
+class _Taken(NamedTuple):
+    """Of what moment a part of a frame is, and when a newer one may be taken."""
+
+    of: object
+    due_s: float
+
+
+class FrameBuilder:
+    """Makes frames; keeps what is dear between them. Belongs to the UI thread.
+
+    Args:
+        recorded: first and last step of the file that is replayed.
+        clock: seconds, for pacing only.
+        keys: first key of each action, as people write it, where it is not the usual one.
+        in_file: what is known of all of the file that is replayed.
+        stands: whether the newest step only changes because somebody goes to another.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        recorded: tuple[int, int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        keys: Mapping[str, str] | None = None,
+        in_file: InFile | None = None,
+        stands: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._history = history
+        self._stands = stands
+        self._in_file = in_file
+        self._recorded = recorded
+        self._clock = clock
+        self._keys = keys or {}
+        self._columns = ChartColumns(history)
+        self._windows = LatencyWindows(history, clock)
+        self._figures: _Figures | None = None
+        self._figures_mode: object = None
+        self._figures_at: int | None = None
+        self._figures_due_s = 0.0
+        self._figures_taken: _Taken | None = None
+        self._events_taken: _Taken | None = None
+        self._built_of: object = None  # the last frame
+        self._recent: tuple[object, list[SessionEvent]] | None = None
+        self._landmarks: tuple[object, list[SessionEvent]] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Something is being worked out that the next frame may show."""
+        return self._windows.is_busy
+
+    @property
+    def is_behind(self) -> bool:
+        """Figures or events of the last frame were older than the rest of it, and are due now."""
+        now_s = self._clock()
+        return any(
+            taken is not None and taken.of != self._built_of and now_s >= taken.due_s
+            for taken in (self._figures_taken, self._events_taken)
+        )
+
+    def build(self, view: View, num_columns: int, num_lanes: int, num_events: int) -> Frame:
+        """The picture as of now, for a chart of so many columns and lanes."""
+        history = self._history
+        self._built_of = view.cursor if view.cursor is not None else (history.version,)
+        first_step, last_step, newest_state = history.newest
+        if view.cursor is not None and first_step is not None and last_step is not None:
+            # Old steps are forgotten while somebody looks at them.
+            view.cursor = max(first_step, min(last_step, view.cursor))
+        cursor = last_step if view.cursor is None else view.cursor
+        state = newest_state if view.cursor is None else history.state_at(view.cursor)
+        columns = self._columns.visible(view, num_columns, last_step)
+        cursor_column = _column_of(columns, view.cursor)
+        if view.cursor is not None and cursor_column is None and last_step is not None:
+            shown = [column for column in columns if column is not None]
+            if shown:
+                view.keep_visible(shown[0].first, shown[-1].last, last_step)
+                columns = self._columns.visible(view, num_columns, last_step)
+                cursor_column = _column_of(columns, view.cursor)
+        lanes, total = lane_rows(history, view, columns, state, num_lanes)
+        windows = {}
+        if view.page == "latency":
+            windows = self._windows.reports(None if view.live else state.time_ns)
+        figures = self._paced(view, cursor, state, windows.get("60 s"))
+        return Frame(
+            history=history,
+            view=view,
+            state=state,
+            first_step=first_step,
+            last_step=last_step,
+            cursor=cursor,
+            summary=None if cursor is None else history.summary(cursor),
+            columns=columns,
+            cursor_column=cursor_column,
+            lanes=lanes,
+            num_lanes=total,
+            latency=figures.latency,
+            rates=figures.rates,
+            stall=figures.stall,
+            worst=figures.worst,
+            waiting_trend=figures.waiting_trend,
+            events=self._events(view, num_events),
+            landmarks=self._scrub_marks(),
+            changes_in_file=() if self._in_file is None else self._in_file.changes,
+            told_in_file=() if self._in_file is None else self._in_file.told,
+            extent=self._recorded
+            or (None if first_step is None or last_step is None else (first_step, last_step)),
+            is_replay=self._recorded is not None,
+            windows=windows,
+            keys=self._keys,
+        )
+
+    # Figures that are read, not watched
+
+    def _paced(
+        self, view: View, cursor: int | None, state: SessionState, minute: LatencyReport | None
+    ) -> _Figures:
+        """Taken anew once a second, and less often where a minute of samples is dear to sum up.
+
+        Args:
+            minute: the report of the last minute, where somebody has made it already.
+        """
+        history = self._history
+        info = history.info
+        # A minute that is not all there yet is no minute.
+        window_s = 0.0 if history.is_short else LATENCY_WINDOW_S
+        reach = None if view.live else history.first_step
+        mode = (view.live, None if info is None else info.engine_id, history.is_short, reach)
+        start_s = self._clock()
+        is_due = start_s >= self._figures_due_s and (view.live or self._figures_at != cursor)
+        is_elsewhere = self._figures_at != cursor and self._stands()
+        if self._figures is None or self._figures_mode != mode or is_due or is_elsewhere:
+            end_ns = None if view.live else state.time_ns
+            self._figures = _Figures(
+                minute or history.latency(end_ns, window_s),
+                self._rates(end_ns),
+                history.last_stall(cursor),
+                history.stalls(),
+                self._waiting_trend(cursor, state),
+            )
+            self._figures_mode, self._figures_at = mode, cursor
+            now_s = self._clock()
+            took_s = now_s - start_s
+            self._figures_due_s = now_s + (max(_REFRESH_S, 150 * took_s) if view.live else took_s)
+            self._figures_taken = _Taken(self._built_of, self._figures_due_s)
+        return self._figures
+
+    def _rates(self, end_ns: int | None) -> Rates:
+        """Of ten seconds; unknown where those are about to be there and are not yet."""
+        history = self._history
+        rates = history.rates(end_ns, RATES_WINDOW_S)
+        if history.is_short and rates.seconds < RATES_WINDOW_S:
+            return history.rates(end_ns, 0.0)
+        return rates
+
+    def _waiting_trend(self, cursor: int | None, state: SessionState) -> int:
+        before = self._history.step_at(state.time_ns - 2_000_000_000)
+        summary = None if before is None or cursor is None else self._history.summary(before)
+        if summary is None:
+            return 0
+        return (state.num_waiting > summary.num_waiting) - (state.num_waiting < summary.num_waiting)
+
+    # Events
+
+    def _events(self, view: View, num_events: int) -> list[SessionEvent]:
+        """The last ones up to the cursor; frequent kinds never crowd out the rare ones."""
+        second = round(self._clock() / _EVENTS_S) if view.live else 0
+        marks, first_step = len(self._history.marks), self._history.first_step
+        # More may have been put before the first step while one looks at another.
+        reach = None if view.live else first_step
+        when: object = (view.cursor, second, num_events, marks, reach)
+        if self._recent is not None and self._recent[0] == when:
+            return self._recent[1]
+        found: list[SessionEvent] = []
+        share = num_events // 4
+        for kinds, reserved in (
+            (NOTABLE - {"slo"}, 2 * share),
+            (frozenset({"slo"}), share),
+            (frozenset({"finish"}), 0),
+        ):
+            limit = num_events - len(found) - reserved
+            if limit <= 0:
+                continue
+            if "slo" in kinds:
+                found += self._late(view.cursor, limit)
+            else:
+                found += self._history.events(view.cursor, limit, kinds)
+        found.sort(key=lambda event: event.step)
+        self._recent = (when, found)
+        self._events_taken = _Taken(self._built_of, self._clock() + _EVENTS_S)
+        return found
+
+    def _late(self, cursor: int | None, limit: int) -> list[SessionEvent]:
+        """Where every first token is late, stalls are seen beside them all the same."""
+        windows = self._history.windows
+        found = windows.late_events(cursor, limit - limit // 2, ("ITL",))
+        return found + windows.late_events(cursor, limit - len(found), ("TTFT",))
+
+    def _scrub_marks(self) -> list[SessionEvent]:
+        file = self._in_file
+        marks, first_step = len(self._history.marks), self._history.first_step
+        when: object = round(self._clock()), marks, first_step, file and len(file.found)
+        if self._landmarks is None or self._landmarks[0] != when:
+            kinds = frozenset({"preempt", "knobs", "mark", "gap"})
+            found = self._history.events(None, 500, kinds)
+            self._landmarks = (when, [*(file.landmarks() if file else ()), *found])
+        return self._landmarks[1]
+
+
+def _column_of(columns: list[ChartColumn | None], step: int | None) -> int | None:
+    """The last column that shows `step`."""
+    if step is None:
+        return None
+    for x in range(len(columns) - 1, -1, -1):
+        column = columns[x]
+        if column is not None and column.first <= step <= column.last:
+            return x
+    return None

@@ -1,0 +1,237 @@
+"""Which requests get a lane, in which order, and what each column of it says."""
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from stepscope.engine.protocol.wire import RequestView
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.lanes import Cell, LaneName
+from stepscope.recordings.state.session import SessionState, request_name
+from stepscope.tui.views.frame.chart_columns import ChartColumn
+from stepscope.tui.views.view import View
+
+
+class LaneRow(NamedTuple):
+    """One request over the visible columns.
+
+    `cells` has one `Cell` a column, or `len(Cell)` while the step of its next token runs.
+    """
+
+    request_id: int
+    name: str
+    client_id: str
+    status: str  # WAIT, PRE, DEC, OUT, END, ABRT
+    context: int | None  # tokens whose K/V is in the cache
+    cells: bytes
+
+
+def lane_rows(
+    history: History,
+    view: View,
+    columns: list[ChartColumn | None],
+    state: SessionState,
+    num_lanes: int,
+) -> tuple[list[LaneRow], int]:
+    """The rows to show, and how many there could be.
+
+    Args:
+        state: at the cursor; what a request does there decides its place.
+        num_lanes: rows that fit.
+    """
+    shown = [column for column in columns if column is not None]
+    if not shown or num_lanes <= 0:
+        return [], 0
+    first, last = shown[0].first, shown[-1].last
+    request_ids = history.lane_ids(first, last)
+    if view.filter:
+        wanted = lane_filter(view.filter)
+        names = history.lane_names(request_ids)
+        request_ids = [
+            name.request_id for name in names if wanted(name, state.requests.get(name.request_id))
+        ]
+    chosen = _with_followed(_choose(request_ids, view, state, num_lanes), request_ids, view)
+    merge = _merger(columns, first)
+    lanes = zip(history.lane_names(chosen), history.lane_cells(chosen, first, last), strict=True)
+    # A lane tells the end of a request that the state has forgotten, up to the cursor.
+    past = sum(column is None or column.first <= state.step for column in columns)
+    rows = [
+        _lane_row(name, state.requests.get(name.request_id), merge(cells), past)
+        for name, cells in lanes
+    ]
+    return rows, len(request_ids)
+
+
+def _with_followed(chosen: list[int], request_ids: list[int], view: View) -> list[int]:
+    """The request that is followed is among them, in the first row if it would not be."""
+    followed = view.followed
+    if followed is None or followed in chosen or followed not in request_ids:
+        return chosen
+    return [followed, *chosen[: len(chosen) - 1]]
+
+
+def _merger(columns: list[ChartColumn | None], first: int) -> Callable[[bytes], bytes]:
+    """Makes one cell a column out of one a step: the largest, which is the one to show.
+
+    Args:
+        first: the step of the first cell.
+    """
+    if any(c is not None and c.is_pending for c in columns):
+        return _pending_merger(columns, first)
+    spans = [None if c is None else (c.first - first, c.last + 1 - first) for c in columns]
+    blank = next((x for x, span in enumerate(spans) if span is not None), len(spans))
+    if spans[blank:] == [(x, x + 1) for x in range(len(spans) - blank)]:
+        padding = bytes(blank)
+        return lambda cells: padding + cells[: len(spans) - blank]
+    return lambda cells: bytes(0 if span is None else max(cells[slice(*span)]) for span in spans)
+
+
+# What a step brings at its end only.
+_AT_THE_END = frozenset({Cell.DECODE, Cell.DECODE_MULTI, Cell.FINISHED})
+
+
+def _pending_merger(columns: list[ChartColumn | None], first: int) -> Callable[[bytes], bytes]:
+    """Like `_merger`, for columns in which a step may still run: a token shows where it came."""
+
+    def merge(cells: bytes) -> bytes:
+        merged = bytearray(len(columns))
+        for x, column in enumerate(columns):
+            if column is None:
+                continue
+            shown = cells[column.first - first : column.last + 1 - first]
+            if column.is_pending and shown and shown[-1] in _AT_THE_END:
+                merged[x] = max(shown[:-1], default=len(Cell))
+            else:
+                merged[x] = max(shown)
+        return bytes(merged)
+
+    return merge
+
+
+_ENDED = frozenset({"END", "ABRT", ""})
+_RANK = {"OUT": 0, "PRE": 1, "DEC": 2, "WAIT": 3, "END": 4, "ABRT": 4, "": 5}
+
+
+def _choose(request_ids: list[int], view: View, state: SessionState, num_lanes: int) -> list[int]:
+    """The requests that get a row, in the order of `view.sort`.
+
+    Args:
+        request_ids: of all that could have one, in order; thousands where many wait.
+    """
+    requests = state.requests
+    groups: tuple[list[int], list[int], list[int]] = (request_ids, [], [])
+    if view.sort == "state":
+        ranks = {each: _RANK[lane_status(requests.get(each))] for each in request_ids}
+        ordered = sorted(request_ids, key=ranks.__getitem__)
+    elif view.sort == "latest":
+        ordered = request_ids[::-1]
+    elif view.sort == "blocks":
+        ordered = sorted(request_ids, key=lambda each: -_num_blocks(requests.get(each)))
+    else:
+        groups = _grouped(request_ids, requests)
+        ordered = [each for group in groups for each in group]
+    if view.first_lane is not None:
+        view.first_lane = max(0, min(view.first_lane, len(ordered) - num_lanes))
+        return ordered[view.first_lane : view.first_lane + num_lanes]
+    surplus = len(ordered) - num_lanes
+    if surplus <= 0 or view.sort != "arrival":
+        return ordered[:num_lanes]
+    # Too many: first the ones that have ended go, then the end of the queue, then the oldest.
+    running, waiting, to_come = groups
+    kept: tuple[list[int], list[int]] = ([], [])
+    for group, left in zip((running, to_come), kept, strict=True):
+        for each in group:
+            if surplus > 0 and lane_status(requests.get(each)) in _ENDED:
+                surplus -= 1
+            else:
+                left.append(each)
+    cut = min(surplus, max(0, len(waiting) - max(2, num_lanes // 5)))
+    return [*kept[0], *waiting[: len(waiting) - cut], *kept[1]][max(0, surplus - cut) :]
+
+
+def _grouped(
+    request_ids: list[int], requests: Mapping[int, RequestView]
+) -> tuple[list[int], list[int], list[int]]:
+    """Who runs or has ended, below it the queue, and below it who has yet to arrive."""
+    newest = next((each for each in reversed(request_ids) if each in requests), None)
+    known = len(request_ids) if newest is None else bisect_right(request_ids, newest)
+    running: list[int] = []
+    waiting: list[int] = []
+    for each in request_ids[:known]:
+        view = requests.get(each)
+        (waiting if view is not None and view.status == "waiting" else running).append(each)
+    return running, waiting, request_ids[known:]
+
+
+def _num_blocks(view: RequestView | None) -> int:
+    return 0 if view is None else view.num_blocks
+
+
+def _lane_row(lane: LaneName, view: RequestView | None, cells: bytes, past: int) -> LaneRow:
+    """Args: past: how many cells are not after the cursor."""
+    status = lane_status(view)
+    if view is None and Cell.FINISHED in cells[:past]:
+        status = "END"
+    elif view is None and Cell.ABORTED in cells[:past]:
+        status = "ABRT"
+    return LaneRow(
+        lane.request_id,
+        request_name(lane.request_id),
+        lane.client_id,
+        status,
+        None if view is None else (view.num_computed_tokens or view.num_prompt_tokens),
+        cells,
+    )
+
+
+def lane_status(view: RequestView | None) -> str:
+    """What a request does at the cursor, in at most four letters."""
+    if view is None:
+        return ""
+    if view.status == "waiting":
+        return "WAIT"
+    if view.status == "preempted":
+        return "OUT"
+    if view.status == "finished":
+        return "ABRT" if view.finish_reason == "abort" else "END"
+    return "PRE" if view.num_computed_tokens < view.num_prompt_tokens else "DEC"
+
+
+class FilterError(ValueError):
+    """A filter that cannot be understood; the message says why."""
+
+
+def lane_filter(text: str) -> Callable[[LaneName, RequestView | None], bool]:
+    """What `text` lets through: `state:dec`, `id:12`, `!regex` or plain text in the names.
+
+    Several words must all hold.
+
+    Raises:
+        FilterError: a broken regular expression, or a state that no request is in.
+    """
+    tests = [_filter_word(word) for word in text.split()]
+    return lambda lane, view: all(test(lane, view) for test in tests)
+
+
+def _filter_word(word: str) -> Callable[[LaneName, RequestView | None], bool]:
+    if word.startswith("!"):
+        try:
+            pattern = re.compile(word[1:])
+        except re.error as error:
+            raise FilterError(f"no regular expression: {error}") from error
+        return lambda lane, view: pattern.search(_names(lane)) is not None
+    key, separator, value = word.partition(":")
+    if separator and key == "state":
+        if not any(status.startswith(value.upper()) for status in _RANK if status):
+            known = ", ".join(status.lower() for status in _RANK if status)
+            raise FilterError(f"no state {value!r}; there are {known}")
+        return lambda lane, view: lane_status(view).lower().startswith(value.lower())
+    if separator and key == "id":
+        number = value.removeprefix("r")
+        return lambda lane, view: str(lane.request_id) == number
+    return lambda lane, view: word.lower() in _names(lane).lower()
+
+
+def _names(lane: LaneName) -> str:
+    return f"{request_name(lane.request_id)} {lane.client_id}"

@@ -1,0 +1,189 @@
+"""What the screens beyond the main one are made of: columns, tables, bars, one row chosen.
+
+Pure functions of lines and figures; nothing here knows what is drawn.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from stepscope.tui.views.lines import Line, Run, clean, fitted, spot
+from stepscope.tui.views.theme import LEVELS
+
+Cell: TypeAlias = tuple[str, str]  # text, style
+
+
+class Target(NamedTuple):
+    """What Enter on a row leads to."""
+
+    step: int | None = None
+    request_id: int | None = None
+    knob: str | None = None
+    engine: str | None = None
+
+
+class Column(NamedTuple):
+    """One column of a table. A width of 0 takes what is left."""
+
+    name: str
+    width: int
+    is_right: bool = False
+
+
+class Rows(NamedTuple):
+    """The rows of a table that may have thousands: only those that are seen are made."""
+
+    number: int
+    make: Callable[[int], Sequence[Cell]]
+
+
+def beside(*blocks: Sequence[Line]) -> list[Line]:
+    """Blocks of equal height, and of full lines, side by side."""
+    return [tuple(run for line in lines for run in line) for lines in zip(*blocks, strict=True)]
+
+
+def table(
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[Cell]] | Rows,
+    width: int,
+    height: int,
+    selected: int | None = None,
+    first_target: int = 0,
+    first_row: int = 0,
+) -> list[Line]:
+    """A heading and as many rows as fit, the selected one among them, each `width` wide.
+
+    Columns at the end that have no room are left out. The last cell of a row that has fewer cells
+    than there are columns may go on to the end. A click finds the rows by their marks.
+
+    Args:
+        first_target: place of the first row among the targets of the screen.
+        first_row: to begin with, where none is selected and not all have room.
+    """
+    number_of_rows, row = rows if isinstance(rows, Rows) else (len(rows), rows.__getitem__)
+    shown = _fitting(columns, width)
+    heading: list[Run] = [(" ", "muted")]
+    for column, room in shown:
+        heading.append((_cell(column.name, room, column.is_right) + " ", "muted"))
+    lines: list[Line] = [tuple(heading)]
+    room_for_rows = max(0, height - 1)
+    first = first_shown(number_of_rows, room_for_rows, selected)
+    if selected is None:
+        first = max(0, min(first_row, number_of_rows - room_for_rows))
+    for number in range(first, min(number_of_rows, first + room_for_rows)):
+        mark = "+cursor" if number == selected else ""
+        line: list[Run] = [("▶" if mark else " ", f"text{mark}")]
+        cells = row(number)
+        for index, ((column, room), (text, style)) in enumerate(zip(shown, cells, strict=False)):
+            if index == len(cells) - 1 and len(cells) < len(columns):
+                line.append((clean(text, width - sum(len(t) for t, _ in line)), f"{style}{mark}"))
+            else:
+                line.append((_cell(text, room, column.is_right) + " ", f"{style}{mark}"))
+        rest = width - sum(len(text) for text, _ in line)
+        line.append((" " * max(0, rest), f"text{mark}"))
+        lines.append((spot("row", first_target + number), *fitted(line, width)))
+    return lines
+
+
+def room_of_last(columns: Sequence[Column], width: int) -> int:
+    """Cells of the last column that a table of this width shows."""
+    shown = _fitting(columns, width)
+    return shown[-1][1] if shown else 0
+
+
+def first_shown(number: int, room: int, selected: int | None) -> int:
+    """The first of `number` rows to show, so that the selected one stands in the middle."""
+    if selected is None or number <= room:
+        return 0
+    return max(0, min(selected - room // 2, number - room))
+
+
+def _fitting(columns: Sequence[Column], width: int) -> list[tuple[Column, int]]:
+    left = width - 1
+    kept: list[tuple[Column, int]] = []
+    for column in columns:
+        if left < max(column.width, 8 if not column.width else 1) + 1:
+            break
+        kept.append((column, column.width))
+        left -= column.width + 1
+    return [(column, room or max(0, left)) for column, room in kept]
+
+
+def _cell(text: str, width: int, is_right: bool) -> str:
+    text = clean(text, width)
+    return text.rjust(width) if is_right else text.ljust(width)
+
+
+def bar(share: float | None, width: int, style: str) -> Line:
+    """A horizontal bar, full at 1; blank where the share is not known.
+
+    A little less high than a row, for two of them above each other would be one block.
+    """
+    if share is None:
+        return ((" " * width, "text"),)
+    full = round(max(0.0, min(1.0, share)) * width)
+    return (("▇" * full, style), ("·" * (width - full), "idle"))
+
+
+def cells_by_share(parts: Sequence[float], width: int) -> list[int]:
+    """How many of `width` cells each part gets, by largest remainders; none where all are 0."""
+    amounts = [max(0.0, part) for part in parts]
+    total = sum(amounts)
+    if not total:
+        return [0] * len(amounts)
+    exact = [amount / total * width for amount in amounts]
+    cells = [int(each) for each in exact]
+    by_rest = sorted(range(len(cells)), key=lambda idx: cells[idx] - exact[idx])
+    for idx in by_rest[: width - sum(cells)]:
+        cells[idx] += 1
+    return cells
+
+
+def column_chart(
+    values: Sequence[float | None],
+    height: int,
+    top: float,
+    styles: Sequence[str],
+    line: float | None = None,
+) -> list[Line]:
+    """Vertical bars, one cell a value, top row first; `line` is drawn in dots behind them.
+
+    A value that is not zero shows at least an eighth of a cell.
+    """
+    rows: list[Line] = []
+    at = -1 if line is None or top <= 0 else max(0, min(height - 1, int(line / top * height)))
+    for y in range(height - 1, -1, -1):
+        runs: list[Run] = []
+        for value, style in zip(values, styles, strict=True):
+            glyph = " " if value is None else _level(value, top, height, y)
+            if glyph == " ":
+                glyph, style = ("·", "idle") if y == at else (" ", "text")
+            if runs and runs[-1][1] == style:
+                runs[-1] = (runs[-1][0] + glyph, style)
+            else:
+                runs.append((glyph, style))
+        rows.append(tuple(runs))
+    return rows
+
+
+def _level(value: float, top: float, height: int, y: int) -> str:
+    eighths = 0 if top <= 0 else round(min(1.0, value / top) * height * 8)
+    eighths = max(eighths, 1 if value > 0 else 0) - y * 8
+    if eighths <= 0:
+        return " "
+    return LEVELS[min(eighths, 8) - 1]
+
+
+def pairs(entries: Sequence[tuple[str, str, str]], width: int) -> list[Line]:
+    """Label and value one after the other, as many in a line as fit."""
+    lines: list[Line] = []
+    line: list[Run] = []
+    used = 0
+    for label, value, style in entries:
+        length = len(label) + len(value) + 4
+        if line and used + length > width:
+            lines.append(tuple(line))
+            line, used = [], 0
+        line += [(f" {label} ", "muted"), (f"{value}  ", style)]
+        used += length
+    lines.append(tuple(line))
+    return lines

@@ -1,0 +1,80 @@
+"""Why a token was late, in as many words as there is room for: never half a word, or half a number.
+
+What matters least is left out first: how a thing is called in full, then what took little time.
+"""
+
+import re
+from collections.abc import Sequence
+
+from stepscope.recordings.attribution.causes import Late, Piece
+from stepscope.recordings.state.session import request_name
+from stepscope.tui.views import format as fmt
+
+_SHOWN_NS = 50_000
+_LARGE = 0.1  # a piece of this share of a wait is named before others are told in full
+_BRACKETS = re.compile(r" \([^)]*\)")
+_STEP = re.compile(r"^step [\d,]+ (?!→)")
+_TOKENS = re.compile(r",? [\d,]+ tok( again)?(?= →)")
+
+
+def of_piece(piece: Piece, room: int) -> str:
+    """What a part of a wait was, without its duration; the shortest form where none fits."""
+    return fmt.first_fitting(_forms(piece), room)
+
+
+def of_wait(late: Late, room: int) -> str:
+    """What a wait was made of, the largest part first; what has no room is summed up at the end."""
+    parts = sorted(late.pieces, key=lambda piece: -piece.ns)
+    parts = [piece for piece in parts if piece.ns >= _SHOWN_NS] or parts[:1]
+    num_large = max(1, sum(piece.ns >= _LARGE * late.gap_ns for piece in parts))
+    told = [[_ms(p.ns) + " " + form for form in _forms(p)] for p in parts]
+    for number in range(num_large, 0, -1):
+        for level in range(max(map(len, told[:number]))):
+            large = [forms[min(level, len(forms) - 1)] for forms in told[:number]]
+            if len("; ".join(large)) <= room:
+                return _filled(large, told[number:], [piece.ns for piece in parts], room)
+    return fmt.first_fitting(_forms(parts[0]), room)
+
+
+def of_stall(late: Late, room: int) -> str:
+    """One short line: where, why, and how long; the end of it matters most."""
+    text = late.text
+    forms = [text, _BRACKETS.sub("", text), _TOKENS.sub("", _BRACKETS.sub("", text))]
+    how_long = f"{late.kind} {late.gap_ns / 1e6:.0f} ms"
+    forms += [_STEP.sub("", forms[-1]), f"step {late.step:,} → {how_long}", how_long]
+    return next((form for form in forms if len(form) <= room), "")
+
+
+def _forms(piece: Piece) -> list[str]:
+    """In words, each time in fewer."""
+    forms = [piece.text]
+    if piece.cause == "held_up":
+        forms.append(f"the machine or the engine was {piece.short}")
+        forms.append(piece.short)
+    forms.append(_BRACKETS.sub("", forms[-1]))
+    if piece.cause == "prefill" and piece.request_id is not None:
+        name = request_name(piece.request_id)
+        forms.append(f"beside {piece.num_tokens:,} prefill tokens of {name}")
+    forms.append(_BRACKETS.sub("", piece.short))
+    return forms
+
+
+def _filled(large: Sequence[str], rest: Sequence[list[str]], ns: Sequence[int], room: int) -> str:
+    """`large`, and of the rest what has room; `ns` are the durations of all."""
+    text = "; ".join(large)
+    for number, forms in enumerate(rest, len(large)):
+        left = _left(ns[number + 1 :])
+        form = next((f for f in forms if len(text) + 2 + len(f) + len(left) <= room), None)
+        if form is None:
+            left = _left(ns[number:])
+            return text + left if len(text) + len(left) <= room else text
+        text += f"; {form}"
+    return text
+
+
+def _left(ns: Sequence[int]) -> str:
+    return f"; {_ms(sum(ns))} in {len(ns)} more" if ns else ""
+
+
+def _ms(ns: int) -> str:
+    return f"{ns / 1e6:,.1f} ms"

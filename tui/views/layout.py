@@ -1,0 +1,91 @@
+"""Where everything goes on the screen, for any terminal size."""
+
+from textual.geometry import Region
+
+from stepscope.tui.settings.page_names import Page
+
+MIN_WIDTH, MIN_HEIGHT = 80, 20
+NORMAL_WIDTH = 100  # from here on with budget chart, KV map and latency panel
+WIDE_WIDTH = 160  # from here on with the right rail
+RAIL_WIDTH = 60
+
+
+def plan(width: int, height: int, page: Page = "live") -> dict[str, Region]:
+    """View -> region, for the views that are shown at this size. Regions never overlap.
+
+    Every screen but the main one is a single view between the key figures and the scrub bar; those
+    of several engines and of two runs have neither of these.
+    """
+    if width < MIN_WIDTH or height < MIN_HEIGHT:
+        return {"too_small": Region(0, 0, width, height)}
+    if page in ("fleet", "compare"):  # nothing on it is of one engine, or of one moment
+        return {
+            "header": Region(0, 0, width, 1),
+            "page": Region(0, 1, width, height - 3),
+            "notice": Region(0, height - 2, width, 1),
+            "footer": Region(0, height - 1, width, 1),
+        }
+    top = 3 if width < NORMAL_WIDTH else 2
+    places = {
+        "header": Region(0, 0, width, 1),
+        "figures": Region(0, 1, width, top - 1),
+        "scrub": Region(0, height - 3, width, 1),
+        "notice": Region(0, height - 2, width, 1),
+        "footer": Region(0, height - 1, width, 1),
+    }
+    bottom = height - 3
+    if page != "live":
+        places["page"] = Region(0, top, width, bottom - top)
+        return places
+    if width < NORMAL_WIDTH:
+        places["latency_line"] = Region(0, bottom - 1, width, 1)
+        places["lanes"] = Region(0, top, width, bottom - 1 - top)
+        return places
+    chart_height = max(7, min(14, height // 5))
+    if width >= WIDE_WIDTH:
+        places |= _rail(width - RAIL_WIDTH, top, bottom)
+        main_width = width - RAIL_WIDTH
+    else:
+        main_width = width
+        num_events = 2 if height >= 36 else 1
+        bottom -= num_events
+        places["events"] = Region(0, bottom, width, num_events)
+    places["chart"] = Region(0, top, main_width, chart_height)
+    bottom = _maps(places, main_width, top + chart_height, bottom)
+    places["lanes"] = Region(0, top + chart_height, main_width, bottom - top - chart_height)
+    return places
+
+
+def _maps(places: dict[str, Region], width: int, top: int, bottom: int) -> int:
+    """KV map and latency side by side, or what of them fits under the lanes."""
+    panel_height = 10
+    if bottom - top < panel_height + 8:
+        places["latency_line"] = Region(0, bottom - 1, width, 1)
+        return bottom - 1
+    bottom -= panel_height
+    if "latency" in places:  # it is in the rail already
+        places["kv"] = Region(0, bottom, width, panel_height)
+    else:
+        half = width // 2
+        places["kv"] = Region(0, bottom, half, panel_height)
+        places["latency"] = Region(half, bottom, width - half, panel_height)
+    return bottom
+
+
+def _rail(x: int, top: int, bottom: int) -> dict[str, Region]:
+    """Step inspector, latency, knobs and events under each other, as far as they fit."""
+    rail: dict[str, Region] = {}
+    left = bottom - top
+    wanted = {"latency": 10, "inspector": 14, "knobs": 14}
+    shown = []
+    for name, rows in wanted.items():
+        if left >= rows + 5 or (name == "latency" and left >= rows):
+            shown.append(name)
+            left -= rows
+    for name in ("inspector", "latency", "knobs"):
+        if name in shown:
+            rail[name] = Region(x, top, RAIL_WIDTH, wanted[name])
+            top += wanted[name]
+    if bottom - top >= 3:
+        rail["events"] = Region(x, top, RAIL_WIDTH, bottom - top)
+    return rail

@@ -1,0 +1,113 @@
+"""Rows of the audit trail: what each change did to the latencies, in as many figures as fit."""
+
+from typing import TypeAlias
+
+from stepscope.engine.protocol.wire import Audited, KnobsChanged
+from stepscope.recordings.state.audit_text import change_text, shorter_who, who_text
+from stepscope.recordings.state.knob_text import changes_text
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.framed_panels import Cell, Column
+from stepscope.tui.views.lines import clean
+from stepscope.tui.views.panels.knob_effect import FIGURES, effect_of
+
+Entry: TypeAlias = KnobsChanged | Audited
+
+_WHO_WIDTH = 12
+_BEFORE_CHANGE = 1 + 10 + 9 + _WHO_WIDTH + 1  # cells, with the blanks between columns
+_FIGURE_WIDTH = 12
+_LEAST, _MOST = 32, 90  # cells of the change
+# Which figures go first where there is little room: the longest wait shows what p99 does not, and
+# a p50 of ITL says least, for most steps are the same before and after.
+_RANKS = (("itl", "max"), ("itl", "p99"), ("ttft", "p99"), ("ttft", "p50"), ("itl", "p50"))
+
+
+def columns(width: int) -> tuple[Column, ...]:
+    """Of a table that is `width` wide."""
+    names = [f"{kind.upper()} {rank}" for kind, rank in FIGURES]
+    return (
+        Column("step", 9, True),
+        Column("at", 8),
+        Column("by", _WHO_WIDTH),
+        Column("change", _change_width(width)),
+        *(Column(names[at], _FIGURE_WIDTH, True) for at in _shown(width)),
+    )
+
+
+def _shown(width: int) -> list[int]:
+    """Places in `FIGURES` of those that have room."""
+    room = (width - _BEFORE_CHANGE - _LEAST) // (_FIGURE_WIDTH + 1)
+    return sorted(FIGURES.index(each) for each in _RANKS[: max(1, room)])
+
+
+def _change_width(width: int) -> int:
+    figures = len(_shown(width)) * (_FIGURE_WIDTH + 1)
+    return max(20, min(_MOST, width - _BEFORE_CHANGE - figures - 1))
+
+
+def change(frame: Frame, entry: KnobsChanged, width: int) -> list[Cell]:
+    """A change of knobs with what it did; `!` is later than the service level."""
+    room = _change_width(width)
+    cells: list[Cell] = [
+        (f"{entry.effective_step:,}", "text"),
+        (fmt.clock(frame.history.wall_ns(entry.time_ns)), "muted"),
+        (_who(entry.who), "text"),
+        (changes_text(entry.old, entry.new, room), "mark"),
+    ]
+    slo = frame.history.slo
+    effect = effect_of(frame.history, entry, frame.state.time_ns)
+    if effect.is_blank:
+        forms = (f"  {effect.missing}", effect.missing, effect.gist)
+        is_last = len(_shown(width)) == 1  # then the text stays in its column
+        left = _FIGURE_WIDTH if is_last else width - _BEFORE_CHANGE - room - 1
+        return [*cells, (fmt.first_fitting(forms, left), "muted")]
+    for at in _shown(width):
+        before, after = effect.figures[at]
+        bound = slo.itl_ms if FIGURES[at][0] == "itl" else slo.ttft_ms
+        late = after is not None and after > bound
+        text = f"{fmt.milliseconds(before)}→{fmt.milliseconds(after)}{'!' if late else ' '}"
+        cells.append((text, "breach" if late else "text"))
+    return cells
+
+
+def audited(frame: Frame, entry: Audited) -> list[Cell]:
+    """Whatever else somebody did, or was refused."""
+    style = "breach" if entry.code else "text"
+    return [
+        ("refused" if entry.code else f"{entry.effective_step or 0:,}", style),
+        (fmt.clock(frame.history.wall_ns(entry.time_ns)), "muted"),
+        (_who(who_text(entry)), "text"),
+        (change_text(entry), style),
+    ]
+
+
+def coming(frame: Frame, step: int, entry: Entry, width: int) -> list[Cell]:
+    """What lies ahead: what it did to the latencies is not known before it is played."""
+    ahead = "ahead: "
+    if isinstance(entry, KnobsChanged):
+        who = entry.who
+        told = changes_text(entry.old, entry.new, width - _BEFORE_CHANGE - len(ahead))
+    else:
+        who, told = who_text(entry), change_text(entry)
+    return [
+        (f"{step:,}", "muted"),
+        (fmt.clock(frame.history.wall_ns(entry.time_ns)), "muted"),
+        (_who(who), "muted"),
+        (ahead + told, "muted"),
+    ]
+
+
+def about(frame: Frame, entry: Entry, width: int, *, is_ahead: bool) -> str:
+    """All of a chosen entry, as far as `width` cells hold it."""
+    if not isinstance(entry, KnobsChanged):
+        text = change_text(entry)
+        return fmt.first_fitting((f"{who_text(entry)}: {text}", text), width)
+    missing = "" if is_ahead else effect_of(frame.history, entry, frame.state.time_ns).missing
+    end = missing and f"; {missing}"
+    full = changes_text(entry.old, entry.new)
+    short = changes_text(entry.old, entry.new, width - len(end))
+    return fmt.first_fitting((f"{entry.who}: {full}{end}", f"{full}{end}", f"{short}{end}"), width)
+
+
+def _who(who: str) -> str:
+    return clean(shorter_who(who, _WHO_WIDTH), _WHO_WIDTH)

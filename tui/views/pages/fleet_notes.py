@@ -1,0 +1,129 @@
+"""The words of the fleet screen: what is wrong, what stands out, what is set up differently."""
+
+from collections.abc import Sequence
+
+from stepscope.recordings.fleets.fleet import FleetPicture
+from stepscope.recordings.fleets.imbalance import Figure, Imbalance
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.charts.fleet_columns import state_text
+from stepscope.tui.views.frame.fleet_desk import FleetPage
+from stepscope.tui.views.lines import Line, Run, clean, length_of
+
+_NUM_DIFFERENCES = 6
+_LEAST_ALIKE = 3  # engines that are told together
+_NAMED = 6  # of those, beside the worst
+
+
+def notes(page: FleetPage, width: int) -> list[Line]:
+    """What an operator should know first, in words."""
+    picture = page.picture
+    lines: list[Line] = []
+    for each in picture.lines:
+        if not each.figures.is_up and each.figures.status != "connecting":
+            text, style = state_text(each)
+            error = each.figures.error or "nothing has come from it yet"
+            begin: Line = ((" ", "text"), (f"{each.figures.name} {text}", style), ("  ", "text"))
+            lines += _wrapped(begin, [(clean(error, 300), "text")], width)
+    for group in _alike(picture.imbalances):
+        lines += _imbalance(picture, group, width)
+    if not lines or (not picture.imbalances and picture.num_up > 1):
+        style = "good" if len(picture.lines) > 1 else "text"
+        lines += _wrapped(((" ", "text"),), [(_all_well(page), style)], width)
+    if len(picture.lines) < 2:
+        lines += _how_to_add()
+    for number, text in enumerate(picture.differences[:_NUM_DIFFERENCES]):
+        label = " set up differently  " if not number else " " * 21
+        lines += _wrapped(((label, "muted"),), [(clean(text, 300), "text")], width)
+    hidden = len(picture.differences) - _NUM_DIFFERENCES
+    if hidden > 0:
+        lines.append(((f"{' ' * 21}and {fmt.plural(hidden, 'more setting')}", "muted"),))
+    return lines
+
+
+def _alike(imbalances: Sequence[Imbalance]) -> list[list[Imbalance]]:
+    """Three or more that stand out in the same figures are told together, at the worst of them."""
+    kinds: dict[tuple[Figure, ...], list[Imbalance]] = {}
+    for each in imbalances:
+        kinds.setdefault(each.figures, []).append(each)
+    groups = []
+    for each in imbalances:
+        kind = kinds[each.figures]
+        if len(kind) < _LEAST_ALIKE:
+            groups.append([each])
+        elif kind[0] is each:
+            groups.append(kind)
+    return groups
+
+
+def _imbalance(picture: FleetPicture, group: Sequence[Imbalance], width: int) -> list[Line]:
+    """One engine that stands out, or several that do in the same way."""
+    worst = group[0]
+    sign, style = ("▼", "good") if worst.has_room else ("▲", "caution")
+    seconds = picture.now_s - min(each.since_s for each in group)
+    lasted = fmt.duration(seconds).split(".")[0]
+    since = f" for {lasted}"
+    if width >= 98:
+        since = f" since {fmt.clock(round((picture.wall_s - seconds) * 1e9))} ({lasted})"
+    begin: Line = ((f" {sign} {worst.name}", style), (f"{since}  ", "muted"))
+    pieces: list[Run] = [(text, "text") for text in worst.texts]
+    others = [each.name for each in group[1:]]
+    if others:
+        more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+        pieces.append((f"likewise {', '.join(others[:_NAMED])}{more}", "muted"))
+    return _wrapped(begin, pieces, width)
+
+
+def _all_well(page: FleetPage) -> str:
+    picture = page.picture
+    if len(picture.lines) < 2:
+        return "one engine: there is nothing to compare it with"
+    if picture.num_up < 2:
+        return "fewer than two engines are up: there is nothing to compare"
+    return (
+        "no engine stands out: waiting within 2x, KV within 25 points, TTFT within 2x and ITL "
+        "within 1.5x of the others"
+    )
+
+
+def _how_to_add() -> list[Line]:
+    return [
+        ((" to see more engines side by side:", "muted"),),
+        (("   stepscope top engine-0 engine-1 tcp://10.0.0.7:5555", "text"),),
+        ((" or in the config file, for 'stepscope top' alone:", "muted"),),
+        (('   [fleet] engines = ["engine-0", "tcp://10.0.0.7:5555"]', "text"),),
+    ]
+
+
+def _wrapped(begin: Line, pieces: Sequence[Run], width: int) -> list[Line]:
+    """Pieces after a beginning, apart by points; more of them in lines below it."""
+    indent = length_of(begin)
+    if indent > width // 2:
+        indent = 4
+    lines: list[Line] = []
+    line: list[Run] = list(begin)
+    is_empty = True  # but for the beginning
+    for text, style in pieces:
+        if not is_empty and length_of(line) + 3 + len(text) > width:
+            lines.append(tuple(line))
+            line, is_empty = [(" " * indent, "text")], True
+        if not is_empty:
+            line.append((" · ", "muted"))
+        first, *rest = _broken(text, max(8, width - length_of(line)))
+        line.append((first, style))
+        is_empty = False
+        for part in rest:
+            lines.append(tuple(line))
+            line = [(" " * indent, "text"), (part, style)]
+    lines.append(tuple(line))
+    return lines
+
+
+def _broken(text: str, width: int) -> list[str]:
+    """At blanks, into parts of at most so many cells."""
+    parts: list[str] = []
+    while len(text) > width:
+        at = text.rfind(" ", 0, width + 1)
+        at = at if at > 0 else width
+        parts.append(text[:at])
+        text = text[at:].lstrip()
+    return [*parts, text]

@@ -1,0 +1,252 @@
+"""The KV map at full size: every block by state or by owner, references, sharing, fragmentation."""
+
+import string
+from array import array
+from collections import Counter
+
+from stepscope.engine.protocol.wire import CACHED, EMPTY, RequestView
+from stepscope.recordings.state.session import request_name
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.charts import kv_map, kv_trend
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.framed_panels import Cell, Column, Target, beside, table
+from stepscope.tui.views.lines import Line, Run, clean, framed
+
+NARROW = 100  # below it the map alone, and one line of figures
+_SIDE_WIDTH = 46
+_CHART_HEIGHT = 8  # at least
+_MAX_BLOCK_WIDTH = 4  # cells
+_MAX_COUNTED = 65_536  # blocks looked at one by one; of more, evenly spaced ones
+_LETTERS = string.ascii_uppercase + string.ascii_lowercase
+_OTHERS, _CACHED, _EMPTY = "+", "░", "·"
+_COLUMNS = (
+    Column("", 1),
+    Column("request", 8),
+    Column("blocks", 7, True),
+    Column("tokens", 8, True),
+    Column("cached", 7, True),
+    Column("client", 0),
+)
+
+
+def targets(frame: Frame) -> list[Target]:
+    """One for each holder of blocks."""
+    return [Target(request_id=view.request_id) for view in _holders(frame)]
+
+
+def draw(frame: Frame, width: int, height: int) -> list[Line]:
+    """The whole page."""
+    info = frame.state.info
+    by_owner = frame.view.kv_by_owner
+    what = "by owner" if by_owner else "by state"
+    size = ""
+    if info is not None and info.num_blocks is not None:
+        size = f"  {info.num_blocks:,} blocks"
+        size += "" if info.block_size is None else f" × {info.block_size} tok"
+    title: Line = (
+        (f"KV map {what}", "title"),
+        (f"{size}  ({frame.key('sort')}: the other way)", "muted"),
+    )
+    has_letters = by_owner and frame.state.block_owner is not None
+    key = _owner_key() if has_letters else kv_map.key(frame, width - 4)
+    if width < NARROW:
+        block_width = _block_width(frame, width - 4, height - 4)
+        body = [*_map(frame, width - 4, height - 4, block_width), key, _figure_line(frame)]
+        return framed([((" ", "text"), *line) for line in body], width, height, title)
+    chart_height = _CHART_HEIGHT if height >= 24 else 0
+    map_width = width - _SIDE_WIDTH
+    block_width = _block_width(frame, map_width - 4, height - chart_height - 3)
+    if chart_height and frame.state.block_owner is not None:
+        # What the map has no blocks for goes to the chart.
+        in_a_row = (map_width - 4) // block_width
+        needed = -(-len(frame.state.block_owner) // in_a_row) + 3
+        chart_height = max(chart_height, height - needed)
+    map_height = height - chart_height
+    cells = _map(frame, map_width - 4, map_height - 3, block_width)
+    body = [((" ", "text"), *line) for line in (*cells, key)]
+    left = framed(body, map_width, map_height, title)
+    if chart_height:
+        left += kv_trend.draw(frame, map_width, chart_height)
+    figures = _figures(frame)
+    figures_height = min(len(figures) + 2, height - 6)
+    rest = height - figures_height
+    holders = _holders(frame)
+    rows = [_row(number, view) for number, view in enumerate(holders)]
+    listed = table(_COLUMNS, rows, _SIDE_WIDTH - 2, rest - 2, frame.view.row if rows else None) or [
+        ((" nobody holds a block", "muted"),)
+    ]
+    if not rows and frame.state.kv is None:
+        listed = [((" the engine does not tell who holds blocks", "muted"),)]
+    heading = f"holders ({len(rows)})" if rows or frame.state.kv is not None else "holders"
+    right = [
+        *framed(figures, _SIDE_WIDTH, figures_height, (("blocks", "title"),)),
+        *framed(listed, _SIDE_WIDTH, rest, ((heading, "title"),)),
+    ]
+    return beside(left, right)
+
+
+def _holders(frame: Frame) -> list[RequestView]:
+    views = (view for view in frame.state.requests.values() if view.num_blocks)
+    return sorted(views, key=lambda view: (-view.num_blocks, view.request_id))
+
+
+def _row(number: int, view: RequestView) -> list[Cell]:
+    cached = f"{view.num_cached_tokens:,}" if view.num_cached_tokens else ""
+    return [
+        (_letter(number), "strong"),
+        (request_name(view.request_id), "text"),
+        (f"{view.num_blocks:,}", "text"),
+        (f"{view.num_computed_tokens:,}", "muted"),
+        (cached, "cached"),
+        (clean(view.client_id, 20), "muted"),
+    ]
+
+
+def _letter(number: int) -> str:
+    return _LETTERS[number] if number < len(_LETTERS) else _OTHERS
+
+
+# The map
+
+
+def _block_width(frame: Frame, width: int, rows: int) -> int:
+    """Cells of a block: as many as there is room for, one where blocks share a cell."""
+    num_blocks = 0 if frame.state.block_owner is None else len(frame.state.block_owner)
+    for cells in range(_MAX_BLOCK_WIDTH, 1, -1):
+        if num_blocks and num_blocks <= max(0, width // cells) * max(0, rows):
+            return cells
+    return 1
+
+
+def _map(frame: Frame, width: int, rows: int, block_width: int) -> list[Line]:
+    if rows <= 0 or width <= 0:
+        return []
+    if not frame.view.kv_by_owner or frame.state.block_owner is None:
+        return kv_map.state_map(frame, width, rows, block_width)
+    letters: dict[int, str] = {CACHED: _CACHED, EMPTY: _EMPTY}
+    for number, view in enumerate(_holders(frame)):
+        letters[view.request_id] = _letter(number)
+    owner = frame.state.block_owner
+    stride = -(-len(owner) // _MAX_COUNTED)
+    names = "".join([letters.get(who, _OTHERS) for who in owner[:: max(1, stride)]])
+    if block_width > 1:
+        names = "".join([name * block_width for name in names])
+        width -= width % block_width
+    num_cells = width * rows
+    if len(names) > num_cells:
+        names = "".join(
+            _most(names[len(names) * cell // num_cells : len(names) * (cell + 1) // num_cells])
+            for cell in range(num_cells)
+        )
+    return [_owner_runs(names[y * width : (y + 1) * width], frame) for y in range(rows)]
+
+
+def _most(names: str) -> str:
+    return Counter(names).most_common(1)[0][0]
+
+
+def _owner_runs(names: str, frame: Frame) -> Line:
+    """Letters of neighbours alternate in weight; the holder that is chosen is raised."""
+    chosen = _letter(frame.view.row)
+    runs: list[Run] = []
+    for name in names:
+        style = {_CACHED: "kv_cached", _EMPTY: "kv_empty", _OTHERS: "muted"}.get(name)
+        if style is None:
+            style = "strong+cursor" if name == chosen else "kv_used"
+        if runs and runs[-1][1] == style:
+            runs[-1] = (runs[-1][0] + name, style)
+        else:
+            runs.append((name, style))
+    return tuple(runs)
+
+
+def _owner_key() -> Line:
+    return (
+        ("A B … ", "kv_used"),
+        ("holders, most blocks first  ", "muted"),
+        (_OTHERS, "muted"),
+        (" others  ", "muted"),
+        (_CACHED, "kv_cached"),
+        ("cached ", "muted"),
+        (_EMPTY, "kv_empty"),
+        ("free", "muted"),
+    )
+
+
+# Figures
+
+
+def _figures(frame: Frame) -> list[Line]:
+    kv, owner, refs = frame.state.kv, frame.state.block_owner, frame.state.block_refs
+    lines: list[Line] = []
+    if kv is None:
+        lines.append(((" the engine does not tell its blocks", "muted"),))
+    else:
+        total = max(1, kv.used + kv.cached + kv.empty)
+        for name, count, style in (
+            ("used", kv.used, "kv_used"),
+            ("cached, free", kv.cached, "kv_cached"),
+            ("empty", kv.empty, "kv_empty"),
+        ):
+            cells = round(count / total * 14)
+            lines.append(
+                (
+                    (f" {name:<13}", "muted"),
+                    (f"{count:>8,} {count / total:>4.0%}  ", "text"),
+                    ("█" * cells, style),
+                )
+            )
+    if owner is not None and refs is not None and len(refs):
+        lines += _references(refs)
+    rates = frame.rates
+    evictions = rates.evictions_per_s
+    lines += [
+        _figure("prefix hit rate", fmt.percent(rates.prefix_hit_rate), "of tokens, 10 s"),
+        _figure(
+            "evictions", "—" if evictions is None else f"{evictions:.1f}/s", "of cached blocks"
+        ),
+        _figure("fragmentation", fmt.percent(kv_map.unfilled_share(frame)), "of held slots"),
+    ]
+    return lines
+
+
+def _figure(name: str, value: str, about: str) -> Line:
+    return ((f" {name:<16}", "muted"), (f"{value:>7}  ", "text"), (about, "muted"))
+
+
+def _references(refs: "array[int]") -> list[Line]:
+    """How often blocks are referred to, and what that saves."""
+    stride = -(-len(refs) // _MAX_COUNTED)
+    about = "≈" if stride > 1 else ""
+    counts = Counter(refs[::stride] if stride > 1 else refs)
+    shared = sum(number for count, number in counts.items() if count > 1) * stride
+    saved = sum((count - 1) * number for count, number in counts.items() if count > 1) * stride
+    groups = [
+        ("1", counts.get(1, 0)),
+        ("2", counts.get(2, 0)),
+        ("3-4", counts.get(3, 0) + counts.get(4, 0)),
+        ("5+", sum(number for count, number in counts.items() if count >= 5)),
+    ]
+    line: list[Run] = [(" references ", "muted")]
+    for name, number in groups:
+        line += [(f" {name}: ", "muted"), (f"{about}{number * stride:,}", "text")]
+    return [
+        tuple(line),
+        (
+            (" shared       ", "muted"),
+            (f"{about}{shared:>7,}", "kv_shared"),
+            ("  blocks, saves ", "muted"),
+            (f"{about}{saved:,}", "text"),
+        ),
+    ]
+
+
+def _figure_line(frame: Frame) -> Line:
+    return (
+        ("hit ", "muted"),
+        (fmt.percent(frame.rates.prefix_hit_rate), "text"),
+        ("  evictions ", "muted"),
+        (f"{fmt.short(frame.rates.evictions_per_s)}/s", "text"),
+        ("  fragmentation ", "muted"),
+        (fmt.percent(kv_map.unfilled_share(frame)), "text"),
+    )

@@ -1,0 +1,266 @@
+"""Latencies against the service levels: percentiles, spread, heat map, breaches explained."""
+
+import math
+from collections.abc import Sequence
+
+from stepscope.recordings.attribution.late_sweep import Wait
+from stepscope.recordings.attribution.longest import Breach
+from stepscope.recordings.state.series.latency import LatencyKind, LatencyReport, Series
+from stepscope.recordings.state.session import request_name
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views import late_text
+from stepscope.tui.views.charts import latency_charts, wait_pieces
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.frame.latency_windows import WINDOWS
+from stepscope.tui.views.framed_panels import (
+    Cell,
+    Column,
+    Target,
+    beside,
+    first_shown,
+    room_of_last,
+    table,
+)
+from stepscope.tui.views.lines import Line, Run, clean, framed, spot
+from stepscope.tui.views.pages import breach_list
+
+NARROW = 100  # below it no spread beside the heat map
+# Read for one picture, of waits one by one and of rows of steps; the next one goes on from there.
+_READ_NS = 10_000_000_000
+_READ_ROWS = 40_000
+_ALONE_ROWS = 100_000  # of one wait, while the picture moves
+_PICTURE_S = 0.6  # between two of them
+_KINDS: dict[LatencyKind, str] = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "step": "step"}
+_BLOCK = 51  # cells of one window
+_COLUMNS = (
+    Column("step", 9, True),
+    Column("at", 8),
+    Column("kind", 4),
+    Column("request", 10),
+    Column("ms", 8, True),
+    Column("why", 0),
+)
+
+
+def targets(frame: Frame) -> list[Target]:
+    """One for each breach, in the order of the list."""
+    return [Target(breach.step, breach.request_id) for breach in breach_list.listed(frame)]
+
+
+def draw(frame: Frame, width: int, height: int) -> list[Line]:
+    """The whole page."""
+    rows = _figures(frame, width - 2)
+    slo = frame.history.slo
+    title: Line = (
+        ("latency", "title"),
+        (f"  ms; service levels: TTFT <{slo.ttft_ms:g}  ITL <{slo.itl_ms:g}", "muted"),
+    )
+    hint: Line = (("the operator's pauses are not counted", "muted"),)
+    if (window_s := frame.window_s) is not None:
+        hint = ((f"of the last minute {window_s:.0f} s are in memory", "caution"),)
+    lines = framed(rows, width, len(rows) + 2, title, hint)
+    left = height - len(lines)
+    chart_height = 0 if left < 14 else min(16, left // 2)
+    if chart_height:
+        lines += _charts(frame, width, chart_height)
+    rest = height - len(lines)
+    breaches = breach_list.listed(frame)
+    chosen = None
+    read_step = _read(frame, breaches, max(0, rest - 3))
+    if breaches:
+        breach = breaches[min(frame.view.row, len(breaches) - 1)]
+        if _is_affordable(frame, breach):
+            chosen = frame.history.wait(breach.step, breach.request_id)
+    pieces_height = wait_pieces.height_for(chosen, rest)
+    rest -= pieces_height
+    shown = _explained(frame, breaches, max(0, rest - 3), width, read_step)
+    body = table(_COLUMNS, shown, width - 2, rest - 2, frame.view.row if breaches else None)
+    if not breaches:
+        body = [((" no token came later than the service levels", "good"),)]
+        if not frame.tells_requests:
+            body = [((" the engine does not tell when whose tokens came", "muted"),)]
+    heading = breach_list.heading(frame, width - 6)
+    lines += framed(body, width, rest, heading, ((f"{frame.key('inspect')} goes there", "muted"),))
+    if chosen is not None and pieces_height:
+        lines += wait_pieces.draw(chosen, width, pieces_height)
+    return lines
+
+
+# Percentiles
+
+
+def _figures(frame: Frame, width: int) -> list[Line]:
+    """The windows side by side as far as they fit, the last minute always."""
+    slo = frame.history.slo
+    reports = frame.windows
+    names = [name for name, _ in WINDOWS]
+    if width < 7 + 3 * _BLOCK:
+        names = ["10 s", "60 s"] if width >= 7 + 2 * _BLOCK else ["60 s"]
+    head: list[Run] = [("       ", "muted")]
+    for name in names:
+        head += [
+            ("│ ", "frame"),
+            (f"{_title(frame, name):<5}", "strong"),
+            (f"{'samples':>8}{'p50':>6}{'p95':>7}{'p99':>7}{'max':>7}{'in SLO':>8} ", "muted"),
+        ]
+    lines: list[Line] = [tuple(head)]
+    for kind, label in _KINDS.items():
+        bound = {"ttft": slo.ttft_ms, "itl": slo.itl_ms}.get(kind)
+        chosen = kind == frame.view.latency
+        line: list[Run] = [
+            spot("latency", kind),
+            ("▶" if chosen else " ", "text"),
+            (f"{label:<6}", "strong" if chosen else "text"),
+        ]
+        for name in names:
+            report = reports.get(name)
+            is_told = kind == "step" or frame.tells_requests
+            line += _block(None if report is None else _series(report, kind), bound, is_told)
+        lines.append(tuple(line))
+    return lines
+
+
+def _title(frame: Frame, name: str) -> str:
+    """What a window really is: of a replay less may be in memory."""
+    length_s = dict(WINDOWS)[name]
+    window_s = frame.window_s
+    if length_s is None:
+        return name if frame.is_whole else "mem"
+    return name if window_s is None or window_s >= length_s else f"{window_s:.0f} s"
+
+
+def _series(report: LatencyReport, kind: LatencyKind) -> Series:
+    series: Series = getattr(report, kind)
+    return series
+
+
+def _block(series: Series | None, bound: float | None, is_told: bool) -> Line:
+    if series is None:
+        return (("│", "frame"), (" " * (_BLOCK - 1), "text"))
+    number = fmt.short(series.num_samples) if series.num_samples or is_told else "—"
+    line: list[Run] = [("│", "frame"), (f"{number:>14}", "muted")]
+    for value in (series.p50_ms, series.p95_ms, series.p99_ms, series.max_ms):
+        late = value is not None and bound is not None and value > bound
+        text = fmt.milliseconds(value) + ("!" if late else " ")
+        line.append((f"{text:>7}", "breach" if late else "text"))
+    kept = ""
+    style = "muted"
+    if bound is not None and series.within_slo is not None:
+        kept = f"{min(series.within_slo, 0.999 if series.within_slo < 1 else 1.0):.1%}"
+        style = "good" if series.within_slo >= 0.95 else "breach"
+    return (*line, (f"{kept:>7} ", style))
+
+
+def _charts(frame: Frame, width: int, height: int) -> list[Line]:
+    """Heat map and spread of the latency that is chosen."""
+    kind = frame.view.latency
+    minute = frame.windows.get("60 s")
+    # What the table counts, which is not taken anew as often as this is drawn.
+    end_ns = frame.state.time_ns if minute is None else minute.end_ns
+    window_s = _extent_s(frame, end_ns)
+    samples = frame.history.windows.samples(kind, end_ns, window_s)
+    slo = frame.history.slo
+    bound = {"ttft": slo.ttft_ms, "itl": slo.itl_ms}.get(kind)
+    name = _KINDS[kind]
+    heat_title: Line = ((f"{name} × time", "title"), (f"  last {window_s:g} s", "muted"))
+    if not samples:
+        text = f" no sample in the last {window_s:g} s"
+        return framed([((text, "muted"),)], width, height, heat_title)
+    spread_width = 0 if width < NARROW else min(60, width * 2 // 5)
+    heat_width = width - spread_width
+    counted = latency_charts.count(samples, end_ns, window_s, heat_width - 11, height - 3, bound)
+    heat = latency_charts.heat_map(counted, window_s)
+    left = framed(heat, heat_width, height, heat_title, latency_charts.DENSITY_KEY)
+    if not spread_width:
+        return left
+    title: Line = (
+        (f"{name} spread", "title"),
+        (f"  samples ({frame.key('sort')}: another kind)", "muted"),
+    )
+    spread = latency_charts.spread(counted, spread_width - 2)
+    return beside(left, framed(spread, spread_width, height, title))
+
+
+def _extent_s(frame: Frame, end_ns: int) -> float:
+    """The last minute, or what of it there is, in steps of four seconds."""
+    first = None if frame.first_step is None else frame.history.summary(frame.first_step)
+    if first is None:
+        return 60.0
+    seconds = (end_ns - first.schedule_start_ns) / 1e9
+    return float(min(60, max(4, math.ceil(seconds / 4) * 4)))
+
+
+# Breaches
+
+
+def _seen(frame: Frame, breaches: Sequence[Breach], room: int) -> Sequence[Breach]:
+    """Those that will be seen."""
+    first = first_shown(len(breaches), room, frame.view.row if breaches else None)
+    return breaches[first : first + room]
+
+
+def _read(frame: Frame, breaches: Sequence[Breach], room: int) -> int | None:
+    """Explain them together, up to a step, where that costs less than one by one."""
+    seen = _seen(frame, breaches, room)
+    max_steps = max(1, _READ_ROWS // _num_rows(frame))
+    if frame.view.live and _steps_per_s(frame) * _PICTURE_S > max_steps:
+        return -1  # more than that comes meanwhile
+    waits = [Wait(each.step, each.request_id, each.time_ns - each.ns) for each in seen]
+    return frame.history.explain(waits, max_steps)
+
+
+def _steps_per_s(frame: Frame) -> float:
+    return frame.rates.steps_per_s or 0.0
+
+
+def _num_rows(frame: Frame) -> int:
+    """Of a step, about."""
+    return max(1, frame.state.num_running)
+
+
+def _is_affordable(frame: Frame, breach: Breach) -> bool:
+    """Whether a wait may be explained by itself while the picture moves."""
+    if not frame.view.live or frame.history.is_explained(breach.step, breach.request_id):
+        return True
+    return breach.ns / 1e9 * _steps_per_s(frame) * _num_rows(frame) <= _ALONE_ROWS
+
+
+def _explained(
+    frame: Frame, breaches: Sequence[Breach], room: int, width: int, read_step: int | None
+) -> list[list[Cell]]:
+    """Cells of all rows; only those that will be seen are explained."""
+    whys = {}
+    why_room = room_of_last(_COLUMNS, width - 2)
+    left_ns = _READ_NS
+    # On in time costs less than back.
+    for breach in sorted(_seen(frame, breaches, room), key=lambda each: each.step):
+        if not frame.history.is_explained(breach.step, breach.request_id):
+            is_later = read_step is not None and breach.step > read_step
+            if left_ns <= 0 or is_later or not _is_affordable(frame, breach):
+                whys[breach] = f"… ({frame.key('inspect')} explains it)"
+                continue
+            left_ns -= breach.ns
+        late = frame.history.wait(breach.step, breach.request_id)
+        whys[breach] = "not in memory any more"
+        if late is not None:
+            whys[breach] = late_text.of_wait(late, why_room)
+    rows: list[list[Cell]] = []
+    for breach in breaches:
+        why = whys.get(breach, "")
+        rows.append(
+            [
+                (f"{breach.step:,}", "text"),
+                (fmt.clock(frame.history.wall_ns(breach.time_ns)), "muted"),
+                (breach.kind, "text"),
+                (_request(breach), "strong"),
+                (f"{fmt.milliseconds(breach.ns / 1e6)}!", "breach"),
+                (clean(why, 300), "text"),
+            ]
+        )
+    return rows
+
+
+def _request(breach: Breach) -> str:
+    """The one that waited longest, and how many more tokens of the step were late."""
+    more = f" +{breach.num_tokens - 1}" if breach.num_tokens > 1 else ""
+    return f"{request_name(breach.request_id)}{more}"

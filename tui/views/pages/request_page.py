@@ -1,0 +1,285 @@
+"""The request inspector: one request's life, its gaps between tokens, and why tokens were late."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from stepscope.engine.protocol.wire import RequestView
+from stepscope.recordings.attribution.causes import Late, by_cause
+from stepscope.recordings.history.lives import Life
+from stepscope.recordings.state.session import request_name
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views import late_text
+from stepscope.tui.views.charts import life_line, wait_pieces
+from stepscope.tui.views.charts.life_line import with_unit
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.frame.lane_rows import lane_status
+from stepscope.tui.views.framed_panels import (
+    Cell,
+    Column,
+    Target,
+    column_chart,
+    pairs,
+    room_of_last,
+    table,
+)
+from stepscope.tui.views.lines import Line, Run, clean, framed, length_of
+from stepscope.tui.views.pages import transcript
+
+MEDIANS = 2.0  # where no wait breaks the service level, one longer than so many medians is listed
+_COLUMNS = (
+    Column("token", 6, True),
+    Column("step", 8, True),
+    Column("at", 8),
+    Column("took ms", 9, True),
+    Column("of it", 6, True),
+    Column("why, largest first", 0),
+)
+
+
+class _Waits(NamedTuple):
+    """The waits up to the cursor, and which of them are listed."""
+
+    life: Life | None
+    all: tuple[Late, ...]
+    late: list[Late]
+    bound_text: str
+
+
+def request_id_of(frame: Frame) -> int | None:
+    """The selected request; with none selected the one that waited longest in the step."""
+    view, requests = frame.view, frame.state.requests
+    if view.selected is not None:
+        return view.selected
+    if view.followed is not None:
+        return view.followed
+    summary = frame.summary
+    if summary is not None and summary.max_itl_request_id in requests:
+        return summary.max_itl_request_id
+    return min(requests, default=None)
+
+
+def targets(frame: Frame) -> list[Target]:
+    """One for each late token: the step that brought it."""
+    found = _view(frame)
+    if found is None:
+        return []
+    waits = _waits(frame, found)
+    return [Target(late.step, late.request_id) for late in waits.late]
+
+
+def draw(frame: Frame, width: int, height: int) -> list[Line]:
+    """The whole page."""
+    request_id = request_id_of(frame)
+    view = _view(frame)
+    if request_id is None or view is None:
+        said = ["no request yet"]
+        if not frame.tells_requests:
+            said = ["the engine does not tell of single requests"]
+        if request_id is not None:
+            said = _absent(frame, request_id)
+        body: list[Line] = [((f" {text}", "muted"),) for text in said]
+        return framed(body, width, height, (("request", "title"),))
+    waits = _waits(frame, view)
+    name = request_name(request_id)
+    title: Line = (
+        (f"request {name}", "title"),
+        (f"  {clean(view.client_id, 24)}  {_status(view)}", "muted"),
+    )
+    facts = _facts(frame, view, waits, width - 2)
+    body = [*facts, *life_line.draw(frame, view, waits.life, width - 2, 4 if height >= 24 else 1)]
+    lines = framed(body, width, len(body) + 2, title)
+    told = None if waits.life is None else waits.life.told
+    text_height = transcript.height_for(told, height)
+    if told is not None and text_height:
+        cursor = math.inf if frame.cursor is None else frame.cursor
+        lines += transcript.draw(told, cursor, width, text_height)
+    strip_height = 0
+    if height >= 20:
+        # Few late tokens leave more room for the picture of all of them.
+        spare = height - len(lines) - len(waits.late) - 12
+        strip_height = min(max(11, min(spare, 20)), (height - len(lines)) // 2)
+    if strip_height >= 4:
+        lines += _strip(frame, waits, width, strip_height)
+    rest = height - len(lines)
+    selected = frame.view.row if waits.late else None
+    chosen = waits.late[min(selected, len(waits.late) - 1)] if selected is not None else None
+    pieces_height = wait_pieces.height_for(chosen, rest)
+    rest -= pieces_height
+    rows = [_row(frame, late, width) for late in waits.late]
+    listed: list[Line] = table(_COLUMNS, rows, width - 2, rest - 2, selected)
+    if not rows:
+        listed = [((" no token of it was late", "good"),)]
+    heading = _heading(len(rows), waits.bound_text, width - 6)
+    lines += framed(
+        listed, width, rest, heading, ((f"{frame.key('inspect')} goes to the step", "muted"),)
+    )
+    if chosen is not None and pieces_height:
+        lines += wait_pieces.draw(chosen, width, pieces_height)
+    return lines
+
+
+def _absent(frame: Frame, request_id: int) -> list[str]:
+    """What has become of a request that is not there at the cursor, and how to get to it."""
+    ended = None if frame.cursor is None else frame.history.end_of(request_id, frame.cursor)
+    if ended is None:
+        keys = f"{frame.key('step_back')}/{frame.key('step_forward')}"
+        return [f"{request_name(request_id)} is not there at this step: {keys} go to another step"]
+    when = f"{fmt.clock(frame.history.wall_ns(ended.time_ns))}, step {ended.step:,}"
+    key = frame.key("previous_of_request")
+    return [ended.text, f"it ended at {when}; its last step: {key}"]
+
+
+def _heading(num_late: int, bound_text: str, room: int) -> Line:
+    """What is listed, with as much of the bound as there is room for."""
+    title: Line = ((f"late tokens ({num_late})", "title"),)
+    bounds = [f"  longer than {bound_text}"]
+    bounds += [f"  longer than {bound_text.split(';')[0]}", ""]
+    for text in (f"{bounds[0]}, newest first", *bounds):
+        if length_of(title) + len(text) <= room:
+            return (*title, (text, "muted"))
+    return title
+
+
+def _view(frame: Frame) -> RequestView | None:
+    request_id = request_id_of(frame)
+    return None if request_id is None else frame.state.requests.get(request_id)
+
+
+def _waits(frame: Frame, view: RequestView) -> _Waits:
+    history, slo = frame.history, frame.history.slo
+    life = history.life(view, None if frame.view.live else frame.cursor)
+    cursor = math.inf if frame.cursor is None else frame.cursor
+    every = tuple(late for late in (() if life is None else life.waits) if late.step <= cursor)
+    late = [each for each in every if each.gap_ns > _bound_ns(frame, each)]
+    text = f"{slo.itl_ms:g} ms (first token {slo.ttft_ms:g} ms)"
+    gaps = [each.gap_ns for each in every if each.token_idx]
+    if not late and gaps:
+        median_ns = statistics.median(gaps)
+        late = [each for each in every if each.token_idx and each.gap_ns > MEDIANS * median_ns]
+        if late:
+            text = f"twice its median of {median_ns / 1e6:.1f} ms; none broke {slo.itl_ms:g} ms"
+    return _Waits(life, every, late[::-1], text)
+
+
+def _bound_ns(frame: Frame, late: Late) -> float:
+    slo = frame.history.slo
+    return (slo.itl_ms if late.token_idx else slo.ttft_ms) * 1e6
+
+
+def _status(view: RequestView) -> str:
+    names = {"WAIT": "waiting", "PRE": "prefilling", "DEC": "decoding", "OUT": "preempted"}
+    status = names.get(lane_status(view))
+    return status or f"ended: {view.finish_reason or 'how is not known'}"
+
+
+def _facts(frame: Frame, view: RequestView, waits: _Waits, width: int) -> list[Line]:
+    gaps = sorted(each.gap_ns - each.paused_ns for each in waits.all if each.token_idx)
+    slo = frame.history.slo
+    first = None
+    if view.first_token_ns is not None and not view.is_partial:
+        first = next((each for each in waits.all if not each.token_idx), None)
+    ttft_ms = None if first is None else (first.gap_ns - first.paused_ns) / 1e6
+    tpot_ms = sum(gaps) / len(gaps) / 1e6 if gaps else None
+    p50, p99, worst = (_rank(gaps, rank) for rank in (50, 99, 100))
+    known = not view.is_partial
+    hit = view.num_cached_tokens
+    entries = [
+        ("arrived", fmt.clock(frame.history.wall_ns(view.arrival_ns)) if known else "—", "text"),
+        ("prompt", fmt.count(view.num_prompt_tokens), "text"),
+        ("of it cached", fmt.count(hit) if known else "—", "cached"),
+        ("output", f"{view.num_output_tokens:,}/{view.max_tokens if known else '—'}", "text"),
+        ("in cache", f"{view.num_computed_tokens:,} tok", "text"),
+        ("blocks", fmt.count(view.num_blocks), "text"),
+        ("priority", str(view.priority) if known else "—", "text"),
+        ("preempted", f"{view.num_preemptions}x", "breach" if view.num_preemptions else "text"),
+        ("TTFT", *_late(ttft_ms, slo.ttft_ms)),
+        ("ITL p50", *_late(p50, slo.itl_ms)),
+        ("p99", *_late(p99, slo.itl_ms)),
+        ("max", *_late(worst, slo.itl_ms)),
+        ("TPOT", *_late(tpot_ms, None)),
+    ]
+    return pairs(entries, width)
+
+
+def _rank(ordered: Sequence[int], rank: int) -> float | None:
+    """Nearest-rank percentile in milliseconds."""
+    if not ordered:
+        return None
+    return ordered[max(0, math.ceil(rank * len(ordered) / 100) - 1)] / 1e6
+
+
+def _late(value: float | None, bound: float | None) -> tuple[str, str]:
+    is_late = value is not None and bound is not None and value > bound
+    return f"{with_unit(value)}{'!' if is_late else ''}", "breach" if is_late else "text"
+
+
+# Gaps between tokens
+
+
+def _strip(frame: Frame, waits: _Waits, width: int, height: int) -> list[Line]:
+    """A bar a token; where there are more than columns, the worst of several."""
+    gaps = [each for each in waits.all if each.token_idx]
+    title: Line = (("gaps between tokens", "title"),)
+    if not gaps:
+        text = "none yet: that takes two tokens"
+        return framed([((f" {text}", "muted"),)], width, height, title)
+    room = width - 2 - life_line.GUTTER - 1
+    bound_ms = frame.history.slo.itl_ms
+    stride = max(1, -(-len(gaps) // room))
+    chunks = [gaps[at : at + stride] for at in range(0, len(gaps), stride)]
+    values = [max(each.gap_ns for each in chunk) / 1e6 for chunk in chunks]
+    served = [max(each.gap_ns - each.paused_ns for each in chunk) / 1e6 for chunk in chunks]
+    top = max([bound_ms * 1.15, *served], default=bound_ms)
+    styles = ["breach" if value > bound_ms else "decode" for value in served]
+    for at, (value, net) in enumerate(zip(values, served, strict=True)):
+        if value - net > bound_ms >= net:
+            styles[at] = "mark"
+    chart_height = height - 3
+    chart = column_chart(values, chart_height, top, styles, bound_ms)
+    at_bound = max(0, min(chart_height - 1, int(bound_ms / top * chart_height)))
+    body: list[Line] = []
+    for y, line in enumerate(chart):
+        label = fmt.milliseconds(top) if y == 0 else ""
+        if chart_height - 1 - y == at_bound:
+            label = f"<{bound_ms:g}"
+        body.append(((f"{label:>{life_line.GUTTER - 2}} ", "muted"), ("│", "frame"), *line))
+    marks = "".join(
+        "!" if style == "breach" else "‖" if style == "mark" else "─" for style in styles
+    )
+    body.append(((f"{'token':>{life_line.GUTTER - 2}} ", "muted"), ("┤", "frame"), *_marks(marks)))
+    unit = "1 col = 1 token" if stride == 1 else f"1 col = {stride} tokens, worst of them"
+    title = (*title, (f"  ms ({unit})", "muted"))
+    legend: Line = (("!", "breach"), (" late ", "muted"), ("‖", "mark"), (" paused", "muted"))
+    return framed(body, width, height, title, legend)
+
+
+def _marks(text: str) -> Line:
+    styles = {"!": "breach", "‖": "mark", "─": "frame"}
+    runs: list[Run] = []
+    for glyph in text:
+        if runs and runs[-1][1] == styles[glyph]:
+            runs[-1] = (runs[-1][0] + glyph, styles[glyph])
+        else:
+            runs.append((glyph, styles[glyph]))
+    return tuple(runs)
+
+
+def _row(frame: Frame, late: Late, width: int) -> list[Cell]:
+    net_ns = late.gap_ns - late.paused_ns
+    is_breach = net_ns > _bound_ns(frame, late)
+    main = by_cause(late.pieces)
+    share = max(main.values(), default=0) / max(1, late.gap_ns)
+    glyph = {"preempted": "✗", "paused": "‖"}.get(late.cause, "")
+    sign = f"{glyph} " if glyph else ""
+    room = room_of_last(_COLUMNS, width - 2) - len(sign)
+    why = late_text.of_wait(late, room)
+    return [
+        ("first" if not late.token_idx else f"#{late.token_idx + 1}", "strong"),
+        (f"{late.step:,}", "text"),
+        (fmt.clock(frame.history.wall_ns(late.end_ns)), "muted"),
+        (f"{late.gap_ns / 1e6:,.1f}{'!' if is_breach else ' '}", "breach" if is_breach else "text"),
+        (f"{share:.0%}", "muted"),
+        (f"{sign}{why}", "text"),
+    ]

@@ -1,0 +1,227 @@
+"""What the start screen offers, as data: sections of entries, and what choosing one means."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+from stepscope.tui.views import format as fmt
+
+if TYPE_CHECKING:  # the first picture has neither, and does not wait for them
+    from stepscope.recordings.file.overview import Overview
+    from stepscope.recordings.fleets.fleet import EngineLine
+
+Kind: TypeAlias = Literal["engines", "file", "demo", "ask"]
+Cell: TypeAlias = tuple[str, str]  # text, style
+
+MAX_RECORDINGS = 12
+PART_SUFFIX = ".part"  # of a file that is being written
+_GROWING_S = 10.0  # a writer adds to its file once a second
+
+
+class Choice(NamedTuple):
+    """What to open: engines by their addresses, a file, the demo; or to ask for an endpoint."""
+
+    kind: Kind
+    names: tuple[str, ...] = ()
+
+
+class Entry(NamedTuple):
+    """One line to choose.
+
+    `cells` stand under the columns of its section; where there are fewer of them, the last takes
+    the room of all that are left. `about` is the longest of what is said of it.
+    """
+
+    choice: Choice
+    title: str
+    cells: tuple[Cell, ...]
+    style: str = "strong"
+    about: str = ""
+
+
+class Section(NamedTuple):
+    """Entries of one kind.
+
+    `columns` are name, width and whether it is right-aligned, of the cells after the title; a width
+    of 0 takes what is left. `otherwise` is said where there is no entry.
+    """
+
+    title: str
+    columns: tuple[tuple[str, int, bool], ...]
+    entries: tuple[Entry, ...]
+    otherwise: str = ""
+
+
+class File(NamedTuple):
+    """A recording on the list."""
+
+    path: Path
+    num_bytes: int
+    written_s: float  # Unix time of the last change of it, not of when it was opened
+    overview: "Overview | None"  # None while nobody has looked into it
+
+
+def engines_section(
+    lines: "Sequence[tuple[str, EngineLine]]", configured: Sequence[str], is_looking: bool
+) -> Section:
+    """Engines of this machine.
+
+    Args:
+        lines: address and figures of each.
+        configured: the engines of the config file.
+        is_looking: nobody has looked yet.
+    """
+    entries = [_engine(address, line) for address, line in lines]
+    if len(lines) > 1:
+        choice = Choice("engines", tuple(address for address, _ in lines))
+        entries.append(
+            Entry(
+                choice,
+                "both of them" if len(lines) == 2 else f"all {len(lines)} of them",
+                (("side by side", "muted"),),
+            )
+        )
+    if configured:
+        about = f"[fleet] of the config file: {', '.join(configured)}"
+        entries.append(
+            Entry(Choice("engines", tuple(configured)), "your fleet", ((about, "muted"),))
+        )
+    return Section(
+        "engines on this machine",
+        (
+            ("state", 14, False),
+            ("steps/s", 8, True),
+            ("running", 9, True),
+            ("waiting", 8, True),
+            ("model", 0, False),
+        ),
+        tuple(entries),
+        "looking …" if is_looking else "none runs here; 'stepscope serve --model demo' starts one",
+    )
+
+
+def _engine(address: str, line: "EngineLine") -> Entry:
+    from stepscope.tui.views.charts.fleet_columns import state_text
+
+    figures = line.figures
+    state, style = state_text(line)
+    seats = "" if figures.num_seats is None else f"/{fmt.short(figures.num_seats)}"
+    running = "-" if figures.num_running is None else f"{fmt.short(figures.num_running)}{seats}"
+    waiting = "-" if figures.num_waiting is None else fmt.short(figures.num_waiting)
+    steps = "-" if figures.steps_per_s is None else f"{figures.steps_per_s:.1f}"
+    model = "-" if figures.info is None else figures.info.model
+    return Entry(
+        Choice("engines", (address,)),
+        figures.name,
+        ((state, style), (steps, "text"), (running, "text"), (waiting, "text"), (model, "muted")),
+        about=(figures.error or address) if figures.status == "starting" else address,
+    )
+
+
+def recordings_section(files: Sequence[File], now_s: float) -> Section:
+    """Recordings, in the order they come in."""
+    return Section(
+        "recordings",
+        (
+            ("when", 12, False),
+            ("length", 7, True),
+            ("steps", 10, True),
+            ("size", 7, True),
+            ("engine", 16, False),
+            ("folder", 0, False),
+        ),
+        tuple(_file(file, now_s) for file in files[:MAX_RECORDINGS]),
+        "none here yet; R in the dashboard or 'stepscope record -o session.mcap' makes one",
+    )
+
+
+def _file(file: File, now_s: float) -> Entry:
+    seen = file.overview
+    when, size = when_text(file.written_s, now_s), fmt.size(file.num_bytes)
+    folder = str(file.path.parent).replace(str(Path.home()), "~", 1)
+    title = file.path.name
+    choice = Choice("file", (str(file.path),))
+    if seen is not None and seen.error is not None:
+        cells = ((when, "muted"), (f"not readable: {seen.error}", "caution"))
+        return Entry(choice, title, cells, "caution", f"{file.path}: {seen.error}")
+    length = steps = engine = "…"
+    if seen is not None:
+        length = "-" if seen.duration_s is None else length_text(seen.duration_s)
+        steps = fmt.count(seen.num_steps)
+        is_growing = file.path.suffix == PART_SUFFIX and now_s - file.written_s < _GROWING_S
+        engine = f"{seen.engine}{', cut' if seen.is_cut and not is_growing else ''}"
+        steps += "+" if is_growing else ""
+    return Entry(
+        choice,
+        title,
+        (
+            (when, "muted"),
+            (length, "text"),
+            (steps, "text"),
+            (size, "text"),
+            (engine, "caution" if ", cut" in engine else "text"),
+            (folder, "muted"),
+        ),
+        about=str(file.path),
+    )
+
+
+def samples_section(samples: Sequence[tuple[str, str]], demo_about: str) -> Section:
+    """What is shipped: recordings with what each shows, and the demo."""
+    entries = [
+        Entry(Choice("file", (name,)), name, ((about, "muted"),), about=about)
+        for name, about in samples
+    ]
+    entries.append(Entry(Choice("demo"), "demo", ((demo_about, "muted"),), about=demo_about))
+    return Section("to look at", (("what it shows", 0, False),), tuple(entries))
+
+
+def elsewhere_section(key: str) -> Section:
+    """An address to be typed, after this key."""
+    about = "tcp://HOST:PORT (several with blanks), or the path of a recording"
+    entry = Entry(Choice("ask"), f"{key}  address or file", ((about, "muted"),), about=about)
+    return Section("elsewhere", (("", 0, False),), (entry,))
+
+
+def when_text(then_s: float, now_s: float) -> str:
+    """At most twelve cells: today 12:41, Nov 03 12:41, 2025-11-03."""
+    then, now = time.localtime(then_s), time.localtime(now_s)
+    if then[:3] == now[:3]:
+        return time.strftime("today %H:%M", then)
+    if abs(now_s - then_s) < 180 * 24 * 3600:
+        return time.strftime("%b %d %H:%M", then)
+    return time.strftime("%Y-%m-%d", then)
+
+
+def length_text(seconds: float) -> str:
+    """At most seven cells: 12.4s, 12m41s, 3h05m."""
+    if seconds < 99.5:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def typed_choice(text: str) -> Choice:
+    """What was typed: a file if there is one of that name, else addresses."""
+    path = Path(text.strip()).expanduser()
+    if path.suffix in (".mcap", ".part") or path.is_file():
+        return Choice("file", (str(path),))
+    return Choice("engines", tuple(text.split()))
+
+
+def what_is_wrong(text: str) -> str | None:
+    """One line about a text that can be no choice; None for one that may."""
+    from stepscope.engine.protocol.config import ConfigError
+    from stepscope.engine.transport.endpoints import (
+        Endpoint,  # with sockets, which the list has no need of
+    )
+
+    if not text.strip() or typed_choice(text).kind == "file":
+        return None
+    try:
+        for name in text.split():
+            Endpoint.parse(name)
+    except ConfigError as error:
+        return str(error)
+    return None

@@ -1,0 +1,287 @@
+"""The step inspector: every row of the step at the cursor, its cost, and what is new in it."""
+
+from stepscope.engine.protocol.wire import BatchRow, Phase, RowFlag, StepRecord
+from stepscope.recordings.state.series.columns import StepSummary
+from stepscope.recordings.state.session import request_name
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views import late_text
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.framed_panels import (
+    Cell,
+    Column,
+    Target,
+    bar,
+    beside,
+    cells_by_share,
+    table,
+)
+from stepscope.tui.views.lines import (
+    Field,
+    Line,
+    Run,
+    clean,
+    first_fitting,
+    framed,
+    length_of,
+    whole,
+)
+from stepscope.tui.views.pages import step_changes
+from stepscope.tui.views.panels import inspector
+from stepscope.tui.views.theme import CAUSE_GLYPHS
+
+NARROW = 100  # below it one column
+_HEAD_HEIGHT = 11
+_PHASES = {Phase.PREFILL: "prefill", Phase.DECODE: "decode", Phase.RECOMPUTE: "recompute"}
+_COLUMNS = (
+    Column("request", 8),
+    Column("phase", 9),
+    Column("tokens", 7, True),
+    Column("positions", 15),
+    Column("prompt", 7, True),
+    Column("cached", 7, True),
+    Column("context", 8, True),
+    Column("blocks", 11, True),
+    Column("brings", 12),
+    Column("client", 0),
+)
+
+
+def targets(frame: Frame) -> list[Target]:
+    """One for each row: its request."""
+    return [Target(frame.cursor, row.request_id) for row in _rows(frame.record)]
+
+
+def draw(frame: Frame, width: int, height: int) -> list[Line]:
+    """The whole page."""
+    record, summary = frame.record, frame.summary
+    step = "—" if frame.cursor is None else fmt.count(frame.cursor)
+    title: Line = ((f"step {step}", "title"), *_when(frame), (" (follows cursor)", "muted"))
+    if record is None or summary is None:
+        return framed(_missing(frame), width, height, title)
+    head_height = min(_HEAD_HEIGHT, max(6, height // 2))
+    if width < NARROW:
+        head = framed(_costs(frame, record, summary, width - 2), width, head_height, title)
+    else:
+        left = width // 2
+        events = (
+            *step_changes.draw(frame, record, summary, width - left - 2),
+            *_longest(frame, record.step, width - left - 2),
+            *inspector.event_lines(record),
+        )
+        head = beside(
+            framed(_costs(frame, record, summary, left - 2), left, head_height, title),
+            framed(
+                events,
+                width - left,
+                head_height,
+                (("since the step before, and in it", "title"),),
+            ),
+        )
+    rows = _rows(record)
+    body_height = height - head_height
+    cells = [_cells(frame, row) for row in rows]
+    selected = frame.view.row if rows else None
+    body: list[Line] = (
+        table(_COLUMNS, cells, width - 2, body_height - 2, selected)
+        if record.batch is not None
+        else [((" the engine does not tell who was in the step", "muted"),)]
+    )
+    what = ("rows" if record.batch is None else f"rows ({len(rows)})", "title")
+    key = frame.key
+    hint = (
+        f"{key('lane_up')}/{key('lane_down')} choose  {key('inspect')} request  "
+        f"{key('step_back')}/{key('step_forward')} other steps",
+        "muted",
+    )
+    return [*head, *framed(body, width, body_height, (what,), (hint,))]
+
+
+def _when(frame: Frame) -> Line:
+    wall_ns = frame.wall_ns(frame.cursor)
+    if wall_ns is None:
+        return ()
+    return (("  ", "muted"), (fmt.moment(wall_ns, with_tenths=True), "text"))
+
+
+def _missing(frame: Frame) -> list[Line]:
+    if frame.cursor is None:
+        return [((" no step yet", "muted"),)]
+    return [((" this step was lost on the way here", "muted"),)]
+
+
+def _rows(record: StepRecord | None) -> list[BatchRow]:
+    """Prefills first, the largest on top; then decodes, by request."""
+    rows = [] if record is None or record.batch is None else record.batch
+    return sorted(
+        rows, key=lambda row: (row.phase == Phase.DECODE, -row.num_tokens, row.request_id)
+    )
+
+
+def _cells(frame: Frame, row: BatchRow) -> list[Cell]:
+    view = frame.state.requests.get(row.request_id)
+    is_decode = row.phase == Phase.DECODE
+    end = row.start + row.num_tokens
+    brings = "first token" if row.flags & RowFlag.FIRST_TOKEN else ""
+    if not brings:
+        brings = "token" if is_decode or row.flags & RowFlag.LAST_CHUNK else "no token yet"
+    prompt = view.num_prompt_tokens if view is not None and view.num_prompt_tokens else None
+    taken = _taken(frame, row)
+    return [
+        (request_name(row.request_id), "strong"),
+        (_PHASES.get(Phase(row.phase), "?"), "decode" if is_decode else "prefill"),
+        (f"{row.num_tokens:,}", "text"),
+        (f"{row.start:,}→{end:,}", "muted"),
+        (fmt.count(prompt), "muted"),
+        (f"{row.num_cached_tokens:,}" if row.num_cached_tokens else "", "cached"),
+        (f"{end:,}", "text"),
+        (f"{row.num_blocks:,}{taken:>5}", "text"),
+        (("resumed, " if row.flags & RowFlag.RESUMED else "") + brings, "muted"),
+        (clean("" if view is None else view.client_id, 40), "muted"),
+    ]
+
+
+def _taken(frame: Frame, row: BatchRow) -> str:
+    """Blocks it took in this step."""
+    record = frame.record
+    moves = () if record is None else record.moves
+    taken = sum(move.owner == row.request_id for move in moves)
+    return f" +{taken}" if taken else ""
+
+
+# What it cost
+
+
+def _costs(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -> list[Line]:
+    spent = record.num_prefill_tokens + record.num_decode_tokens
+    padded = record.num_padded_tokens or 0
+    budget = record.token_budget
+    seats = record.num_running
+    bar_width = max(4, min(24, width - 44))
+    info = frame.history.info
+    lines: list[Line] = [
+        _timing(record, width),
+        _parts_line(record, width),
+        (
+            (" budget  ", "muted"),
+            (f"{spent + padded:>7,} of {fmt.count(budget):<7}", "strong"),
+            *bar((spent + padded) / budget if budget else None, bar_width, "prefill"),
+        ),
+        _spent(record, summary, width),
+        (
+            (" seats   ", "muted"),
+            (f"{seats:>7,} of {fmt.count(record.max_num_seqs):<7}", "strong"),
+            *bar(seats / record.max_num_seqs if record.max_num_seqs else None, bar_width, "decode"),
+        ),
+        _kv(record, bar_width, width),
+        *inspector.waiting_lines(record, width),
+        *inspector.prepared_lines(record, None if info is None else info.overlap),
+    ]
+    return lines
+
+
+def _spent(record: StepRecord, summary: StepSummary, width: int) -> Line:
+    """What the budget went to."""
+    padded = record.num_padded_tokens or 0
+    spent: Line = (
+        ("   decode ", "muted"),
+        (f"{record.num_decode_tokens:,}", "decode"),
+        ("  prefill ", "muted"),
+        (f"{record.num_prefill_tokens:,}", "prefill"),
+    )
+    cached: Run = (fmt.count(summary.num_cached_tokens), "cached")
+    padding: Line = (("  padding ", "muted"), (f"{padded:,}", "caution")) if padded else ()
+    return first_fitting(
+        (
+            (*spent, ("  cached, not spent ", "muted"), cached, *padding),
+            (*spent, ("  cached ", "muted"), cached, *padding),
+            (*spent, *padding),
+            spent,
+        ),
+        width,
+    )
+
+
+def _longest(frame: Frame, step: int, width: int) -> list[Line]:
+    """The longest wait for a token that ended here, with what it was made of."""
+    late = frame.history.stall(step)
+    if late is None:
+        return []
+    is_breach = late.gap_ns - late.paused_ns > late.bound_ns
+    mark = "!" if is_breach else ""
+    lines: list[Line] = [
+        (
+            (" longest wait for a token ", "muted"),
+            (request_name(late.request_id), "strong"),
+            (f" {late.gap_ns / 1e6:,.1f} ms{mark}", "breach" if is_breach else "text"),
+        )
+    ]
+    pieces = [piece for piece in late.pieces if piece.ns * 100 >= late.gap_ns]
+    for piece in sorted(pieces, key=lambda piece: -piece.ns)[:3]:
+        glyph, style = CAUSE_GLYPHS[piece.cause]
+        room = max(8, width - 17)
+        text = clean(late_text.of_piece(piece, room), room)
+        lines.append(
+            ((f" {piece.ns / 1e6:>9,.1f} ms ", "text"), (glyph, style), (f" {text}", "muted"))
+        )
+    return lines
+
+
+def _timing(record: StepRecord, width: int) -> Line:
+    """The step as a line of time: schedule, launch, model."""
+    total_ns = max(1, record.tokens_ns - record.schedule_start_ns)
+    scheduled, launch = record.schedule_end_ns, record.launch_ns
+    room = max(8, width - 16)
+    runs: list[Run] = [(f" {fmt.milliseconds(total_ns / 1e6):>6} ms ", "strong")]
+    if scheduled is None or launch is None:
+        return (*runs, ("━" * room, "decode"))
+    parts = (
+        ("s", "cached", scheduled - record.schedule_start_ns),
+        ("l", "muted", launch - scheduled),
+        ("━", "decode", record.tokens_ns - launch),
+    )
+    shares = cells_by_share([ns for _, _, ns in parts], room)
+    return (
+        *runs,
+        *((glyph * cells, style) for (glyph, style, _), cells in zip(parts, shares, strict=True)),
+    )
+
+
+def _parts_line(record: StepRecord, width: int) -> Line:
+    """What the parts of the bar above are and took, each behind its sign in the bar."""
+    scheduled, launch = record.schedule_end_ns, record.launch_ns
+    if scheduled is None or launch is None:
+        return inspector.times_line(record, width)
+    device_ms = None if record.device_ns is None else record.device_ns / 1e6
+    parts = (
+        ("s", "schedule", (scheduled - record.schedule_start_ns) / 1e6, "cached"),
+        ("l", "launch", (launch - scheduled) / 1e6, "muted"),
+        ("━", "model", (record.tokens_ns - launch) / 1e6, "decode"),
+        ("", "device", device_ms, "text"),
+    )
+    line: Line = ()
+    for head, gap, most in ((" ms: ", "  ", 8), (" ", "  ", 8), ("", " ", 6), (" ", " ", 3)):
+        runs: list[Run] = [(head, "muted")]
+        for sign, name, ms, style in parts:
+            before = gap if len(runs) > 1 else ""
+            runs.append((f"{before}{sign}", style))
+            word = name if len(name) <= most or not sign else name[: min(most, 5)]
+            runs.append((f"{' ' if sign else ''}{word} ", "muted"))
+            runs.append((fmt.milliseconds(ms), "text"))
+        line = tuple(runs)
+        if length_of(line) <= width:
+            break
+    return line
+
+
+def _kv(record: StepRecord, bar_width: int, width: int) -> Line:
+    kv = record.kv
+    if kv is None:
+        return ((" KV      ", "muted"), ("the engine does not tell its blocks", "muted"))
+    total = kv.used + kv.cached + kv.empty
+    figures: Line = ((" KV      ", "muted"), (f"{kv.used:>7,} of {total:<7,}", "strong"))
+    cached: Line = ((f"  {kv.cached:,} cached", "muted"),)
+    evicted: Line = ((f"  {kv.evicted:,} evicted", "caution"),) if kv.evicted else ()
+    rest = whole((Field(1, cached), Field(0, evicted)), width - length_of(figures) - 2)
+    room = max(2, width - length_of(figures) - length_of(rest))
+    used = bar(kv.used / total if total else None, min(bar_width, room), "kv_used")
+    return (*figures, *used, *rest)

@@ -1,0 +1,64 @@
+"""What a request was asked and has answered, as far as the engine tells (`--with-tokens`)."""
+
+from stepscope.recordings.state.transcripts import Told
+from stepscope.tui.views.lines import Line, clean, framed
+
+MIN_HEIGHT = 4
+_PROMPT_SHARE = 3  # one line in so many is the prompt's, where the output needs the rest
+
+
+def height_for(told: Told | None, height: int) -> int:
+    """Lines of the panel on a page of so many; 0: there is nothing to show, or no room."""
+    if told is None or height < 18:
+        return 0
+    return min(12, max(MIN_HEIGHT, height // 5))
+
+
+def draw(told: Told, last_step: float, width: int, height: int) -> list[Line]:
+    """The end of the prompt, and the end of the output up to a step."""
+    room = height - 2
+    prompt = _prompt(told)
+    output = told.output_text(last_step)
+    if not output:
+        ids = [each for said in told.said if said.step <= last_step for each in said.token_ids]
+        output = _numbers(ids) if any(said.text is None for said in told.said) else ""
+    output_lines = _wrapped(output, width - 4) if output else []
+    num_prompt = max(1, room // _PROMPT_SHARE, room - len(output_lines))
+    prompt_lines = _wrapped(prompt, width - 4)
+    shown = [(line, "muted", "◂ ") for line in _tail(prompt_lines, num_prompt)]
+    num_left = room - len(shown)
+    shown += [(line, "text", "▸ ") for line in _tail(output_lines, num_left)]
+    body: list[Line] = []
+    before = ""
+    for text, style, mark in shown:
+        body.append(((mark if mark != before else "  ", style), (text, style)))
+        before = mark
+    title: Line = (("text", "title"), ("  ◂ prompt  ▸ output, up to the cursor", "muted"))
+    return framed(body, width, height, title)
+
+
+def _prompt(told: Told) -> str:
+    if told.prompt_text is not None:
+        return told.prompt_text
+    if told.prompt_token_ids is None:
+        return "(it arrived before what is in memory)"
+    return _numbers(told.prompt_token_ids)
+
+
+def _numbers(token_ids: "tuple[int, ...] | list[int]") -> str:
+    return " ".join(map(str, token_ids))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most `width` cells; every line of the text begins a new one."""
+    lines = []
+    for paragraph in text.split("\n"):
+        safe = clean(paragraph, len(paragraph))
+        lines += [safe[at : at + width] for at in range(0, len(safe), width)] or [""]
+    return lines
+
+
+def _tail(lines: list[str], count: int) -> list[str]:
+    if len(lines) <= count or count < 1:
+        return lines[: max(0, count)]
+    return ["…" + lines[-count][1:], *lines[len(lines) - count + 1 :]]

@@ -1,0 +1,61 @@
+"""Events up to the cursor: a list in the rail, or packed into a line or two."""
+
+from stepscope.recordings.state.series.events import EventKind, SessionEvent
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.lines import Line, Run, clean, framed, length_of, spot
+
+ICONS: dict[EventKind, Run] = {
+    "preempt": ("✗", "preempted"),
+    "finish": ("●", "finished"),
+    "abort": ("○", "aborted"),
+    "reject": ("○", "caution"),
+    "knobs": ("◆", "mark"),
+    "slo": ("!", "breach"),
+    "gap": ("?", "caution"),
+    "mark": ("▼", "mark"),
+    "engine": ("▲", "caution"),
+}
+
+
+def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
+    """With a frame where there is room for one, else packed, newest last."""
+    if height < 3:
+        return _packed(frame, width, height)
+    events = frame.events[-(height - 2) :]
+    body = [
+        (spot("step", event.step), (" ", "text"), *_entry(frame, event, width - 4))
+        for event in events
+    ]
+    return framed(body, width, height, (("events", "title"),))
+
+
+def _packed(frame: Frame, width: int, height: int) -> list[Line]:
+    lines: list[Line] = []
+    line: Line = ()
+    events = [event for event in frame.events if event.kind != "finish"]
+    for event in reversed(events):
+        entry = (
+            spot("step", event.step),
+            (" ", "text"),
+            *_entry(frame, event, width - 2),
+            ("  ", "text"),
+        )
+        if line and length_of(line) + length_of(entry) > width:
+            lines.append(line)
+            if len(lines) == height:
+                break
+            line = ()
+        line = (*entry, *line)
+    else:
+        lines.append(line)
+    return [()] * (height - len(lines)) + lines[::-1]
+
+
+def _entry(frame: Frame, event: SessionEvent, width: int) -> Line:
+    when = fmt.clock(frame.history.wall_ns(event.time_ns))
+    return (
+        (f"{when} ", "muted"),
+        ICONS[event.kind],
+        (" " + clean(event.text, max(0, width - len(when) - 3)), "text"),
+    )

@@ -1,0 +1,70 @@
+"""The footer: the most useful keys, as many as fit. Made from the action table."""
+
+from stepscope.tui.settings.actions import Abilities, footer_entries
+from stepscope.tui.settings.page_names import Page
+from stepscope.tui.views.lines import Line, Run
+
+_ALWAYS = frozenset({"help", "quit"})
+_LAST = _ALWAYS | {"palette"}
+_FIRST = 4  # entries, the most useful ones, that the palette gives way to
+
+
+def draw(abilities: Abilities, live: bool, width: int, page: Page = "live") -> list[Line]:
+    placed = _placed(abilities, live, width, page)
+    return [tuple(run for _, runs in placed for run in runs)]
+
+
+def action_at(
+    abilities: Abilities, live: bool, width: int, x: int, page: Page = "live"
+) -> str | None:
+    """The action whose entry is at column `x`."""
+    begin = 0
+    for action_id, runs in _placed(abilities, live, width, page):
+        end = begin + sum(len(text) for text, _ in runs)
+        if begin <= x < end:
+            return action_id
+        begin = end
+    return None
+
+
+def _placed(
+    abilities: Abilities, live: bool, width: int, page: Page
+) -> list[tuple[str, tuple[Run, Run]]]:
+    entries = [
+        (each[0], ((f" {each[1]} ", "key"), (f"{_label(abilities, each, live, page)} ", "muted")))
+        for each in footer_entries(abilities, page)
+    ]
+    others = [entry for entry in entries if entry[0] not in _LAST]
+    shown: list[tuple[str, tuple[Run, Run]]] = []
+    for kept in (_LAST, _ALWAYS):
+        last = [entry for entry in entries if entry[0] in kept]
+        shown = _fitting(others, width - sum(_length(runs) for _, runs in last))
+        if len(shown) >= min(_FIRST, len(others)):
+            break
+    return [*shown, *last]
+
+
+def _fitting(
+    entries: list[tuple[str, tuple[Run, Run]]], room: int
+) -> list[tuple[str, tuple[Run, Run]]]:
+    """The first ones, as many as fit."""
+    shown = []
+    for action_id, runs in entries:
+        room -= _length(runs)
+        if room < 0:
+            break
+        shown.append((action_id, runs))
+    return shown
+
+
+def _label(abilities: Abilities, entry: tuple[str, str, str], live: bool, page: Page) -> str:
+    action_id, _, label = entry
+    if page == "fleet":
+        label = {"step_back": "Order by", "inspect": "Open"}.get(action_id, label)
+    if action_id == "live" and (page == "compare" or "replay" in abilities.has):
+        return "End"
+    return "Go on" if action_id == "pause" and not live else label
+
+
+def _length(runs: tuple[Run, Run]) -> int:
+    return sum(len(text) for text, _ in runs)

@@ -1,0 +1,155 @@
+"""The header line: what is looked at, how it does, and whether it is being recorded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stepscope.recordings.history.source import SourceStatus
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.frame.frame_meter import Load
+from stepscope.tui.views.lines import Line, Run, clean, length_of, spread
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """What the header says that is not in the history."""
+
+    title: str
+    endpoint: str
+    status: SourceStatus
+    fps: float
+    speed: float | None = None  # of a replay
+    recording: tuple[float, int] | None = None  # seconds and bytes so far
+    is_previous: bool = False  # the session before the engine started anew
+    load: Load | None = None  # of the dashboard itself, where it is to be shown
+    file_ns: tuple[int, int] | None = None  # wall time of a replayed file
+
+
+def badge(frame: Frame, connection: Connection) -> Run:
+    """The state of the picture, a stale one is not called live; and that nothing moves in it."""
+    status = connection.status
+    if connection.is_previous:
+        return "▐BEFORE THE RESTART▌", "badge_paused"
+    if not frame.view.live and frame.is_replay:
+        return "▐REPLAY PAUSED▌", "badge_paused"
+    if not frame.view.live:
+        return "▐PAUSED▌", "badge_paused"
+    if status in ("stale", "down", "starting", "connecting"):
+        return f"▐{status.upper()}▌", "badge_down"
+    if status == "live" and frame.state.state == "paused":
+        return "▐LIVE engine paused▌", "badge_paused"
+    if status == "live":
+        return ("▐LIVE idle▌" if frame.is_idle else "▐LIVE▌"), "badge_live"
+    if status == "ended":
+        return "▐REPLAY END▌", "badge_replay"
+    if status == "paused":
+        return "▐REPLAY PAUSED▌", "badge_paused"
+    return f"▐REPLAY {connection.speed or 1:g}x▌", "badge_replay"
+
+
+def _when(frame: Frame, connection: Connection) -> list[tuple[int, Line]]:
+    """When the step at the cursor was, and how far that is from the newest one."""
+    is_paused = not frame.view.live
+    if frame.cursor is None or not (is_paused or frame.is_replay):
+        return []
+    wall_ns = frame.wall_ns(frame.cursor)
+    if wall_ns is None and not is_paused:
+        return []
+    moment = fmt.moment(wall_ns, with_tenths=connection.status != "playing" or is_paused)
+    shown: list[tuple[int, Line]] = [(0, ((f" {moment}", "strong"),))]
+    newest = None if frame.last_step is None else frame.history.summary(frame.last_step)
+    if frame.is_replay or newest is None or frame.summary is None:
+        return shown
+    behind = newest.step - frame.summary.step
+    if behind:
+        back_s = (newest.tokens_ns - frame.summary.tokens_ns) / 1e9
+        shown.append((1, ((f", {fmt.span(back_s)} back", "text"),)))
+        shown.append((3, ((f" ({fmt.plural(behind, 'step')})", "muted"),)))
+    return shown
+
+
+def _place(frame: Frame, connection: Connection) -> str | None:
+    """Where a replay stands of the whole file."""
+    wall_ns = frame.wall_ns(frame.cursor)
+    if connection.file_ns is None or wall_ns is None:
+        return None
+    begin_ns, end_ns = connection.file_ns
+    length_s = (end_ns - begin_ns) / 1e9
+    return f"{_minutes(min(max((wall_ns - begin_ns) / 1e9, 0), length_s))} of {_minutes(length_s)}"
+
+
+def draw(frame: Frame, connection: Connection, width: int) -> list[Line]:
+    info = frame.state.info
+    parts: list[tuple[int, Line]] = [
+        (1, ((f" {clean(connection.title, 24)} ", "strong"),)),
+        (0, (badge(frame, connection),)),
+    ]
+    if not frame.is_replay:
+        parts += _when(frame, connection)
+    state = frame.state.state
+    is_said = f"engine {state}" in badge(frame, connection)[0]
+    if (meanwhile := _meanwhile(frame, connection)) is not None:
+        parts.append((0, ((f" engine {meanwhile} by now ", "caution"),)))
+    elif state in ("paused", "draining", "stopped") and not is_said:
+        parts.append((0, ((f" engine {state} ", "caution"),)))
+    if (place := _place(frame, connection)) is not None:
+        parts.append((1, ((f" {place} ", "text"),)))
+    if frame.is_replay:
+        parts += _when(frame, connection)
+    if info is not None and info.with_tokens:
+        parts.append((0, ((" with tokens ", "caution"),)))
+    if info is not None:
+        parts.append((2, ((f" {clean(info.model, 40)}", "text"),)))
+    parts.append((4, ((f"  {clean(connection.endpoint, 40)}", "muted"),)))
+    step = fmt.count(frame.step)
+    parts.append((0, (("  step ", "muted"), (step, "strong"))))
+    parts.append((2, ((f"  {_rate(frame, connection)} steps/s", "text"),)))
+    lost = frame.history.num_lost
+    parts.append((3, (("  gap ", "muted"), (f"{lost:,}", "caution" if lost else "text"))))
+    if connection.recording is not None:
+        seconds, num_bytes = connection.recording
+        is_fed = connection.status in ("live", "stale")
+        clock: Run = (_minutes(seconds), "text") if is_fed else ("waits", "caution")
+        parts.append((1, (("  ● REC ", "mark"), clock, (f" {fmt.size(num_bytes)}", "text"))))
+    right = _pace(connection)
+    return [spread(_fit(parts, width - length_of(right) - 1), right, width)]
+
+
+def _meanwhile(frame: Frame, connection: Connection) -> str | None:
+    """What has become of the engine while the picture is of a moment when it ran."""
+    if frame.view.live or frame.is_replay or connection.is_previous:
+        return None
+    if connection.status in ("stale", "down", "starting"):
+        return connection.status
+    now, then = frame.history.state.state, frame.state.state
+    return "paused" if now == "paused" and then != "paused" else None
+
+
+def _pace(connection: Connection) -> Line:
+    """Frames a second as they are wanted, and what the dashboard makes of it."""
+    load = connection.load
+    if load is None:
+        return ((f"{connection.fps:g}fps ", "muted"),)
+    dropped = (f"{load.num_dropped:,} dropped ", "caution" if load.num_dropped else "muted")
+    text = f"{load.fps:.1f}/{connection.fps:g}fps  cpu {fmt.percent(load.cpu_share)}  "
+    return ((text, "muted"), dropped)
+
+
+def _rate(frame: Frame, connection: Connection) -> str:
+    """Steps a second at the cursor; what was true before the engine fell silent is not true now."""
+    silent = connection.status in ("stale", "down", "starting") or frame.state.state == "paused"
+    if frame.view.live and silent:
+        return "—"
+    return f"{frame.rates.steps_per_s or 0:.1f}"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"
+
+
+def _fit(parts: Sequence[tuple[int, Line]], width: int) -> Line:
+    """The parts in order; where they do not fit, the least important (highest number) go."""
+    kept = list(parts)
+    while sum(length_of(line) for _, line in kept) > width and len(kept) > 1:
+        kept.remove(max(kept, key=lambda part: part[0]))
+    return tuple(run for _, line in kept for run in line)

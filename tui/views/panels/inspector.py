@@ -1,0 +1,227 @@
+"""The step inspector: what the step under the cursor did, row by row."""
+
+from stepscope.engine.protocol.wire import (
+    CACHED,
+    EMPTY,
+    Aborted,
+    Admitted,
+    Arrived,
+    BatchRow,
+    Finished,
+    FirstToken,
+    Phase,
+    Preempted,
+    Rejected,
+    RequestEvent,
+    RowFlag,
+    StepRecord,
+)
+from stepscope.recordings.state.session import request_name
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.lines import Field, Line, Run, clean, framed, whole
+
+_MAX_TEXT = 48
+
+
+def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
+    """The panel, `width` x `height` with its frame."""
+    step = "—" if frame.cursor is None else fmt.count(frame.cursor)
+    title: Line = ((f"step {step}", "title"), (" (follows cursor)", "muted"))
+    return framed(body(frame, height - 2, width - 2), width, height, title)
+
+
+def body(frame: Frame, num_rows: int, width: int) -> list[Line]:
+    """The lines inside, at most `num_rows`; what does not fit is counted, not dropped."""
+    record, summary = frame.record, frame.summary
+    if record is None or summary is None:
+        return [((" this step was lost on the way here", "muted"),)] if frame.cursor else []
+    head: list[Line] = [_spent(record), _decodes(record)]
+    tail: list[Line] = [
+        _cached(record),
+        *_idle(record),
+        *waiting_lines(record, width),
+        _blocks(record),
+    ]
+    tail.append(times_line(record, width))
+    if record.hidden_ns is not None or record.num_wasted_tokens or record.token_limit is not None:
+        tail += prepared_lines(record, overlap=True)
+    prefills = [row for row in record.batch or () if row.phase != Phase.DECODE]
+    prefills.sort(key=lambda row: -row.num_tokens)
+    room = max(1, num_rows - len(head) - len(tail))
+    shown = prefills if len(prefills) <= room else prefills[: room - 1]
+    rows = [_prefill(row, frame) for row in shown]
+    if record.batch is None and record.num_prefill_tokens:
+        rows = [_equals("prefill (whose it does not tell)", record.num_prefill_tokens, "prefill")]
+    if len(shown) < len(prefills):
+        rest = prefills[len(shown) :]
+        tokens = sum(row.num_tokens for row in rest)
+        rows.append(_equals(f"prefill of {len(rest)} more", tokens, "prefill"))
+    lines = [*head, *rows, *tail]
+    return [*lines, *_events(record, num_rows - len(lines))]
+
+
+def _equals(text: str, value: int | None, style: str = "text") -> Line:
+    return ((f" {text:<37}", style), ("= ", "muted"), (f"{fmt.count(value):>6}", "text"))
+
+
+def _spent(record: StepRecord) -> Line:
+    spent = record.num_prefill_tokens + record.num_decode_tokens
+    took_ms = (record.tokens_ns - record.schedule_start_ns) / 1e6
+    budget = fmt.count(record.token_budget)
+    return (
+        (f" {fmt.milliseconds(took_ms)} ms", "strong"),
+        ("   budget ", "muted"),
+        (f"{spent:,}/{budget}", "text"),
+        ("   seats ", "muted"),
+        (f"{record.num_running}/{fmt.count(record.max_num_seqs)}", "text"),
+    )
+
+
+def _decodes(record: StepRecord) -> Line:
+    rows = [row for row in record.batch or () if row.phase == Phase.DECODE]
+    text = f"decode {fmt.plural(len(rows), 'request')} × 1 token"
+    if record.batch is None:
+        text = "decode (whose it does not tell)"
+    return _equals(text, record.num_decode_tokens, "decode")
+
+
+def _prefill(row: BatchRow, frame: Frame) -> Line:
+    what = "recompute" if row.phase == Phase.RECOMPUTE else "prefill"
+    view = frame.state.requests.get(row.request_id)
+    text = f"{what} {request_name(row.request_id)} {row.start:,}→{row.start + row.num_tokens:,}"
+    if view is not None and view.num_prompt_tokens:
+        text += f"/{view.num_prompt_tokens:,}"
+    if row.flags & RowFlag.FIRST_TOKEN:
+        text += " done"
+    return _equals(text, row.num_tokens, "prefill")
+
+
+def _cached(record: StepRecord) -> Line:
+    cached = None
+    if record.batch is not None:
+        cached = sum(row.num_cached_tokens for row in record.batch)
+    return _equals("cached (skipped, not spent)", cached, "cached")
+
+
+def _idle(record: StepRecord) -> list[Line]:
+    if record.token_budget is None:
+        return []
+    padded = record.num_padded_tokens or 0
+    spent = record.num_prefill_tokens + record.num_decode_tokens + padded
+    padding = [_equals("padding (spent on no request)", padded, "caution")] if padded else []
+    return [*padding, _equals("idle budget", record.token_budget - spent, "muted")]
+
+
+def waiting_lines(record: StepRecord, width: int) -> list[Line]:
+    """Who waits, and what for; of many reasons those of who is first."""
+    if not record.num_waiting:
+        return [((" nobody waits", "muted"),)]
+    reasons = (record.waiting_reasons or {}).items()
+    fields = [Field(0, ((f" {record.num_waiting} wait", "text"),))]
+    for number, (reason, n) in enumerate(reasons):
+        fields.append(Field(1 + number, ((f"{', ' if number else ': '}{n} {reason}", "muted"),)))
+    return [whole(fields, width)]
+
+
+def _blocks(record: StepRecord) -> Line:
+    taken = freed = preempted = None
+    if record.moves or record.kv is not None:
+        taken = sum(move.owner >= 0 for move in record.moves)
+        freed = sum(move.owner in (CACHED, EMPTY) for move in record.moves)
+    if record.events or record.batch is not None:
+        preempted = sum(isinstance(event, Preempted) for event in record.events)
+    return (
+        (" blocks taken ", "muted"),
+        (fmt.count(taken), "text"),
+        ("  freed ", "muted"),
+        (fmt.count(freed), "text"),
+        ("  preempted ", "muted"),
+        (fmt.count(preempted), "breach" if preempted else "text"),
+    )
+
+
+def times_line(record: StepRecord, width: int) -> Line:
+    """What its time went to, in milliseconds; closer together where there is little room."""
+
+    def between(start_ns: int | None, end_ns: int | None) -> str:
+        if start_ns is None or end_ns is None:
+            return "—"
+        return fmt.milliseconds((end_ns - start_ns) / 1e6)
+
+    device_ms = None if record.device_ns is None else record.device_ns / 1e6
+    times = (
+        ("schedule", between(record.schedule_start_ns, record.schedule_end_ns), "cached"),
+        ("launch", between(record.schedule_end_ns, record.launch_ns), "text"),
+        ("model", between(record.launch_ns, record.tokens_ns), "decode"),
+        ("device", fmt.milliseconds(device_ms), "text"),
+    )
+    gap = "  " if 4 + sum(len(name) + len(text) + 3 for name, text, _ in times) <= width else " "
+    line: list[Run] = [(" ms:", "muted")]
+    for name, text, style in times:
+        before = gap if len(line) > 1 else " "
+        name = name if len(gap) > 1 else name.removesuffix("ule")
+        line += [(f"{before}{name} ", "muted"), (text, style)]
+    return tuple(line)
+
+
+def prepared_lines(record: StepRecord, overlap: bool | None) -> list[Line]:
+    """Whether the host prepared it while the device was busy, what that cost, and what held it.
+
+    Args:
+        overlap: whether the engine does so; None: it does not tell.
+    """
+    runs: list[Run] = [(" prepared ", "muted")]
+    before = f"step {record.step - 1:,}"
+    if record.hidden_ns is not None:
+        hidden = fmt.milliseconds(record.hidden_ns / 1e6)
+        runs += [(f"while {before} ran", "good"), (f", {hidden} ms hidden", "text")]
+    elif record.step == 0:
+        runs.append(("as the first step", "text"))
+    elif overlap is None:
+        runs.append(("— (the engine does not tell)", "muted"))
+    else:
+        runs.append((f"after {before} had ended", "text"))
+    if record.num_wasted_tokens:
+        runs.append((f", {record.num_wasted_tokens:,} wasted", "caution"))
+    if record.token_limit is None:
+        return [tuple(runs)]
+    held = fmt.plural(record.token_limit, "token")
+    return [tuple(runs), ((f" held to {held}: device memory", "caution"),)]
+
+
+def event_lines(record: StepRecord) -> list[Line]:
+    """What happened to requests in a step."""
+    return [_event(event) for event in record.events]
+
+
+def _events(record: StepRecord, room: int) -> list[Line]:
+    """The same, as far as there is room."""
+    lines = event_lines(record)
+    if len(lines) > room:
+        rest = len(lines) - max(0, room - 1)
+        lines = [*lines[: max(0, room - 1)], ((f" and {rest} more events", "muted"),)]
+    return lines[: max(0, room)]
+
+
+def _event(event: RequestEvent) -> Line:
+    name = request_name(event.request_id)
+    icon: Run
+    if isinstance(event, Arrived):
+        icon, text = ("→", "muted"), f"{name} arrived, {event.num_prompt_tokens:,} prompt tokens"
+    elif isinstance(event, Admitted):
+        icon, text = ("▲", "good"), f"{name} admitted, {event.num_cached_tokens:,} tokens cached"
+    elif isinstance(event, FirstToken):
+        icon, text = ("━", "decode"), f"{name} first token"
+    elif isinstance(event, Finished):
+        text = f"{name} done ({event.reason}), {event.num_output_tokens:,} tokens"
+        icon = ("●", "finished")
+    elif isinstance(event, Preempted):
+        text = f"{name} preempted ({event.reason}), {event.num_blocks} blocks freed"
+        icon = ("✗", "preempted")
+    elif isinstance(event, Aborted):
+        icon, text = ("○", "aborted"), f"{name} aborted: {event.reason}"
+    else:
+        assert isinstance(event, Rejected)
+        icon, text = ("○", "caution"), f"rejected: {event.reason}"
+    return ((" ", "text"), icon, (f" {clean(text, _MAX_TEXT)}", "text"))

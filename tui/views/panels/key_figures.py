@@ -1,0 +1,216 @@
+"""The key figures: what an operator reads first."""
+
+from stepscope.recordings.history.rates import MINUTE_S
+from stepscope.recordings.state.series.latency import Series
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, RATES_WINDOW_S, Frame
+from stepscope.tui.views.lines import Line, Run, length_of
+from stepscope.tui.views.theme import LEVELS
+
+_BAR_WIDTH = 10
+_MAIN = 6  # groups that a screen of usual width shows
+_GOOD_SHARE = 0.95  # of samples within the service level
+_SEPARATOR: Run = (" │ ", "frame")
+
+
+# What a click on each group does, in their order.
+_ACTIONS = (
+    "budget",
+    "screen_live",
+    "screen_kv",
+    "screen_latency",
+    "screen_latency",
+    "previous_preemption",
+    "screen_latency",
+    "screen_latency",
+    "screen_latency",
+)
+
+
+def action_at(frame: Frame, width: int, x: int, y: int) -> str | None:
+    """The action of the group at a place of what `draw` gives for this width."""
+    lines = draw(frame, width, y + 1, 0)
+    if y >= len(lines):
+        return None
+    number = sum(run == _SEPARATOR for line in lines[:y] for run in line) + y
+    begin = 0
+    for text, style in lines[y]:
+        begin += len(text)
+        if (text, style) == _SEPARATOR:
+            number += 1
+        if x < begin:
+            return _ACTIONS[number] if (text, style) != _SEPARATOR and text != " " else None
+    return None
+
+
+def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
+    """As many groups as fit into `height` lines, the first ones first."""
+    groups = _told(frame, _BAR_WIDTH)
+    total = sum(length_of(group) for group in groups[:_MAIN]) + _MAIN * len(_SEPARATOR[0])
+    if total > width * height:
+        groups = _told(frame, max(3, _BAR_WIDTH - (total - width * height)))
+    lines: list[Line] = []
+    line: Line = ((" ", "text"),)
+    for group in groups:
+        separator = (_SEPARATOR,) if len(line) > 1 else ()
+        if length_of((*line, *separator, *group)) > width:
+            lines.append(line)
+            if len(lines) == height:
+                return lines
+            line, separator = ((" ", "text"),), ()
+        line = (*line, *separator, *group)
+    lines.append(line)
+    return lines
+
+
+def _told(frame: Frame, bar_width: int) -> list[Line]:
+    """The groups; grey where they are of an engine that is not heard of any more."""
+    groups = _groups(frame, bar_width)
+    if not frame.is_silent:
+        return groups
+    return [tuple((text, "muted") for text, _ in group) for group in groups]
+
+
+def _groups(frame: Frame, bar_width: int) -> list[Line]:
+    """The groups in the order of their weight."""
+    state, latency, rates, slo = frame.state, frame.latency, frame.rates, frame.history.slo
+    preemptions = rates.num_preempted
+    cut = _cut(frame, LATENCY_WINDOW_S)
+    return [
+        _budget(frame, bar_width),
+        (
+            ("RUN ", "muted"),
+            (f"{_now(frame, state.num_running)}/{fmt.short(_limit(frame))}", "strong"),
+            ("  WAIT ", "muted"),
+            (_now(frame, state.num_waiting), "strong"),
+            (_TREND[0 if frame.is_silent else frame.waiting_trend], "caution"),
+        ),
+        _cache(frame),
+        (*_named("TTFT p95 ", cut), *_bounded(latency.ttft.p95_ms, slo.ttft_ms)),
+        (*_named("ITL p95 ", cut), *_bounded(latency.itl.p95_ms, slo.itl_ms)),
+        (
+            ("PREEMPT ", "muted"),
+            (
+                "—  " if preemptions is None else _in_a_minute(frame, preemptions),
+                "breach" if preemptions else "text",
+            ),
+        ),
+        (
+            *_named("out ", _cut(frame, RATES_WINDOW_S)),
+            (f"{fmt.count(rates.output_tokens_per_s)} tok/s", "text"),
+            ("  in ", "muted"),
+            (f"{fmt.short(rates.prefill_tokens_per_s)} tok/s", "text"),
+        ),
+        (*_named("SLO ttft", cut), *_kept(latency.ttft, slo.ttft_ms)),
+        (*_named("SLO itl", cut), *_kept(latency.itl, slo.itl_ms)),
+    ]
+
+
+def _cut(frame: Frame, window_s: float) -> str:
+    """What is said of figures over a window of which a part is not in memory."""
+    seconds = frame.cut_s(window_s)
+    return "" if seconds is None else f"/{seconds:.{int(seconds < 10)}f}s"
+
+
+def _named(name: str, cut: str) -> Line:
+    """A figure's name, and behind it how its window is cut."""
+    return ((name, "muted"),) if not cut else ((name.rstrip(), "muted"), (f"{cut} ", "caution"))
+
+
+def _in_a_minute(frame: Frame, number: int) -> str:
+    """So many in the last minute; where less of it is known, in how much of it."""
+    seconds = frame.rates.preempted_s
+    if not frame.is_whole and not frame.history.is_short:
+        cut_s = frame.cut_s(MINUTE_S)
+        seconds = MINUTE_S if cut_s is None else cut_s
+    is_whole = (frame.is_whole and not number) or seconds >= MINUTE_S - 0.5
+    return f"{fmt.short(number)}/m" if is_whole else f"{number}/{seconds:.0f}s"
+
+
+def _now(frame: Frame, number: int) -> str:
+    """What is true now; of an engine that is not heard of nobody knows."""
+    return "—" if frame.is_silent else str(number)
+
+
+def _kept(series: Series, bound: float) -> Line:
+    text = f"<{bound:g} "
+    if series.within_slo is None:
+        return ((text + "—", "muted"),)
+    share = min(series.within_slo, 0.999 if series.within_slo < 1 else 1.0)
+    return ((text, "muted"), (f"{share:.1%}", "good" if share >= _GOOD_SHARE else "breach"))
+
+
+_TREND = {1: " ▲", 0: "  ", -1: " ▼"}
+
+
+def _limit(frame: Frame) -> int | None:
+    summary = frame.summary
+    if summary is None or frame.is_idle:
+        knob = _knob(frame, "max_num_seqs")
+        return knob if knob is not None or summary is None else summary.max_num_seqs
+    return summary.max_num_seqs
+
+
+def _knob(frame: Frame, name: str) -> int | None:
+    """What holds for the next step; None where nobody tells."""
+    value = frame.state.knobs.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _budget(frame: Frame, bar_width: int) -> Line:
+    summary = frame.summary
+    if summary is None and (budget := _knob(frame, "max_num_batched_tokens")) is not None:
+        return (("BUDGET ", "muted"), (f"—/{budget}", "text"))
+    if summary is None or summary.token_budget is None:
+        return (("BUDGET ", "muted"), ("—", "text"))
+    spent, budget = summary.num_spent_tokens, summary.token_budget
+    if frame.is_idle or frame.is_past:
+        return _budget_of_last(frame, spent, budget, bar_width)
+    full = round(min(1.0, spent / budget) * bar_width)
+    return (
+        ("BUDGET ", "muted"),
+        (f"{f'{spent}/{budget}':>9} ", "strong"),
+        (f"{spent / budget:>3.0%} ", "text"),
+        ("█" * full, "prefill"),
+        ("·" * (bar_width - full), "idle"),
+    )
+
+
+def _budget_of_last(frame: Frame, spent: int, budget: int, bar_width: int) -> Line:
+    """No step runs: an idle engine spends nothing; else the last step, which is said."""
+    now, words = (0, ("idle",)) if frame.is_idle else (spent, ("last step", "last"))
+    if frame.is_idle:  # nobody has spent anything of a budget that was set since
+        budget = _knob(frame, "max_num_batched_tokens") or budget
+    style = "strong" if frame.is_idle else "muted"
+    word = next((word for word in words if len(word) <= bar_width), "")
+    return (
+        ("BUDGET ", "muted"),
+        (f"{f'{now}/{budget}':>9} ", style),
+        (f"{now / budget:>3.0%} ", style),
+        (f"{word:<{bar_width}}", "muted"),
+    )
+
+
+def _cache(frame: Frame) -> Line:
+    kv = frame.state.kv
+    hit = (
+        *_named("hit ", _cut(frame, RATES_WINDOW_S)),
+        (fmt.percent(frame.rates.prefix_hit_rate), "text"),
+    )
+    if kv is None:
+        return (("KV ", "muted"), ("— ", "text"), *hit)
+    share = kv.used / max(1, kv.used + kv.cached + kv.empty)
+    return (
+        ("KV ", "muted"),
+        (f"{share:.0%} ", "strong"),
+        (LEVELS[min(7, int(share * 8))] + " ", "decode"),
+        *hit,
+    )
+
+
+def _bounded(value: float | None, bound: float) -> Line:
+    text = fmt.milliseconds(value)
+    if text[-1:].isdigit():
+        text += "ms"
+    breach = value is not None and value > bound
+    return ((text + "!", "breach") if breach else (text, "text"),)
