@@ -69,10 +69,10 @@ class Done(NamedTuple):
 class ByteCodec:
     """One token a byte, and no chat template."""
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, most: int | None = None) -> list[int]:
         return list(text.encode())
 
-    def encode_chat(self, messages: object) -> list[int]:
+    def encode_chat(self, messages: object, most: int | None = None) -> list[int]:
         raise ConfigError("no_chat_template", "messages: bytes have no chat template")
 
     def text_stream(self) -> TextStream:

@@ -24,10 +24,14 @@ def num_chars(command: Submit) -> int:
 class TextCodec(Protocol):
     """Text and conversations to token ids, and back; `tokenizer.Tokenizer` is the real one."""
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, most: int | None = None) -> list[int]:
+        """Raises ConfigError when the text surely has more than `most` tokens."""
+        ...
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Raises ConfigError when the model takes no such conversation."""
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], most: int | None = None
+    ) -> list[int]:
+        """Raises ConfigError for that too, or when the model takes no such conversation."""
         ...
 
     def text_stream(self) -> TextStream: ...
@@ -105,16 +109,20 @@ class Intake:
             raise ConfigError(
                 "bad_prompt", "give exactly one of prompt, prompt_token_ids and messages"
             )
+        # What is too long is refused before it is tokenised, or looked at one by one.
+        most = self._max_model_len - 1 if command.max_prompt_tokens is None else None
         if command.prompt_token_ids is not None:
+            if most is not None and len(command.prompt_token_ids) > most:
+                self._check_length(len(command.prompt_token_ids), 1)
             return list(command.prompt_token_ids)
         if self._codec is None:
             raise ConfigError("bad_prompt", "this engine has no tokenizer: send prompt_token_ids")
         if command.prompt is not None:
-            return self._codec.encode(command.prompt)
+            return self._codec.encode(command.prompt, most)
         if not command.messages:
             raise ConfigError("bad_messages", "messages: the conversation is empty")
         turns = [{"role": turn.role, "content": turn.content} for turn in command.messages]
-        return self._codec.encode_chat(turns)
+        return self._codec.encode_chat(turns, most)
 
     def _check_sampling(self, sampling: SamplingParams) -> None:
         largest = max(sampling.stop_token_ids, default=0)

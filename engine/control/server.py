@@ -25,6 +25,7 @@ from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.inbox import Call, Departure, Inbox
 from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.commands import (
+    Ack,
     AnyCommand,
     Change,
     Error,
@@ -35,6 +36,7 @@ from stepscope.engine.protocol.commands import (
     ReplayFrom,
     Submit,
     Submitted,
+    Withdraw,
 )
 from stepscope.engine.protocol.config import ConfigError
 from stepscope.engine.protocol.wire import EngineInfo
@@ -230,6 +232,13 @@ class ControlServer:
             bundles = command.bundle is True
             client = RemoteClient(self._outbox.post, identity, command_id, text, bundles=bundles)
             self._submissions.take(command, client)
+        elif isinstance(command, Withdraw):
+            was_waiting = self._submissions.withdraw(
+                identity, command.command_id.to_bytes(8, "big")
+            )
+            detail = "withdrawn" if was_waiting else "it does not wait to be tokenised"
+            answer = Ack(effective_step=self._core.next_step, detail=detail)
+            self._replies.send(identity, command_id, answer)
         elif isinstance(command, Change):
             self._roles.check(identity, command, command.who)
             self._change(identity, command_id, command, payload)
@@ -303,6 +312,7 @@ class ControlServer:
 
     def _forget(self, identity: bytes, why: str) -> None:
         """End the requests of a client."""
+        self._submissions.forget(identity)
         requests = self._connections.take_requests(identity)
         if requests:
             log.info("a client is gone (%s): its %d requests are ended", why, len(requests))

@@ -1,16 +1,15 @@
 """`Submissions`: prompts on their way from the control socket to the core's inbox.
 
-Short ones are tokenised at once. Long ones take seconds, and all replies go through the control
-thread, so they get a thread of their own.
+Short ones are tokenised at once. Long ones take up to seconds, and all replies go through the
+control thread, so they go to threads of their own.
 """
 
 import logging
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from stepscope.engine.control.intake import Intake, num_chars
 from stepscope.engine.control.remote_client import RemoteClient
+from stepscope.engine.long_prompts import LongPrompts
 from stepscope.engine.loop.inbox import Call, Inbox, Refusal
 from stepscope.engine.protocol.commands import Error, Submit
 from stepscope.engine.protocol.config import ConfigError
@@ -18,7 +17,7 @@ from stepscope.engine.protocol.config import ConfigError
 log = logging.getLogger("stepscope.engine")
 
 LONG_TEXT = 16_384  # characters; so many are tokenised in some 10 ms
-MAX_LONG_TEXTS = 64
+_TURN_CHARS = 64  # what a turn of a conversation takes beside its text
 
 
 class Submissions:
@@ -34,27 +33,33 @@ class Submissions:
         self._inbox = inbox
         self._intake = intake
         self._clock = clock
-        # One thread: the tokenizer lets others run meanwhile, and cores are for the model.
-        self._tokenising = ThreadPoolExecutor(1, thread_name_prefix="tokenising")
-        self._long_texts = threading.Semaphore(MAX_LONG_TEXTS)  # that wait for it or are in it
+        self._long = LongPrompts(self._prepare_long)
 
     def close(self) -> None:
         """Give up what waits to be tokenised."""
-        self._tokenising.shutdown(wait=False, cancel_futures=True)
+        self._long.close()
 
     def take(self, command: Submit, client: RemoteClient) -> None:
         """Raises ConfigError when the prompt cannot be taken, or not now."""
-        if num_chars(command) <= LONG_TEXT:
-            self._prepare(command, client)
-        elif self._long_texts.acquire(blocking=False):
-            self._tokenising.submit(self._prepare_long, command, client)
+        size = num_chars(command) + _TURN_CHARS * len(command.messages or ())
+        if size <= LONG_TEXT:
+            self._inbox.put(self._prepared(command, client))
         else:
-            raise ConfigError(
-                "queue_full",
-                f"{MAX_LONG_TEXTS} long prompts wait to be tokenised already; try again later",
-            )
+            self._long.take(command, client, size)
 
-    def _prepare(self, command: Submit, client: RemoteClient) -> None:
+    def withdraw(self, identity: bytes, command_id: bytes) -> bool:
+        """End a prompt that waits to be tokenised; False when it does not (any more)."""
+        client = self._long.withdraw(identity, command_id)
+        if client is None:
+            return False
+        client.reply(Error(code="withdrawn", message="the prompt was withdrawn by its client"))
+        return True
+
+    def forget(self, identity: bytes) -> None:
+        """A client is gone: its prompts need not be tokenised."""
+        self._long.forget(identity)
+
+    def _prepared(self, command: Submit, client: RemoteClient) -> Call:
         try:
             token_ids = self._intake.prepare(command)
         except ConfigError as error:
@@ -63,17 +68,16 @@ class Submissions:
         command = self._intake.fitted(command, len(token_ids))
         stop_text = self._intake.stop_text(command.sampling)
         prompt_text = self._intake.prompt_text(token_ids)
-        self._inbox.put(
-            Call(command, client, token_ids, stop_text, prompt_text, arrival_ns=self._clock())
-        )
+        return Call(command, client, token_ids, stop_text, prompt_text, arrival_ns=self._clock())
 
-    def _prepare_long(self, command: Submit, client: RemoteClient) -> None:
+    def _prepare_long(self, command: Submit, client: RemoteClient) -> Callable[[], None]:
         try:
-            self._prepare(command, client)
+            call = self._prepared(command, client)
         except ConfigError as error:
-            client.reply(Error(code=error.code, message=str(error)))
+            answer = Error(code=error.code, message=str(error))
         except Exception:
             log.exception("a long prompt could not be tokenised")
-            client.reply(Error(code="internal", message="the engine failed; its log says why"))
-        finally:
-            self._long_texts.release()
+            answer = Error(code="internal", message="the engine failed; its log says why")
+        else:
+            return lambda: self._inbox.put(call)
+        return lambda: client.reply(answer)

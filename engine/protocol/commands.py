@@ -136,6 +136,16 @@ class Submit(Command, frozen=True, kw_only=True):
     bundle: bool | UnsetType = UNSET
 
 
+class Withdraw(Command, frozen=True, kw_only=True):
+    """Nobody waits any more for a `Submit` of this connection that is not answered yet.
+
+    One that still waits to be tokenised is answered with the error `withdrawn`. Any other becomes a
+    request, to be ended with `Abort`.
+    """
+
+    command_id: Annotated[int, Meta(ge=0, le=2**64 - 1)]  # of the `Submit`
+
+
 class Abort(Change, frozen=True, kw_only=True):
     doing = "aborting requests"
 
@@ -175,6 +185,7 @@ AnyCommand: TypeAlias = (
     | Resume
     | StepOnce
     | Submit
+    | Withdraw
     | Abort
     | ResetPrefixCache
     | SetWorkload

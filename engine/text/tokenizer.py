@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.token_bound import TokenBound
 
 # What bytes that are not (yet) valid UTF-8 decode to.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -39,16 +40,27 @@ class Tokenizer:
         self._decode: Callable[[Sequence[int]], str] = (
             backend.decode if backend is not None else self._decode_slowly
         )
+        # Likewise without offsets, masks and the like, which nobody here wants.
+        self._encode_batch: Callable[..., list[Any]] | None = getattr(
+            backend, "encode_batch_fast", None
+        )
+        self._bound = None if backend is None else TokenBound(backend)
         self._token_texts: dict[int, str] = {}  # at most the vocabulary
         # The first call may drop truncation and padding that the file asks for. Done here, no later
         # call changes the tokenizer, and several threads can use it at once.
-        self.encode("")
+        self._tokenizer.encode("")
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids, with the special tokens the model expects around a prompt."""
-        return list(self._tokenizer.encode(text))
+    def encode(self, text: str, most: int | None = None) -> list[int]:
+        """Token ids, with the special tokens the model expects around a prompt.
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        Raises:
+            ConfigError: the text surely has more than `most` tokens (`prompt_too_long`).
+        """
+        return self._encode(text, most, add_special_tokens=True)
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], most: int | None = None
+    ) -> list[int]:
         """Token ids of a conversation in the model's chat template, up to where the answer begins.
 
         The template came with the checkpoint and is not trusted: the library renders it in Jinja's
@@ -60,8 +72,8 @@ class Tokenizer:
             messages: turns with `role` and `content`.
 
         Raises:
-            ConfigError: there is no chat template (`no_chat_template`), or it does not take the
-                conversation (`bad_messages`).
+            ConfigError: there is no chat template (`no_chat_template`), it does not take the
+                conversation (`bad_messages`), or that surely has more than `most` tokens.
         """
         if not getattr(self._tokenizer, "chat_template", None):
             raise ConfigError(
@@ -77,7 +89,7 @@ class Tokenizer:
             raise ConfigError(
                 "bad_messages", f"messages: the model's chat template does not take them: {detail}"
             ) from error
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        return self._encode(text, most, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text without special tokens. Ids the tokenizer does not know decode to nothing."""
@@ -105,6 +117,23 @@ class Tokenizer:
         """Characters of English prose that make one token."""
         num_special = len(self.encode(""))
         return len(PROSE) / max(1, len(self.encode(PROSE)) - num_special)
+
+    def _encode(self, text: str, most: int | None, *, add_special_tokens: bool) -> list[int]:
+        # A text may be all tokens of one character.
+        if most is not None and self._bound is not None and len(text) > most:
+            at_least = self._bound.at_least(text)
+            if at_least > most:
+                raise ConfigError(
+                    "prompt_too_long",
+                    f"the prompt has at least {at_least} tokens; max_model_len leaves room for "
+                    f"{most} and one of output",
+                )
+        if self._encode_batch is None:
+            how = {} if add_special_tokens else {"add_special_tokens": False}
+            return list(self._tokenizer.encode(text, **how))
+        (encoded,) = self._encode_batch([text], add_special_tokens=add_special_tokens)
+        token_ids: list[int] = encoded.ids
+        return token_ids
 
     def _decode_slowly(self, token_ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(

@@ -1,11 +1,14 @@
-"""Reading a request's body, bounded in size and time."""
+"""Reading a request's body, bounded in size, in time, and with the bodies of all others."""
 
 import asyncio
+from collections import Counter
+from types import TracebackType
+from typing import Self
 
 from starlette.datastructures import Headers
 from starlette.types import Receive
 
-from stepscope.engine.http.errors import ApiError
+from stepscope.engine.http.errors import ApiError, too_many
 from stepscope.engine.protocol.commands import MAX_COMMAND_BYTES
 
 # What is decoded from it must fit into one command.
@@ -13,29 +16,91 @@ MAX_BODY_BYTES = MAX_COMMAND_BYTES - 64 * 1024
 # A client reads the answer only once it has sent its body: so much more is read and thrown away.
 MAX_WASTED_BYTES = 64 * 1024 * 1024
 BODY_TIMEOUT_S = 30.0
+# Of bodies that are received or not yet handed to the engine, together and of one peer. What is
+# small is always taken: so much a connection is little.
+MAX_HELD_BYTES = 256 * 1024 * 1024
+MAX_PEER_BYTES = MAX_HELD_BYTES // 2
+SMALL_BODY_BYTES = 64 * 1024
 
 
 class Vanished(Exception):  # noqa: N818 - reads as what happened
     """The client hung up before its request was whole."""
 
 
-async def read_body(receive: Receive, headers: Headers) -> bytes:
+class Bodies:
+    """Counts the bytes of bodies that are held. Belongs to the server's loop."""
+
+    def __init__(self) -> None:
+        self._num_bytes: Counter[str] = Counter()  # of each peer
+        self._total = 0
+
+    def hold(self, peer: str) -> "HeldBody":
+        return HeldBody(self, peer)
+
+    def add(self, peer: str, num_bytes: int) -> None:
+        """Raises ApiError when that is too much."""
+        if self._total + num_bytes > MAX_HELD_BYTES:
+            raise too_many("too many long requests are under way", "too_many_bytes")
+        if self._num_bytes[peer] + num_bytes > MAX_PEER_BYTES:
+            raise too_many("too many long requests of yours are under way", "too_many_bytes")
+        self._num_bytes[peer] += num_bytes
+        self._total += num_bytes
+
+    def remove(self, peer: str, num_bytes: int) -> None:
+        self._total -= num_bytes
+        self._num_bytes[peer] -= num_bytes
+        if not self._num_bytes[peer]:
+            del self._num_bytes[peer]
+
+
+class HeldBody:
+    """What one body takes of `Bodies`, until it is released."""
+
+    def __init__(self, bodies: Bodies, peer: str) -> None:
+        self._bodies = bodies
+        self._peer = peer
+        self._num_counted = 0
+
+    def grow(self, num_bytes: int) -> None:
+        """It has so many bytes by now. Raises ApiError when that is too much with all others."""
+        if num_bytes > SMALL_BODY_BYTES:
+            self._bodies.add(self._peer, num_bytes - self._num_counted)
+            self._num_counted = num_bytes
+
+    def release(self) -> None:
+        """May be called more than once."""
+        self._bodies.remove(self._peer, self._num_counted)
+        self._num_counted = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+async def read_body(receive: Receive, headers: Headers, held: HeldBody) -> bytes:
     """The whole body.
 
     Raises:
-        ApiError: it is too long, or does not come.
+        ApiError: it is too long, does not come, or there is no room for it at the moment.
         Vanished: the client hung up.
     """
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await _read(receive, headers)
+            return await _read(receive, headers, held)
     except TimeoutError:
         raise ApiError(
             408, f"the body did not come within {BODY_TIMEOUT_S:g} s", code="timeout"
         ) from None
 
 
-async def _read(receive: Receive, headers: Headers) -> bytes:
+async def _read(receive: Receive, headers: Headers, held: HeldBody) -> bytes:
     length = headers.get("content-length", "")
     is_too_long = length.isdigit() and int(length) > MAX_BODY_BYTES
     chunks: list[bytes] = []
@@ -51,9 +116,11 @@ async def _read(receive: Receive, headers: Headers) -> bytes:
         is_too_long = is_too_long or num_bytes > MAX_BODY_BYTES
         if is_too_long:
             chunks.clear()
+            held.release()
             if num_bytes > MAX_WASTED_BYTES:
                 break
         else:
+            held.grow(num_bytes)
             chunks.append(chunk)
     if is_too_long:
         raise ApiError(

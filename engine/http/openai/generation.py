@@ -6,7 +6,7 @@ many outputs the newest are joined into one, so that no more is kept than the te
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -21,6 +21,7 @@ from stepscope.engine.protocol.commands import (
     PositionLogprobs,
     Submit,
     Submitted,
+    Withdraw,
 )
 
 MAX_PENDING = 256  # outputs of one request that wait for its reader one by one
@@ -66,12 +67,19 @@ class Generation:
 
     Args:
         engine: who generates.
-        submits: one for each choice.
+        submits: one for each choice; emptied once they are sent, for prompts may be long.
+        on_taken: called once the engine has taken (or refused) all of them.
     """
 
-    def __init__(self, engine: EngineClient, submits: Sequence[Submit]) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        submits: list[Submit],
+        on_taken: Callable[[], None] = lambda: None,
+    ) -> None:
         self._engine = engine
         self._submits = submits
+        self._on_taken = on_taken
         self._indices: dict[int, int] = {}  # choice of each command that is not done
         self._request_ids: dict[int, int] = {}  # of commands that were accepted
         self._num_submitted = 0
@@ -89,10 +97,13 @@ class Generation:
             EngineUnreachable: there is none, or it was lost.
             ClientGone: `abandon` was called.
         """
+        num_submits = len(self._submits)
         for index, submit in enumerate(self._submits):
             self._indices[self._engine.send(submit, self)] = index
-        while self._num_submitted < len(self._submits):
+        self._submits.clear()
+        while self._num_submitted < num_submits:
             await self._changed()
+        self._on_taken()
 
     async def next_pieces(self) -> list[Piece]:
         """What is new, in order; empty once everything has come.
@@ -127,7 +138,9 @@ class Generation:
         self._joined.clear()
         for command_id in list(self._indices):
             if (request_id := self._request_ids.get(command_id)) is not None:
-                self._abort(request_id)
+                self._send(Abort(request_id=request_id, who="http"))
+            else:
+                self._send(Withdraw(command_id=command_id))
 
     # Waiter
 
@@ -136,7 +149,7 @@ class Generation:
             self._num_submitted += 1
             self._request_ids[command_id] = reply.request_id
             if self._is_closed:
-                self._abort(reply.request_id)
+                self._send(Abort(request_id=reply.request_id, who="http"))
         elif isinstance(reply, Output):
             index = self._indices[command_id]
             if reply.finish_reason is not None:
@@ -169,10 +182,10 @@ class Generation:
         self._indices.pop(command_id, None)
         self._request_ids.pop(command_id, None)
 
-    def _abort(self, request_id: int) -> None:
+    def _send(self, command: Abort | Withdraw) -> None:
         try:
             # The answer is of no use: the request may have finished meanwhile.
-            self._engine.send(Abort(request_id=request_id, who="http"), None)
+            self._engine.send(command, None)
         except EngineUnreachable:
             return  # it has ended with its engine
 

@@ -14,6 +14,7 @@ from stepscope.engine.http.errors import ApiError, from_validation, not_supporte
 _T = TypeVar("_T")
 
 MAX_CHOICES = 1024  # of one request: prompts times n
+MAX_NO_OP_BYTES = 1024  # of a field that may only ask for nothing
 
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -175,7 +176,10 @@ def _check_fields(body: bytes, kind: type[Struct]) -> None:
                 param=name,
                 code="unknown_parameter",
             )
-        value = _decode(_any_decoder, bytes(raw))
+        text = bytes(raw)
+        if len(text) > MAX_NO_OP_BYTES:  # whatever it is, it asks for something
+            raise not_supported(name, text[:MAX_NO_OP_BYTES].decode(errors="replace"))
+        value = _decode(_any_decoder, text)
         if value is not None and value not in NO_OP_VALUES[name]:
             raise not_supported(name, value)
 

@@ -14,6 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.control.intake import num_chars
 from stepscope.engine.http.engine_client import EngineClient
 from stepscope.engine.http.errors import (
     ApiError,
@@ -23,7 +24,7 @@ from stepscope.engine.http.errors import (
     unavailable,
 )
 from stepscope.engine.http.metrics.exposition import CONTENT_TYPE, Exposition
-from stepscope.engine.http.openai.body import Vanished, read_body
+from stepscope.engine.http.openai.body import MAX_BODY_BYTES, Bodies, Vanished, read_body
 from stepscope.engine.http.openai.chat import chat_job
 from stepscope.engine.http.openai.completions import completion_job
 from stepscope.engine.http.openai.generation import Generation
@@ -31,6 +32,7 @@ from stepscope.engine.http.openai.job import Head, Job
 from stepscope.engine.http.openai.requests import GenerationRequest, decode_chat, decode_completion
 from stepscope.engine.http.openai.responses import Model, ModelList
 from stepscope.engine.http.openai.streaming import answer
+from stepscope.engine.http.peers import peer_of
 from stepscope.engine.http.server.guard import Guard
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.protocol.commands import Ack, ResetPrefixCache
@@ -56,6 +58,7 @@ class Api:
         self.engine = engine
         self.exposition = exposition
         self.num_in_flight = 0
+        self._bodies = Bodies()
 
     # Requests that generate
 
@@ -67,18 +70,29 @@ class Api:
         Raises:
             ApiError: before anything was sent.
         """
+        self._check_room()
+        client = scope.get("client")
+        with self._bodies.hold(peer_of(client[0] if client else None)) as held:
+            try:
+                body = await read_body(receive, Headers(scope=scope), held)
+            except Vanished:
+                return
+            # Not before the body is here: who sends it slowly takes nobody's place.
+            self._check_room()
+            self.num_in_flight += 1
+            try:
+                job = make_job(body, scope["stepscope.request_id"])
+                del body
+                _check_copies(job)
+                generation = Generation(self.engine, job.submits, held.release)
+                await answer(job, generation, receive, send)
+            finally:
+                self.num_in_flight -= 1
+
+    def _check_room(self) -> None:
         most = self.settings.max_concurrent_requests
         if self.num_in_flight >= most:
             raise too_many(f"{most} requests are under way already", "too_many_requests")
-        self.num_in_flight += 1
-        try:
-            body = await read_body(receive, Headers(scope=scope))
-            job = make_job(body, scope["stepscope.request_id"])
-            await answer(job, Generation(self.engine, job.submits), receive, send)
-        except Vanished:
-            return
-        finally:
-            self.num_in_flight -= 1
 
     def completion(self, body: bytes, request_id: str) -> Job:
         request = decode_completion(body)
@@ -196,7 +210,7 @@ async def _on_api_error(_: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """Of the router: no such path, or not by this method."""
     assert isinstance(error, HTTPException)
-    path = request.url.path
+    path = request.scope["path"]
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         message = f"{path} is not to be reached by {request.method}, but by {allowed}"
@@ -215,6 +229,21 @@ async def _on_bug(_: Request, __: Exception) -> Response:
     """Starlette raises the exception again after this; the outermost layer logs it."""
     error = internal_error()
     return Response(error.body, error.status, media_type="application/json")
+
+
+def _check_copies(job: Job) -> None:
+    """Raises ApiError when the engine would get a long prompt many times: once for each choice."""
+    if len(job.submits) == 1:
+        return
+    total = sum(num_chars(each) + len(each.prompt_token_ids or ()) for each in job.submits)
+    if total > MAX_BODY_BYTES:
+        raise ApiError(
+            413,
+            f"n: {len(job.submits)} choices have {total} characters or token ids of prompt "
+            f"together, at most {MAX_BODY_BYTES} are taken; send a shorter prompt or fewer choices",
+            param="n",
+            code="request_too_large",
+        )
 
 
 def _no_such_model(wanted: str, served: str) -> ApiError:

@@ -87,14 +87,20 @@ class Guard:
             )
 
     def _check_host(self, scope: Scope) -> None:
-        """Raises ApiError when a browser was led here by a name that is not this machine's.
+        """Raises ApiError when the host is malformed, or a browser was led here by a foreign name.
 
         Without a key the server is on the loopback address, and a page may point a name of its own
         there (DNS rebinding): the request then looks like one from the same site.
         """
+        given = Headers(scope=scope).get("host", "")
+        try:
+            host = urlsplit(f"//{given}").hostname or ""
+        except ValueError:
+            raise ApiError(
+                400, f"the Host header is no name or address: {given[:200]!r}", code="bad_host"
+            ) from None
         if self._key_hash is not None:
             return
-        host = urlsplit(f"//{Headers(scope=scope).get('host', '')}").hostname or ""
         if host == "localhost" or host.endswith(".localhost") or _is_address(host) or not host:
             return
         raise ApiError(

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import resource
@@ -10,13 +11,16 @@ import socket
 import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
+from stepscope.engine.http.connection import IDLE_S, Connection
 from stepscope.engine.http.engine_client import EngineClient
 from stepscope.engine.http.metrics.exposition import Exposition
 from stepscope.engine.http.metrics.follower import TelemetryFollower
 from stepscope.engine.http.metrics.reducer import EngineMetrics
+from stepscope.engine.http.peers import Peers
 from stepscope.engine.http.server.app import Api, build_app
 from stepscope.engine.http.settings import Address, HttpSettings
 from stepscope.engine.protocol.config import ConfigError
@@ -30,11 +34,11 @@ STALLED_MS = 60_000  # a connection that takes nothing for so long is cut
 # Of the kernel, for each connection. Left alone it grows to megabytes for a client that does not
 # read; a stream needs little.
 SEND_BUFFER = 128 * 1024
-KEEP_ALIVE_S = 75
 FIRST_LOOK_S = 1.0  # for the engine, before requests are taken
 BACKLOG = 2048
 ORPHAN_S = 1.0  # after the engine that started this server: until connections are cut
 _POLL_S = 0.05
+_SPARE_FILES = 64  # beside those of connections
 
 
 def listen(address: Address) -> socket.socket:
@@ -86,16 +90,18 @@ def serve_http(
             go of its port, ends what is open with an error, and ends itself.
         found: told of the engine, each time it is found.
     """
-    _allow_many_files()
+    max_connections = min(settings.max_connections, _allow_many_files() - _SPARE_FILES)
+    peers = Peers(max_connections, settings.max_connections_per_peer)
     signal.signal(signal.SIGTERM, _leave)  # to where uvicorn's own handler leads in the end
     with contextlib.suppress(KeyboardInterrupt, _Leave):
-        _loop_factory().run(_main(settings, endpoint, listener, parent_gone, found))
+        _loop_factory().run(_main(settings, endpoint, listener, peers, parent_gone, found))
 
 
 async def _main(
     settings: HttpSettings,
     endpoint: Endpoint,
     listener: socket.socket,
+    peers: Peers,
     parent_gone: threading.Event | None,
     found: Callable[[EngineInfo], None],
 ) -> None:
@@ -119,16 +125,19 @@ async def _main(
 
     engine = EngineClient(endpoint, on_change)
     api = Api(settings, engine, exposition)
+    # uvicorn calls it as it would a class of protocols.
+    protocol: Any = functools.partial(Connection, peers)
     server = uvicorn.Server(
         uvicorn.Config(
             build_app(api),
+            http=protocol,
             access_log=False,
             log_config=None,
             lifespan="off",
             ws="none",
             server_header=False,
             proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_keep_alive=int(IDLE_S),
             timeout_graceful_shutdown=int(GRACE_S) + 2,
         )
     )
@@ -202,10 +211,12 @@ def _loop_factory() -> asyncio.Runner:
     return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
 
-def _allow_many_files() -> None:
-    """Each stream is a file descriptor, and the usual limit is a thousand."""
+def _allow_many_files() -> int:
+    """Each stream is a file descriptor, and the usual limit is a thousand. Gives the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 65_536 if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if soft == resource.RLIM_INFINITY else soft

@@ -1,0 +1,239 @@
+"""`Connection`: one client's connection to the HTTP port, and what it may send, how fast.
+
+uvicorn's own protocol takes a head of any size, waits for it for ever, keeps any number of
+pipelined requests and adds trailers to the headers. All that comes before a key is looked at.
+"""
+
+import asyncio
+from http import HTTPStatus
+from typing import Any, Literal
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from stepscope.engine.http.errors import ApiError, unavailable
+from stepscope.engine.http.peers import Peers, peer_of
+
+MAX_HEAD_BYTES = 32 * 1024  # request line, headers and trailers
+MAX_HEAD_LINES = 128
+MAX_PIPELINED = 16  # requests that wait for the answer to the one before
+HEAD_S = 10.0  # for a whole head: since it was connected, or since its first byte
+IDLE_S = 75.0  # between an answer and the next request
+REST_S = 10.0  # for the rest of a body whose request is answered already
+LINGER_S = 2.0  # in which a client that was refused may read why
+# Of what has come, given to the parser at once: so much can get past a limit before it is seen.
+_SLICE = 16 * 1024
+
+_Phase = Literal["head", "answer", "rest", "idle", "refused"]
+_LIMITS_S: dict[_Phase, float] = {"head": HEAD_S, "rest": REST_S, "idle": IDLE_S}
+
+
+class _TooMuch(Exception):  # noqa: N818 - goes through the parser, which reports it as its own
+    pass
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's protocol with bounds.
+
+    Args:
+        peers: counts connections.
+        config, server_state, app_state: uvicorn's.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._peers = peers
+        self._peer: str | None = None  # once it is counted
+        self._phase: _Phase | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._refusal: ApiError | None = None  # what the parser was stopped for
+        # Of the message that is being received:
+        self._has_head = False
+        self._is_whole = True
+        self._num_head_bytes = 0
+        self._num_lines = 0
+        self._num_unheard = 0  # bytes of which the parser has made nothing yet
+        self._was_heard = False
+
+    # Of asyncio
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        peer = peer_of(self.client[0] if self.client else None)
+        refusal = self._peers.enter(peer)
+        if refusal is None:
+            self._peer = peer
+            self._look()
+        else:
+            self._refuse(unavailable(refusal, "too_many_connections"))
+            transport.close()  # or it would go on being one too many
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        self._enter("refused")
+        if self._peer is not None:
+            self._peers.leave(self._peer)
+            self._peer = None
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        view = memoryview(data)
+        for begin in range(0, len(view), _SLICE):
+            if self._phase == "refused" or self.transport.is_closing():
+                return  # thrown away
+            self._feed(view[begin : begin + _SLICE])
+        self._look()
+
+    def _feed(self, part: memoryview) -> None:
+        self._was_heard = False
+        try:
+            self.parser.feed_data(part)
+        except httptools.HttpParserUpgrade:
+            # It is answered as if nothing else were asked for; what follows is no HTTP.
+            self._end_after_answer()
+            return
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or ApiError(400, "this is no valid HTTP request"))
+            return
+        self._num_unheard = 0 if self._was_heard else self._num_unheard + len(part)
+        if self._num_unheard > MAX_HEAD_BYTES:
+            self._refuse(_head_too_large())
+
+    # Of the parser
+
+    def on_message_begin(self) -> None:
+        self._was_heard = True
+        self._has_head = self._is_whole = False
+        self._num_head_bytes = self._num_lines = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_lines += 1
+        self._count(len(name) + len(value) + len(b": \r\n"))
+        if not self._has_head:  # else it is a trailer, which nobody has a use for
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._was_heard = True
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise _TooMuch
+        super().on_headers_complete()
+        self._has_head = True
+
+    def on_body(self, body: bytes) -> None:
+        self._was_heard = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._was_heard = True
+        self._is_whole = True
+        super().on_message_complete()
+
+    def _count(self, num_bytes: int) -> None:
+        self._was_heard = True
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > MAX_HEAD_BYTES or self._num_lines > MAX_HEAD_LINES:
+            self._refusal = _head_too_large()
+            raise _TooMuch
+
+    # Of uvicorn
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._look()
+
+    # What is waited for, and how long
+
+    def _look(self) -> None:
+        if self._phase == "refused":
+            return
+        if self._is_answering:
+            self._enter("answer")
+        elif self.cycle is None or self._num_unheard or not (self._is_whole or self._has_head):
+            self._enter("head")
+        else:
+            self._enter("idle" if self._is_whole else "rest")
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _enter(self, phase: _Phase) -> None:
+        if phase == self._phase:
+            return
+        self._phase = phase
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if (limit_s := _LIMITS_S.get(phase)) is not None:
+            self._timer = self.loop.call_later(limit_s, self._expire)
+
+    def _expire(self) -> None:
+        if self._phase == "head" and (self._num_unheard or not self._is_whole):
+            message = f"the head of the request did not come within {HEAD_S:g} s"
+            self._refuse(ApiError(408, message, code="timeout"))
+        else:
+            self.transport.close()
+
+    # Refusing
+
+    def _end_after_answer(self) -> None:
+        """Take nothing more, and end the connection with the last answer that is due."""
+        if self._is_answering:
+            self._enter("refused")
+            self.cycle.keep_alive = False
+        else:
+            self.transport.close()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Take nothing more; say why, if that cannot be taken for another request's answer."""
+        if self._is_answering:
+            is_its_own = self._has_head and not self._is_whole and not self.pipeline
+            if not is_its_own or self.cycle.response_started:
+                self._end_after_answer()
+                return
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._enter("refused")
+        self.transport.write(self._refusal_bytes(error))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        # Closed at once, a connection with unread data is reset, and the answer may be lost.
+        self._timer = self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _refusal_bytes(self, error: ApiError) -> bytes:
+        body = error.body
+        headers = [
+            *self.server_state.default_headers,
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+            *((name.encode(), value.encode()) for name, value in error.headers.items()),
+        ]
+        status = HTTPStatus(error.status)
+        lines = [f"HTTP/1.1 {status.value} {status.phrase}".encode()]
+        lines += [name + b": " + value for name, value in headers]
+        return b"\r\n".join([*lines, b"", body])
+
+
+def _head_too_large() -> ApiError:
+    return ApiError(
+        431,
+        f"the head of a request has at most {MAX_HEAD_LINES} lines and {MAX_HEAD_BYTES} bytes",
+        code="head_too_large",
+    )

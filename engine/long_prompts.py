@@ -1,0 +1,146 @@
+"""`LongPrompts`: prompts that take long to tokenise, and the two threads that do it.
+
+One thread is for the longest, so that whatever they take, a prompt that is only long does not wait
+for them. Among those that wait for the same thread a shorter one goes first, up to a point.
+"""
+
+import heapq
+import itertools
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stepscope.engine.control.remote_client import RemoteClient
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.config import ConfigError
+
+LONGEST_TEXTS = 256 * 1024  # characters and more: some 0.2 s each
+MAX_QUEUED_BYTES = 64 * 1024 * 1024  # of all prompts that wait or are being tokenised
+MAX_CLIENT_BYTES = MAX_QUEUED_BYTES // 2  # of one client
+# A prompt goes before one that is longer by a character and came so much earlier: a hundred times
+# what the character takes. None is overtaken by what comes more than so much later.
+OVERTAKES_S = 100e-6
+MAX_OVERTAKEN_S = 30.0
+
+
+def text_bytes(command: Submit) -> int:
+    """Memory that the text of a prompt takes."""
+    texts = [command.prompt or "", *(turn.content for turn in command.messages or ())]
+    return sum(map(sys.getsizeof, texts))
+
+
+@dataclass(slots=True)
+class LongPrompt:
+    command: Submit
+    client: RemoteClient
+    num_bytes: int
+    is_wanted: bool = True
+
+
+class LongPrompts:
+    """Queues with a thread each. `take`, `withdraw` and `forget` may be called from any thread.
+
+    Args:
+        prepare: tokenises one, on a thread of these, and gives what hands the result on. That is
+            called only if somebody still waits, and must not wait itself.
+    """
+
+    def __init__(self, prepare: Callable[[Submit, RemoteClient], Callable[[], None]]) -> None:
+        self._prepare = prepare
+        self._change = threading.Condition()
+        self._numbers = itertools.count()
+        self._queues: tuple[list[tuple[float, int, LongPrompt]], ...] = ([], [])
+        self._held: dict[tuple[bytes, bytes], LongPrompt] = {}  # queued or being tokenised
+        self._num_bytes: Counter[bytes] = Counter()  # by client
+        self._is_closed = False
+        for queue in self._queues:
+            threading.Thread(
+                target=self._work, args=(queue,), name="tokenising", daemon=True
+            ).start()
+
+    def close(self) -> None:
+        """Give up what waits."""
+        with self._change:
+            self._is_closed = True
+            self._change.notify_all()
+
+    def take(self, command: Submit, client: RemoteClient, num_chars: int) -> None:
+        """Raises ConfigError when too much waits already."""
+        num_bytes = text_bytes(command)
+        prompt = LongPrompt(command, client, num_bytes)
+        due_s = time.monotonic() + min(MAX_OVERTAKEN_S, num_chars * OVERTAKES_S)
+        with self._change:
+            if self._num_bytes.total() + num_bytes > MAX_QUEUED_BYTES:
+                raise _full(MAX_QUEUED_BYTES, "long prompts")
+            if self._num_bytes[client.identity] + num_bytes > MAX_CLIENT_BYTES:
+                raise _full(MAX_CLIENT_BYTES, "your long prompts")
+            self._num_bytes[client.identity] += num_bytes
+            self._held[_key(client)] = prompt
+            queue = self._queues[num_chars >= LONGEST_TEXTS]
+            heapq.heappush(queue, (due_s, next(self._numbers), prompt))
+            self._change.notify_all()
+
+    def withdraw(self, identity: bytes, command_id: bytes) -> RemoteClient | None:
+        """Nobody waits for it any more. Gives its client, or None when there is no such prompt."""
+        with self._change:
+            prompt = self._held.get((identity, command_id))
+            if prompt is None or not prompt.is_wanted:
+                return None
+            self._drop({id(prompt)})
+            return prompt.client
+
+    def forget(self, identity: bytes) -> None:
+        """A client is gone, and nobody waits for its prompts."""
+        with self._change:
+            if self._num_bytes[identity]:
+                self._drop({id(p) for p in self._held.values() if p.client.identity == identity})
+
+    def _drop(self, dropped: set[int]) -> None:
+        for queue in self._queues:
+            gone = [prompt for _, _, prompt in queue if id(prompt) in dropped]
+            if gone:
+                queue[:] = [entry for entry in queue if id(entry[2]) not in dropped]
+                heapq.heapify(queue)
+            for prompt in gone:
+                self._release(prompt)
+        for prompt in self._held.values():  # being tokenised
+            if id(prompt) in dropped:
+                prompt.is_wanted = False
+
+    def _release(self, prompt: LongPrompt) -> None:
+        prompt.is_wanted = False
+        identity = prompt.client.identity
+        self._num_bytes[identity] -= prompt.num_bytes
+        if not self._num_bytes[identity]:
+            del self._num_bytes[identity]
+        if self._held.get(_key(prompt.client)) is prompt:
+            del self._held[_key(prompt.client)]
+
+    def _work(self, queue: list[tuple[float, int, LongPrompt]]) -> None:
+        while True:
+            with self._change:
+                while not queue and not self._is_closed:
+                    self._change.wait()
+                if self._is_closed:
+                    return
+                _, _, prompt = heapq.heappop(queue)
+            hand_on = self._prepare(prompt.command, prompt.client)
+            with self._change:
+                if prompt.is_wanted:
+                    hand_on()
+                self._release(prompt)
+            del prompt, hand_on  # or they would stay until the next one comes
+
+
+def _key(client: RemoteClient) -> tuple[bytes, bytes]:
+    return client.identity, client.command_id
+
+
+def _full(num_bytes: int, whose: str) -> ConfigError:
+    return ConfigError(
+        "queue_full",
+        f"{num_bytes // 2**20} MB of {whose} wait to be tokenised already; try again later",
+    )
