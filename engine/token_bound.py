@@ -117,7 +117,7 @@ def _covers(backend: Any, vocabulary: dict[str, int], is_byte_level: bool) -> bo
         return False
     if is_byte_level:
         return all(byte in vocabulary for byte in pre_tokenizers.ByteLevel.alphabet())
-    return backend.model.byte_fallback and all(
+    return bool(backend.model.byte_fallback) and all(
         f"<0x{byte:02X}>" in vocabulary for byte in range(256)
     )
 

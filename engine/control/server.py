@@ -233,9 +233,8 @@ class ControlServer:
             client = RemoteClient(self._outbox.post, identity, command_id, text, bundles=bundles)
             self._submissions.take(command, client)
         elif isinstance(command, Withdraw):
-            was_waiting = self._submissions.withdraw(
-                identity, command.command_id.to_bytes(8, "big")
-            )
+            submit_id = command.command_id.to_bytes(8, "big")
+            was_waiting = self._submissions.withdraw(identity, submit_id)
             detail = "withdrawn" if was_waiting else "it does not wait to be tokenised"
             answer = Ack(effective_step=self._core.next_step, detail=detail)
             self._replies.send(identity, command_id, answer)

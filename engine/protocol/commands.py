@@ -143,7 +143,7 @@ class Withdraw(Command, frozen=True, kw_only=True):
     request, to be ended with `Abort`.
     """
 
-    command_id: Annotated[int, Meta(ge=0, le=2**64 - 1)]  # of the `Submit`
+    command_id: Annotated[int, Meta(ge=0)]  # of the `Submit`
 
 
 class Abort(Change, frozen=True, kw_only=True):

@@ -1,0 +1,294 @@
+"""What a stranger can make the HTTP port hold, and for how long."""
+
+import asyncio
+import contextlib
+import functools
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import uvicorn
+
+from stepscope.engine.http import connection
+from stepscope.engine.http.connection import (
+    MAX_HEAD_BYTES,
+    MAX_HEAD_LINES,
+    MAX_PIPELINED,
+    Connection,
+)
+from stepscope.engine.http.errors import ApiError
+from stepscope.engine.http.openai import body
+from stepscope.engine.http.openai.body import Bodies
+from stepscope.engine.http.peers import Peers, peer_of
+from tests.support.waiting import wait_for
+
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\ntransfer-encoding: chunked\r\n"
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """Answers once the whole body is there, with its length and the names of the headers."""
+    num_bytes, more = 0, True
+    if scope["path"] == "/slow":
+        await asyncio.sleep(0.2)
+    while more and scope["path"] != "/unread":
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        num_bytes += len(message["body"])
+        more = message["more_body"]
+    names = sorted(name.decode() for name, _ in scope["headers"])
+    text = json.dumps({"bytes": num_bytes, "headers": names}).encode()
+    headers = [(b"content-length", str(len(text)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": text})
+
+
+@pytest.fixture
+async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    """Of a server with short times, which takes 4 connections, 3 of them of one peer."""
+    for phase, limit_s in {"head": 0.3, "rest": 0.3, "idle": 0.6}.items():
+        monkeypatch.setitem(connection._LIMITS_S, phase, limit_s)  # type: ignore[misc, arg-type]
+    monkeypatch.setattr(connection, "LINGER_S", 0.3)
+    protocol: Any = functools.partial(Connection, Peers(4, 3))
+    config = uvicorn.Config(echo, http=protocol, lifespan="off", ws="none", log_config=None)
+    server = uvicorn.Server(config)
+    listener = socket.create_server(("127.0.0.1", 0))
+    with contextlib.ExitStack() as stack:
+        stack.callback(listener.close)
+        serving = asyncio.create_task(server._serve([listener]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        yield listener.getsockname()[1]
+        server.should_exit = True
+        await serving
+
+
+async def exchange(port: int, *sent: bytes, pause_s: float = 0.0) -> bytes:
+    """All that comes back until the server closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for each in sent:
+            with contextlib.suppress(ConnectionError):
+                writer.write(each)
+                await writer.drain()
+            await asyncio.sleep(pause_s)
+        async with asyncio.timeout(20):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+def code_of(answer: bytes) -> tuple[int, str | None]:
+    head, _, text = answer.partition(b"\r\n\r\n")
+    assert b"connection: close" in head
+    return int(head.split()[1]), json.loads(text)["error"]["code"]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        GET + b"x: " + b"a" * 5_000_000,
+        GET + b"x: " + b"a" * 5_000_000 + b"\r\n\r\n",
+        GET + b"x: y\r\n" * 500_000,
+        GET + b"x: y\r\n" * (MAX_HEAD_LINES + 1) + b"\r\n",
+        GET + b"n" * 5_000_000,
+        b"GET /" + b"a" * 5_000_000,
+        b"\r\n" * 2_500_000,
+        POST + b"\r\n0\r\n" + b"x: y\r\n" * 500_000,
+        POST + b"\r\n0\r\nx: " + b"y" * 5_000_000,
+        POST + b"\r\n1;" + b"e" * 5_000_000,
+    ],
+    ids=[
+        *("unfinished line", "long line", "many lines", "a line too many", "name", "path"),
+        *("empty lines", "trailers", "unfinished trailer", "chunk extension"),
+    ],
+)
+async def test_a_head_without_end_is_refused(port: int, head: bytes) -> None:
+    assert code_of(await exchange(port, head)) == (431, "head_too_large")
+
+
+async def test_a_head_within_the_bounds_is_taken(port: int) -> None:
+    lines = b"".join(b"x-%d: y\r\n" % number for number in range(MAX_HEAD_LINES - 3))
+    line = b"long: " + b"z" * (MAX_HEAD_BYTES - len(lines) - 1_000) + b"\r\n"
+    answer = await exchange(port, GET + lines + line + b"connection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("sent", [b"GET /he", GET, b"\r\n"], ids=["a line", "lines", "empty"])
+async def test_an_unfinished_head_is_told_that_it_took_too_long(port: int, sent: bytes) -> None:
+    assert code_of(await exchange(port, sent)) == (408, "timeout")
+
+
+async def test_a_head_that_comes_byte_by_byte_gains_no_time(port: int) -> None:
+    drip = [bytes([byte]) for byte in GET]
+    assert code_of(await exchange(port, *drip, pause_s=0.02)) == (408, "timeout")
+
+
+async def test_a_silent_connection_is_closed(port: int) -> None:
+    assert await exchange(port) == b""
+
+
+async def test_an_idle_connection_is_closed_and_a_busy_one_is_not(port: int) -> None:
+    answer = await exchange(port, *[GET + b"\r\n"] * 4, pause_s=0.25)
+    assert answer.count(b"HTTP/1.1 200") == 4
+
+
+async def test_a_body_that_nobody_waits_for_does_not_keep_the_connection(port: int) -> None:
+    head = b"POST /unread HTTP/1.1\r\nHost: a\r\ncontent-length: 1000000\r\n\r\n"
+    answer = await exchange(port, head, *[b"x"] * 20, pause_s=0.05)
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+async def test_trailers_are_no_headers(port: int) -> None:
+    sent = POST + b"connection: close\r\n\r\n2\r\nab\r\n0\r\nauthorization: Bearer x\r\n\r\n"
+    _, _, text = (await exchange(port, sent)).partition(b"\r\n\r\n")
+    assert json.loads(text) == {"bytes": 2, "headers": ["connection", "host", "transfer-encoding"]}
+
+
+async def test_pipelined_requests_are_answered_in_order_up_to_a_bound(port: int) -> None:
+    slow = GET.replace(b"health", b"slow") + b"\r\n"
+    few = await exchange(port, slow + (GET + b"\r\n") * (MAX_PIPELINED - 1))
+    assert few.count(b"HTTP/1.1 200") == MAX_PIPELINED
+    many = await exchange(port, slow + (GET + b"\r\n") * 10_000)
+    assert many.count(b"HTTP/1.1 200") == MAX_PIPELINED + 1
+    assert many.count(b"HTTP/1.1") == MAX_PIPELINED + 1
+
+
+async def test_a_bad_second_request_does_not_spoil_the_answer_to_the_first(port: int) -> None:
+    slow = GET.replace(b"health", b"slow") + b"\r\n"
+    for bad in (b"nonsense\r\n\r\n", GET + b"x: y\r\n" * 1_000):
+        answer = await exchange(port, slow + bad)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert answer.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize(
+    "upgrade",
+    [b"websocket", b"h2c"],
+)
+async def test_an_upgrade_is_answered_as_a_plain_request(port: int, upgrade: bytes) -> None:
+    head = GET + b"connection: upgrade\r\nupgrade: " + upgrade + b"\r\n\r\n"
+    answer = await exchange(port, head, b"x" * 1_000_000)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+async def test_what_is_no_http_is_refused_with_an_error_object(port: int) -> None:
+    for sent in (b"\x16\x03\x01\x02\x00\x01", b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n"):
+        status, _ = code_of(await exchange(port, sent))
+        assert status == 400
+
+
+async def test_a_connection_too_many_is_refused_and_room_comes_back(port: int) -> None:
+    opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+    assert code_of(await exchange(port, GET + b"\r\n")) == (503, "too_many_connections")
+    for _, writer in opened:
+        writer.close()
+        await writer.wait_closed()
+    await asyncio.sleep(0.1)
+    answer = await exchange(port, GET + b"connection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
+def test_a_peer_is_an_address_or_an_ipv6_network() -> None:
+    assert peer_of("192.0.2.1") == "192.0.2.1" == peer_of("::ffff:192.0.2.1")
+    assert peer_of("2001:db8::1") == peer_of("2001:db8::ffff:1") != peer_of("2001:db8:0:1::1")
+    assert peer_of("fe80::1%eth0") == peer_of("fe80::2%eth0")
+
+
+def test_connections_are_counted_by_peer_and_in_all() -> None:
+    peers = Peers(3, 2)
+    assert peers.enter("a") is None
+    assert peers.enter("a") is None
+    assert "2 connections" in (peers.enter("a") or "")
+    assert peers.enter("b") is None
+    assert "3 connections" in (peers.enter("c") or "")
+    peers.leave("a")
+    assert peers.enter("c") is None
+
+
+def test_bodies_share_a_bound_and_no_peer_takes_all_of_it() -> None:
+    bodies = Bodies()
+    size = body.MAX_BODY_BYTES
+
+    def fill(peer: str) -> list[Any]:
+        held = []
+        while True:
+            each = bodies.hold(peer)
+            try:
+                each.grow(size)
+            except ApiError:
+                return held
+            held.append(each)
+
+    first = fill("a")
+    assert len(first) == body.MAX_PEER_BYTES // size
+    assert len(fill("b")) == len(first)
+    assert fill("c") == []
+    bodies.hold("c").grow(body.SMALL_BODY_BYTES)  # what is small is always taken
+    for each in first:
+        each.release()
+        each.release()
+    assert len(fill("c")) == len(first)
+
+
+@pytest.fixture
+def served(live_engine: Any, http_server: Callable[..., Any]) -> Any:
+    return http_server("http", live_engine.endpoint.control)
+
+
+def test_heads_without_end_do_not_grow_the_server(served: Any) -> None:
+    url = httpx.URL(served.url)
+    process = psutil.Process(served.process.pid)
+    assert httpx.get(f"{served.url}/health").status_code == 200
+    before = process.memory_info().rss
+    opened = []
+    for kind in (b"x: " + b"a" * 4_000_000, b"x: y\r\n" * 700_000):
+        for _ in range(25):
+            each = socket.create_connection((url.host, url.port), 30)
+            with contextlib.suppress(OSError):
+                each.sendall(GET + kind)
+            opened.append(each)
+    assert httpx.get(f"{served.url}/health").status_code == 200
+    assert process.memory_info().rss - before < 32 * 2**20
+    for each in opened:
+        each.close()
+
+
+def test_many_copies_of_a_long_prompt_are_refused(served: Any) -> None:
+    request = {"prompt": "a" * 1_000_000, "n": 128}
+    answer = httpx.post(f"{served.url}/v1/completions", json=request)
+    assert answer.status_code == 413
+    assert answer.json()["error"]["param"] == "n"
+
+
+@pytest.mark.parametrize("host", ["[::1", "::1]", "[x]"])
+def test_a_malformed_host_is_refused(served: Any, host: str) -> None:
+    for path in ("/health", "/nowhere"):
+        answer = httpx.get(served.url + path, headers={"host": host})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "bad_host"
+    assert "Traceback" not in served.stderr()
+
+
+def test_slow_bodies_take_nobodys_place(live_engine: Any, http_server: Callable[..., Any]) -> None:
+    served = http_server("http", live_engine.endpoint.control, "--max-concurrent-requests", "2")
+    url = httpx.URL(served.url)
+    opened = []
+    for _ in range(4):
+        each = socket.create_connection((url.host, url.port), 30)
+        each.sendall(POST + b"\r\n1\r\n{\r\n")
+        opened.append(each)
+    request = {"prompt": [1, 2, 3], "max_tokens": 1}
+
+    def is_answered() -> bool:
+        return httpx.post(f"{served.url}/v1/completions", json=request).status_code == 200
+
+    wait_for(is_answered, "a whole request is answered")
+    for each in opened:
+        each.close()
