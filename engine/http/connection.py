@@ -22,7 +22,7 @@ MAX_PIPELINED = 16  # requests that wait for the answer to the one before
 HEAD_S = 10.0  # for a whole head: since it was connected, or since its first byte
 IDLE_S = 75.0  # between an answer and the next request
 REST_S = 10.0  # for the rest of a body whose request is answered already
-LINGER_S = 2.0  # in which a client that was refused may read why
+LINGER_S = 2.0  # in which a client may read its last answer
 # Of what has come, given to the parser at once: so much can get past a limit before it is seen.
 _SLICE = 16 * 1024
 
@@ -154,7 +154,10 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._look()
+        if self._phase != "refused":
+            self._look()
+        elif not self._is_answering:
+            self._hang_up()
 
     # What is waited for, and how long
 
@@ -187,17 +190,15 @@ class Connection(HttpToolsProtocol):
             message = f"the head of the request did not come within {HEAD_S:g} s"
             self._refuse(ApiError(408, message, code="timeout"))
         else:
-            self.transport.close()
+            self._hang_up()
 
     # Refusing
 
     def _end_after_answer(self) -> None:
-        """Take nothing more, and end the connection with the last answer that is due."""
-        if self._is_answering:
-            self._enter("refused")
-            self.cycle.keep_alive = False
-        else:
-            self.transport.close()
+        """Take nothing more, and hang up after the last answer that is due."""
+        self._enter("refused")
+        if not self._is_answering:
+            self._hang_up()
 
     def _refuse(self, error: ApiError) -> None:
         """Take nothing more; say why, if that cannot be taken for another request's answer."""
@@ -210,11 +211,18 @@ class Connection(HttpToolsProtocol):
             self.cycle.message_event.set()
         self._enter("refused")
         self.transport.write(self._refusal_bytes(error))
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Close, but not at once: with data unread it would be a reset, and answers get lost."""
+        self._enter("refused")
+        self._unset_keepalive_if_required()
+        if self.transport.is_closing():
+            return
+        self.transport.write_eof()
         self.flow.resume_reading()
-        # Closed at once, a connection with unread data is reset, and the answer may be lost.
-        self._timer = self.loop.call_later(LINGER_S, self.transport.close)
+        if self._timer is None:
+            self._timer = self.loop.call_later(LINGER_S, self.transport.close)
 
     def _refusal_bytes(self, error: ApiError) -> bytes:
         body = error.body

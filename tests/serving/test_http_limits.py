@@ -53,7 +53,6 @@ async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     """Of a server with short times, which takes 4 connections, 3 of them of one peer."""
     for phase, limit_s in {"head": 0.3, "rest": 0.3, "idle": 0.6}.items():
         monkeypatch.setitem(connection._LIMITS_S, phase, limit_s)  # type: ignore[misc, arg-type]
-    monkeypatch.setattr(connection, "LINGER_S", 0.3)
     protocol: Any = functools.partial(Connection, Peers(4, 3))
     config = uvicorn.Config(echo, http=protocol, lifespan="off", ws="none", log_config=None)
     server = uvicorn.Server(config)
