@@ -46,7 +46,7 @@ class TokenBound:
             if added.lstrip or added.rstrip:  # takes any number of spaces with it
                 self._keeps_spaces = False
         self._longest = max(map(len, vocabulary), default=0)
-        self._most_letters = max(1, *(_num_letters(_ascii(token)) for token in vocabulary))
+        self._most_letters = max([1, *(_num_letters(_ascii(token)) for token in vocabulary)])
 
     def at_least(self, text: str) -> int:
         """Tokens that a text has at least, without special ones around it."""
@@ -92,12 +92,12 @@ def _flat(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _is_about_spaces(part: dict[str, Any]) -> bool:
     """Whether it replaces or splits at spaces and nothing else."""
-    if part["type"] not in ("Replace", "Split"):
+    if part["type"] not in ("Replace", "Split") or part.get("invert"):
         return False
     pattern = part["pattern"]
     if (text := pattern.get("String")) is not None:
         return bool(text) and not text.strip()
-    return not part.get("invert") and pattern.get("Regex") in _SPACE_PATTERNS
+    return pattern.get("Regex") in _SPACE_PATTERNS
 
 
 def _keeps_length(part: dict[str, Any]) -> bool:

@@ -81,6 +81,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
         self._enter("refused")
+        self._stop_timer()
         if self._peer is not None:
             self._peers.leave(self._peer)
             self._peer = None
@@ -179,11 +180,14 @@ class Connection(HttpToolsProtocol):
         if phase == self._phase:
             return
         self._phase = phase
+        self._stop_timer()
+        if (limit_s := _LIMITS_S.get(phase)) is not None:
+            self._timer = self.loop.call_later(limit_s, self._expire)
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if (limit_s := _LIMITS_S.get(phase)) is not None:
-            self._timer = self.loop.call_later(limit_s, self._expire)
 
     def _expire(self) -> None:
         if self._phase == "head" and (self._num_unheard or not self._is_whole):

@@ -185,7 +185,7 @@ async def test_what_is_no_http_is_refused_with_an_error_object(port: int) -> Non
 
 async def test_a_connection_too_many_is_refused_and_room_comes_back(port: int) -> None:
     opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
-    assert code_of(await exchange(port, GET + b"\r\n")) == (503, "too_many_connections")
+    assert code_of(await exchange(port)) == (503, "too_many_connections")
     for _, writer in opened:
         writer.close()
         await writer.wait_closed()
