@@ -26,6 +26,7 @@ from stepscope.engine.protocol.commands import (
     Submit,
     Submitted,
     TokenLogprob,
+    Withdraw,
 )
 
 GOLDEN = Path(__file__).parents[1] / "clients" / "frames"
@@ -282,6 +283,7 @@ async def test_a_client_that_leaves_has_its_requests_aborted_once_they_are_known
     generation._indices.update({1: 0, 2: 1})
     generation.take(1, Submitted(request_id=11, num_prompt_tokens=3))
     generation.abandon()
-    assert engine.commands == [Abort(request_id=11, who="http")]
+    left = [Abort(request_id=11, who="http"), Withdraw(command_id=2)]
+    assert engine.commands == left
     generation.take(2, Submitted(request_id=12, num_prompt_tokens=3))
-    assert engine.commands == [Abort(request_id=n, who="http") for n in (11, 12)]
+    assert engine.commands == [*left, Abort(request_id=12, who="http")]
