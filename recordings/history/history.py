@@ -16,8 +16,8 @@ from stepscope.recordings.history.ring.fast_forward import FastForward
 from stepscope.recordings.history.ring.packed_record import PackedStep
 from stepscope.recordings.history.splice import does_follow, splice
 from stepscope.recordings.history.timeline import Timeline
-from stepscope.recordings.state.clocks import back_by, set_back
-from stepscope.recordings.state.number_bounds import MAX_NUMBER, check_numbers
+from stepscope.recordings.state.clocks import back_by, goes_on, set_back
+from stepscope.recordings.state.number_bounds import check_numbers
 from stepscope.recordings.state.series.events import SessionEvent
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
@@ -247,17 +247,8 @@ class History(HistoryView):
         before = self._timeline.last_sequence
         step, time_ns = (columns.steps[-1], columns.tokens_ns[-1]) if columns.steps else (-1, 0)
         for number, (sequence, record, _) in enumerate(run):
-            if not (
-                0 <= sequence < MAX_NUMBER > record.step >= 0
-                and 0 <= record.schedule_start_ns < MAX_NUMBER > record.tokens_ns >= 0
-            ):
-                check_numbers(sequence, record)  # which raises
-            if (
-                before is None
-                or sequence != before + 1
-                or record.step <= step
-                or back_by(time_ns, record)
-            ):
+            check_numbers(sequence, record)
+            if before is None or sequence != before + 1 or not goes_on(step, time_ns, record):
                 return number
             before, step, time_ns = sequence, record.step, record.tokens_ns
         return len(run)

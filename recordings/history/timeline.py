@@ -25,7 +25,7 @@ from stepscope.recordings.history.ring.packed_record import PackedStep
 from stepscope.recordings.history.ring.ring import SEGMENT_STEPS, StepRing
 from stepscope.recordings.state.clocks import WallClock
 from stepscope.recordings.state.outcome import Outcome
-from stepscope.recordings.state.pauses import Pauses, leave_out_begun, leave_out_pauses
+from stepscope.recordings.state.pauses import Pauses, leave_out
 from stepscope.recordings.state.series.columns import Span, StepColumns, StepSummary
 from stepscope.recordings.state.series.event_notes import EventNotes
 from stepscope.recordings.state.series.events import EventLog, mark_event
@@ -262,10 +262,7 @@ class Timeline:
         step, now_ns = record.step, record.tokens_ns
         if self.gaps.found:
             self.gaps.end(step)
-        if self.known_since_ns:
-            leave_out_begun(outcome, self.state, now_ns, self.known_since_ns)
-        if self.pauses.has_any:
-            leave_out_pauses(outcome, self.pauses, self.state, now_ns)
+        leave_out(outcome, self.pauses, self.state, now_ns, self.known_since_ns)
         if record.events:
             self._notes.requests(record, self.state, step)
         if outcome.gaps_ns and max(outcome.gaps_ns) > self.slo.itl_ms * 1e6:

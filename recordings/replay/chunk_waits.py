@@ -1,8 +1,9 @@
 """The waits for tokens that ended in a chunk of a recording, step by step.
 
-They are those that a `Timeline` has once these steps are in memory, at a quarter of the price: of a
-step nothing else is worked out. Where something is not as it mostly is (lost or repeated messages,
-another engine, a clock that was set back, damage) a history is made of the chunk and asked.
+They are those that a `Timeline` has once these steps are in memory, at two fifths of the price: the
+same reducer takes the same steps (`FastForward`), and of a step nothing else is worked out. Where
+something is not as it mostly is (lost or repeated messages, another engine, a clock that was set
+back, damage) a history is made of the chunk and asked.
 """
 
 from collections import Counter
@@ -16,18 +17,18 @@ from stepscope.recordings.attribution.usual import Work, work_with
 from stepscope.recordings.file.loaded_chunk import KEYFRAME, LoadedChunk
 from stepscope.recordings.file.reader import Position, Recording, whole_sequence
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.ring.fast_forward import FastForward, tells_no_request
+from stepscope.recordings.history.ring.fast_forward import FastForward
 from stepscope.recordings.history.ring.packed_record import decode_packed
 from stepscope.recordings.replay.excerpt import Turn, excerpt
 from stepscope.recordings.replay.filling import DAMAGE
-from stepscope.recordings.state.clocks import back_by
+from stepscope.recordings.state.clocks import goes_on
+from stepscope.recordings.state.number_bounds import MAX_NUMBER, check_numbers
 from stepscope.recordings.state.outcome import Outcome
-from stepscope.recordings.state.pauses import Pauses, leave_out_begun, leave_out_pauses
+from stepscope.recordings.state.pauses import Pauses, leave_out
 from stepscope.recordings.state.series.events import SessionEvent
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 
-_MAX_NUMBER = 2**62
 _TURN_MESSAGES = 32  # a millisecond: who draws meanwhile is to wait no longer
 _GAP = frozenset({"gap"})
 
@@ -134,15 +135,12 @@ class _Reader:
         if sequence <= self._sequence and not isinstance(message, StepRecord):
             return
         self._follow(sequence, message)
-        if not tells_no_request(message):
-            self._forward.settle()
-        outcome = self._state.apply(message)
+        outcome = self._forward.take(message)
         if isinstance(message, StepRecord):
             assert outcome is not None
             self._note(message, outcome)
         else:
             self._pauses.take(message)
-        self._forward.note(message)
 
     def _follow(self, sequence: int, message: wire.Telemetry) -> None:
         """A message that is looked at has to be the next one."""
@@ -150,17 +148,12 @@ class _Reader:
             raise _UnusualError
         self._sequence = sequence
         if isinstance(message, StepRecord):
-            start_ns, end_ns = message.schedule_start_ns, message.tokens_ns
-            if (
-                message.step <= self._step
-                or not 0 <= message.step < _MAX_NUMBER
-                or not 0 <= start_ns < _MAX_NUMBER > end_ns >= 0
-                or back_by(self._tokens_ns, message)
-            ):
+            check_numbers(sequence, message)
+            if not goes_on(self._step, self._tokens_ns, message):
                 raise _UnusualError
-            self._step, self._tokens_ns = message.step, end_ns
-            self._start_ns = max(start_ns, self._end_ns)
-            self._end_ns = max(end_ns, self._start_ns)
+            self._step, self._tokens_ns = message.step, message.tokens_ns
+            self._start_ns = max(message.schedule_start_ns, self._end_ns)
+            self._end_ns = max(message.tokens_ns, self._start_ns)
 
     def _note(self, record: StepRecord, outcome: Outcome) -> None:
         """What a step brought, as a timeline notes it."""
@@ -172,10 +165,7 @@ class _Reader:
         if record.batch is not None:
             ns = self._end_ns - self._start_ns
             self._found.steps.append((work_with(record, outcome.num_attended), ns))
-        if since_ns := self._recording.known_since_ns:
-            leave_out_begun(outcome, self._state, now_ns, since_ns)
-        if pauses.has_any:
-            leave_out_pauses(outcome, pauses, self._state, now_ns)
+        leave_out(outcome, pauses, self._state, now_ns, self._recording.known_since_ns)
         if (gaps_ns := outcome.gaps_ns) and (ns := max(gaps_ns)) > 0:
             request_id = outcome.gap_request_ids[ns]
             self._found.itl.append(StepWait(record.step, now_ns, ns, request_id, gaps_ns[ns]))
@@ -206,9 +196,9 @@ def _add(found: ChunkWaits, history: History) -> None:
     ):
         for time_ns, ns, weight in samples:
             numbers[kind, time_ns, ns] += weight
-    for each in windows.breaches(None, _MAX_NUMBER):
+    for each in windows.breaches(None, MAX_NUMBER):
         num_tokens = max(1, numbers[each.kind, each.time_ns, each.ns])
         waits = found.itl if each.kind == "ITL" else found.ttft
         waits.append(StepWait(each.step, each.time_ns, each.ns, each.request_id, num_tokens))
     found.steps.extend(history.durations())
-    found.gaps.extend(history.events(limit=_MAX_NUMBER, kinds=_GAP))
+    found.gaps.extend(history.events(limit=MAX_NUMBER, kinds=_GAP))

@@ -6,6 +6,7 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Snapshot
 from stepscope.recordings.file.reader import Position, Recording, whole_sequence
 from stepscope.recordings.history.ring.fast_forward import FastForward
+from stepscope.recordings.history.ring.packed_record import decode_packed
 from stepscope.recordings.state.session import SessionState
 
 WINDOW_S = 60.0  # of latencies
@@ -53,11 +54,11 @@ def forwarded(recording: Recording, end: Position) -> tuple[FastForward, int]:
         while place < last:
             run_end = chunk.end_of_run(place, last)
             for lower, payload in chunk.frames.bodies(place, run_end):
-                forward.take_packed(payload)
+                forward.advance(decode_packed(payload))
                 sequence = whole_sequence(lower, sequence)
             if run_end < last:
                 frame = chunk.frames[run_end]
-                forward.take(frame.payload)
+                forward.take(wire.decode(frame.payload))
                 sequence = whole_sequence(frame.sequence, sequence)
             place = run_end + 1
     return forward, sequence

@@ -59,6 +59,11 @@ def back_by(last_ns: int, record: StepRecord) -> int:
     return back_ns if back_ns > BACK_NS else 0
 
 
+def goes_on(step: int, tokens_ns: int, record: StepRecord) -> bool:
+    """Whether a step may follow on one of this number that ended then, without a new history."""
+    return record.step > step and not back_by(tokens_ns, record)
+
+
 def set_back(state: SessionState, back_ns: int) -> SessionState:
     """The same state in a time that begins `back_ns` earlier: waits stay as long as they are."""
     snapshot = state.snapshot(0)

@@ -152,6 +152,16 @@ def leave_out_pauses(outcome: Outcome, pauses: Pauses, state: SessionState, now_
                 outcome.tpot_ns[index] = request_id, tpot_ns - share_ns
 
 
+def leave_out(
+    outcome: Outcome, pauses: Pauses, state: SessionState, now_ns: int, since_ns: int
+) -> None:
+    """Take out of a step what is no latency: see `leave_out_begun` and `leave_out_pauses`."""
+    if since_ns:
+        leave_out_begun(outcome, state, now_ns, since_ns)
+    if pauses.has_any:
+        leave_out_pauses(outcome, pauses, state, now_ns)
+
+
 def leave_out_begun(outcome: Outcome, state: SessionState, now_ns: int, since_ns: int) -> None:
     """Take the waits out of a step that began before anything was known of the engine.
 

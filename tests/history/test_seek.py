@@ -15,6 +15,7 @@ from stepscope.recordings.file.loaded_chunk import Frame
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.ring.fast_forward import FastForward
+from stepscope.recordings.history.ring.packed_record import decode_packed
 from stepscope.recordings.packing.payloads import OpenPayloads
 from stepscope.recordings.packing.steps import StepPacker
 from stepscope.recordings.replay.excerpt import excerpt, windows
@@ -45,9 +46,9 @@ def test_fast_forward_ends_where_step_by_step_does(seed: int) -> None:
         state.apply(message)
         packed = packer.pack(payload) if isinstance(message, StepRecord) else None
         if packed is None:
-            forward.take(payload)
+            forward.take(wire.decode(payload))
         else:
-            forward.take_packed(packed)
+            forward.advance(decode_packed(packed))
             num_packed += 1
         if rng.random() < 0.05:
             # An end anywhere: what was put off until then is made up for.
@@ -83,9 +84,9 @@ def test_a_row_that_goes_on_takes_blocks_as_if_it_had_been_spelled_out(block_siz
         state.apply(record)
         packed = packer.pack(payload)
         if packed is None:
-            forward.take(payload)
+            forward.take(wire.decode(payload))
         else:
-            forward.take_packed(packed)
+            forward.advance(decode_packed(packed))
         size = block_size or 1 << 62
         for at, row in enumerate(rows):
             start = row.start + 1

@@ -8,7 +8,6 @@ worked out when something happens to its request, when it ends, and when the sta
 
 from collections.abc import Iterable
 
-from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import (
     BatchRow,
     EngineStatus,
@@ -18,7 +17,7 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.recordings.history.ring.packed_record import PackedRecord, decode_packed
+from stepscope.recordings.history.ring.packed_record import PackedRecord
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.series.lanes import LaneBoard
 from stepscope.recordings.state.session import SessionState
@@ -61,17 +60,13 @@ class FastForward:
         self._tokens_ns = 0  # of the last one
         self._block_size = 0
 
-    def take(self, payload: bytes) -> None:
-        """A message that is not packed.
-
-        Raises:
-            msgspec.DecodeError: it is none.
-        """
-        message = wire.decode(payload)
+    def take(self, message: Telemetry) -> Outcome | None:
+        """A message that is not packed. Gives what a step brought, None for all others."""
         if not tells_no_request(message):
             self.settle()
-        self.state.apply(message)
+        outcome = self.state.apply(message)
         self.note(message)
+        return outcome
 
     def note(self, message: Telemetry) -> None:
         """A message that is not packed and was applied by somebody else.
@@ -92,16 +87,8 @@ class FastForward:
         elif isinstance(message, Snapshot):
             self._before, self._fresh, self._by_id = [], [], {}
 
-    def take_packed(self, payload: bytes) -> Outcome:
-        """A packed step.
-
-        Raises:
-            msgspec.DecodeError, ValueError: it is none, or does not fit the steps before it.
-        """
-        return self.advance(decode_packed(payload))
-
     def advance(self, record: PackedRecord) -> Outcome:
-        """A packed step that is decoded already. Gives what it brought.
+        """A packed step. Gives what it brought.
 
         Raises:
             ValueError: it does not fit the steps before it.
