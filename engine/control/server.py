@@ -236,7 +236,7 @@ class ControlServer:
             submit_id = command.command_id.to_bytes(8, "big")
             was_waiting = self._submissions.withdraw(identity, submit_id)
             detail = "withdrawn" if was_waiting else "it does not wait to be tokenised"
-            answer = Ack(effective_step=self._core.next_step, detail=detail)
+            answer = Ack(effective_step=self._engine.next_step, detail=detail)
             self._replies.send(identity, command_id, answer)
         elif isinstance(command, Change):
             self._roles.check(identity, command, command.who)

@@ -8,8 +8,8 @@ import logging
 from collections.abc import Callable
 
 from stepscope.engine.control.intake import Intake, num_chars
+from stepscope.engine.control.long_prompts import LongPrompts
 from stepscope.engine.control.remote_client import RemoteClient
-from stepscope.engine.long_prompts import LongPrompts
 from stepscope.engine.loop.inbox import Call, Inbox, Refusal
 from stepscope.engine.protocol.commands import Error, Submit
 from stepscope.engine.protocol.config import ConfigError

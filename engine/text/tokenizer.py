@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from stepscope.engine.protocol.config import ConfigError
-from stepscope.engine.token_bound import TokenBound
+from stepscope.engine.text.token_bound import TokenBound
 
 # What bytes that are not (yet) valid UTF-8 decode to.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"

@@ -13,17 +13,17 @@ import psutil
 import pytest
 import uvicorn
 
-from stepscope.engine.http import connection
-from stepscope.engine.http.connection import (
+from stepscope.engine.http.errors import ApiError
+from stepscope.engine.http.openai import body
+from stepscope.engine.http.openai.body import Bodies
+from stepscope.engine.http.server import connection
+from stepscope.engine.http.server.connection import (
     MAX_HEAD_BYTES,
     MAX_HEAD_LINES,
     MAX_PIPELINED,
     Connection,
 )
-from stepscope.engine.http.errors import ApiError
-from stepscope.engine.http.openai import body
-from stepscope.engine.http.openai.body import Bodies
-from stepscope.engine.http.peers import Peers, peer_of
+from stepscope.engine.http.server.peers import Peers, peer_of
 from tests.support.waiting import wait_for
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"

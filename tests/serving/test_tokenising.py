@@ -13,17 +13,17 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, t
 from tokenizers import Tokenizer as RustTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from stepscope.engine import long_prompts
 from stepscope.engine.client.client import ControlClient
+from stepscope.engine.control import long_prompts
 from stepscope.engine.control.intake import Intake
+from stepscope.engine.control.long_prompts import MAX_CLIENT_BYTES, LongPrompts
 from stepscope.engine.control.remote_client import RemoteClient
 from stepscope.engine.control.submissions import LONG_TEXT
-from stepscope.engine.long_prompts import MAX_CLIENT_BYTES, LongPrompts
 from stepscope.engine.models.demo import byte_tokenizer
 from stepscope.engine.protocol.commands import Ack, Error, Submit, Submitted, Withdraw
 from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.text.token_bound import TokenBound
 from stepscope.engine.text.tokenizer import PROSE, Tokenizer
-from stepscope.engine.token_bound import TokenBound
 from tests.support.waiting import wait_for
 
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

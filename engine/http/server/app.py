@@ -32,8 +32,8 @@ from stepscope.engine.http.openai.job import Head, Job
 from stepscope.engine.http.openai.requests import GenerationRequest, decode_chat, decode_completion
 from stepscope.engine.http.openai.responses import Model, ModelList
 from stepscope.engine.http.openai.streaming import answer
-from stepscope.engine.http.peers import peer_of
 from stepscope.engine.http.server.guard import Guard
+from stepscope.engine.http.server.peers import peer_of
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.protocol.commands import Ack, ResetPrefixCache
 from stepscope.engine.protocol.wire import EngineInfo

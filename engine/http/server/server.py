@@ -15,13 +15,13 @@ from typing import Any
 
 import uvicorn
 
-from stepscope.engine.http.connection import IDLE_S, Connection
 from stepscope.engine.http.engine_client import EngineClient
 from stepscope.engine.http.metrics.exposition import Exposition
 from stepscope.engine.http.metrics.follower import TelemetryFollower
 from stepscope.engine.http.metrics.reducer import EngineMetrics
-from stepscope.engine.http.peers import Peers
 from stepscope.engine.http.server.app import Api, build_app
+from stepscope.engine.http.server.connection import IDLE_S, Connection
+from stepscope.engine.http.server.peers import Peers
 from stepscope.engine.http.settings import Address, HttpSettings
 from stepscope.engine.protocol.config import ConfigError
 from stepscope.engine.protocol.wire import EngineInfo

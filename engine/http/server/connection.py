@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from stepscope.engine.http.errors import ApiError, unavailable
-from stepscope.engine.http.peers import Peers, peer_of
+from stepscope.engine.http.server.peers import Peers, peer_of
 
 MAX_HEAD_BYTES = 32 * 1024  # request line, headers and trailers
 MAX_HEAD_LINES = 128
